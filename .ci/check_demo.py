@@ -1,4 +1,6 @@
-"""Does the report that `prpc demo --json FILE` wrote say what it must? Exit code 1 and why, when it does not."""
+"""Does the report that `prpc demo --json FILE` wrote say what it must? Exit code 1 and why, when it
+does not.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,16 @@ def complaints(report: dict[str, object]) -> list[str]:
     """What is wrong with the report."""
     auc, baseline = report.get("auc"), report.get("auc_baseline")
     if not isinstance(auc, float) or not isinstance(baseline, float):
-        return [f"auc is {auc!r}, auc_baseline is {baseline!r}: two numbers expected; the report has {sorted(report)}"]
+        return [
+            f"auc is {auc!r}, auc_baseline is {baseline!r}: two numbers expected; "
+            f"the report has {sorted(report)}"
+        ]
     found = []
     if abs(auc - baseline) > AUC_DIFFERENCE_MAX:
-        found.append(f"AUC {auc:.4f}, one process reaches {baseline:.4f}: more than {AUC_DIFFERENCE_MAX} apart")
+        found.append(
+            f"AUC {auc:.4f}, one process reaches {baseline:.4f}: "
+            f"more than {AUC_DIFFERENCE_MAX} apart"
+        )
     if auc <= AUC_OF_GUESSING:
         found.append(f"AUC {auc:.4f} is no better than guessing")
     return found

@@ -1,13 +1,19 @@
-"""What one call of 64 B takes of a processor: client and server by turns in one thread, over rings and over a socket.
+"""What one call of 64 B takes of a processor: client and server by turns in one thread, over rings
+and over a socket.
 
-No core waits for another one here and nothing is parked, so a figure depends on what is executed and little on what else the
-machine does: what is put into the path of a small call, or taken out of it, shows, be it 0.05 us. It is no time of a call between
-two cores: cache lines that change cores are missing, and what follows a send is in it, which there is done while the other works.
+No core waits for another one here and nothing is parked, so a figure depends on what is executed
+and little on what else the
+machine does: what is put into the path of a small call, or taken out of it, shows, be it 0.05 us.
+It is no time of a call between
+two cores: cache lines that change cores are missing, and what follows a send is in it, which there
+is done while the other works.
 
 Expected, from its pieces timed alone (Python 3.11, 2 cores of a VM):
-    shm    client.call() and Peer.request() up to the send 1.2 us; a record sent, found and taken out 1.1, twice; Server.request()
-           and Peer.reply() 1.1; the answer understood 0.3; spins and the unwinding of both sides 0.8: some 5.6 us.
-    tcp    the same, with a send, a poll(2) and a receive, each a system call, in place of the ring: some 9.5 us.
+    shm  client.call() and Peer.request() up to the send 1.2 us; a record sent, found and taken out
+         1.1, twice; Server.request() and Peer.reply() 1.1; the answer understood 0.3; spins and the
+         unwinding of both sides 0.8: some 5.6 us.
+    tcp  the same, with a send, a poll(2) and a receive, each a system call, in place of the ring:
+         some 9.5 us.
 
     python -m perf.bench_call [--json] [--quick]
 """
@@ -78,26 +84,47 @@ def over_tcp(ours: Slab, theirs: Slab) -> Ends:
         one = socket.create_connection(listening.getsockname())
         two, _ = listening.accept()
     identity = Identity(secret=b"", incarnation=1, limits=DEFAULT_LIMITS)
-    return TcpConnection([one], "tcp://server", identity, ours), TcpConnection([two], "tcp://client", identity, theirs)
+    return TcpConnection([one], "tcp://server", identity, ours), TcpConnection(
+        [two], "tcp://client", identity, theirs
+    )
 
 
 class Both:
-    """A client and a server, each with a reactor and a slab, and who waits for a call: wait() turns them in turn."""
+    """A client and a server, each with a reactor and a slab, and who waits for a call: wait() turns
+    them in turn.
+    """
 
     def __init__(self, connect: Callable[[Slab, Slab], Ends]) -> None:
-        self._node = Node(Reactor(time.monotonic), None, Slab(), b"", DEFAULT_LIMITS, ["shm", "tcp"], "127.0.0.1", 0)
+        self._node = Node(
+            Reactor(time.monotonic),
+            None,
+            Slab(),
+            b"",
+            DEFAULT_LIMITS,
+            ["shm", "tcp"],
+            "127.0.0.1",
+            0,
+        )
         self._node.wait = self.wait
         self._served = Reactor(time.monotonic), Slab()
         self._ends = connect(self._node.slab, self._served[1])
         for end, reactor in zip(self._ends, (self._node.reactor, self._served[0]), strict=True):
             end.attach(reactor)
-        Peer(self._ends[1], self._served[0], None, {TARGET: ServedObject(SERVICE, 0, TARGET, {METHOD: _echo})}, _ignore)
+        Peer(
+            self._ends[1],
+            self._served[0],
+            None,
+            {TARGET: ServedObject(SERVICE, 0, TARGET, {METHOD: _echo})},
+            _ignore,
+        )
         entry = ServerEntry(SERVICE, 0, TARGET, 0, ())
         self.client = RpcClient(SERVICE, self._node, [entry], lambda: [entry])
         self.client._routes[0].peer = Peer(self._ends[0], self._node.reactor, None, {}, _ignore)
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
-        """Let the server answer, then take the answer: as a driver does, without its lead, its clock and its idling."""
+        """Let the server answer, then take the answer: as a driver does, without its lead, its
+        clock and its idling.
+        """
         reactors = (self._served[0], self._node.reactor)
         for _ in range(LOOKS_MAX):
             for reactor in reactors:
@@ -121,17 +148,30 @@ class Both:
 
 
 def run(
-    case: InOneThread, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
+    case: InOneThread,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
 ) -> list[Result]:
     """Measure both transports."""
     candidates = [
         Candidate(f"prpc {name}", "ours", partial(measure, case=case, connect=connect))
         for name, connect in (("shm", over_shm), ("tcp", over_tcp))
     ]
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
-def measure(place: Place, effort: Effort, case: InOneThread, connect: Callable[[Slab, Slab], Ends]) -> Sample:
+def measure(
+    place: Place, effort: Effort, case: InOneThread, connect: Callable[[Slab, Slab], Ends]
+) -> Sample:
     """Time CALLS_PER_SAMPLE calls at a time."""
     payload = os.urandom(case.size_bytes)
     with contextlib.closing(Both(connect)) as both:

@@ -1,13 +1,18 @@
-"""Checkpoints of one server's tables to tmpfs, beside writing and reading files; and what pushes notice of a save.
+"""Checkpoints of one server's tables to tmpfs, beside writing and reading files; and what pushes
+notice of a save.
 
-Expected, on a core that writes new pages of tmpfs at some 5 GB/s; both threads of the server are pinned to it:
-    save       copying pieces of 8 MiB, writing them, and CRC-32 of them: 1 / (1/10 + 1/5 + 1/6) = 2 GB/s. Removing the
-               checkpoint before it (keep=1) costs a tenth of that.
-    changes    pushing 10,000 rows, then finding and saving those of 500,000: 2 ms and 5 MB, and the rounds and fsyncs: 6 ms.
-               Each lies over the one before, so up to 100 of them are kept, and the manifests of all are read at each save.
-    restore    every byte is read twice, once to verify it (5 GB/s), once to store it in new memory (2 GB/s): 1.4 GB/s.
-    push       10,000 rows of 64 take some ms. During a save each row is copied once, when it is changed first, and the push has
-               half of the core, as the thread that writes has the other half: two to three times the time.
+Expected, on a core that writes new pages of tmpfs at some 5 GB/s; both threads of the server are
+pinned to it:
+    save     copying pieces of 8 MiB, writing them, and CRC-32 of them: 1 / (1/10 + 1/5 + 1/6) = 2
+             GB/s. Removing the checkpoint before it (keep=1) costs a tenth of that.
+    changes  pushing 10,000 rows, then finding and saving those of 500,000: 2 ms and 5 MB, and the
+             rounds and fsyncs: 6 ms. Each lies over the one before, so up to 100 of them are kept,
+             and the manifests of all are read at each save.
+    restore  every byte is read twice, once to verify it (5 GB/s), once to store it in new memory (2
+             GB/s): 1.4 GB/s.
+    push     10,000 rows of 64 take some ms. During a save each row is copied once, when it is
+             changed first, and the push has half of the core, as the thread that writes has the
+             other half: two to three times the time.
 
     python -m perf.bench_checkpoint [--json] [--quick]
 """
@@ -46,14 +51,15 @@ ROW_BYTES = 8 + 2 * 4 * DIM  # key, values, accumulator
 PUSH_KEYS = 10_000
 PIECE_BYTES = 8 << 20
 CHAIN = 100  # every so many saves of changes one is full
-PAUSE_S = 0.05  # between the saves that pushes run beside: so that some have none beside them, as in a real job
+# between the saves that pushes run beside: so that some have none beside them, as in a real job
+PAUSE_S = 0.05
 SAVING_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`what` with a sparse table of float32[rows, 64] under Adagrad: "save", "restore", "push" (while saving), or "changes": save
-    after a push of PUSH_KEYS, incrementally.
+    """`what` with a sparse table of float32[rows, 64] under Adagrad: "save", "restore", "push"
+    (while saving), or "changes": save after a push of PUSH_KEYS, incrementally.
     """
 
     what: str
@@ -70,7 +76,12 @@ class Case:
         return f"{self.what}, a table of {self.rows * ROW_BYTES / 1e6:.0f} MB"
 
 
-CASES = [Case("save", 500_000), Case("changes", 500_000), Case("restore", 500_000), Case("push", 500_000)]
+CASES = [
+    Case("save", 500_000),
+    Case("changes", 500_000),
+    Case("restore", 500_000),
+    Case("push", 500_000),
+]
 TARGETS = [
     Target(str(CASES[0]), "prpc kv, tmpfs", "p50_ns", "at most", CASES[0].size_bytes),  # 1 GB/s
     Target(str(CASES[2]), "prpc kv, tmpfs", "p50_ns", "at most", CASES[2].size_bytes),
@@ -78,12 +89,21 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case: a server, and what the machine can do."""
     if case.what == "push":
         candidates = [
             Candidate("push, while saving", "ours", partial(measure_push, case=case, saving=True)),
-            Candidate("push, while saving changes", "ours", partial(measure_push, case=case, saving=True, full_every=10)),
+            Candidate(
+                "push, while saving changes",
+                "ours",
+                partial(measure_push, case=case, saving=True, full_every=10),
+            ),
             Candidate("push, not saving", "limit", partial(measure_push, case=case, saving=False)),
         ]
     else:
@@ -93,7 +113,15 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
             Candidate("one file, CRC-32", "limit", partial(files, case=case, crc=True)),
             Candidate("one file", "limit", partial(files, case=case, crc=False)),
         ]
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 @contextlib.contextmanager
@@ -138,7 +166,10 @@ def measure(place: Place, effort: Effort, case: Case) -> Sample:
         worker.save(str(folder), next(steps), keep=1)
         before = worker.pull(TABLE, np.arange(100))
         if case.what == "changes":
-            keys, grads = np.arange(0, case.rows, case.rows // PUSH_KEYS), np.ones((PUSH_KEYS, DIM), np.float32)
+            keys, grads = (
+                np.arange(0, case.rows, case.rows // PUSH_KEYS),
+                np.ones((PUSH_KEYS, DIM), np.float32),
+            )
 
             def push_and_save() -> None:
                 worker.push(TABLE, keys, grads)
@@ -157,8 +188,12 @@ def measure(place: Place, effort: Effort, case: Case) -> Sample:
         return sample.with_work(whole=whole, same=same)
 
 
-def measure_push(place: Place, effort: Effort, case: Case, saving: bool, full_every: int = 1) -> Sample:
-    """Time pushes, with somebody else saving all the time or not; saved_gb_per_s: how fast that was."""
+def measure_push(
+    place: Place, effort: Effort, case: Case, saving: bool, full_every: int = 1
+) -> Sample:
+    """Time pushes, with somebody else saving all the time or not; saved_gb_per_s: how fast that
+    was.
+    """
     over = threading.Event()
 
     took_s: list[float] = []
@@ -175,7 +210,9 @@ def measure_push(place: Place, effort: Effort, case: Case, saving: bool, full_ev
     with _folder() as folder, _filled(place, case) as worker:
         random = np.random.default_rng(20240817)
         grads = np.ones((PUSH_KEYS, DIM), np.float32)
-        sets = itertools.cycle([np.sort(random.choice(case.rows, PUSH_KEYS, replace=False)) for _ in range(8)])
+        sets = itertools.cycle(
+            [np.sort(random.choice(case.rows, PUSH_KEYS, replace=False)) for _ in range(8)]
+        )
         saver = threading.Thread(target=save_on)
         if saving:
             saver.start()
@@ -186,8 +223,12 @@ def measure_push(place: Place, effort: Effort, case: Case, saving: bool, full_ev
             if saving:
                 saver.join(SAVING_S_MAX)
         if took_s and full_every == 1:
-            sample.figures["saved_gb_per_s"] = len(took_s) * case.rows * ROW_BYTES / sum(took_s) / 1e9
-        return sample.with_work(whole=int(any(not finding.fault for finding in verify(folder))), same=1)
+            sample.figures["saved_gb_per_s"] = (
+                len(took_s) * case.rows * ROW_BYTES / sum(took_s) / 1e9
+            )
+        return sample.with_work(
+            whole=int(any(not finding.fault for finding in verify(folder))), same=1
+        )
 
 
 def measure_write(place: Place, effort: Effort, case: Case, crc: bool) -> Sample:
@@ -206,7 +247,9 @@ def measure_write(place: Place, effort: Effort, case: Case, crc: bool) -> Sample
             os.rename(folder / "new", folder / "old")
 
         sample = time_each(write, effort)
-        return sample.with_work(whole=int((folder / "old").stat().st_size == case.size_bytes), same=1)
+        return sample.with_work(
+            whole=int((folder / "old").stat().st_size == case.size_bytes), same=1
+        )
 
 
 def measure_read(place: Place, effort: Effort, case: Case, crc: bool) -> Sample:
@@ -229,7 +272,12 @@ def measure_read(place: Place, effort: Effort, case: Case, crc: bool) -> Sample:
 
 
 def test_what_is_measured_is_whole() -> None:
-    for case in (Case("save", 2000), Case("changes", 20_000), Case("restore", 2000), Case("push", 20_000)):
+    for case in (
+        Case("save", 2000),
+        Case("changes", 20_000),
+        Case("restore", 2000),
+        Case("push", 20_000),
+    ):
         for result in run(case, TINY):
             assert result.state == "ok", result.note
             assert result.work["whole"] == (result.candidate != "push, not saving")

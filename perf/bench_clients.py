@@ -1,21 +1,28 @@
-"""One server, 1 to 1,000 clients over tcp: what a call costs, what an idle connection costs, and whether everybody is served.
+"""One server, 1 to 1,000 clients over tcp: what a call costs, what an idle connection costs, and
+whether everybody is served.
 
-A client is here what a server sees of one: a connection past its handshake, with a call table of its own. One process holds all
-of them, on one reactor: a thousand processes would measure the kernel's scheduler. Nodes made of RpcService would each bring a
-reactor and two threads to the client's side, and nothing to the server's.
+A client is here what a server sees of one: a connection past its handshake, with a call table of
+its own. One process holds all
+of them, on one reactor: a thousand processes would measure the kernel's scheduler. Nodes made of
+RpcService would each bring a reactor and two threads to the client's side, and nothing to the
+server's.
 
 Expected:
-    clients in turn     one call at a time, the connections one after the other: a send, an epoll_wait and a recv on each side,
-                        whatever their number, for epoll tells of those that are ready only: 15 us. With 1,000 their state is no
-                        longer in the cache: half as much again.
-    64 in flight        each call is a send and a recv of its own on both sides, but for one connection, where one recv takes
-                        several: some 10 us, both sides at once. With 1,000 twice that: each buffer is a page that was last
-                        touched a thousand calls ago.
-    a call of each      each connection sends its next call when it has its answer, and nobody may starve: the one with the
-                        fewest calls has most of the mean. 1 connection is one call at a time; from 10 on as above.
-    idle                a connection costs its Python objects, those pages of its two lanes' buffers that messages reached, and
-                        the kernel's sockets (which are not in the process's size): 25 KB. Connecting takes a handshake of two
-                        messages each way for each lane: 0.5 ms.
+    clients in turn  one call at a time, the connections one after the other: a send, an epoll_wait
+                     and a recv on each side, whatever their number, for epoll tells of those that
+                     are ready only: 15 us. With 1,000 their state is no
+                     longer in the cache: half as much again.
+    64 in flight     each call is a send and a recv of its own on both sides, but for one
+                     connection, where one recv takes several: some 10 us, both sides at once. With
+                     1,000 twice that: each buffer is a page that was last touched a thousand calls
+                     ago.
+    a call of each   each connection sends its next call when it has its answer, and nobody may
+                     starve: the one with the fewest calls has most of the mean. 1 connection is one
+                     call at a time; from 10 on as above.
+    idle             a connection costs its Python objects, those pages of its two lanes' buffers
+                     that messages reached, and the kernel's sockets (which are not in the process's
+                     size): 25 KB. Connecting takes a handshake of two
+                     messages each way for each lane: 0.5 ms.
 
     python -m perf.bench_clients [--json] [--quick]
 """
@@ -83,7 +90,9 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class AllAtOnce:
-    """Each connection has one call under way all the time. How many calls did the one with the fewest get?"""
+    """Each connection has one call under way all the time. How many calls did the one with the
+    fewest get?
+    """
 
     counts: tuple[int, ...] = CLIENTS
 
@@ -121,7 +130,12 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case with all numbers of clients."""
     measures: dict[type[Case], Callable[..., Sample]] = {
         InTurn: measure_in_turn,
@@ -129,11 +143,14 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
         AllAtOnce: measure_all_at_once,
         Idle: measure_idle,
     }
-    candidates = [Candidate(name_of(count), "ours", partial(measures[type(case)], count=count)) for count in case.counts]
+    candidates = [
+        Candidate(name_of(count), "ours", partial(measures[type(case)], count=count))
+        for count in case.counts
+    ]
     return compare(NAME, str(case), candidates, effort, pinned=pinned, progress=progress)
 
 
-# -- both sides --------------------------------------------------------------------------------------------------------
+# -- both sides ------------------------------------------------------------------------------------
 
 
 class Route:
@@ -149,7 +166,9 @@ ROUTE = Route()
 
 
 def serve(announce: Announce) -> None:
-    """A node with one server, as RpcService makes it, but without a master. Answers until killed."""
+    """A node with one server, as RpcService makes it, but without a master.
+    Answers until killed.
+    """
     driver = shard.Driver(polling=False)
     node = open_node(driver.reactor, driver, default_slab())
     announce("tcp://" + node.address("tcp"))
@@ -157,21 +176,32 @@ def serve(announce: Announce) -> None:
 
 
 def open_node(
-    reactor: shard.Reactor, driver: shard.Driver | None, slab: shard.Slab, transports: Sequence[str] = ("tcp",)
+    reactor: shard.Reactor,
+    driver: shard.Driver | None,
+    slab: shard.Slab,
+    transports: Sequence[str] = ("tcp",),
 ) -> Node:
-    """A node with the server that the route leads to, at any port. In a shard there is no driver."""
+    """A node with the server that the route leads to, at any port.
+    In a shard there is no driver.
+    """
     node = Node(reactor, driver, slab, b"", shard.DEFAULT_LIMITS, transports, "127.0.0.1", 0)
-    node.servers[Route.target] = ServedObject(NAME, 0, Route.target, {METHOD: lambda payload: payload})
+    node.servers[Route.target] = ServedObject(
+        NAME, 0, Route.target, {METHOD: lambda payload: payload}
+    )
     return node
 
 
 class Clients:
-    """Connections to the server at `address`, all on one reactor, which whoever waits drives. A context manager."""
+    """Connections to the server at `address`, all on one reactor, which whoever waits drives. A
+    context manager.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._driver = shard.Driver(polling=False)
-        identity = shard.Node(secret=b"", incarnation=secrets.randbits(63) | 1, limits=shard.DEFAULT_LIMITS)
+        identity = shard.Node(
+            secret=b"", incarnation=secrets.randbits(63) | 1, limits=shard.DEFAULT_LIMITS
+        )
         self._transport = shard.TcpTransport(identity, default_slab())
         self.peers: list[Peer] = []
 
@@ -220,7 +250,7 @@ def submit(peer: Peer) -> Call:
     return peer.request(ROUTE, METHOD, KEY, (PAYLOAD,), WAIT_S_MAX, True)
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def measure_in_turn(place: Place, effort: Effort, count: int) -> Sample:
@@ -228,7 +258,9 @@ def measure_in_turn(place: Place, effort: Effort, count: int) -> Sample:
     with connected(place, count) as clients:
         turns = itertools.cycle(clients.peers)
         sample = time_each(lambda: submit(next(turns)).result(), effort)
-        return sample.with_work(unserved=sum(submit(peer).result() != PAYLOAD for peer in clients.peers))
+        return sample.with_work(
+            unserved=sum(submit(peer).result() != PAYLOAD for peer in clients.peers)
+        )
 
 
 def measure_window(place: Place, effort: Effort, count: int) -> Sample:
@@ -251,15 +283,22 @@ def measure_window(place: Place, effort: Effort, count: int) -> Sample:
 
 
 def measure_all_at_once(place: Place, effort: Effort, count: int) -> Sample:
-    """The rate, what single calls took, and the fewest and most calls that one connection got, as shares of the mean."""
+    """The rate, what single calls took, and the fewest and most calls that one connection got, as
+    shares of the mean.
+    """
     with connected(place, count) as clients:
         sample, answers = time_many(
-            lambda number: keep_busy(clients, lambda started: started < number), effort, CALLS_FIRST, 4 * effort.ops_max
+            lambda number: keep_busy(clients, lambda started: started < number),
+            effort,
+            CALLS_FIRST,
+            4 * effort.ops_max,
         )
         sample = _with_cost(sample)
         calls = answers.calls_of(count)
         sample.figures.update(answers.figures(count))
-        return sample.with_work(unanswered=sample.ops - int(calls.sum()), unserved=int((calls == 0).sum()))
+        return sample.with_work(
+            unanswered=sample.ops - int(calls.sum()), unserved=int((calls == 0).sum())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,15 +319,24 @@ class Answers:
         return np.bincount(self.client, minlength=count)
 
     def figures(self, count: int) -> dict[str, float]:
-        """What single calls took, and the fewest and most that one of `count` clients got, as shares of the mean."""
+        """What single calls took, and the fewest and most that one of `count` clients got, as
+        shares of the mean.
+        """
         calls = self.calls_of(count)
         p50_ns, p99_ns = (float(each) for each in np.percentile(self.took_ns, [50, 99]))
         fewest, most = float(calls.min() / calls.mean()), float(calls.max() / calls.mean())
-        return {"answer_p50_ns": p50_ns, "answer_p99_ns": p99_ns, "fewest_share": fewest, "most_share": most}
+        return {
+            "answer_p50_ns": p50_ns,
+            "answer_p99_ns": p99_ns,
+            "fewest_share": fewest,
+            "most_share": most,
+        }
 
 
 def keep_busy(clients: Clients, may_begin: Callable[[int], bool]) -> Answers:
-    """Each connection makes its next call when it has its answer, as long as may_begin(calls begun so far) allows one more."""
+    """Each connection makes its next call when it has its answer, as long as may_begin(calls begun
+    so far) allows one more.
+    """
     peers = clients.peers
     began_ns = [0] * len(peers)
     answers: list[tuple[int, int, int]] = []
@@ -321,13 +369,16 @@ def keep_busy(clients: Clients, may_begin: Callable[[int], bool]) -> Answers:
         for index in range(len(peers)):
             begin(index)
 
-    clients.in_reactor(begin_all)  # where answers are taken, too: of two threads that count, each would lose what the other adds
+    # where answers are taken, too: of two threads that count, each would lose what the other adds
+    clients.in_reactor(begin_all)
     over.result(WAIT_S_MAX)
     return Answers(*np.array(answers, dtype=np.int64).reshape(-1, 3).T)
 
 
 def measure_idle(place: Place, effort: Effort, count: int) -> Sample:
-    """What the server grows by for each connection, uses of a core while all are silent, and takes to connect to."""
+    """What the server grows by for each connection, uses of a core while all are silent, and takes
+    to connect to.
+    """
     with place.serve(serve) as (server, address), contextlib.closing(Clients(address)) as clients:
         clients.connect(1)
         for _ in range(CALLS_FIRST):
@@ -339,8 +390,14 @@ def measure_idle(place: Place, effort: Effort, count: int) -> Sample:
         grown_bytes = resident_bytes(server.pid) - before_bytes
         before_s, start_s = process_cpu_s(server.pid), time.monotonic()
         time.sleep(effort.idle_s)
-        server_cpu_percent = 100 * (process_cpu_s(server.pid) - before_s) / (time.monotonic() - start_s)
-        figures = {"server_bytes": grown_bytes / count, "server_cpu_percent": server_cpu_percent, "connect_ns": connect_ns}
+        server_cpu_percent = (
+            100 * (process_cpu_s(server.pid) - before_s) / (time.monotonic() - start_s)
+        )
+        figures = {
+            "server_bytes": grown_bytes / count,
+            "server_cpu_percent": server_cpu_percent,
+            "connect_ns": connect_ns,
+        }
         return Sample(figures=figures).with_work(unserved=unserved)
 
 
@@ -356,7 +413,7 @@ def _with_cost(sample: Sample) -> Sample:
     return sample
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_every_client_is_answered() -> None:

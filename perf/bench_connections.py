@@ -1,21 +1,25 @@
-"""Connections to one port of a server of 1, 2 and 4 shards, each of which greets, decodes, executes and answers on its own ones.
+"""Connections to one port of a server of 1, 2 and 4 shards, each of which greets, decodes, executes
+and answers on its own ones.
 
-The application accepts and hands each connection to the shard with the fewest (shard/transport/shared_port.py).
+The application accepts and hands each connection to the shard with the fewest
+(shard/transport/shared_port.py).
 
-Clients are those of bench_clients, in one process for each shard, so that clients do not become the bound as shards are added. A
-connection has one call under way all the time. A candidate is marked "oversubscribed" where shards and processes of clients are
-more than the cores that there are.
+Clients are those of bench_clients, in one process for each shard, so that clients do not become the
+bound as shards are added. A connection has one call under way all the time. A candidate is marked
+"oversubscribed" where shards and processes of clients are more than the cores that there are.
 
 Expected:
-    calls       what bench_clients shows for one process, 50 to 100 k/s, times the shards while each shard and each process of
-                clients has a core; no more than the cores allow beyond that. p99 is as many calls' time as connections share a
-                shard: 1 to 2 ms for 100, 10 to 20 ms for 1,000.
-    shares      the connection with the fewest calls has most of the mean of its shard, and of all. Oversubscribed, the kernel
-                decides which shard and which clients run: with few connections in a short time the fewest may be a tenth of the
-                mean, and none of them is silent.
-    spread      the shards have as many connections each, or one more.
-    idle        a connection is two sockets (lanes), their Python objects and what they keep of buffers: 10 to 30 KiB of the
-                server, whatever the number of shards.
+    calls   what bench_clients shows for one process, 50 to 100 k/s, times the shards while each
+            shard and each process of clients has a core; no more than the cores allow beyond that.
+            p99 is as many calls' time as connections share a
+            shard: 1 to 2 ms for 100, 10 to 20 ms for 1,000.
+    shares  the connection with the fewest calls has most of the mean of its shard, and of all.
+            Oversubscribed, the kernel decides which shard and which clients run: with few
+            connections in a short time the fewest may be a tenth of the mean, and none of them is
+            silent.
+    spread  the shards have as many connections each, or one more.
+    idle    a connection is two sockets (lanes), their Python objects and what they keep of buffers:
+            10 to 30 KiB of the server, whatever the number of shards.
 
     python -m perf.bench_connections [--json] [--quick]
 """
@@ -37,7 +41,17 @@ from prpc_engine.master.master import close_in_reactor
 from prpc_engine.node.slab import default_slab
 
 from . import bench_clients
-from .bench_clients import CALLS_FIRST, CLIENTS, PAYLOAD, SIZE_BYTES, Answers, Clients, keep_busy, resident_bytes, submit
+from .bench_clients import (
+    CALLS_FIRST,
+    CLIENTS,
+    PAYLOAD,
+    SIZE_BYTES,
+    Answers,
+    Clients,
+    keep_busy,
+    resident_bytes,
+    submit,
+)
 from .bench_shard import pin_application
 from .child import Announce, Child, StopRequest
 from .harness import Candidate, Place, Result, compare
@@ -54,18 +68,25 @@ WATCH_S_MIN = 4.0  # tests: there are answers in it however busy the machine is
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """So many connections to one port, spread evenly over the shards, each with one call under way."""
+    """So many connections to one port, spread evenly over the shards, each with one call under
+    way.
+    """
 
     shards: int
     counts: tuple[int, ...] = CLIENTS
 
     def __str__(self) -> str:
-        return f"a call of each client in flight, {SIZE_BYTES} B, {self.shards} shard{'s' * (self.shards > 1)}"
+        return (
+            f"a call of each client in flight, {SIZE_BYTES} B, {self.shards} "
+            f"shard{'s' * (self.shards > 1)}"
+        )
 
     def name_of(self, count: int) -> str:
         """How so many connections are called among candidates."""
         busy = self.shards + min(self.shards, count)
-        return bench_clients.name_of(count) + ", oversubscribed" * (busy > len(shard.usable_cores()))
+        return bench_clients.name_of(count) + ", oversubscribed" * (
+            busy > len(shard.usable_cores())
+        )
 
 
 CASES = [Connections(shards) for shards in SHARDS]
@@ -80,11 +101,15 @@ TARGETS = [
 
 
 def run(
-    case: Connections, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
+    case: Connections,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
 ) -> list[Result]:
     """Measure one case with all numbers of connections."""
     candidates = [
-        Candidate(case.name_of(count), "ours", partial(measure, shards=case.shards, count=count)) for count in case.counts
+        Candidate(case.name_of(count), "ours", partial(measure, shards=case.shards, count=count))
+        for count in case.counts
     ]
     return compare(NAME, str(case), candidates, effort, pinned=pinned, progress=progress)
 
@@ -98,13 +123,17 @@ def open_node_here(dealer: str, key: bytes, port: int) -> None:
 
 
 @contextlib.contextmanager
-def one_port(place: Place, shards: int) -> Iterator[tuple[str, shard.ShardGroup, shard.SocketDistributor]]:
+def one_port(
+    place: Place, shards: int
+) -> Iterator[tuple[str, shard.ShardGroup, shard.SocketDistributor]]:
     """The address of a server of so many shards; the application only hands connections to them."""
     driver = shard.Driver(polling=False)
     node = bench_clients.open_node(driver.reactor, driver, default_slab())
     dealer = shard.SocketDistributor(driver.reactor)
     try:
-        with shard.ShardGroup(shards, polling=False, pin=pin_application(place), driver=driver) as group:
+        with shard.ShardGroup(
+            shards, polling=False, pin=pin_application(place), driver=driver
+        ) as group:
             address = "tcp://" + node.address("tcp")
             group.map(open_node_here, dealer.name, dealer.key, int(address.rpartition(":")[2]))
             node.deal_out(dealer)
@@ -116,20 +145,24 @@ def one_port(place: Place, shards: int) -> Iterator[tuple[str, shard.ShardGroup,
 
 
 def call_until_stopped(announce: Announce, address: str, count: int) -> None:
-    """A process of clients: announces that each is answered, then calls until SIGTERM and announces its Answers, and which
-    process each client was connected to. It stays connected, silent, until it is killed."""
+    """A process of clients: announces that each is answered, then calls until SIGTERM and announces
+    its Answers, and which process each client was connected to. It stays connected, silent, until
+    it is killed."""
     stop = StopRequest()
     with contextlib.closing(Clients(address)) as clients:
         clients.connect(count)
         announce(sum(submit(peer).result() == PAYLOAD for peer in clients.peers))
-        answers = keep_busy(clients, lambda begun: begun < count or not stop.asked)  # each calls once, however soon it is over
+        # each calls once, however soon it is over
+        answers = keep_busy(clients, lambda begun: begun < count or not stop.asked)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # who has the answers may end us
         announce((answers, [peer.connection.peer_incarnation for peer in clients.peers]))
         signal.pause()
 
 
 def measure(place: Place, effort: Effort, shards: int, count: int) -> Sample:
-    """The rate of all connections together, what single calls took, shares, and what an idle connection costs the shards."""
+    """The rate of all connections together, what single calls took, shares, and what an idle
+    connection costs the shards.
+    """
     with one_port(place, shards) as (address, group, dealer), contextlib.ExitStack() as exits:
         _warm_up(address, shards)
         wait_until_sum(dealer, 0)
@@ -137,7 +170,10 @@ def measure(place: Place, effort: Effort, shards: int, count: int) -> Sample:
         before_bytes = sum(resident_bytes(server.pid) for server in servers)
         shares = [len(range(index, count, shards)) for index in range(min(shards, count))]
         cores = _left_by([server.core for server in servers]) if place.cores else ()
-        children = [exits.enter_context(Child(call_until_stopped, address, share, cores=cores)) for share in shares]
+        children = [
+            exits.enter_context(Child(call_until_stopped, address, share, cores=cores))
+            for share in shares
+        ]
         answered = sum(child.receive() for child in children)
         wait_until_sum(dealer, count)
         spread = dealer.connections()
@@ -177,18 +213,22 @@ def _warm_up(address: str, shards: int) -> None:
 
 
 def wait_until_sum(dealer: shard.SocketDistributor, count: int) -> None:
-    """Until the dealer knows of so many connections: it hears of those that ended later, and counts them once they are dealt.
-    Raises TimeoutError."""
+    """Until the dealer knows of so many connections: it hears of those that ended later, and counts
+    them once they are dealt. Raises TimeoutError."""
     deadline = time.monotonic() + WAIT_S_MAX
     while (known := sum(dealer.connections())) != count:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{known} connections are open after {WAIT_S_MAX} s, {count} are expected")
+            raise TimeoutError(
+                f"{known} connections are open after {WAIT_S_MAX} s, {count} are expected"
+            )
         time.sleep(LOOK_S)
 
 
 def _left_by(taken: list[int | None]) -> tuple[int, ...]:
     """The cores that the shards leave to clients; all of them where they leave none."""
-    return tuple(core for core in shard.usable_cores() if core not in taken) or tuple(shard.usable_cores())
+    return tuple(core for core in shard.usable_cores() if core not in taken) or tuple(
+        shard.usable_cores()
+    )
 
 
 def _joined(parts: Sequence[Answers], shares: list[int]) -> Answers:
@@ -201,7 +241,7 @@ def _joined(parts: Sequence[Answers], shares: list[int]) -> Answers:
     )
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_every_connection_of_every_shard_is_answered_all_the_time() -> None:

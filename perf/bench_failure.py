@@ -1,13 +1,17 @@
-"""How soon the living hear of the dead: calls in flight at a server that is killed, calls after a connection was reset.
+"""How soon the living hear of the dead: calls in flight at a server that is killed, calls after a
+connection was reset.
 
 Expected:
-    kill -9      the kernel takes a process apart in 5 to 20 ms, most of it its memory; its sockets close on the way. The
-                 client's reactor sees the end of the socket (of shm: its doorbell) within a wake-up, and ends 64 calls in 1 ms.
-    tcp reset    the next call fails or goes over a new connection: a handshake of 1 ms, and a call. The first one finds the
-                 connection dead when it reads, and what was in flight fails with it.
+    kill -9    the kernel takes a process apart in 5 to 20 ms, most of it its memory; its sockets
+               close on the way. The client's reactor sees the end of the socket (of shm: its
+               doorbell) within a wake-up, and ends 64 calls in 1 ms.
+    tcp reset  the next call fails or goes over a new connection: a handshake of 1 ms, and a call.
+               The first one finds the connection dead when it reads, and what was in flight fails
+               with it.
 
-An operation is one kill, or one reset: from before the signal to the end of the last call, and from before the reset to the first
-answer. All are in one long repeat, so that the longest is the longest of all.
+An operation is one kill, or one reset: from before the signal to the end of the last call, and from
+before the reset to the first answer. All are in one long repeat, so that the longest is the longest
+of all.
 
     python -m perf.bench_failure [--json] [--quick]
 """
@@ -40,9 +44,11 @@ from .timing import FULL, TINY, Effort, Sample, summary
 
 NAME = "failure"
 IN_FLIGHT = 64
-KILLS_PER_REPEAT = 6  # of FULL's five: each needs a new server process, which takes 0.5 to 1 s to start
+# of FULL's five: each needs a new server process, which takes 0.5 to 1 s to start
+KILLS_PER_REPEAT = 6
 RESETS_PER_REPEAT = 40
-KILLING_S_MAX = 40.0  # on a machine where starting takes longer there are fewer kills: the harness allows 60 s
+# on a machine where starting takes longer there are fewer kills: the harness allows 60 s
+KILLING_S_MAX = 40.0
 SERVICE = "failure"
 AF_UNSPEC_ADDRESS = struct.pack("=H14x", socket.AF_UNSPEC)
 
@@ -75,9 +81,18 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case with all candidates, in one repeat."""
-    each = (KILLS_PER_REPEAT if isinstance(case, Kill) else RESETS_PER_REPEAT) if effort.timed_s else effort.ops_min
+    each = (
+        (KILLS_PER_REPEAT if isinstance(case, Kill) else RESETS_PER_REPEAT)
+        if effort.timed_s
+        else effort.ops_min
+    )
     once = replace(effort, repeats=1, ops_min=each * effort.repeats)
     if isinstance(case, Kill):
         candidates = [
@@ -89,7 +104,7 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
     return compare(NAME, str(case), candidates, once, pinned=pinned, progress=progress)
 
 
-# -- both sides --------------------------------------------------------------------------------------------------------
+# -- both sides ------------------------------------------------------------------------------------
 
 
 class Works:
@@ -109,7 +124,9 @@ class Works:
         return self._held[-1]
 
     def reset(self) -> None:
-        """Reset all tcp connections of this process but that to the master, behind everybody's back."""
+        """Reset all tcp connections of this process but that to the master, behind everybody's
+        back.
+        """
         for name in os.listdir("/proc/self/fd"):
             if _peer_port(int(name)) not in (None, self._master_port):
                 _reset(int(name))
@@ -133,7 +150,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _reset(fd: int) -> None:
-    """Have the kernel send a reset and forget the connection; the descriptor stays whose it is. connect(2), AF_UNSPEC."""
+    """Have the kernel send a reset and forget the connection; the descriptor stays whose it is.
+    connect(2), AF_UNSPEC.
+    """
     if _libc.connect(fd, AF_UNSPEC_ADDRESS, len(AF_UNSPEC_ADDRESS)):
         raise OSError(ctypes.get_errno(), "connect to AF_UNSPEC")
 
@@ -156,18 +175,23 @@ def joined(place: Place, transport: str) -> Iterator[tuple[prpc_engine.RpcServic
         yield service, master
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def measure_kills(place: Place, effort: Effort, transport: str) -> Sample:
-    """Server after server, each killed; a number of those there should be, when starting them takes too long."""
+    """Server after server, each killed; a number of those there should be, when starting them takes
+    too long.
+    """
     took_ns: list[int] = []
     ended = 0
     give_up = time.monotonic() + KILLING_S_MAX
     with joined(place, transport) as (service, master):
         while len(took_ns) < effort.ops_min and time.monotonic() < give_up:
             name = f"{SERVICE}{len(took_ns)}"
-            with place.serve(serve, master, transport, name) as (victim, _), service.create_client(name) as client:
+            with (
+                place.serve(serve, master, transport, name) as (victim, _),
+                service.create_client(name) as client,
+            ):
                 ends_ns: SimpleQueue[int] = SimpleQueue()
                 calls = [client.submit("hold") for _ in range(IN_FLIGHT)]
                 for call in calls:
@@ -204,7 +228,9 @@ def measure_resets(place: Place, effort: Effort) -> Sample:
 
 
 def _is_lost(call: prpc_engine.Call) -> bool:
-    """Whether it ends as calls must whose server is gone. Raises what else it ends with, and TimeoutError."""
+    """Whether it ends as calls must whose server is gone. Raises what else it ends with, and
+    TimeoutError.
+    """
     try:
         call.result(WAIT_S_MAX)
     except errors.MaybeExecuted:
@@ -234,7 +260,7 @@ def _sample(took_ns: list[int]) -> Sample:
     return sample
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_all_calls_in_flight_at_a_killed_server_end() -> None:

@@ -1,13 +1,16 @@
-"""64 tensors of 4 KB from one task to another in one step: received one by one, all at once, and fused into one message.
+"""64 tensors of 4 KB from one task to another in one step: received one by one, all at once, and
+fused into one message.
 
-Every candidate receives the same tensors, which its source has ready before the clock starts: the source's sends are not timed.
+Every candidate receives the same tensors, which its source has ready before the clock starts: the
+source's sends are not timed.
 
 Expected, over shared memory:
-    one by one      64 round trips of a 4 KB array: a call of 6 us, some 10 us more for the array's header, its copy out of the
-                    ring, the table at the source and three futures here: 1.2 ms.
-    at once         the same work, less the waits: both sides at once, 0.8 ms.
-    fused           one call; for each tensor its header, an inline copy and a future: some 3 us on each side: 0.3 ms. As
-                    recv_many() without the futures.
+    one by one  64 round trips of a 4 KB array: a call of 6 us, some 10 us more for the array's
+                header, its copy out of the ring, the table at the source and three futures here:
+                1.2 ms.
+    at once     the same work, less the waits: both sides at once, 0.8 ms.
+    fused       one call; for each tensor its header, an inline copy and a future: some 3 us on each
+                side: 0.3 ms. As recv_many() without the futures.
 Over tcp a round trip costs 10 to 15 us more, which one by one pays 64 times and fused once.
 
     python -m perf.bench_fuse [--json] [--quick]
@@ -62,11 +65,24 @@ TARGETS = [
 ]
 
 
-def run(case: Step, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Step,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case in all ways."""
     candidates = [Candidate(way, "ours", partial(measure, case=case, way=way)) for way in RECEIVE]
     size_bytes = case.tensors * case.size_bytes
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def cluster_of(number: int) -> dict[str, list[str]]:
@@ -81,7 +97,9 @@ def keys_of(case: Step) -> list[str]:
 
 
 def serve(announce: Announce, cluster: dict[str, list[str]], case: Step) -> None:
-    """The source: whenever it is asked for a step, it sends all tensors of it, then says so. Until killed."""
+    """The source: whenever it is asked for a step, it sends all tensors of it, then says so. Until
+    killed.
+    """
     keys = keys_of(case)
     tensor = np.full(case.size_bytes // FIRST_ITEM.itemsize, FIRST_ITEM)
     with Server(cluster, "ps", 0, config=ServerConfig(transports=[case.transport])) as source:
@@ -141,7 +159,9 @@ def measure(place: Place, effort: Effort, case: Step, way: str) -> Sample:
             tensors = receive(receiver, keys, step)
             took_ns = time.perf_counter_ns() - start
             messages += receiver.statistics().messages - before
-            wrong += sum(int(tensor[0] != FIRST_ITEM) for tensor in tensors if isinstance(tensor, np.ndarray))
+            wrong += sum(
+                int(tensor[0] != FIRST_ITEM) for tensor in tensors if isinstance(tensor, np.ndarray)
+            )
             wrong += len(keys) - len(tensors)
             receiver.cleanup(step)
             step += 1
@@ -163,12 +183,16 @@ def test_every_way_receives_every_tensor_and_fused_ways_in_one_message() -> None
         for result in run(case, TINY):
             assert result.state == "ok", result.note
             assert result.work == {"wrong": 0, "steps": TINY.ops_min}
-            assert result.figures["messages"] == (1 if result.candidate in (FUSED, MANY) else case.tensors)
+            assert result.figures["messages"] == (
+                1 if result.candidate in (FUSED, MANY) else case.tensors
+            )
 
 
 def test_every_target_has_something_to_judge() -> None:
     assert {target.case for target in TARGETS} == {str(case) for case in CASES}
-    assert {name for target in TARGETS for name in (target.candidate, target.against)} <= RECEIVE.keys()
+    assert {
+        name for target in TARGETS for name in (target.candidate, target.against)
+    } <= RECEIVE.keys()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""How cost grows: with the number of shards, with the size of a record, and in a mesh where everybody calls everybody.
+"""How cost grows: with the number of shards, with the size of a record, and in a mesh where
+everybody calls everybody.
 
 Expected:
-    shards     one thread of the application serves all of them: 2 to 3 us a call of its own, whatever their number, so some
-               300 k calls/s from 1 shard on. One call at a time costs the same with 1 or 8 shards while each has a core; the
-               application looks at one ring more per shard, 0.1 us. More shards than cores take turns: rates stay, the time
-               of a single call grows to that of a wake-up and more.
-    records    up to 1 KiB the Python around the copy, then the copy: 10 GB/s and more while all is in cache. Time there and
-               back doubles with the size from 64 KiB on.
-    mesh       each shard calls and is called: 5 to 6 us a call in all, split over two cores. N shards on N cores give N times
-               as many calls; more shards than cores give no more than the cores do.
+    shards   one thread of the application serves all of them: 2 to 3 us a call of its own, whatever
+             their number, so some 300 k calls/s from 1 shard on. One call at a time costs the same
+             with 1 or 8 shards while each has a core; the application looks at one ring more per
+             shard, 0.1 us. More shards than cores take turns: rates stay, the time of a single call
+             grows to that of a wake-up and more.
+    records  up to 1 KiB the Python around the copy, then the copy: 10 GB/s and more while all is in
+             cache. Time there and back doubles with the size from 64 KiB on.
+    mesh     each shard calls and is called: 5 to 6 us a call in all, split over two cores. N shards
+             on N cores give N times as many calls; more shards than cores give no more than the
+             cores do.
 
-Polling is off, as it is unless asked for: pollers without a core each would hide everything else. A candidate is marked
-"oversubscribed" where it has more busy processes than there are cores.
+Polling is off, as it is unless asked for: pollers without a core each would hide everything else. A
+candidate is marked "oversubscribed" where it has more busy processes than there are cores.
 
     python -m perf.bench_growth [--json] [--quick] [--plot growth.svg]
 """
@@ -83,7 +86,8 @@ class RecordOneWay:
 
 Case = Shards | Mesh | RecordThereAndBack | RecordOneWay
 CASES: list[Case] = [Shards(), Mesh(), RecordThereAndBack(), RecordOneWay()]
-TARGETS: list[Target] = []  # growth is looked at, as a curve; what a single point must reach, bench_ring and bench_shard say
+# growth is looked at, as a curve; what a single point must reach, bench_ring and bench_shard say
+TARGETS: list[Target] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +99,43 @@ class Point:
     x: float  # shards, or bytes
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case at all its points."""
-    return compare(NAME, str(case), [point.candidate for point in points_of(case)], effort, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        [point.candidate for point in points_of(case)],
+        effort,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def points_of(case: Case) -> list[Point]:
     """The points of a case's curves."""
     if isinstance(case, Shards):
-        return [_of_shards(count, count + 1, partial(measure_shards, shards=count)) for count in case.counts]
+        return [
+            _of_shards(count, count + 1, partial(measure_shards, shards=count))
+            for count in case.counts
+        ]
     if isinstance(case, Mesh):  # the application only waits
-        return [_of_shards(count, count, partial(measure_mesh, shards=count)) for count in case.counts]
+        return [
+            _of_shards(count, count, partial(measure_mesh, shards=count)) for count in case.counts
+        ]
     if isinstance(case, RecordThereAndBack):
         return [
-            _of_size(size_bytes, curve, partial(bench_ring.measure_round_trip, case=RoundTrip(size_bytes), in_place=in_place))
+            _of_size(
+                size_bytes,
+                curve,
+                partial(
+                    bench_ring.measure_round_trip, case=RoundTrip(size_bytes), in_place=in_place
+                ),
+            )
             for curve, in_place in (("copied", False), ("in place", True))
             for size_bytes in case.sizes_bytes
         ]
@@ -127,14 +154,20 @@ def _of_shards(shards: int, busy: int, measure: Callable[[Place, Effort], Sample
 
 
 def _of_size(size_bytes: int, curve: str, measure: Callable[[Place, Effort], Sample]) -> Point:
-    return Point(Candidate(f"{units.size(size_bytes)}, {curve}", "ours", measure, bytes_per_op=size_bytes), curve, size_bytes)
+    return Point(
+        Candidate(f"{units.size(size_bytes)}, {curve}", "ours", measure, bytes_per_op=size_bytes),
+        curve,
+        size_bytes,
+    )
 
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
 def measure_shards(place: Place, effort: Effort, shards: int) -> Sample:
-    """Percentiles of one call at a time, to the shards in turn; the rate with a window of calls under way to each."""
+    """Percentiles of one call at a time, to the shards in turn; the rate with a window of calls
+    under way to each.
+    """
     with shard.ShardGroup(shards, polling=False, pin=pin_application(place)) as group:
         submit_to = group.submit_to
         turn = 0
@@ -157,7 +190,9 @@ def measure_shards(place: Place, effort: Effort, shards: int) -> Sample:
 
         alone = time_each(call, effort)
         rate, right = time_many(calls, effort, CALLS_FIRST, 8 * effort.ops_max)
-        return replace(alone, ops=alone.ops + rate.ops, ops_per_s=rate.ops_per_s).with_work(wrong=rate.ops - right)
+        return replace(alone, ops=alone.ops + rate.ops, ops_per_s=rate.ops_per_s).with_work(
+            wrong=rate.ops - right
+        )
 
 
 def measure_mesh(place: Place, effort: Effort, shards: int) -> Sample:
@@ -178,18 +213,22 @@ def measure_one_way(place: Place, effort: Effort, size_bytes: int, way: Way) -> 
     return bench_ring.measure_one_way(place, effort, OneWay(size_bytes), way, RECORDS_FIRST)
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- showing ---------------------------------------------------------------------------------------
 
 # What a panel shows upwards, from a result; a case has a panel for each that it measured.
 Y_AXES: dict[str, Callable[[Result], float | None]] = {
-    "p50 of one at a time, us": lambda result: None if result.p50_ns is None else result.p50_ns / 1e3,
+    "p50 of one at a time, us": lambda result: (
+        None if result.p50_ns is None else result.p50_ns / 1e3
+    ),
     "a second": lambda result: result.ops_per_s,
     "GB/s": lambda result: None if result.bytes_per_s is None else result.bytes_per_s / 1e9,
 }
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """All curves to a file. Raises NoPlot where matplotlib is missing, OSError, ValueError for an unknown ending."""
+    """All curves to a file. Raises NoPlot where matplotlib is missing, OSError, ValueError for an
+    unknown ending.
+    """
     plot.draw(panels(results), path)
 
 
@@ -208,11 +247,13 @@ def panels(results: Sequence[Result]) -> list[plot.Panel]:
                     curves.setdefault(curve, []).append((x, y))
             if curves:
                 x_label = "bytes of a record" if is_records else "shards"
-                drawn.append(plot.Panel(f"{NAME}: {case}", x_label, y_label, curves, is_log=is_records))
+                drawn.append(
+                    plot.Panel(f"{NAME}: {case}", x_label, y_label, curves, is_log=is_records)
+                )
     return drawn
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_every_number_of_shards_answers_all_calls() -> None:
@@ -226,7 +267,10 @@ def test_every_number_of_shards_answers_all_calls() -> None:
 def test_records_of_every_size_arrive_whole() -> None:
     for result in run(RecordThereAndBack((8, 1 << 20)), TINY):
         assert result.state == "ok", result.note
-        assert result.work == {"bytes_echoed": result.bytes_per_op, "bytes_right": result.bytes_per_op}
+        assert result.work == {
+            "bytes_echoed": result.bytes_per_op,
+            "bytes_right": result.bytes_per_op,
+        }
     for result in run(RecordOneWay((8, 1 << 20)), TINY):
         assert result.state == "ok", result.note
         assert result.work["bytes_received"] == result.bytes_per_op * result.work["records"]
@@ -234,7 +278,9 @@ def test_records_of_every_size_arrive_whole() -> None:
 
 def test_more_busy_processes_than_cores_are_marked() -> None:
     cores = len(shard.usable_cores())
-    marks = ["oversubscribed" in point.candidate.name for point in points_of(Shards((1, cores + 1)))]
+    marks = [
+        "oversubscribed" in point.candidate.name for point in points_of(Shards((1, cores + 1)))
+    ]
     assert marks == [cores < 2, True]
 
 

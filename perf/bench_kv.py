@@ -1,23 +1,32 @@
-"""Push and pull between one worker and one server process, inline on both sides, polling; and between several of each.
+"""Push and pull between one worker and one server process, inline on both sides, polling; and
+between several of each.
 
 Expected, beside the same table called in this process with no message at all:
-    64 keys x 16, pull or push    a call (6 us over shm, 14 over tcp), key arrays wrapped on both sides, the table's
-                                  lookup of 64 keys (some 20 us with numpy): 40 us. With 16 under way the two processes
-                                  overlap: the slower one's work, 25 us.
-    10,000 keys x 16              640 kB of rows, 80 kB of keys: the table's work, 0.5 ms or more, outweighs the
-                                  transport, some 0.1 ms for the copies. Over tcp, 0.3 ms more.
-    10,000 keys x 64, of 10 k     the table grows from 2.6 MB, which fits a second-level cache, to 2.6 GB, which fits none: a
-      to 10 M                     key costs three times as much, and no more, as the index is asked in one pass.
-    dense 4 MB                    pull: a copy by the table, sent by reference: 0.5 ms. push: one copy to send, one pass
-                                  of the optimizer: 1.5 ms. push_pull: both.
-    100,000 keys x 64, of 10 M    25.6 MB of rows, each with its cache misses in 2.6 GB: 5 ms to gather, twice that to change.
-                                  Each candidate makes such a table first: 3.2 GB of memory, some 10 s.
-    servers x workers             each worker pulls and pushes 10,000 keys x 16, one after the other, as fast as it goes: 0.8 ms a
-                                  pair. From two servers on a worker cuts its keys up and puts the rows together, 0.4 ms more of
-                                  its own core, while each server has less to do. With a core for each process N servers and N
-                                  workers do N times what two and one do; without, all share the cores there are, marked
-                                  "oversubscribed": more workers change nothing, more servers cost that and the switches between
-                                  processes. Polling is off, or pollers would have the cores of those who work.
+    64 keys x 16, pull or push  a call (6 us over shm, 14 over tcp), key arrays wrapped on both
+                                sides, the table's lookup of 64 keys (some 20 us with numpy): 40 us.
+                                With 16 under way the two processes
+                                overlap: the slower one's work, 25 us.
+    10,000 keys x 16            640 kB of rows, 80 kB of keys: the table's work, 0.5 ms or more,
+                                outweighs the transport, some 0.1 ms for the copies. Over tcp, 0.3
+                                ms more.
+    10,000 keys x 64, of 10 k   the table grows from 2.6 MB, which fits a second-level cache, to 2.6
+                                GB, which fits none: a
+      to 10 M                   key costs three times as much, and no more, as the index is asked in
+                                one pass.
+    dense 4 MB                  pull: a copy by the table, sent by reference: 0.5 ms. push: one copy
+                                to send, one pass of the optimizer: 1.5 ms. push_pull: both.
+    100,000 keys x 64, of 10 M  25.6 MB of rows, each with its cache misses in 2.6 GB: 5 ms to
+                                gather, twice that to change. Each candidate makes such a table
+                                first: 3.2 GB of memory, some 10 s.
+    servers x workers           each worker pulls and pushes 10,000 keys x 16, one after the other,
+                                as fast as it goes: 0.8 ms a pair. From two servers on a worker cuts
+                                its keys up and puts the rows together, 0.4 ms more of its own core,
+                                while each server has less to do. With a core for each process N
+                                servers and N workers do N times what two and one do; without, all
+                                share the cores there are, marked "oversubscribed": more workers
+                                change nothing, more servers cost that and the switches between
+                                processes. Polling is off, or pollers would have the cores of those
+                                who work.
 
     python -m perf.bench_kv [--json] [--quick]
 """
@@ -49,7 +58,8 @@ from .timing import FULL, TINY, Effort, Sample, time_each, time_many
 
 NAME = "kv"
 TABLE = "t"
-KEYS_IN_TABLE = 200_000  # of which each operation takes others: as many rows as do not fit into the second-level cache
+# of which each operation takes others: as many rows as do not fit into the second-level cache
+KEYS_IN_TABLE = 200_000
 FILL_KEYS = 100_000  # pushed at a time while the table is made
 CHECKED_KEYS = 30_000  # about so many are looked at in the end
 KEY_SETS = 8
@@ -61,7 +71,9 @@ GRID_REPEATS_MAX = 2  # of nine candidates with up to ten processes each
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """`verb` for `keys` random keys of `keys_in_table` rows float32[dim]; `window` > 1: so many under way."""
+    """`verb` for `keys` random keys of `keys_in_table` rows float32[dim]; `window` > 1: so many
+    under way.
+    """
 
     verb: str
     keys: int
@@ -76,7 +88,9 @@ class Sparse:
 
     def __str__(self) -> str:
         under_way = f", {self.window} in flight" if self.window > 1 else ""
-        of_many = f" of {self.keys_in_table / 1e6:g} M" if self.keys_in_table != KEYS_IN_TABLE else ""
+        of_many = (
+            f" of {self.keys_in_table / 1e6:g} M" if self.keys_in_table != KEYS_IN_TABLE else ""
+        )
         return f"{self.verb}, {self.keys} keys x {self.dim}{of_many}{under_way}"
 
 
@@ -99,7 +113,9 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Every number of servers with every number of workers, each of which pulls `keys` rows float32[dim] and pushes to them."""
+    """Every number of servers with every number of workers, each of which pulls `keys` rows
+    float32[dim] and pushes to them.
+    """
 
     keys: int
     dim: int
@@ -124,7 +140,11 @@ CASES: list[Case] = [
     Sparse("pull", 10_000, 16),
     Sparse("push", 10_000, 16),
     Sparse("push_pull", 10_000, 16),
-    *(Sparse(verb, 10_000, 64, keys_in_table=10**power) for power in (4, 5, 6, 7) for verb in ("pull", "push")),
+    *(
+        Sparse(verb, 10_000, 64, keys_in_table=10**power)
+        for power in (4, 5, 6, 7)
+        for verb in ("pull", "push")
+    ),
     LARGE_PULL,
     LARGE_PUSH,
     Dense("pull", 1000),
@@ -140,7 +160,12 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case over each transport, and with no transport; of a grid each of its points."""
     if isinstance(case, Grid):
         return run_grid(case, effort, progress, pinned)
@@ -149,13 +174,23 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
         Candidate("prpc kv, tcp", "ours", partial(measure, case=case, transport="tcp")),
         Candidate(ALONE, "limit", partial(measure_table, case=case)),
     ]
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def serve(announce: Announce, master: str, transport: str) -> None:
     """A key-value server, until SIGTERM."""
     stop = StopRequest()
-    with prpc_engine.RpcService(master=master, polling=True, transports=[transport], pin=only_core()) as service:
+    with prpc_engine.RpcService(
+        master=master, polling=True, transports=[transport], pin=only_core()
+    ) as service:
         TableServer(service)
         announce(service.rank)
         while not stop.asked:
@@ -163,11 +198,15 @@ def serve(announce: Announce, master: str, transport: str) -> None:
 
 
 def measure(place: Place, effort: Effort, case: Sparse | Dense, transport: str) -> Sample:
-    """Time each verb, or with a window the rate of its submit_ form; then look at what the pushes came to."""
+    """Time each verb, or with a window the rate of its submit_ form; then look at what the pushes
+    came to.
+    """
     with (
         place.serve_aside(serve_master) as (_, master),
         place.serve(serve, master, transport),
-        prpc_engine.RpcService(master=master, polling=True, transports=[transport], pin=only_core()) as service,
+        prpc_engine.RpcService(
+            master=master, polling=True, transports=[transport], pin=only_core()
+        ) as service,
     ):
         worker: Any = TableWorker(service, timeout_s=WAIT_S_MAX)
         optimizer = Sgd(learning_rate=LEARNING_RATE)
@@ -180,7 +219,9 @@ def measure(place: Place, effort: Effort, case: Sparse | Dense, transport: str) 
         if case.window == 1:
             sample = time_each(lambda: verb(*work.next_arrays()), effort)
         else:
-            sample = _under_way(partial(getattr(worker, f"submit_{case.verb}"), TABLE), work, case.window, effort)
+            sample = _under_way(
+                partial(getattr(worker, f"submit_{case.verb}"), TABLE), work, case.window, effort
+            )
         return work.check(_with_keys(sample, case))
 
 
@@ -193,9 +234,15 @@ def measure_table(place: Place, effort: Effort, case: Sparse | Dense) -> Sample:
         suffix = ""
     else:
         shape = (case.rows, 1000)
-        table.create_table(DenseSpec(TABLE, 0, 1, optimizer, Constant(), shape, 0, case.rows).to_dict())
+        table.create_table(
+            DenseSpec(TABLE, 0, 1, optimizer, Constant(), shape, 0, case.rows).to_dict()
+        )
         suffix = "_dense"
-    work = _Work(case, partial(getattr(table, f"push{suffix}"), TABLE), partial(getattr(table, f"pull{suffix}"), TABLE))
+    work = _Work(
+        case,
+        partial(getattr(table, f"push{suffix}"), TABLE),
+        partial(getattr(table, f"pull{suffix}"), TABLE),
+    )
     verb = partial(getattr(table, f"{case.verb}{suffix}"), TABLE)
     sample = work.check(_with_keys(time_each(lambda: verb(*work.next_arrays()), effort), case))
     if isinstance(case, Sparse):
@@ -204,7 +251,9 @@ def measure_table(place: Place, effort: Effort, case: Sparse | Dense) -> Sample:
     return sample
 
 
-def run_grid(case: Grid, effort: Effort, progress: Callable[[str], None] | None, pinned: bool) -> list[Result]:
+def run_grid(
+    case: Grid, effort: Effort, progress: Callable[[str], None] | None, pinned: bool
+) -> list[Result]:
     """Measure each number of servers with each number of workers."""
     candidates = []
     for servers in case.counts:
@@ -215,15 +264,28 @@ def run_grid(case: Grid, effort: Effort, progress: Callable[[str], None] | None,
             measured = partial(measure_grid, case=case, servers=servers, workers=workers)
             candidates.append(Candidate(name, "ours", measured))
     effort = replace(effort, repeats=min(effort.repeats, GRID_REPEATS_MAX))
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def measure_grid(place: Place, effort: Effort, case: Grid, servers: int, workers: int) -> Sample:
-    """The rate of all workers together, who begin at the same time; then look at what their pushes came to."""
+    """The rate of all workers together, who begin at the same time; then look at what their pushes
+    came to.
+    """
     with place.serve_aside(serve_master) as (_, master), ExitStack() as stack:
 
         def start(count: int, target: Callable[..., None], *more: object) -> list[Child]:
-            return [stack.enter_context(Child(target, master, *more, cores=place.other_cores)) for _ in range(count)]
+            return [
+                stack.enter_context(Child(target, master, *more, cores=place.other_cores))
+                for _ in range(count)
+            ]
 
         start(servers, serve_idle)
         working = start(workers, work_in_grid, case, servers, workers, effort)
@@ -236,7 +298,9 @@ def measure_grid(place: Place, effort: Effort, case: Grid, servers: int, workers
         done = [child.receive() for child in working]
         pushes = sum(operations for operations, _ in done)
         total = table.pull(TABLE, np.arange(KEYS_IN_TABLE)).sum(dtype=np.float64)
-        sample = Sample(ops=pushes, ops_per_s=sum(operations / took_s for operations, took_s in done))
+        sample = Sample(
+            ops=pushes, ops_per_s=sum(operations / took_s for operations, took_s in done)
+        )
         if sample.ops_per_s is not None:
             sample.figures["million_keys_per_s"] = 2 * sample.ops_per_s * case.keys / 1e6
         wanted = (KEYS_IN_TABLE + pushes * case.keys) * case.dim
@@ -252,7 +316,9 @@ def serve_idle(announce: Announce, master: str) -> None:
             service.serve_forever(timeout_s=STOP_LOOK_S)
 
 
-def work_in_grid(announce: Announce, master: str, case: Grid, servers: int, workers: int, effort: Effort) -> None:
+def work_in_grid(
+    announce: Announce, master: str, case: Grid, servers: int, workers: int, effort: Effort
+) -> None:
     """One worker: (operations, seconds that they took)."""
     with prpc_engine.RpcService(master=master) as service:
         table = _grid_table(service, case, servers)
@@ -279,7 +345,12 @@ def _grid_table(service: prpc_engine.RpcService, case: Grid, servers: int) -> Ta
 class _Work:
     """The arrays of one run, and what the table must hold after it."""
 
-    def __init__(self, case: Sparse | Dense, push: Callable[..., None], pull: Callable[..., NDArray[np.float32]]) -> None:
+    def __init__(
+        self,
+        case: Sparse | Dense,
+        push: Callable[..., None],
+        pull: Callable[..., NDArray[np.float32]],
+    ) -> None:
         self._case = case
         self._pull = pull
         self._turn = 0
@@ -288,11 +359,15 @@ class _Work:
             self._sets = [(np.ones((case.rows, 1000), np.float32),)]
         else:
             chooser = np.random.default_rng(20240817)
-            for begin in range(0, case.keys_in_table, FILL_KEYS):  # the table grows before anything is timed
+            # the table grows before anything is timed
+            for begin in range(0, case.keys_in_table, FILL_KEYS):
                 some = np.arange(begin, min(begin + FILL_KEYS, case.keys_in_table))
                 push(some, np.ones((len(some), case.dim), np.float32))
             grads = np.ones((case.keys, case.dim), np.float32)
-            self._sets = [(chooser.choice(case.keys_in_table, case.keys, replace=False), grads) for _ in range(KEY_SETS)]
+            self._sets = [
+                (chooser.choice(case.keys_in_table, case.keys, replace=False), grads)
+                for _ in range(KEY_SETS)
+            ]
 
     def next_arrays(self) -> tuple[NDArray[Any], ...]:
         """What the verb takes: keys, gradients, both or none."""
@@ -303,7 +378,9 @@ class _Work:
         return arrays[:1] if self._case.verb == "pull" else arrays
 
     def check(self, sample: Sample) -> Sample:
-        """With the count of values that are what so many pushes of 1 make of 0, and of all that were looked at."""
+        """With the count of values that are what so many pushes of 1 make of 0, and of all that
+        were looked at.
+        """
         pushes = 0 if self._case.verb == "pull" else self._turn
         if isinstance(self._case, Dense):
             values = self._pull()
@@ -312,10 +389,16 @@ class _Work:
             counts = np.ones(self._case.keys_in_table, np.int64)
             for index, arrays in enumerate(self._sets):
                 counts[arrays[0]] += pushes // KEY_SETS + (index < pushes % KEY_SETS)
-            keys = np.arange(0, self._case.keys_in_table, max(1, self._case.keys_in_table // CHECKED_KEYS))
+            keys = np.arange(
+                0, self._case.keys_in_table, max(1, self._case.keys_in_table // CHECKED_KEYS)
+            )
             values = self._pull(keys)
             wanted = np.repeat(-counts[keys].astype(np.float32)[:, None], values.shape[1], axis=1)
-        return sample.with_work(values_right=int((values == wanted).sum()), values=int(values.size), operations=self._turn)
+        return sample.with_work(
+            values_right=int((values == wanted).sum()),
+            values=int(values.size),
+            operations=self._turn,
+        )
 
 
 def _under_way(submit: Callable[..., Any], work: _Work, window: int, effort: Effort) -> Sample:

@@ -2,16 +2,21 @@
 
 Expected:
     alone          the call as bench_rpc has it.
-    beside, busy   small calls one after the other. The client's interpreter runs one thread at a time and changes after 5 ms at
-                   the latest, so many small calls go between two arrays: p50 is that of a call alone. p99 and above are calls
-                   that met an array: shm copies 5 MiB into the slab in 1 ms, tcp moves it through the kernel in 2 to 5.
-    beside, paced  a small call every 0.5 ms, as a control message would come: most meet an array, for the bulk thread goes on
-                   meanwhile. p50 is a part of an array's time, p99 one or two arrays'. tcp has one lane, where a small message
-                   waits for the array that has begun, and for that alone.
-    longest        one or two arrays and a change of threads on either side: no call should take 40 ms.
+    beside, busy   small calls one after the other. The client's interpreter runs one thread at a
+                   time and changes after 5 ms at the latest, so many small calls go between two
+                   arrays: p50 is that of a call alone. p99 and above are calls
+                   that met an array: shm copies 5 MiB into the slab in 1 ms, tcp moves it through
+                   the kernel in 2 to 5.
+    beside, paced  a small call every 0.5 ms, as a control message would come: most meet an array,
+                   for the bulk thread goes on meanwhile. p50 is a part of an array's time, p99 one
+                   or two arrays'. tcp has one lane, where a small message waits for the array that
+                   has begun, and for that alone.
+    longest        one or two arrays and a change of threads on either side: no call should take 40
+                   ms.
 
-Percentiles are of calls, not of time: busy callers make few calls while they wait, so look at the paced ones and at the longest.
-All is in one long repeat, so that the longest is the longest of all. Arrays are ordinary ones: each is copied.
+Percentiles are of calls, not of time: busy callers make few calls while they wait, so look at the
+paced ones and at the longest. All is in one long repeat, so that the longest is the longest of all.
+Arrays are ordinary ones: each is copied.
 
     python -m perf.bench_mixed [--json] [--quick]
 """
@@ -41,7 +46,8 @@ SIZE_BYTES = 64
 BULK_BYTES = 5 << 20
 NUMBERS = 1 << 24  # that float32 holds exactly
 GAP_S = 0.0005
-REPEAT_PARTS = 4  # times what all repeats would take: p99.9 wants 10,000 calls, which take longer beside bulk
+# times what all repeats would take: p99.9 wants 10,000 calls, which take longer beside bulk
+REPEAT_PARTS = 4
 ALL = [
     peers.SHM_PARKING,
     peers.TCP_PARKING,
@@ -53,14 +59,18 @@ ALL = [
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """Calls of SIZE_BYTES, one at a time, with `gap_s` between them, beside arrays of `bulk_bytes`, one at a time; 0: alone."""
+    """Calls of SIZE_BYTES, one at a time, with `gap_s` between them, beside arrays of `bulk_bytes`,
+    one at a time; 0: alone.
+    """
 
     bulk_bytes: int
     gap_s: float = 0.0
 
     def __str__(self) -> str:
         where = f"beside arrays of {units.size(self.bulk_bytes)}" if self.bulk_bytes else "alone"
-        return f"call, {SIZE_BYTES} B, {where}" + (f", one every {units.duration(self.gap_s * 1e9)}" if self.gap_s else "")
+        return f"call, {SIZE_BYTES} B, {where}" + (
+            f", one every {units.duration(self.gap_s * 1e9)}" if self.gap_s else ""
+        )
 
 
 CASES = [Mixed(0), Mixed(BULK_BYTES), Mixed(BULK_BYTES, GAP_S)]
@@ -82,9 +92,17 @@ def run(
 ) -> list[Result]:
     """Measure one case with all candidates, or with those named, in one repeat."""
     parts = REPEAT_PARTS * effort.repeats
-    long = replace(effort, repeats=1, timed_s=effort.timed_s * parts, ops_max=effort.ops_max * parts)
+    long = replace(
+        effort, repeats=1, timed_s=effort.timed_s * parts, ops_max=effort.ops_max * parts
+    )
     candidates = [
-        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution)
+        Candidate(
+            info.name,
+            info.role,
+            partial(measure, case=case, info=info),
+            info.module,
+            info.distribution,
+        )
         for info in infos or ALL
     ]
     return compare(NAME, str(case), candidates, long, pinned=pinned, progress=progress)
@@ -93,7 +111,10 @@ def run(
 def measure(place: Place, effort: Effort, case: Mixed, info: PeerInfo) -> Sample:
     """Time each small call for as long as `effort` says."""
     payload = pattern(SIZE_BYTES)
-    with open_peer(info, place, Job("echo", SIZE_BYTES)) as peer, _bulk(peer, case.bulk_bytes) as bulk:
+    with (
+        open_peer(info, place, Job("echo", SIZE_BYTES)) as peer,
+        _bulk(peer, case.bulk_bytes) as bulk,
+    ):
         _calls(peer, payload, effort.warm_s, case.gap_s, effort)
         arrays, start_ns = bulk.arrays, time.perf_counter_ns()
         took_ns, wrong = _calls(peer, payload, effort.timed_s, case.gap_s, effort)
@@ -105,7 +126,9 @@ def measure(place: Place, effort: Effort, case: Mixed, info: PeerInfo) -> Sample
     return sample.with_work(wrong=wrong + bulk.wrong, arrays=bulk.arrays)
 
 
-def _calls(peer: Peer, payload: bytes, span_s: float, gap_s: float, effort: Effort) -> tuple[list[int], int]:
+def _calls(
+    peer: Peer, payload: bytes, span_s: float, gap_s: float, effort: Effort
+) -> tuple[list[int], int]:
     """Small calls for `span_s` seconds: what each took, and how many came back wrong."""
     took_ns: list[int] = []
     wrong = 0
@@ -133,7 +156,9 @@ class Bulk:
 
 @contextlib.contextmanager
 def _bulk(peer: Peer, nbytes: int) -> Iterator[Bulk]:
-    """Meanwhile a thread sends arrays, one after the other, each with its number in it; the first has been answered before."""
+    """Meanwhile a thread sends arrays, one after the other, each with its number in it; the first
+    has been answered before.
+    """
     sent = Bulk()
     if not nbytes:
         yield sent
@@ -160,12 +185,15 @@ def _bulk(peer: Peer, nbytes: int) -> Iterator[Bulk]:
         sending.result(WAIT_S_MAX)
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_calls_and_arrays_come_back_right() -> None:
     alone, _, paced = CASES
-    for case, infos in ((alone, [peers.SHM_PARKING]), (paced, [peers.SHM_PARKING, peers.TCP_PARKING, peers.GRPC])):
+    for case, infos in (
+        (alone, [peers.SHM_PARKING]),
+        (paced, [peers.SHM_PARKING, peers.TCP_PARKING, peers.GRPC]),
+    ):
         for result in run(case, TINY, infos):
             assert result.state in ("ok", "not installed"), result.note
             if result.state == "ok":

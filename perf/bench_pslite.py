@@ -1,22 +1,27 @@
-"""ps-lite's verbs between a worker and a server process, inline on both sides, polling; the scheduler aside.
+"""ps-lite's verbs between a worker and a server process, inline on both sides, polling; the
+scheduler aside.
 
 Expected, one key a message:
-    push awaited, 64 B to 4 KB  a call (5 us over shm) and on both sides together some 5 us: a head packed and read, arrays copied
-                                into it and viewed there, a timestamp kept. 10 us.
-    pushes in flight, 64 B      no waiting, only work: the worker's side, some 3.5 us a message, of which up to 32 leave in one
-                                call of some 8 us.
-    64 KiB to 16 MB over shm    40 messages (4 of 16 MB) of one key each, all issued and then all waited for, as the C++ figures
-                                were taken. push: one copy into shared memory; the handle gets a view. pull: the server's copy
-                                and the worker's into its own array: half of memcpy's rate. push_pull: both.
-                                What is below 128 KiB, both ways together, shares calls once eight are on their way.
-    the same over unix, tcp     what one socket within the host carries; nodes without shared memory choose unix over tcp.
-    batched keys                100,000 scalars a push, summed by the default handle: its look-up of keys that were pushed
-                                together before, a few ns a key.
-    barrier                     the first worker holds it: one call of the other to it, which opens it where the first has come:
-                                15 us, and what they come apart.
+    push awaited, 64 B to 4 KB  a call (5 us over shm) and on both sides together some 5 us: a head
+                                packed and read, arrays copied into it and viewed there, a timestamp
+                                kept. 10 us.
+    pushes in flight, 64 B      no waiting, only work: the worker's side, some 3.5 us a message, of
+                                which up to 32 leave in one call of some 8 us.
+    64 KiB to 16 MB over shm    40 messages (4 of 16 MB) of one key each, all issued and then all
+                                waited for, as the C++ figures were taken. push: one copy into
+                                shared memory; the handle gets a view. pull: the server's copy and
+                                the worker's into its own array: half of memcpy's rate. push_pull:
+                                both. What is below 128 KiB, both ways together, shares calls once
+                                eight are on their way.
+    the same over unix, tcp     what one socket within the host carries; nodes without shared memory
+                                choose unix over tcp.
+    batched keys                100,000 scalars a push, summed by the default handle: its look-up of
+                                keys that were pushed together before, a few ns a key.
+    barrier                     the first worker holds it: one call of the other to it, which opens
+                                it where the first has come: 15 us, and what they come apart.
 
-The C++ figures are of dmlc/ps-lite, zmq over loopback, built natively on a machine of the same kind (published.py); they are not
-measured here.
+The C++ figures are of dmlc/ps-lite, zmq over loopback, built natively on a machine of the same kind
+(published.py); they are not measured here.
 
     python -m perf.bench_pslite [--json] [--quick]
 """
@@ -57,7 +62,9 @@ BARRIERS = 3000
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One key with `size_bytes` of values. `window` > 1: so many under way. `messages` > 1: so many issued, then waited for."""
+    """One key with `size_bytes` of values. `window` > 1: so many under way. `messages` > 1: so many
+    issued, then waited for.
+    """
 
     verb: str
     size_bytes: int
@@ -67,7 +74,10 @@ class Verb:
     def __str__(self) -> str:
         size = f"{self.size_bytes // KIB} KiB" if self.size_bytes >= KIB else f"{self.size_bytes} B"
         in_flight = f", {self.window} in flight" if self.window > 1 else ""
-        return f"{self.verb}, {size}{in_flight}{f', {self.messages} a round' if self.messages > 1 else ''}"
+        return (
+            f"{self.verb}, "
+            f"{size}{in_flight}{f', {self.messages} a round' if self.messages > 1 else ''}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +102,15 @@ class Barrier:
 
 
 Case = Verb | Batched | Barrier
-LARGE_BYTES = {64 * KIB: 40, 1_024_000: 40, 16_384_000: 4}  # messages a round, as in the C++ figures
+# messages a round, as in the C++ figures
+LARGE_BYTES = {64 * KIB: 40, 1_024_000: 40, 16_384_000: 4}
 SMALL = [Verb("push", size) for size in (64, KIB, 4 * KIB)]
 IN_FLIGHT = Verb("push", 64, window=WINDOW)
-LARGE = [Verb(verb, size, messages=count) for size, count in LARGE_BYTES.items() for verb in ("push", "pull", "push_pull")]
+LARGE = [
+    Verb(verb, size, messages=count)
+    for size, count in LARGE_BYTES.items()
+    for verb in ("push", "pull", "push_pull")
+]
 CASES: list[Case] = [*SMALL, IN_FLIGHT, *LARGE, Batched(), Barrier()]
 CPP = published.name_of(published.PSLITE)
 TARGETS = [
@@ -109,8 +124,15 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
-    """Measure one case over each transport, beside what bounds it, and what was published of the C++ one."""
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
+    """Measure one case over each transport, beside what bounds it, and what was published of the
+    C++ one.
+    """
     candidates = [Candidate(SHM, "ours", partial(measure, case=case, van="shm"))]
     if not isinstance(case, Barrier):
         candidates.append(Candidate(UNIX, "ours", partial(measure, case=case, van="unix")))
@@ -120,9 +142,21 @@ def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | Non
             Candidate(COPY, "limit", partial(_measure_copy, size_bytes=case.size_bytes)),
             Candidate(RAW, "limit", partial(_measure_raw, size_bytes=case.size_bytes)),
         ]
-    results = compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
-    verb = case.verb if isinstance(case, Verb) else "barrier" if isinstance(case, Barrier) else "keys"
-    return results + published.pslite_results(NAME, str(case), verb, case.size_bytes, getattr(case, "window", 1))
+    results = compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
+    verb = (
+        case.verb if isinstance(case, Verb) else "barrier" if isinstance(case, Barrier) else "keys"
+    )
+    return results + published.pslite_results(
+        NAME, str(case), verb, case.size_bytes, getattr(case, "window", 1)
+    )
 
 
 def _join(role: str, port: int, workers: int, van: str, is_polling: bool) -> None:
@@ -140,7 +174,9 @@ def _join(role: str, port: int, workers: int, van: str, is_polling: bool) -> Non
     ps.start()
 
 
-def _keep(store: dict[int, NDArray[np.uint8]], meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
+def _keep(
+    store: dict[int, NDArray[np.uint8]], meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer
+) -> None:
     """As bytedance's benchmark: what was pushed last is what is pulled."""
     key = int(pairs.keys[0])
     if meta.push:
@@ -149,7 +185,14 @@ def _keep(store: dict[int, NDArray[np.uint8]], meta: ps.KVMeta, pairs: ps.KVPair
 
 
 def serve(
-    announce: Announce, role: str, port: int, workers: int, van: str, is_polling: bool, is_summing: bool, barriers: int = 0
+    announce: Announce,
+    role: str,
+    port: int,
+    workers: int,
+    van: str,
+    is_polling: bool,
+    is_summing: bool,
+    barriers: int = 0,
 ) -> None:
     """The scheduler, the server, or the other worker of a barrier, until the job ends."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -157,7 +200,9 @@ def serve(
     _join(role, port, workers, van, is_polling)
     if role == "server":
         store: dict[int, NDArray[np.uint8]] = {}
-        ps.KVServer(0).set_request_handle(ps.KVServerDefaultHandle() if is_summing else partial(_keep, store))
+        ps.KVServer(0).set_request_handle(
+            ps.KVServerDefaultHandle() if is_summing else partial(_keep, store)
+        )
     elif role == "worker":
         for _ in range(barriers):
             ps.get_postoffice().barrier(0, ps.WORKER_GROUP)
@@ -165,7 +210,9 @@ def serve(
 
 
 def _held_port() -> socket.socket:
-    """Bound to a free port, and not listening: a scheduler, whose socket has SO_REUSEADDR, too, gets it, and nobody else does."""
+    """Bound to a free port, and not listening: a scheduler, whose socket has SO_REUSEADDR, too,
+    gets it, and nobody else does.
+    """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -180,19 +227,27 @@ def measure(place: Place, effort: Effort, case: Case, van: str) -> Sample:
     with (
         held,
         place.serve_aside(serve, "scheduler", *job, False, False) as (scheduler, _),
-        place.serve(serve, "server", *job, not isinstance(case, Barrier), isinstance(case, Batched)) as (server, _),
+        place.serve(
+            serve, "server", *job, not isinstance(case, Barrier), isinstance(case, Batched)
+        ) as (server, _),
     ):
         if isinstance(case, Barrier):
             barriers = BARRIERS if effort.timed_s else effort.ops_min
             with place.serve(serve, "worker", *job, True, False, barriers) as (other, _):
                 _join("worker", *job, True)
-                sample = time_calls(lambda: ps.get_postoffice().barrier(0, ps.WORKER_GROUP), barriers)
+                sample = time_calls(
+                    lambda: ps.get_postoffice().barrier(0, ps.WORKER_GROUP), barriers
+                )
                 ps.finalize()
                 other.finish()
         else:
             _join("worker", *job, True)
             kv = ps.KVWorker(0)
-            sample = _measure_batched(kv, case, effort) if isinstance(case, Batched) else _measure_verb(kv, case, effort)
+            sample = (
+                _measure_batched(kv, case, effort)
+                if isinstance(case, Batched)
+                else _measure_verb(kv, case, effort)
+            )
             ps.finalize()
         server.finish()
         scheduler.finish()
@@ -233,11 +288,18 @@ def _measure_verb(kv: ps.KVWorker, case: Verb, effort: Effort) -> Sample:
         sample = time_many(send, effort, WINDOW_FIRST, 4 * effort.ops_max)[0]
     for timestamp in [kv.pull(*each) for each in zip(keys, outs, strict=True)]:
         kv.wait(timestamp)
-    return sample.with_work(bytes_right=sum(int((out == 7).sum()) for out in outs), bytes_in_all=case.size_bytes * case.messages)
+    return sample.with_work(
+        bytes_right=sum(int((out == 7).sum()) for out in outs),
+        bytes_in_all=case.size_bytes * case.messages,
+    )
 
 
 def _measure_batched(kv: ps.KVWorker, case: Batched, effort: Effort) -> Sample:
-    keys, vals, outs = np.arange(case.keys, dtype=np.uint64), np.ones(case.keys, np.float32), np.zeros(case.keys, np.float32)
+    keys, vals, outs = (
+        np.arange(case.keys, dtype=np.uint64),
+        np.ones(case.keys, np.float32),
+        np.zeros(case.keys, np.float32),
+    )
     pushes = 0
 
     def push() -> None:
@@ -270,7 +332,12 @@ def _with_gbps(sample: Sample, size_bytes: int) -> Sample:
 
 
 def test_what_was_pushed_is_what_is_pulled() -> None:
-    for case in (Verb("push", 64), Verb("push_pull", 64 * KIB, messages=3), Verb("push", 64, window=8), Batched(1000)):
+    for case in (
+        Verb("push", 64),
+        Verb("push_pull", 64 * KIB, messages=3),
+        Verb("push", 64, window=8),
+        Batched(1000),
+    ):
         for result in run(case, TINY):
             assert result.state == "ok", result.note
             if result.role == "ours":
@@ -287,10 +354,15 @@ def test_two_workers_meet_as_often_as_they_are_timed() -> None:
 
 def test_every_target_against_what_was_published_has_a_figure() -> None:
     given = {
-        str(case): published.pslite_results(NAME, str(case), case.verb, case.size_bytes, case.window) for case in SMALL + LARGE
+        str(case): published.pslite_results(
+            NAME, str(case), case.verb, case.size_bytes, case.window
+        )
+        for case in SMALL + LARGE
     }
     assert all(len(found) == 1 for found in given.values())
-    assert {target.against for target in TARGETS if target.against} == {found[0].candidate for found in given.values()}
+    assert {target.against for target in TARGETS if target.against} == {
+        found[0].candidate for found in given.values()
+    }
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""How soon elastic tables answer again after a server was killed, and whether each push counts once.
+"""How soon elastic tables answer again after a server was killed, and whether each push counts
+once.
 
-Three servers, twelve partitions, ROWS rows; pushes that touch every partition, acknowledged as replicated, one after the other.
-An operation is one kill -9: from before the signal to the answer of a push sent right after it. Then another server is started,
-and the next kill waits until every partition has its copy again.
+Three servers, twelve partitions, ROWS rows; pushes that touch every partition, acknowledged as
+replicated, one after the other.
+An operation is one kill -9: from before the signal to the answer of a push sent right after it.
+Then another server is started, and the next kill waits until every partition has its copy again.
 
 Expected:
-    promoted     the kernel takes the process apart in 5 to 20 ms; the master sees its socket end, and tells the others; one of
+    promoted  the kernel takes the process apart in 5 to 20 ms; the master sees its socket end, and
+              tells the others; one of
     them
-                 changes the placement (two messages), tells its reactor, and the worker, which has tried again after 5, 10, 20
+                 changes the placement (two messages), tells its reactor, and the worker, which has
+                 tried again after 5, 10, 20
                  ms, finds it: some 50 ms.
-    loaded       without replicas the partition's rows are read from the newest checkpoint: some 10 ms for these few rows more,
+    loaded  without replicas the partition's rows are read from the newest checkpoint: some 10 ms
+            for these few rows more,
     and the
                  backoff of the worker has doubled once more.
 
@@ -46,8 +51,10 @@ TABLE = "t"
 SERVERS, PARTITIONS = 3, 12
 ROWS, DIM = 100_000, 16
 PROBE_KEYS = 256  # a push of so many touches every partition
-KILLS_PER_REPEAT = 5  # of FULL's five: each needs a new server process, which takes 0.5 to 1 s to start
-KILLING_S_MAX = 40.0  # on a machine where starting takes longer there are fewer kills: the harness allows 60 s
+# of FULL's five: each needs a new server process, which takes 0.5 to 1 s to start
+KILLS_PER_REPEAT = 5
+# on a machine where starting takes longer there are fewer kills: the harness allows 60 s
+KILLING_S_MAX = 40.0
 LOOK_S = 0.01
 
 
@@ -58,7 +65,9 @@ class Kill:
     replicas: int
 
     def __str__(self) -> str:
-        return "kill -9, a replica is promoted" if self.replicas else "kill -9, a checkpoint is loaded"
+        return (
+            "kill -9, a replica is promoted" if self.replicas else "kill -9, a checkpoint is loaded"
+        )
 
 
 CASES = [Kill(1), Kill(0)]
@@ -66,12 +75,22 @@ OURS = "prpc kv, elastic"
 TARGETS = [Target(str(CASES[0]), OURS, "longest_ns", "at most", 1e9)]
 
 
-def run(case: Kill, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Kill,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case, in one repeat."""
     each = KILLS_PER_REPEAT if effort.timed_s else effort.ops_min
     once = replace(effort, repeats=1, ops_min=each * effort.repeats)
     return compare(
-        NAME, str(case), [Candidate(OURS, "ours", partial(measure, case=case))], once, pinned=pinned, progress=progress
+        NAME,
+        str(case),
+        [Candidate(OURS, "ours", partial(measure, case=case))],
+        once,
+        pinned=pinned,
+        progress=progress,
     )
 
 
@@ -86,7 +105,12 @@ def serve(announce: Announce, master: str, settings: dict[str, Any]) -> None:
 
 def measure(place: Place, effort: Effort, case: Kill) -> Sample:
     """Kill after kill; then look at what the pushes came to."""
-    settings = {"partitions": PARTITIONS, "replicas": case.replicas, "servers": SERVERS, "checkpoint": place.folder}
+    settings = {
+        "partitions": PARTITIONS,
+        "replicas": case.replicas,
+        "servers": SERVERS,
+        "checkpoint": place.folder,
+    }
     took_ns: list[int] = []
     give_up = time.monotonic() + KILLING_S_MAX
     with contextlib.ExitStack() as living:
@@ -95,7 +119,9 @@ def measure(place: Place, effort: Effort, case: Kill) -> Sample:
         victims = [living.enter_context(start())[0] for _ in range(SERVERS)]
         service = living.enter_context(prpc_engine.RpcService(master=master))
         _wait_whole(service)
-        worker = TableWorker(service, elastic=True, ack="replicated" if case.replicas else "applied")
+        worker = TableWorker(
+            service, elastic=True, ack="replicated" if case.replicas else "applied"
+        )
         worker.create_sparse(TABLE, DIM, {"name": "add"})
         worker.push(TABLE, np.arange(ROWS), np.zeros((ROWS, DIM), np.float32))
         worker.save(place.folder, step=0)
@@ -114,11 +140,17 @@ def measure(place: Place, effort: Effort, case: Kill) -> Sample:
             all_probes = np.arange(ROWS, ROWS + PROBE_KEYS * len(took_ns))
             right = int((_pull(worker, all_probes) == 1).sum())
     sample = summary(np.array(took_ns))
-    percentiles = {f"p{share}_of_kills_ns": float(np.percentile(took_ns, share)) for share in (50, 99)}
+    percentiles = {
+        f"p{share}_of_kills_ns": float(np.percentile(took_ns, share)) for share in (50, 99)
+    }
     sample.figures.update(
-        percentiles, longest_ns=max(took_ns), repeats=sum(lane.repeats for lane in worker._lanes) / len(took_ns)
+        percentiles,
+        longest_ns=max(took_ns),
+        repeats=sum(lane.repeats for lane in worker._lanes) / len(took_ns),
     )
-    return sample.with_work(kills=len(took_ns), values_right=right, values=len(took_ns) * PROBE_KEYS * DIM)
+    return sample.with_work(
+        kills=len(took_ns), values_right=right, values=len(took_ns) * PROBE_KEYS * DIM
+    )
 
 
 def _pull(worker: TableWorker, keys: np.typing.NDArray[np.int64]) -> np.typing.NDArray[np.float32]:

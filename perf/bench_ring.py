@@ -1,17 +1,20 @@
 """Records from one pinned process to another through a ring in shared memory, and back.
 
 Expected:
-    flag ping-pong    two stores and two loads that miss: 0.2 us there and back. No ring can be faster.
-    64 B round trip   two writes and two reads of about 0.5 us each, and two cache-line hand-overs: some 2.5 us.
-                      A pipe sleeps and wakes twice: 50 us on a virtual machine.
-    one way, 64 B     the slower side's loop, some 0.8 us a record; staged by 32 and polled, 0.5 us; a list of records
-                      in one call, 0.4 us: 1 to 2.5 M/s.
-    one way, 64 KiB   np.copyto of 64 KiB from and to one core's cache runs at 20 to 40 GB/s, and no hand-over can: the
-                      reader's core fetches from the other core's cache what was written there, and the writer's has to
-                      take the lines back before it writes them again. Two slots and two flags, without a ring, show
-                      what the machine allows: as fast as a copy through memory as large as the ring, 10 to 20 GB/s,
-                      when the reader only looks at the first and last byte (all other lines stay where they are until
-                      somebody wants them), and half of it when the reader copies out. The ring adds 1 us a record.
+    flag ping-pong   two stores and two loads that miss: 0.2 us there and back. No ring can be
+                     faster.
+    64 B round trip  two writes and two reads of about 0.5 us each, and two cache-line hand-overs:
+                     some 2.5 us. A pipe sleeps and wakes twice: 50 us on a virtual machine.
+    one way, 64 B    the slower side's loop, some 0.8 us a record; staged by 32 and polled, 0.5 us;
+                     a list of records in one call, 0.4 us: 1 to 2.5 M/s.
+    one way, 64 KiB  np.copyto of 64 KiB from and to one core's cache runs at 20 to 40 GB/s, and no
+                     hand-over can: the reader's core fetches from the other core's cache what was
+                     written there, and the writer's has to take the lines back before it writes
+                     them again. Two slots and two flags, without a ring, show
+                     what the machine allows: as fast as a copy through memory as large as the ring,
+                     10 to 20 GB/s, when the reader only looks at the first and last byte (all other
+                     lines stay where they are until somebody wants them), and half of it when the
+                     reader copies out. The ring adds 1 us a record.
 
     python -m perf.bench_ring [--json] [--quick]
 """
@@ -34,9 +37,13 @@ from .targets import Target
 from .timing import FULL, TINY, Effort, Sample, time_each, time_many
 
 NAME = "ring"
-CAPACITY_BYTES = 1 << 20  # holds sixteen records of 64 KiB; stays in the second-level cache of both cores
-RECORDS_HELD_MIN = 4  # of the largest: the writer fills one while the reader has another, and some are under way
-BATCH = 32  # records published by one store of the cursor, and read by one call; fewer when they would fill the ring
+# holds sixteen records of 64 KiB; stays in the second-level cache of both cores
+CAPACITY_BYTES = 1 << 20
+# of the largest: the writer fills one while the reader has another, and some are under way
+RECORDS_HELD_MIN = 4
+# records published by one store of the cursor, and read by one call; fewer when they would fill the
+# ring
+BATCH = 32
 ONE_WAY_FIRST = 2_000  # records by which the rate is guessed
 
 
@@ -75,12 +82,20 @@ class Way:
 
     name: str
     write: Callable[[shard.RingProducer, bytes, int, int], None]  # (end, payload, records, batch)
-    read: Callable[[Announce, shard.Ring, shard.Ring, int], None]  # (announce, there, back, batch); runs until killed
+    # (announce, there, back, batch); runs until killed
+    read: Callable[[Announce, shard.Ring, shard.Ring, int], None]
 
 
 Case = RoundTrip | OneWay
 SMALL, LARGE = 64, 65536
-CASES: list[Case] = [RoundTrip(8), RoundTrip(SMALL), RoundTrip(4096), OneWay(SMALL), OneWay(4096), OneWay(LARGE)]
+CASES: list[Case] = [
+    RoundTrip(8),
+    RoundTrip(SMALL),
+    RoundTrip(4096),
+    OneWay(SMALL),
+    OneWay(4096),
+    OneWay(LARGE),
+]
 
 _ROUND_TRIP, _SMALL, _LARGE = str(RoundTrip(SMALL)), str(OneWay(SMALL)), str(OneWay(LARGE))
 COPIED_OUT, LOOKED_AT = "in place, copied out", "in place, looked at"
@@ -90,17 +105,47 @@ TARGETS = [
     Target(_ROUND_TRIP, "shard.Ring", "p99_ns", "at most", 6_000),
     Target(_ROUND_TRIP, "shard.Ring", "p50_ns", "at most", 12.0, against="flag ping-pong"),
     Target(_SMALL, "shard.Ring, many", "ops_per_s", "at least", 2_000_000),
-    # What one core does in its own cache, then what two can do: one that copies, or one that hands over without a ring.
+    # What one core does in its own cache, then what two can do: one that copies, or one that hands
+    # over without a ring.
     Target(_LARGE, f"shard.Ring, {LOOKED_AT}", "bytes_per_s", "at least", 0.8, against=IN_CACHE),
-    Target(_LARGE, f"shard.Ring, {LOOKED_AT}", "bytes_per_s", "at least", 0.8, against=THROUGH_RING),
-    Target(_LARGE, f"shard.Ring, {LOOKED_AT}", "bytes_per_s", "at least", 0.8, against="two slots, looked at"),
-    Target(_LARGE, f"shard.Ring, {COPIED_OUT}", "bytes_per_s", "at least", 0.8, against="two slots, copied out"),
+    Target(
+        _LARGE, f"shard.Ring, {LOOKED_AT}", "bytes_per_s", "at least", 0.8, against=THROUGH_RING
+    ),
+    Target(
+        _LARGE,
+        f"shard.Ring, {LOOKED_AT}",
+        "bytes_per_s",
+        "at least",
+        0.8,
+        against="two slots, looked at",
+    ),
+    Target(
+        _LARGE,
+        f"shard.Ring, {COPIED_OUT}",
+        "bytes_per_s",
+        "at least",
+        0.8,
+        against="two slots, copied out",
+    ),
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case with all candidates."""
-    return compare(NAME, str(case), candidates_of(case), effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates_of(case),
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def candidates_of(case: Case) -> list[Candidate]:
@@ -112,31 +157,51 @@ def round_trip_candidates(case: RoundTrip) -> list[Candidate]:
     """Two ways to use the ring, the limit, and a pipe."""
     return [
         Candidate("shard.Ring", "ours", partial(measure_round_trip, case=case)),
-        Candidate("shard.Ring, in place", "ours", partial(measure_round_trip, case=case, in_place=True)),
+        Candidate(
+            "shard.Ring, in place", "ours", partial(measure_round_trip, case=case, in_place=True)
+        ),
         Candidate("flag ping-pong", "limit", limits.measure_ping_pong),
         Candidate(peers.PIPE.name, "peer", partial(measure_peer, case=case, info=peers.PIPE)),
     ]
 
 
 def one_way_candidates(case: OneWay) -> list[Candidate]:
-    """Records one by one and in batches, or written and read in place where they are large; then the limits."""
-    ways = [ONE_BY_ONE, STAGED, MANY] if case.size_bytes < LARGE else [ONE_BY_ONE, MANY, IN_PLACE_COPIED, IN_PLACE_LOOKED]
-    candidates = [Candidate(way.name, "ours", partial(measure_one_way, case=case, way=way)) for way in ways]
-    candidates.append(Candidate(IN_CACHE, "limit", partial(limits.measure_copy, size_bytes=case.size_bytes)))
+    """Records one by one and in batches, or written and read in place where they are large; then
+    the limits.
+    """
+    ways = (
+        [ONE_BY_ONE, STAGED, MANY]
+        if case.size_bytes < LARGE
+        else [ONE_BY_ONE, MANY, IN_PLACE_COPIED, IN_PLACE_LOOKED]
+    )
+    candidates = [
+        Candidate(way.name, "ours", partial(measure_one_way, case=case, way=way)) for way in ways
+    ]
+    candidates.append(
+        Candidate(IN_CACHE, "limit", partial(limits.measure_copy, size_bytes=case.size_bytes))
+    )
     if case.size_bytes >= LARGE:
-        through = partial(limits.measure_copy, size_bytes=case.size_bytes, through_bytes=CAPACITY_BYTES)
+        through = partial(
+            limits.measure_copy, size_bytes=case.size_bytes, through_bytes=CAPACITY_BYTES
+        )
         candidates.append(Candidate(THROUGH_RING, "limit", through))
         for how, copied_out in (("copied out", True), ("looked at", False)):
-            slots = partial(limits.measure_slots, payload=pattern(case.size_bytes), copied_out=copied_out)
+            slots = partial(
+                limits.measure_slots, payload=pattern(case.size_bytes), copied_out=copied_out
+            )
             candidates.append(Candidate(f"two slots, {how}", "limit", slots))
     return candidates
 
 
-# -- there and back ----------------------------------------------------------------------------------------------------
+# -- there and back --------------------------------------------------------------------------------
 
 
-def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, in_place: bool = False) -> Sample:
-    """try_write and try_read; or claim, view and release, where the reader only looks at the record in the ring."""
+def measure_round_trip(
+    place: Place, effort: Effort, case: RoundTrip, in_place: bool = False
+) -> Sample:
+    """try_write and try_read; or claim, view and release, where the reader only looks at the record
+    in the ring.
+    """
     payload = pattern(case.size_bytes)
     capacity = OneWay(case.size_bytes).capacity_bytes
     with shard.Ring.create(capacity) as there, shard.Ring.create(capacity) as back:
@@ -166,7 +231,8 @@ def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, in_place: 
             while (answer := consumer.try_read()) is None:
                 pass
             return sample.with_work(
-                bytes_echoed=len(answer), bytes_right=sum(a == b for a, b in zip(answer, payload, strict=True))
+                bytes_echoed=len(answer),
+                bytes_right=sum(a == b for a, b in zip(answer, payload, strict=True)),
             )
 
 
@@ -195,11 +261,15 @@ def echo_in_place(announce: Announce, there: shard.Ring, back: shard.Ring) -> No
             consumer.release()
 
 
-# -- one way -----------------------------------------------------------------------------------------------------------
+# -- one way ---------------------------------------------------------------------------------------
 
 
-def measure_one_way(place: Place, effort: Effort, case: OneWay, way: Way, first: int = ONE_WAY_FIRST) -> Sample:
-    """So many records; the clock stops when the reader has said how many bytes it had. `first` of them tell the rate."""
+def measure_one_way(
+    place: Place, effort: Effort, case: OneWay, way: Way, first: int = ONE_WAY_FIRST
+) -> Sample:
+    """So many records; the clock stops when the reader has said how many bytes it had. `first` of
+    them tell the rate.
+    """
     payload = pattern(case.size_bytes)
     with shard.Ring.create(case.capacity_bytes) as there, shard.Ring.create(CAPACITY_BYTES) as back:
         producer, consumer = there.producer(), back.consumer()
@@ -236,7 +306,9 @@ def write_staged(producer: shard.RingProducer, payload: bytes, count: int, batch
 
 
 def write_many(producer: shard.RingProducer, payload: bytes, count: int, batch: int) -> None:
-    """The same with one call a batch. What did not fit stands at the head of the next: all payloads are alike."""
+    """The same with one call a batch. What did not fit stands at the head of the next: all payloads
+    are alike.
+    """
     payloads = [payload] * batch
     try_write_many = producer.try_write_many
     while count >= batch:
@@ -291,7 +363,9 @@ def swallow_polled(announce: Announce, there: shard.Ring, back: shard.Ring, batc
 
 
 def swallow_many(announce: Announce, there: shard.Ring, back: shard.Ring, batch: int) -> None:
-    """The same through read_many(). The empty record is the last of its list: the writer waits for the answer."""
+    """The same through read_many(). The empty record is the last of its list: the writer waits for
+    the answer.
+    """
     consumer, producer = there.consumer(), back.producer()
     announce("ready")
     received = 0
@@ -311,11 +385,15 @@ def swallow_in_place(announce: Announce, there: shard.Ring, back: shard.Ring, ba
 
 
 def look_in_place(announce: Announce, there: shard.Ring, back: shard.Ring, batch: int) -> None:
-    """Only look at the first and last byte of each record in the ring: two cache lines of it come over, no more."""
+    """Only look at the first and last byte of each record in the ring: two cache lines of it come
+    over, no more.
+    """
     _view_each(announce, there, back, None)
 
 
-def _view_each(announce: Announce, there: shard.Ring, back: shard.Ring, memory: memoryview | None) -> None:
+def _view_each(
+    announce: Announce, there: shard.Ring, back: shard.Ring, memory: memoryview | None
+) -> None:
     consumer, producer = there.consumer(), back.producer()
     announce("ready")
     received = 0
@@ -355,7 +433,10 @@ def test_every_record_comes_back_whole() -> None:
         for result in run(case, TINY):
             assert result.state == "ok", result.note
             if result.role == "ours":
-                assert result.work == {"bytes_echoed": case.size_bytes, "bytes_right": case.size_bytes}
+                assert result.work == {
+                    "bytes_echoed": case.size_bytes,
+                    "bytes_right": case.size_bytes,
+                }
                 assert result.ops == TINY.ops_min
 
 
@@ -367,8 +448,15 @@ def test_every_record_sent_one_way_arrives() -> None:
 
 
 def test_every_target_has_something_to_judge() -> None:
-    candidates = {(str(case), candidate.name) for case in CASES for candidate in candidates_of(case)}
-    assert {(target.case, name) for target in TARGETS for name in (target.candidate, target.against) if name} <= candidates
+    candidates = {
+        (str(case), candidate.name) for case in CASES for candidate in candidates_of(case)
+    }
+    assert {
+        (target.case, name)
+        for target in TARGETS
+        for name in (target.candidate, target.against)
+        if name
+    } <= candidates
 
 
 if __name__ == "__main__":

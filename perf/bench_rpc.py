@@ -1,25 +1,33 @@
 """A call there and back between two pinned processes, beside every peer that is installed.
 
 Expected, 64 B, one call at a time:
-    shm, polling    two records through two rings (2.5 us measured for the rings alone), and on each side one frame
-                    header packed and parsed, one lookup, one future: some 1 us each. 5 to 6 us.
+    shm, polling    two records through two rings (2.5 us measured for the rings alone), and on each
+                    side one frame header packed and parsed, one lookup, one future: some 1 us each.
+                    5 to 6 us.
     async def       a task and its first step more at the server: 2 us.
-    shm, parking    the same while calls follow each other, for the adaptive window outlasts the gaps; 1 us more to
-                    read the clock.
-    shm, asyncio    the same with parking: the loop that awaits looks at the rings for 25 us before it goes its round, so
-                    most answers cost no round of 20 to 40 us; 1 us for taking the lead, and 1 in 33 goes the long way.
-    unix, polling   as tcp, and 2 us less: the kernel wakes the peer without a round through its network stack.
-    tcp, polling    a raw spinning socket's round trip (8 us here: four system calls) and the same 2 to 3 us on top.
-    blocking peers  a sleep and a wake-up each way, 25 us each on a virtual machine: Pipe and a blocking socket 50 to
-                    60, pyzmq and pynng 80 to 100 (an I/O thread more on each side), grpcio 200 to 300 (HTTP/2, a
-                    thread pool; with asyncio on both sides a poller thread in place of it), torch.distributed.rpc 80 to
-                    300 (TensorPipe, pickle, a pool of 16 threads).
-    Pinned to one core a side, libraries with I/O threads share it between them; `pinned=False` shows that this is not
-    what makes them slow.
-    "cache line"    what one line takes there and back between the two cores, just before: on a virtual machine the host moves
-                    them, and a raw socket's round trip is 3, 10 or 30 us with it, parking or polling alike (core_distance.py).
-Expected, 64 calls under way: no waiting, only work: 3 us a call and side, both sides at once: 200 k calls/s or more.
-Expected, idle, parking: both processes sleep in epoll and wake a few times a second for timers: below 0.5 % of a core.
+    shm, parking    the same while calls follow each other, for the adaptive window outlasts the
+                    gaps; 1 us more to read the clock.
+    shm, asyncio    the same with parking: the loop that awaits looks at the rings for 25 us before
+                    it goes its round, so most answers cost no round of 20 to 40 us; 1 us for taking
+                    the lead, and 1 in 33 goes the long way.
+    unix, polling   as tcp, and 2 us less: the kernel wakes the peer without a round through its
+                    network stack.
+    tcp, polling    a raw spinning socket's round trip (8 us here: four system calls) and the same 2
+                    to 3 us on top.
+    blocking peers  a sleep and a wake-up each way, 25 us each on a virtual machine: Pipe and a
+                    blocking socket 50 to 60, pyzmq and pynng 80 to 100 (an I/O thread more on each
+                    side), grpcio 200 to 300 (HTTP/2, a thread pool; with asyncio on both sides a
+                    poller thread in place of it), torch.distributed.rpc 80 to 300 (TensorPipe,
+                    pickle, a pool of 16 threads).
+    Pinned to one core a side, libraries with I/O threads share it between them; `pinned=False`
+    shows that this is not what makes them slow.
+    "cache line"  what one line takes there and back between the two cores, just before: on a
+                  virtual machine the host moves them, and a raw socket's round trip is 3, 10 or 30
+                  us with it, parking or polling alike (core_distance.py).
+Expected, 64 calls under way: no waiting, only work: 3 us a call and side, both sides at once: 200 k
+calls/s or more.
+Expected, idle, parking: both processes sleep in epoll and wake a few times a second for timers:
+below 0.5 % of a core.
 
     python -m perf.bench_rpc [--json] [--quick]
 """
@@ -111,9 +119,24 @@ def run(
     """Measure one case with all candidates, or with those named."""
     chosen = infos or (IDLE if isinstance(case, Idle) else ALL)
     candidates = [
-        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution) for info in chosen
+        Candidate(
+            info.name,
+            info.role,
+            partial(measure, case=case, info=info),
+            info.module,
+            info.distribution,
+        )
+        for info in chosen
     ]
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
@@ -126,7 +149,9 @@ def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
 
 
 def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: PeerInfo) -> Sample:
-    """Time each call; of a client in an asyncio loop, each call that a coroutine awaits. Figure: cache_line_ns, see the head."""
+    """Time each call; of a client in an asyncio loop, each call that a coroutine awaits. Figure:
+    cache_line_ns, see the head.
+    """
     payload = _payload(case.size_bytes)
     cache_line_ns = core_distance.round_trip_ns(place)
     with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
@@ -145,13 +170,18 @@ def measure_pipelined(place: Place, effort: Effort, case: Pipelined, info: PeerI
     payload = _payload(case.size_bytes)
     with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
         sample, echoed = time_many(
-            lambda count: peer.round_trips(payload, count, case.window), effort, WINDOW_FIRST, 4 * effort.ops_max
+            lambda count: peer.round_trips(payload, count, case.window),
+            effort,
+            WINDOW_FIRST,
+            4 * effort.ops_max,
         )
         return sample.with_work(bytes_echoed=echoed, calls=sample.ops)
 
 
 def measure_idle(place: Place, effort: Effort, case: Idle, info: PeerInfo) -> Sample:
-    """After some calls, sleep, and read what both processes, all their threads, have used of a core meanwhile."""
+    """After some calls, sleep, and read what both processes, all their threads, have used of a core
+    meanwhile.
+    """
     payload = _payload(case.size_bytes)
     with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
         for _ in range(100):
@@ -194,7 +224,9 @@ def test_calls_under_way_are_all_answered() -> None:
 def test_every_target_has_something_to_judge() -> None:
     names = {info.name for info in ALL}
     assert {target.case for target in TARGETS} <= {str(case) for case in CASES}
-    assert {name for target in TARGETS for name in (target.candidate, target.against) if name} <= names
+    assert {
+        name for target in TARGETS for name in (target.candidate, target.against) if name
+    } <= names
 
 
 def test_an_idle_pair_still_answers_afterwards() -> None:

@@ -1,19 +1,24 @@
-"""What a group of shards costs: a call to one, an array lent to one, waking one, and having some that do nothing.
+"""What a group of shards costs: a call to one, an array lent to one, waking one, and having some
+that do nothing.
 
 Expected:
-    call, plain        a round trip of two rings (2.1 to 2.5 us), and on each side pickle, a table and a header: 5 us.
-    call, async def    a task and its first step more: 7 us.
-                       A pool of processes has a queue, a lock and two threads on the way: 100 us or more.
-    array lent         a descriptor, one book entry on each side, one array object made and dropped, a lease back: 3 us
-                       more than the same call without, for 64 KiB as for 64 MiB. The books alone, in one process: 2 us.
-                       That leaves nothing for numpy's own pickle by reference, which takes 4.2 us to write and 2.9 to
-                       read (CPython 3.11, numpy 2.4): 10 us and more while arrays go that way.
-    wake-up            a doorbell is a byte on a Unix socket: what a process blocked in recv() takes, 20 to 50 us on a
-                       virtual machine, and 3 us for the call itself.
-    idle               the application and the shards sleep in epoll and wake a few times a second: below 0.5 % of a core.
+    call, plain      a round trip of two rings (2.1 to 2.5 us), and on each side pickle, a table and
+                     a header: 5 us.
+    call, async def  a task and its first step more: 7 us.
+                     A pool of processes has a queue, a lock and two threads on the way: 100 us or
+                     more.
+    array lent       a descriptor, one book entry on each side, one array object made and dropped, a
+                     lease back: 3 us more than the same call without, for 64 KiB as for 64 MiB. The
+                     books alone, in one process: 2 us. That leaves nothing for numpy's own pickle
+                     by reference, which takes 4.2 us to write and 2.9 to
+                     read (CPython 3.11, numpy 2.4): 10 us and more while arrays go that way.
+    wake-up          a doorbell is a byte on a Unix socket: what a process blocked in recv() takes,
+                     20 to 50 us on a virtual machine, and 3 us for the call itself.
+    idle             the application and the shards sleep in epoll and wake a few times a second:
+                     below 0.5 % of a core.
 
-Both ends are pinned: the application to the first core, shards to the last ones. Where one shard calls another on a machine of
-two cores, the application sleeps meanwhile.
+Both ends are pinned: the application to the first core, shards to the last ones. Where one shard
+calls another on a machine of two cores, the application sleeps meanwhile.
 
     python -m perf.bench_shard [--json] [--quick]
 """
@@ -94,9 +99,16 @@ _SMALLEST, _LARGEST = units.size(LENT_BYTES[0]), units.size(LENT_BYTES[-1])
 TARGETS = [
     Target(_CALL, PLAIN, "p50_ns", "at most", 5_000),
     Target(_CALL, ASYNC, "p50_ns", "at most", 8_000),
-    *(Target(_LEND, units.size(size_bytes), "lend_ns", "at most", 3_000) for size_bytes in LENT_BYTES),
-    *(Target(_LEND, units.size(size_bytes), "copied_bytes", "at most", 0) for size_bytes in LENT_BYTES),
-    Target(_LEND, _LARGEST, "p50_ns", "at most", 1.1, against=_SMALLEST),  # the same cost, but for a repeat's scatter
+    *(
+        Target(_LEND, units.size(size_bytes), "lend_ns", "at most", 3_000)
+        for size_bytes in LENT_BYTES
+    ),
+    *(
+        Target(_LEND, units.size(size_bytes), "copied_bytes", "at most", 0)
+        for size_bytes in LENT_BYTES
+    ),
+    # the same cost, but for a repeat's scatter
+    Target(_LEND, _LARGEST, "p50_ns", "at most", 1.1, against=_SMALLEST),
     Target(_LEND, BOOKS, "p50_ns", "at most", 3_000),
     Target(_WAKE_UP, PARKED, "p50_ns", "at most", 1.2, against=BLOCKED),
     Target(_IDLE, "shard.ShardGroup", "application_cpu_percent", "at most", 0.5),
@@ -104,9 +116,15 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case with all candidates."""
-    if isinstance(case, Idle):  # one long watch, not several: what wakes a process now and then is missed by short ones
+    # one long watch, not several: what wakes a process now and then is missed by short ones
+    if isinstance(case, Idle):
         effort = replace(effort, repeats=1, idle_s=effort.idle_s * effort.repeats)
     return compare(NAME, str(case), candidates_of(case), effort, pinned=pinned, progress=progress)
 
@@ -118,36 +136,59 @@ def candidates_of(case: Case) -> list[Candidate]:
         return [
             Candidate(PLAIN, "ours", partial(measure_call, is_async=False)),
             Candidate(ASYNC, "ours", partial(measure_call, is_async=True)),
-            Candidate("shard to shard, plain", "ours", partial(measure_call_between_shards, is_async=False)),
-            Candidate("shard to shard, async def", "ours", partial(measure_call_between_shards, is_async=True)),
-            Candidate("two rings, 64 B", "limit", partial(bench_ring.measure_round_trip, case=pair)),
-            Candidate(peers.PIPE.name, "peer", partial(bench_ring.measure_peer, case=pair, info=peers.PIPE)),
+            Candidate(
+                "shard to shard, plain",
+                "ours",
+                partial(measure_call_between_shards, is_async=False),
+            ),
+            Candidate(
+                "shard to shard, async def",
+                "ours",
+                partial(measure_call_between_shards, is_async=True),
+            ),
+            Candidate(
+                "two rings, 64 B", "limit", partial(bench_ring.measure_round_trip, case=pair)
+            ),
+            Candidate(
+                peers.PIPE.name,
+                "peer",
+                partial(bench_ring.measure_peer, case=pair, info=peers.PIPE),
+            ),
             Candidate("concurrent.futures", "peer", measure_pool),
         ]
     if isinstance(case, Lend):
         lending = [
-            Candidate(units.size(size_bytes), "ours", partial(measure_lending, size_bytes=size_bytes))
+            Candidate(
+                units.size(size_bytes), "ours", partial(measure_lending, size_bytes=size_bytes)
+            )
             for size_bytes in LENT_BYTES
         ]
         return [*lending, Candidate(BOOKS, "ours", measure_books)]
     if isinstance(case, WakeUp):
-        return [Candidate(PARKED, "ours", measure_wake_up), Candidate(BLOCKED, "limit", limits.measure_blocked_recv)]
+        return [
+            Candidate(PARKED, "ours", measure_wake_up),
+            Candidate(BLOCKED, "limit", limits.measure_blocked_recv),
+        ]
     return [Candidate("shard.ShardGroup", "ours", measure_idle)]
 
 
 def pin_application(place: Place) -> bool:
-    """Keep this process on the first core, which a group leaves to it; whether anything is to be pinned."""
+    """Keep this process on the first core, which a group leaves to it; whether anything is to be
+    pinned.
+    """
     if place.cores:
         pin(shard.usable_cores()[:1])
     return bool(place.cores)
 
 
 def two_spinning_shards(place: Place) -> shard.ShardGroup:
-    """Shards that poll, and an application that does not: it waits for one answer, and on two cores there is none for it."""
+    """Shards that poll, and an application that does not: it waits for one answer, and on two cores
+    there is none for it.
+    """
     return shard.ShardGroup(2, polling=False, idle="spin", pin=pin_application(place))
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def measure_call(place: Place, effort: Effort, is_async: bool) -> Sample:
@@ -174,7 +215,7 @@ def measure_pool(place: Place, effort: Effort) -> Sample:
         return sample.with_work(answer=pool.submit(in_shard.add_one, 1).result())
 
 
-# -- lending -----------------------------------------------------------------------------------------------------------
+# -- lending ---------------------------------------------------------------------------------------
 
 
 def measure_lending(place: Place, effort: Effort, size_bytes: int) -> Sample:
@@ -185,12 +226,17 @@ def measure_lending(place: Place, effort: Effort, size_bytes: int) -> Sample:
 
 
 def measure_books(place: Place, effort: Effort) -> Sample:
-    """Both sides' book entries for one array, without a message between them: lend, borrow, drop, take back."""
+    """Both sides' book entries for one array, without a message between them: lend, borrow, drop,
+    take back.
+    """
     ours, theirs = socket.socketpair()
     slab = shard.Slab()
     size_bytes = LENT_BYTES[0]
     array = slab.empty((size_bytes,), np.uint8)
-    lendings, borrowings = Lendings(slab, "the borrower"), Borrowings(MeetingSocket(ours), "the lender")
+    lendings, borrowings = (
+        Lendings(slab, "the borrower"),
+        Borrowings(MeetingSocket(ours), "the lender"),
+    )
     found = slab.block_of(array)
     assert found is not None
     memory = slab.segment(found[0].segment).memory
@@ -201,20 +247,26 @@ def measure_books(place: Place, effort: Effort) -> Sample:
                 found = slab.block_of(array)
                 assert found is not None
                 block, offset = found
-                borrowed = borrowings.borrow(memory, offset, size_bytes, lendings.lend(block, size_bytes))
+                borrowed = borrowings.borrow(
+                    memory, offset, size_bytes, lendings.lend(block, size_bytes)
+                )
                 del borrowed
                 lendings.take_back(borrowings.returned.popleft())
 
         sample = time_each(operate, effort, BOOK_ENTRIES_PER_CALL)
-        sample.figures.update(copied_bytes=slab.statistics().used_bytes_max - slab.statistics().used_bytes)
+        sample.figures.update(
+            copied_bytes=slab.statistics().used_bytes_max - slab.statistics().used_bytes
+        )
         return sample.with_work(still_lent=len(lendings))
 
 
-# -- sleeping ----------------------------------------------------------------------------------------------------------
+# -- sleeping --------------------------------------------------------------------------------------
 
 
 def measure_wake_up(place: Place, effort: Effort) -> Sample:
-    """A call to a shard whose counters say that it parked again since the last one, and whose process sleeps."""
+    """A call to a shard whose counters say that it parked again since the last one, and whose
+    process sleeps.
+    """
     with shard.ShardGroup(1, polling=False, pin=pin_application(place)) as group:
         pid = group.statistics().shards[0].pid
         parks = 0
@@ -224,15 +276,21 @@ def measure_wake_up(place: Place, effort: Effort) -> Sample:
             give_up = time.monotonic() + PARK_WAIT_S_MAX
             while (now := group.statistics().shards[0].counters.parks) <= parks:
                 if time.monotonic() > give_up:
-                    raise TimeoutError(f"the shard did not park within {PARK_WAIT_S_MAX} s: {group.statistics()}")
+                    raise TimeoutError(
+                        f"the shard did not park within {PARK_WAIT_S_MAX} s: {group.statistics()}"
+                    )
             parks = now
             limits.wait_until_asleep(pid)
 
-        return limits.time_wake_ups(lambda: group.submit_to(0, in_shard.clock_ns).result(), wait_until_parked, effort)
+        return limits.time_wake_ups(
+            lambda: group.submit_to(0, in_shard.clock_ns).result(), wait_until_parked, effort
+        )
 
 
 def measure_idle(place: Place, effort: Effort) -> Sample:
-    """After some calls, sleep, and read what each process, all its threads, has used of a core meanwhile."""
+    """After some calls, sleep, and read what each process, all its threads, has used of a core
+    meanwhile.
+    """
     with shard.ShardGroup(IDLE_SHARDS, polling=False, pin=pin_application(place)) as group:
         for _ in range(CALLS_BEFORE_IDLE):
             group.map(in_shard.add_one, 1)
@@ -242,12 +300,15 @@ def measure_idle(place: Place, effort: Effort) -> Sample:
         start = time.monotonic()
         time.sleep(effort.idle_s)
         took_s = time.monotonic() - start
-        application, *shards = (100 * (process_cpu_s(pid) - was) / took_s for pid, was in zip(pids, before, strict=True))
+        application, *shards = (
+            100 * (process_cpu_s(pid) - was) / took_s for pid, was in zip(pids, before, strict=True)
+        )
         figures = {"application_cpu_percent": application, "busiest_shard_cpu_percent": max(shards)}
-        return Sample(figures=figures).with_work(answers=sum(group.map(in_shard.add_one, 1)))  # still awake when called
+        # still awake when called
+        return Sample(figures=figures).with_work(answers=sum(group.map(in_shard.add_one, 1)))
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_every_call_comes_back_with_its_answer() -> None:
@@ -278,8 +339,15 @@ def test_idle_shards_still_answer_afterwards() -> None:
 
 
 def test_every_target_has_something_to_judge() -> None:
-    candidates = {(str(case), candidate.name) for case in CASES for candidate in candidates_of(case)}
-    assert {(target.case, name) for target in TARGETS for name in (target.candidate, target.against) if name} <= candidates
+    candidates = {
+        (str(case), candidate.name) for case in CASES for candidate in candidates_of(case)
+    }
+    assert {
+        (target.case, name)
+        for target in TARGETS
+        for name in (target.candidate, target.against)
+        if name
+    } <= candidates
 
 
 if __name__ == "__main__":

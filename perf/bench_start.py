@@ -1,17 +1,21 @@
-"""The first call of a process that has just started, through a client that was just made: what a job waits for at its start.
+"""The first call of a process that has just started, through a client that was just made: what a
+job waits for at its start.
 
-A fresh process for each: it joins the job, makes a client, calls once, and calls again. Imports and the process's own start are
-told apart, and so is joining, for they are paid once; what counts is from create_client() to the first answer, and its parts:
+A fresh process for each: it joins the job, makes a client, calls once, and calls again. Imports and
+the process's own start are told apart, and so is joining, for they are paid once; what counts is
+from create_client() to the first answer, and its parts:
 
-    client      create_client(): a question to the master, over the session that is there
-    connect     connect() of every socket: two over tcp (lanes), one over shared memory
-    handshake   each side proves the secret: two round trips a socket, the server's reactor woken for each
-    attach      the memory of the rings made and mapped, the connection entered into the reactor
-    call        the rest: the arguments, a thread that connects, the request and its answer
+    client     create_client(): a question to the master, over the session that is there
+    connect    connect() of every socket: two over tcp (lanes), one over shared memory
+    handshake  each side proves the secret: two round trips a socket, the server's reactor woken for
+               each
+    attach     the memory of the rings made and mapped, the connection entered into the reactor
+    call       the rest: the arguments, a thread that connects, the request and its answer
 
-Expected, parking: client 0.5 ms; connect 0.03 ms a socket; handshake 0.4 ms a socket; attach 0.8 ms over shared memory, where
-2 MiB are made and touched, 0.02 ms over tcp; call 0.8 ms. 2 to 3 ms in all, far below the 20 ms that are allowed. Joining 4 ms;
-the process and its imports, numpy the greatest, 0.3 s.
+Expected, parking: client 0.5 ms; connect 0.03 ms a socket; handshake 0.4 ms a socket; attach 0.8 ms
+over shared memory, where 2 MiB are made and touched, 0.02 ms over tcp; call 0.8 ms. 2 to 3 ms in
+all, far below the 20 ms that are allowed. Joining 4 ms; the process and its imports, numpy the
+greatest, 0.3 s.
 
     python -m perf.bench_start [--json] [--quick]
 """
@@ -45,7 +49,8 @@ NAME = "start"
 PAYLOAD = bytes(64)
 TRANSPORTS = {"shm": "prpc shm", "tcp": "prpc tcp"}
 
-# What is timed in the client's process, by part: each of these runs to its end before the next begins.
+# What is timed in the client's process, by part: each of these runs to its end before the next
+# begins.
 STEPS: list[tuple[str, object, str]] = [
     ("connect", socket.socket, "connect"),
     ("connect", socket.socket, "connect_ex"),
@@ -75,23 +80,44 @@ TARGETS = [Target(str(CASES[0]), name, "p50_ns", "at most", 20e6) for name in TR
 
 
 def run(
-    case: FirstCall, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True
+    case: FirstCall,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
 ) -> list[Result]:
     """Measure over both transports."""
-    candidates = [Candidate(name, "ours", partial(measure, transport=transport)) for transport, name in TRANSPORTS.items()]
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    candidates = [
+        Candidate(name, "ours", partial(measure, transport=transport))
+        for transport, name in TRANSPORTS.items()
+    ]
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def measure(place: Place, effort: Effort, transport: str) -> Sample:
-    """So many processes one after the other as a repeat has operations at least; figures are their medians."""
-    with place.serve_aside(serve_master) as (_, master), place.serve(serve, master, transport, False):
+    """So many processes one after the other as a repeat has operations at least; figures are their
+    medians.
+    """
+    with (
+        place.serve_aside(serve_master) as (_, master),
+        place.serve(serve, master, transport, False),
+    ):
         starts = []
         for _ in range(effort.ops_min):
             born_ns = time.perf_counter_ns()  # one clock for all processes
             with Child(start_and_call, born_ns, master, transport, cores=place.cores) as client:
                 starts.append(client.receive())
                 client.finish()
-    sample = summary(np.array([sum(start[part] for part in PARTS) for start in starts], dtype=np.int64))
+    sample = summary(
+        np.array([sum(start[part] for part in PARTS) for start in starts], dtype=np.int64)
+    )
     for part in (*PARTS, *ASIDE):
         sample.figures[f"{part}_ns"] = float(np.median([start[part] for start in starts]))
     complete = sum(all(start[part] > 0 for part in PARTS) for start in starts)
@@ -152,7 +178,7 @@ def _timed(step: Callable[..., Any], part: str, took_ns: dict[str, int]) -> Call
     return timed
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_a_fresh_process_gets_its_answers_and_every_part_took_time() -> None:

@@ -1,17 +1,22 @@
 """A large array handed to another pinned process, which answers with its first element.
 
 Expected, 40 MB (float32[10 M]):
-    np.copyto                 40 MB into warm memory: 2 to 4 ms (10 to 20 GB/s). Who copies once takes this.
-    shm, array in the slab    no byte of it moves: a call with a descriptor, and a lease given back. 10 to 30 us, the
-                              same for 1 MB and 1 GB. "Fresh" takes a new array from the slab for each call: a few us
-                              more.
-    shm, ordinary array       one copy, into a warm block of the slab: np.copyto and 30 us.
-    raw tcp                   two copies through the kernel, partly at the same time: 2 to 4 GB/s, 10 to 15 ms.
-    tcp, ordinary or slab     the same, for the socket reads into the slab: the raw socket's time and 0.1 ms.
-    tcp with TLS 1.3          every byte sealed and opened, AES-GCM at 2 to 4 GB/s a core, in records of 16 KiB: a quarter
-                              of plain tcp's speed for 1 MB, which is in the cache, and half of it for 40 MB.
-    Pipe, pyzmq               raw TCP's copies, one or two more, and fresh memory touched first: 25 to 50 ms.
-    pynng, grpcio             more copies still: around 100 ms.
+    np.copyto               40 MB into warm memory: 2 to 4 ms (10 to 20 GB/s). Who copies once takes
+                            this.
+    shm, array in the slab  no byte of it moves: a call with a descriptor, and a lease given back.
+                            10 to 30 us, the same for 1 MB and 1 GB. "Fresh" takes a new array from
+                            the slab for each call: a few us more.
+    shm, ordinary array     one copy, into a warm block of the slab: np.copyto and 30 us.
+    raw tcp                 two copies through the kernel, partly at the same time: 2 to 4 GB/s, 10
+                            to 15 ms.
+    tcp, ordinary or slab   the same, for the socket reads into the slab: the raw socket's time and
+                            0.1 ms.
+    tcp with TLS 1.3        every byte sealed and opened, AES-GCM at 2 to 4 GB/s a core, in records
+                            of 16 KiB: a quarter of plain tcp's speed for 1 MB, which is in the
+                            cache, and half of it for 40 MB.
+    Pipe, pyzmq             raw TCP's copies, one or two more, and fresh memory touched first: 25 to
+                            50 ms.
+    pynng, grpcio           more copies still: around 100 ms.
 
     python -m perf.bench_tensor [--json] [--quick]
 """
@@ -50,8 +55,22 @@ SHM_FRESH = _in_slab(peers.SHM_POLLING, "prpc shm, fresh slab array")
 SHM_ORDINARY = replace(peers.SHM_POLLING, name="prpc shm, ordinary array")
 TCP_SLAB = _in_slab(peers.TCP_POLLING, "prpc tcp, slab array")
 TCP_ORDINARY = replace(peers.TCP_POLLING, name="prpc tcp, ordinary array")
-TCP_TLS = replace(TCP_ORDINARY, name="prpc tcp with TLS, ordinary array", module="cryptography", distribution="cryptography")
-ALL = [SHM_SLAB, SHM_SLAB_PARKING, SHM_FRESH, SHM_ORDINARY, TCP_SLAB, TCP_ORDINARY, TCP_TLS, *peers.PEERS]
+TCP_TLS = replace(
+    TCP_ORDINARY,
+    name="prpc tcp with TLS, ordinary array",
+    module="cryptography",
+    distribution="cryptography",
+)
+ALL = [
+    SHM_SLAB,
+    SHM_SLAB_PARKING,
+    SHM_FRESH,
+    SHM_ORDINARY,
+    TCP_SLAB,
+    TCP_ORDINARY,
+    TCP_TLS,
+    *peers.PEERS,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +93,9 @@ _LARGE = str(CASES[-1])
 TARGETS = [
     Target(_LARGE, SHM_SLAB.name, "p50_ns", "at most", 40_000),
     Target(_LARGE, SHM_ORDINARY.name, "p50_ns", "at most", 1.3, against="np.copyto"),
-    Target(_LARGE, TCP_ORDINARY.name, "p50_ns", "at most", 1 / 0.85, against=peers.TCP_BLOCKING.name),
+    Target(
+        _LARGE, TCP_ORDINARY.name, "p50_ns", "at most", 1 / 0.85, against=peers.TCP_BLOCKING.name
+    ),
 ]
 
 
@@ -87,18 +108,33 @@ def run(
 ) -> list[Result]:
     """Measure one case with all candidates, or with those named."""
     candidates = [
-        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution)
+        Candidate(
+            info.name,
+            info.role,
+            partial(measure, case=case, info=info),
+            info.module,
+            info.distribution,
+        )
         for info in infos or ALL
     ]
     candidates.append(Candidate("np.copyto", "limit", partial(measure_copy, case=case)))
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def measure(place: Place, effort: Effort, case: Handed, info: PeerInfo) -> Sample:
-    """Time each array from the send to the answer. It is written once, before: what it holds is not the question.
+    """Time each array from the send to the answer. It is written once, before: what it holds is not
+    the question.
 
-    Figures: cold_ns, the very first array over a new connection, which some make for it; what the two processes used of their
-    cores for each GB (10^9 bytes) of those that were timed.
+    Figures: cold_ns, the very first array over a new connection, which some make for it; what the
+    two processes used of their cores for each GB (10^9 bytes) of those that were timed.
     """
     tls = tls_switched_on() if info.name == TCP_TLS.name else nullcontext()
     with tls, open_peer(info, place, Job("array", case.size_bytes)) as peer:
@@ -121,9 +157,14 @@ def measure(place: Place, effort: Effort, case: Handed, info: PeerInfo) -> Sampl
         calls = calls_for(chosen, effort)
         before = _cpu_s(peer)
         sample = time_calls(chosen, calls)
-        used = [1e9 * (after_s - before_s) for after_s, before_s in zip(_cpu_s(peer), before, strict=True)]
+        used = [
+            1e9 * (after_s - before_s)
+            for after_s, before_s in zip(_cpu_s(peer), before, strict=True)
+        ]
         client_ns, server_ns = (each_ns / (calls * case.size_bytes / 1e9) for each_ns in used)
-        sample.figures.update(cold_ns=cold_ns, client_cpu_per_gb_ns=client_ns, server_cpu_per_gb_ns=server_ns)
+        sample.figures.update(
+            cold_ns=cold_ns, client_cpu_per_gb_ns=client_ns, server_cpu_per_gb_ns=server_ns
+        )
         return sample.with_work(first_right=int(operate() == FIRST))
 
 
@@ -136,7 +177,9 @@ def _cpu_s(peer: Peer) -> tuple[float, float]:
 def measure_copy(place: Place, effort: Effort, case: Handed) -> Sample:
     """One copy into memory that has been written before."""
     source, target = np.full(case.items, FIRST, ITEM), np.zeros(case.items, ITEM)
-    return time_each(partial(np.copyto, target, source), effort).with_work(first_right=int(target[0] == FIRST))
+    return time_each(partial(np.copyto, target, source), effort).with_work(
+        first_right=int(target[0] == FIRST)
+    )
 
 
 def test_every_candidate_sees_the_first_element() -> None:

@@ -1,13 +1,17 @@
 """A step of training with TensorFlow: its own gRPC servers and ours, the same script, in one run.
 
-Every task is one process that has both servers. A worker runs some steps on the one, then some on the other, and so on, so that a
-drift of the machine hits both alike. A step is session.run([train, loss]) with data that was made before the clock starts.
+Every task is one process that has both servers. A worker runs some steps on the one, then some on
+the other, and so on, so that a drift of the machine hits both alike. A step is session.run([train,
+loss]) with data that was made before the clock starts.
 
-Expected of a step with one ps and one worker: one run of the worker's graph (20 us, and what it computes), two calls of the ps of
-some 40 us each, in which it runs a stage in the thread that found the request: 0.15 ms above what one process takes. Stock: two
-rounds of some 0.35 ms, through a master, two workers, and a change of threads at each edge. A dense variable of 64 MB: some 20 ms
-of arithmetic, half of it page faults of its 64 MB results, and one copy of 64 MB into shared memory in each direction (3 ms each,
-and not less with two threads: one takes all that the memory gives); stock makes three or four, each into fresh pages.
+Expected of a step with one ps and one worker: one run of the worker's graph (20 us, and what it
+computes), two calls of the ps of some 40 us each, in which it runs a stage in the thread that found
+the request: 0.15 ms above what one process takes. Stock: two rounds of some 0.35 ms, through a
+master, two workers, and a change of threads at each edge. A dense variable of 64 MB: some 20 ms of
+arithmetic, half of it page faults of its 64 MB results, and one copy of 64 MB into shared memory in
+each direction (3 ms each,
+and not less with two threads: one takes all that the memory gives); stock makes three or four, each
+into fresh pages.
 
     python -m perf.bench_tensorflow [--json] [--quick]          TensorFlow 2.15 is needed
 """
@@ -51,7 +55,12 @@ class Way(NamedTuple):
     fuse: bool = False
 
 
-WAYS = {STOCK: Way("grpc"), OURS: Way("prpc"), EACH: Way("prpc", "sendrecv"), FUSED: Way("prpc", "sendrecv", True)}
+WAYS = {
+    STOCK: Way("grpc"),
+    OURS: Way("prpc"),
+    EACH: Way("prpc", "sendrecv"),
+    FUSED: Way("prpc", "sendrecv", True),
+}
 PROTOCOLS = ("grpc", "prpc")
 
 
@@ -67,7 +76,10 @@ class Train:
 
     def __str__(self) -> str:
         fused = ", fused or not" if FUSED in self.ways else ""
-        return f"{self.model}, {self.ps} ps, {self.workers} worker{'s' if self.workers > 1 else ''}{fused}"
+        return (
+            f"{self.model}, {self.ps} ps, {self.workers} "
+            f"worker{'s' if self.workers > 1 else ''}{fused}"
+        )
 
 
 CASES = [
@@ -90,7 +102,12 @@ TARGETS = [
 ]
 
 
-def run(case: Train, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
+def run(
+    case: Train,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
     """Measure one case in all its ways. Nothing is pinned: TensorFlow has threads for all cores."""
     rounds = max(1, effort.repeats)
     steps = max(effort.ops_min, case.steps_of_full if effort is FULL else case.steps_of_full // 4)
@@ -101,7 +118,8 @@ def run(case: Train, effort: Effort = FULL, progress: Callable[[str], None] | No
         for worker in workers:
             _hear(worker)
         if effort is not TINY and not case.model.startswith("first"):
-            for name in case.ways:  # executors are made in the first step, tables warmed in the next ones
+            # executors are made in the first step, tables warmed in the next ones
+            for name in case.ways:
                 for worker in workers:
                     _tell(worker, ["steps", name, 10])
                 for worker in workers:
@@ -137,7 +155,7 @@ def run(case: Train, effort: Effort = FULL, progress: Callable[[str], None] | No
     ]
 
 
-# -- processes -----------------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -150,12 +168,22 @@ def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
             "ps": [f"{host}:{next(ports)}" for _ in range(case.ps)],
             "worker": [f"{host}:{next(ports)}" for _ in range(case.workers)],
         }
-    tasks = [("ps", index) for index in range(case.ps)] + [("worker", index) for index in range(case.workers)]
+    tasks = [("ps", index) for index in range(case.ps)] + [
+        ("worker", index) for index in range(case.workers)
+    ]
     with contextlib.ExitStack() as ending:
         processes = []
         for job, index in tasks:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"{__package__}.bench_tensorflow", "task", json.dumps(clusters), job, str(index)],
+                [
+                    sys.executable,
+                    "-m",
+                    f"{__package__}.bench_tensorflow",
+                    "task",
+                    json.dumps(clusters),
+                    job,
+                    str(index),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
@@ -202,7 +230,7 @@ def _hear(process: subprocess.Popen[bytes]) -> Any:
     return json.loads(line)
 
 
-# -- in a task -------------------------------------------------------------------------------------------------------------------
+# -- in a task -------------------------------------------------------------------------------------
 
 
 def _task(clusters: str, job: str, index: str) -> None:
@@ -217,7 +245,9 @@ def _task(clusters: str, job: str, index: str) -> None:
     v1.disable_eager_execution()
     v1.logging.set_verbosity("ERROR")
     servers = {
-        protocol: v1.train.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=int(index), protocol=protocol)
+        protocol: v1.train.Server(
+            tf.train.ClusterSpec(cluster), job_name=job, task_index=int(index), protocol=protocol
+        )
         for protocol, cluster in json.loads(clusters).items()
     }
     print(json.dumps("ready"), file=out, flush=True)
@@ -229,7 +259,12 @@ def _task(clusters: str, job: str, index: str) -> None:
             for name in words[3]:
                 protocol = WAYS[name].protocol
                 workers[name] = _Worker(
-                    tf, servers[protocol].target, json.loads(clusters)[protocol], words[1], words[2], WAYS[name]
+                    tf,
+                    servers[protocol].target,
+                    json.loads(clusters)[protocol],
+                    words[1],
+                    words[2],
+                    WAYS[name],
                 )
         else:
             answer = workers[words[1]].steps(words[2])
@@ -240,8 +275,17 @@ def _task(clusters: str, job: str, index: str) -> None:
 class _Worker:
     """One model in one way."""
 
-    def __init__(self, tf: Any, target: str, cluster: dict[str, list[str]], model: str, index: int, way: Way) -> None:
-        self._tf, self._target, self._cluster, self._model, self._index, self._way = tf, target, cluster, model, index, way
+    def __init__(
+        self, tf: Any, target: str, cluster: dict[str, list[str]], model: str, index: int, way: Way
+    ) -> None:
+        self._tf, self._target, self._cluster, self._model, self._index, self._way = (
+            tf,
+            target,
+            cluster,
+            model,
+            index,
+            way,
+        )
         self._session: Any = None
         self._ops = 0  # of the graph
         if not model.startswith("first"):
@@ -250,16 +294,22 @@ class _Worker:
     def _open(self) -> None:
         tf, v1 = self._tf, self._tf.compat.v1
         graph = tf.Graph()
-        setter = v1.train.replica_device_setter(cluster=self._cluster, worker_device=f"/job:worker/task:{self._index}")
+        setter = v1.train.replica_device_setter(
+            cluster=self._cluster, worker_device=f"/job:worker/task:{self._index}"
+        )
         with graph.as_default(), v1.device(setter):
             v1.set_random_seed(1)
             self._loss, self._feeds = MODELS[self._model](tf)
-            self._op = v1.train.GradientDescentOptimizer(0.01).minimize(self._loss, v1.train.get_or_create_global_step())
+            self._op = v1.train.GradientDescentOptimizer(0.01).minimize(
+                self._loss, v1.train.get_or_create_global_step()
+            )
             initialize = v1.global_variables_initializer()
             missing = v1.report_uninitialized_variables(v1.global_variables())
         self._ops = len(graph.get_operations())
         os.environ["PRPC_TF_PLANE"] = self._way.plane
-        self._session = v1.Session(self._target, graph=graph, config=v1.ConfigProto(tensor_fuse=self._way.fuse))
+        self._session = v1.Session(
+            self._target, graph=graph, config=v1.ConfigProto(tensor_fuse=self._way.fuse)
+        )
         if self._index == 0:
             self._session.run(initialize)
         while len(self._session.run(missing)):
@@ -273,7 +323,9 @@ class _Worker:
             if self._model.startswith("first"):
                 self._open()  # nothing of it is timed but the first step below
             before = time.perf_counter_ns()
-            _, loss = self._session.run([self._op, self._loss], self._feeds[number % len(self._feeds)])
+            _, loss = self._session.run(
+                [self._op, self._loss], self._feeds[number % len(self._feeds)]
+            )
             took_ns.append(time.perf_counter_ns() - before)
         rate = count * 1e9 / (time.perf_counter_ns() - started)
         figures = {"loss": float(loss), "ops_of_graph": self._ops}
@@ -291,16 +343,23 @@ def _softmax(tf: Any) -> Any:
     v1, rng = tf.compat.v1, np.random.RandomState(0)
     x, y = v1.placeholder(tf.float32, [None, 784]), v1.placeholder(tf.int64, [None])
     logits = tf.matmul(x, v1.get_variable("w", [784, 10])) + v1.get_variable("b", [10])
-    feeds = [{x: rng.rand(64, 784).astype(np.float32), y: rng.randint(0, 10, 64)} for _ in range(20)]
+    feeds = [
+        {x: rng.rand(64, 784).astype(np.float32), y: rng.randint(0, 10, 64)} for _ in range(20)
+    ]
     return v1.losses.sparse_softmax_cross_entropy(y, logits), feeds
 
 
 def _embedding(tf: Any) -> Any:
     v1, rng = tf.compat.v1, np.random.RandomState(0)
     ids, y = v1.placeholder(tf.int64, [None, 4]), v1.placeholder(tf.int64, [None])
-    hidden = tf.reshape(tf.nn.embedding_lookup(v1.get_variable("table", [20000, 16]), ids), [-1, 64])
+    hidden = tf.reshape(
+        tf.nn.embedding_lookup(v1.get_variable("table", [20000, 16]), ids), [-1, 64]
+    )
     for number in range(4):
-        hidden = tf.nn.relu(tf.matmul(hidden, v1.get_variable(f"w{number}", [64, 64])) + v1.get_variable(f"b{number}", [64]))
+        hidden = tf.nn.relu(
+            tf.matmul(hidden, v1.get_variable(f"w{number}", [64, 64]))
+            + v1.get_variable(f"b{number}", [64])
+        )
     feeds = [{ids: rng.randint(0, 20000, (64, 4)), y: rng.randint(0, 10, 64)} for _ in range(20)]
     return v1.losses.sparse_softmax_cross_entropy(y, hidden[:, :10]), feeds
 
@@ -308,7 +367,10 @@ def _embedding(tf: Any) -> Any:
 def _many(tf: Any) -> Any:
     v1, rng = tf.compat.v1, np.random.RandomState(0)
     x = v1.placeholder(tf.float32, [None, 16])
-    parts = [tf.reduce_mean(tf.square(x * v1.get_variable(f"v{number}", [16]) - 1.0)) for number in range(32)]
+    parts = [
+        tf.reduce_mean(tf.square(x * v1.get_variable(f"v{number}", [16]) - 1.0))
+        for number in range(32)
+    ]
     return tf.add_n(parts), [{x: rng.rand(32, 16).astype(np.float32)} for _ in range(20)]
 
 
@@ -323,7 +385,11 @@ def _deep(tf: Any) -> Any:
     v1 = tf.compat.v1
     hidden = x = v1.placeholder(tf.float32, [None, 8])
     for number in range(LAYERS_OF_500_OPS):
-        hidden = tf.nn.relu(tf.matmul(hidden, v1.get_variable(f"w{number}", [8, 8], initializer=v1.ones_initializer())))
+        hidden = tf.nn.relu(
+            tf.matmul(
+                hidden, v1.get_variable(f"w{number}", [8, 8], initializer=v1.ones_initializer())
+            )
+        )
     return tf.reduce_mean(tf.square(hidden)), [{x: np.ones((4, 8), np.float32)}]
 
 
@@ -336,7 +402,10 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc-engine[tensorflow]")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: prpc-engine[tensorflow]",
+)
 def test_both_protocols_train_a_model_to_the_same_loss() -> None:
     results = run(CASES[0], TINY)
     assert {result.candidate for result in results} == {STOCK, OURS}
@@ -344,13 +413,21 @@ def test_both_protocols_train_a_model_to_the_same_loss() -> None:
     assert np.isclose(stock, ours)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc-engine[tensorflow]")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: prpc-engine[tensorflow]",
+)
 def test_fused_values_take_fewer_messages() -> None:
-    messages = {result.candidate: result.figures.get("messages", 0) for result in run(CASES[7], TINY)}
+    messages = {
+        result.candidate: result.figures.get("messages", 0) for result in run(CASES[7], TINY)
+    }
     assert 0 < messages[FUSED] * 3 <= messages[EACH]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: prpc-engine[tensorflow]")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: prpc-engine[tensorflow]",
+)
 def test_the_graph_of_500_ops_has_500() -> None:
     for result in run(CASES[6], TINY):
         assert abs(result.figures["ops_of_graph"] - 500) <= 50

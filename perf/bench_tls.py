@@ -1,12 +1,14 @@
-"""What TLS costs: small calls and large arrays over tcp with it and without it, beside raw sockets in both ways.
+"""What TLS costs: small calls and large arrays over tcp with it and without it, beside raw sockets
+in both ways.
 
-With TLS means TLS 1.3 with certificates of both sides, verified by both (mTLS), as in a job with PRPC_TLS_CERT, _KEY and _CA.
+With TLS means TLS 1.3 with certificates of both sides, verified by both (mTLS), as in a job with
+PRPC_TLS_CERT, _KEY and _CA.
 
 Expected:
-    64 B call    a record each way: some 4 us more at each of the four ends of sealing, opening and Python's ssl around them, on
-                 raw sockets as on ours.
-    40 MB        AES-GCM at 2 to 4 GB/s, sealed by one side and opened by the other at the same time, in records of 16 KiB, each
-                 a read of its own: half of plain tcp's speed.
+    64 B call  a record each way: some 4 us more at each of the four ends of sealing, opening and
+               Python's ssl around them, on raw sockets as on ours.
+    40 MB      AES-GCM at 2 to 4 GB/s, sealed by one side and opened by the other at the same time,
+               in records of 16 KiB, each a read of its own: half of plain tcp's speed.
 
     python -m perf.bench_tls [--json] [--quick]
 """
@@ -60,14 +62,30 @@ def run(
 ) -> list[Result]:
     """Measure one case with all candidates, or with those named."""
     candidates = [
-        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution)
+        Candidate(
+            info.name,
+            info.role,
+            partial(measure, case=case, info=info),
+            info.module,
+            info.distribution,
+        )
         for info in infos or ALL
     ]
-    return compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
 
 
 def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
-    """As bench_rpc and bench_tensor do, in an environment that has certificates where the candidate wants them."""
+    """As bench_rpc and bench_tensor do, in an environment that has certificates where the candidate
+    wants them.
+    """
     with tls_switched_on() if info in WITH_TLS else nullcontext():
         if isinstance(case, RoundTrip):
             return bench_rpc.measure_round_trip(place, effort, case, info)

@@ -1,22 +1,31 @@
-"""Arrays from 1 MB to 640 MB over tcp beside raw sockets; from 1.25 KB to 1.25 GB over shared memory beside published figures.
+"""Arrays from 1 MB to 640 MB over tcp beside raw sockets; from 1.25 KB to 1.25 GB over shared
+memory beside published figures.
 
-The work is bench_tensor's: an array goes one way, its first element comes back. The sizes of shared memory are those of a
-published table (published.py), whose figures stand in ours marked "other machine".
+The work is bench_tensor's: an array goes one way, its first element comes back. The sizes of shared
+memory are those of a published table (published.py), whose figures stand in ours marked "other
+machine".
 
 Expected:
-    tcp, 1 MB                 raw: 0.1 ms, all of it in the cache. Ours 30 us more for the call around it, which 90 % leave 10 of.
-    tcp, 40 and 640 MB        raw: 2 to 4 GB/s, a copy into the kernel and one out of it, each on its core: 0.3 to 0.5 CPU
-                              seconds per GB a side. Ours the same, for it receives into the array that the handler sees. A poller
-                              that waits for memory to be copied uses its core all the time; who blocks, as little as the raw
-                              socket does.
-    unix                      the same two copies, into pages that the kernel finds anew for each: 0.2 ms more for 1 MB.
-    pyzmq, pynng, grpcio      one to three copies more, into memory that is touched for the first time: half of raw and less.
-    shm, slab array           10 to 20 us, whatever the size: a descriptor goes.
-    shm, ordinary array       the same up to 20 KB; then one copy: np.copyto and 30 us.
-    pynng ipc                 raw tcp's copies and its own: 1 GB/s. torch.distributed.rpc: 0.2 ms, and one or two copies.
-    cold                      connects first, 2 to 5 ms; then the slab's block is made, 0.1 ms for each MB.
+    tcp, 1 MB             raw: 0.1 ms, all of it in the cache. Ours 30 us more for the call around
+                          it, which 90 % leave 10 of.
+    tcp, 40 and 640 MB    raw: 2 to 4 GB/s, a copy into the kernel and one out of it, each on its
+                          core: 0.3 to 0.5 CPU seconds per GB a side. Ours the same, for it receives
+                          into the array that the handler sees. A poller that waits for memory to be
+                          copied uses its core all the time; who blocks, as little as the raw socket
+                          does.
+    unix                  the same two copies, into pages that the kernel finds anew for each: 0.2
+                          ms more for 1 MB.
+    pyzmq, pynng, grpcio  one to three copies more, into memory that is touched for the first time:
+                          half of raw and less.
+    shm, slab array       10 to 20 us, whatever the size: a descriptor goes.
+    shm, ordinary array   the same up to 20 KB; then one copy: np.copyto and 30 us.
+    pynng ipc             raw tcp's copies and its own: 1 GB/s. torch.distributed.rpc: 0.2 ms, and
+                          one or two copies.
+    cold                  connects first, 2 to 5 ms; then the slab's block is made, 0.1 ms for each
+                          MB.
 
-From LARGE_BYTES on a case has fewer repeats, and is not measured at all where memory or /dev/shm has no room for it.
+From LARGE_BYTES on a case has fewer repeats, and is not measured at all where memory or /dev/shm
+has no room for it.
 
     python -m perf.bench_transfer [--json] [--quick] [--case shm] [--plot transfer.svg]
 torch.distributed.rpc is measured where torch is installed.
@@ -40,9 +49,11 @@ from .timing import FULL, TINY, Effort, Sample
 
 NAME = "transfer"
 LARGE_BYTES = 256 << 20
-# Of those, one operation of the slowest candidate takes some 5 s: two to warm up and three that count end before a repeat must.
+# Of those, one operation of the slowest candidate takes some 5 s: two to warm up and three that
+# count end before a repeat must.
 LARGE_REPEATS, LARGE_OPS_MIN = 3, 3
-# The array, what a library copies it to before it sends, its queue, and the same at the other side: the most that any holds.
+# The array, what a library copies it to before it sends, its queue, and the same at the other side:
+# the most that any holds.
 COPIES_MAX = 6
 SHM_COPIES_MAX = 2  # the array of the slab, and the block that one is received into
 
@@ -90,7 +101,8 @@ TCP_CASES = [OverTcp(250_000), OverTcp(10_000_000), OverTcp(160_000_000)]
 SHM_CASES = [OverShm(label) for label in published.SIZES_BYTES]
 CASES: list[Case] = [*TCP_CASES, *SHM_CASES]
 
-# Each beside what waits as it does: a poller beside a socket that spins, who parks beside a socket that blocks.
+# Each beside what waits as it does: a poller beside a socket that spins, who parks beside a socket
+# that blocks.
 OURS_AND_RAW = [(TCP_ORDINARY, peers.TCP_SPINNING), (TCP_ORDINARY_PARKING, peers.TCP_BLOCKING)]
 # What a message to another process of the same host may take here: an ordinary array, answered.
 SHM_MS_MAX = {"1.25 KB": 0.06, "20 KB": 0.06, "1.25 MB": 0.2, "10 MB": 1.2, "40 MB": 10.0}
@@ -101,7 +113,9 @@ TARGETS = [
         for ours, raw in OURS_AND_RAW
     ),
     *(
-        Target(str(case), TCP_ORDINARY_PARKING.name, "bytes_per_s", "at least", 1.5, against=peer.name)
+        Target(
+            str(case), TCP_ORDINARY_PARKING.name, "bytes_per_s", "at least", 1.5, against=peer.name
+        )
         for case in TCP_CASES
         for peer in (peers.NNG_TCP, peers.ZMQ_TCP, peers.GRPC)
     ),
@@ -112,29 +126,60 @@ TARGETS = [
 ]
 
 
-def run(case: Case, effort: Effort = FULL, progress: Callable[[str], None] | None = None, pinned: bool = True) -> list[Result]:
-    """Measure one case with all candidates; over shared memory what was published comes after them."""
+def run(
+    case: Case,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
+    """Measure one case with all candidates;
+    over shared memory what was published comes after them.
+    """
     infos = OVER_TCP if isinstance(case, OverTcp) else OVER_SHM
     candidates = [
-        Candidate(info.name, info.role, partial(measure, case=case, info=info), info.module, info.distribution) for info in infos
+        Candidate(
+            info.name,
+            info.role,
+            partial(measure, case=case, info=info),
+            info.module,
+            info.distribution,
+        )
+        for info in infos
     ]
     candidates.append(Candidate(COPY, "limit", partial(measure_copy, case=case)))
     if case.size_bytes >= LARGE_BYTES:
         fewer = min(effort.repeats, LARGE_REPEATS)
         effort = replace(effort, repeats=fewer, ops_min=min(effort.ops_min, LARGE_OPS_MIN))
-    measured = compare(NAME, str(case), candidates, effort, bytes_per_op=case.size_bytes, pinned=pinned, progress=progress)
-    return measured if isinstance(case, OverTcp) else measured + published.results(NAME, str(case), case.label)
+    measured = compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
+    return (
+        measured
+        if isinstance(case, OverTcp)
+        else measured + published.results(NAME, str(case), case.label)
+    )
 
 
 def check_room(size_bytes: int) -> None:
-    """Raises NotOffered where an array of that size, and the copies that libraries make of it, find no room."""
+    """Raises NotOffered where an array of that size, and the copies that libraries make of it, find
+    no room.
+    """
     for where, free_bytes, copies in (
         ("memory", machine.memory_available_bytes(), COPIES_MAX),
         (machine.SHM_FOLDER, machine.shm_available_bytes(), SHM_COPIES_MAX),
     ):
         if free_bytes < copies * size_bytes:
             free, wanted = units.amount(free_bytes, "B"), units.amount(copies * size_bytes, "B")
-            raise NotOffered(f"{free} of {where} is free, up to {wanted} are wanted for an array of {size_bytes} bytes")
+            raise NotOffered(
+                f"{free} of {where} is free, up to {wanted} are wanted for an array of "
+                f"{size_bytes} bytes"
+            )
 
 
 def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
@@ -153,21 +198,33 @@ def _handed(case: Case) -> Handed:
     return Handed(case.size_bytes // ITEM.itemsize)
 
 
-# -- showing -----------------------------------------------------------------------------------------------------------
+# -- showing ---------------------------------------------------------------------------------------
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """All curves to a file. Raises NoPlot where matplotlib is missing, OSError, ValueError for an unknown ending."""
+    """All curves to a file. Raises NoPlot where matplotlib is missing, OSError, ValueError for an
+    unknown ending.
+    """
     plot.draw(panels(results), path)
 
 
 def panels(results: Sequence[Result]) -> list[plot.Panel]:
-    """Time by size over shared memory, and bytes a second by size over tcp: a panel for each that was measured."""
-    over_shm = _curves(results, SHM_CASES, lambda result: None if result.p50_ns is None else result.p50_ns / 1e6)
-    over_tcp = _curves(results, TCP_CASES, lambda result: None if result.bytes_per_s is None else result.bytes_per_s / 1e9)
+    """Time by size over shared memory, and bytes a second by size over tcp: a panel for each that
+    was measured.
+    """
+    over_shm = _curves(
+        results, SHM_CASES, lambda result: None if result.p50_ns is None else result.p50_ns / 1e6
+    )
+    over_tcp = _curves(
+        results,
+        TCP_CASES,
+        lambda result: None if result.bytes_per_s is None else result.bytes_per_s / 1e9,
+    )
     given = frozenset(map(published.name_of, published.TIMES_MS))
     drawn = [
-        plot.Panel(f"{NAME}: shm", "bytes of an array", "p50, ms", over_shm, is_log=True, given=given),
+        plot.Panel(
+            f"{NAME}: shm", "bytes of an array", "p50, ms", over_shm, is_log=True, given=given
+        ),
         plot.Panel(f"{NAME}: tcp", "bytes of an array", "GB/s", over_tcp, is_log=True),
     ]
     return [panel for panel in drawn if panel.curves]
@@ -185,7 +242,7 @@ def _curves(
     return curves
 
 
-# -- the same code on tiny sizes ---------------------------------------------------------------------------------------
+# -- the same code on tiny sizes -------------------------------------------------------------------
 
 
 def test_over_tcp_every_candidate_sees_the_first_element_and_tells_what_it_cost() -> None:
@@ -198,7 +255,9 @@ def test_over_tcp_every_candidate_sees_the_first_element_and_tells_what_it_cost(
     assert not any(result.role == "given" for result in results)
 
 
-def test_over_shm_published_figures_stand_beside_ours_and_in_the_plot_marked(tmp_path: Path) -> None:
+def test_over_shm_published_figures_stand_beside_ours_and_in_the_plot_marked(
+    tmp_path: Path,
+) -> None:
     results = run(OverShm("20 KB"), TINY)
     for result in results:
         assert result.state in ("ok", "not installed"), result.note
@@ -224,7 +283,9 @@ def test_every_target_has_something_to_judge() -> None:
     for target in TARGETS:
         infos = OVER_TCP if target.case in map(str, TCP_CASES) else OVER_SHM
         assert target.case in map(str, CASES)
-        assert {name for name in (target.candidate, target.against) if name} <= {info.name for info in infos}
+        assert {name for name in (target.candidate, target.against) if name} <= {
+            info.name for info in infos
+        }
 
 
 if __name__ == "__main__":

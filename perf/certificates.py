@@ -1,4 +1,6 @@
-"""A certificate for one run of a benchmark, switched on by the environment: what is started meanwhile speaks TLS."""
+"""A certificate for one run of a benchmark, switched on by the environment: what is started
+meanwhile speaks TLS.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ VARIABLES = ("PRPC_TLS_CERT", "PRPC_TLS_KEY", "PRPC_TLS_CA")
 
 @contextmanager
 def tls_switched_on() -> Iterator[None]:
-    """All nodes show the same certificate, which is its own CA: both sides verify the other's, as in a job with mTLS."""
+    """All nodes show the same certificate, which is its own CA: both sides verify the other's, as
+    in a job with mTLS.
+    """
     with tempfile.TemporaryDirectory(prefix="prpc-perf-") as folder:
         cert, key = _write(Path(folder))
         before = {name: os.environ.get(name) for name in VARIABLES}
@@ -31,7 +35,9 @@ def tls_switched_on() -> Iterator[None]:
 
 
 def tls_context(is_server: bool) -> ssl.SSLContext:
-    """For a socket without anything of ours around it: what tls_switched_on() made, used as our nodes use it (TLS 1.3, mTLS)."""
+    """For a socket without anything of ours around it: what tls_switched_on() made, used as our
+    nodes use it (TLS 1.3, mTLS).
+    """
     cert, key, ca = (os.environ[name] for name in VARIABLES)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -66,6 +72,10 @@ def _write(folder: Path) -> tuple[str, str]:
     cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     key_path.touch(mode=0o600)
     key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
     )
     return str(cert_path), str(key_path)

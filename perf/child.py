@@ -1,8 +1,9 @@
 """Child processes that cannot outlive their parent, pinned to a core, each wait for them bounded.
 
-A benchmark is three processes deep: the one that compares, a child that measures, and its child that serves. A child
-ends when it is told to, when its parent's `with` ends, and when its parent dies for whatever reason (PR_SET_PDEATHSIG);
-Ctrl-C reaches only the one at the top, which ends the others.
+A benchmark is three processes deep: the one that compares, a child that measures, and its child
+that serves. A child ends when it is told to, when its parent's `with` ends, and when its parent
+dies for whatever reason (PR_SET_PDEATHSIG); Ctrl-C reaches only the one at the top, which ends the
+others.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import Any
 import multiprocess
 
 START_S_MAX = 30.0  # interpreter, numpy and a peer's library, on a core that others use too
-END_S_MAX = 30.0  # for one that has said all: libraries that it closes, on a core that others use too
+# for one that has said all: libraries that it closes, on a core that others use too
+END_S_MAX = 30.0
 STOP_S_MAX = 3.0  # after SIGTERM; then SIGKILL
 STOP_LOOK_S = 0.2  # how often a child looks at its StopRequest: too seldom to be seen in any figure
 PR_SET_PDEATHSIG = 1
 
-_context = multiprocess.get_context("spawn")  # never fork: the parent may hold rings, and threads of grpc
+# never fork: the parent may hold rings, and threads of grpc
+_context = multiprocess.get_context("spawn")
 
 Announce = Callable[[object], None]
 
@@ -43,21 +46,29 @@ class NotOffered(Exception):
 
 
 def pin(cores: Iterable[int]) -> None:
-    """Keep this process, and the threads it starts from here on, on these cores; none named leaves all as it is."""
+    """Keep this process, and the threads it starts from here on, on these cores; none named leaves
+    all as it is.
+    """
     if chosen := set(cores):
         os.sched_setaffinity(0, chosen)
 
 
 class Child:
-    """A process running `target(announce, *args)`. Owned by its parent: stop() it, or use it as a context manager.
+    """A process running `target(announce, *args)`. Owned by its parent: stop() it, or use it as a
+    context manager.
 
-    `target` is a module's function, and `args` can be pickled. Each value it announces is received once, in order.
+    `target` is a module's function, and `args` can be pickled. Each value it announces is received
+    once, in order.
     """
 
-    def __init__(self, target: Callable[..., None], *args: object, cores: Iterable[int] = ()) -> None:
+    def __init__(
+        self, target: Callable[..., None], *args: object, cores: Iterable[int] = ()
+    ) -> None:
         self.name = f"{target.__module__}.{target.__qualname__}"
         self._words, words = _context.Pipe(duplex=False)
-        self._process = _context.Process(target=_main, args=(target, args, words, tuple(cores), os.getpid()), name=self.name)
+        self._process = _context.Process(
+            target=_main, args=(target, args, words, tuple(cores), os.getpid()), name=self.name
+        )
         self._process.start()
         words.close()
 
@@ -72,11 +83,15 @@ class Child:
         deadline = time.monotonic() + timeout_s
         try:
             if not self._words.poll(timeout_s):
-                raise ChildSilent(f"{self.name} (pid {self.pid}) said nothing for {timeout_s:.0f} s")
+                raise ChildSilent(
+                    f"{self.name} (pid {self.pid}) said nothing for {timeout_s:.0f} s"
+                )
             kind, value = self._words.recv()
         except EOFError:
             self._process.join(max(0.0, deadline - time.monotonic()))
-            raise ChildSilent(f"{self.name} (pid {self.pid}) ended, exit code {self._process.exitcode}") from None
+            raise ChildSilent(
+                f"{self.name} (pid {self.pid}) ended, exit code {self._process.exitcode}"
+            ) from None
         if kind == "failed":
             raise ChildFailed(f"{self.name} failed:\n{value}")
         if kind == "not offered":
@@ -84,11 +99,19 @@ class Child:
         return value
 
     def finish(self, timeout_s: float = END_S_MAX) -> None:
-        """Wait for the process to end by itself, having said all. Raises ChildFailed unless it does, with code 0."""
+        """Wait for the process to end by itself, having said all. Raises ChildFailed unless it
+        does, with code 0.
+        """
         self._process.join(timeout_s)
         if self._process.exitcode != 0:
-            how = "is still there" if self._process.exitcode is None else f"ended with code {self._process.exitcode}"
-            raise ChildFailed(f"{self.name} (pid {self.pid}) did its work, but {how} {timeout_s:.0f} s later")
+            how = (
+                "is still there"
+                if self._process.exitcode is None
+                else f"ended with code {self._process.exitcode}"
+            )
+            raise ChildFailed(
+                f"{self.name} (pid {self.pid}) did its work, but {how} {timeout_s:.0f} s later"
+            )
 
     def stop(self) -> None:
         """End the process: SIGTERM, then after STOP_S_MAX SIGKILL. A second stop() does nothing."""
@@ -106,11 +129,22 @@ class Child:
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
 
-def _main(target: Callable[..., None], args: tuple[object, ...], words: Any, cores: tuple[int, ...], parent_pid: int) -> None:
+def _main(
+    target: Callable[..., None],
+    args: tuple[object, ...],
+    words: Any,
+    cores: tuple[int, ...],
+    parent_pid: int,
+) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
@@ -126,10 +160,12 @@ def _main(target: Callable[..., None], args: tuple[object, ...], words: Any, cor
 
 
 class StopRequest:
-    """Whether this process was told to stop, by SIGTERM; for a child that holds something and closes it in order.
+    """Whether this process was told to stop, by SIGTERM; for a child that holds something and
+    closes it in order.
 
-    The handler only takes a note. An exception raised from it would surface wherever the main thread happens to be, and
-    be lost where that is a destructor. Without a StopRequest SIGTERM ends a child on the spot.
+    The handler only takes a note. An exception raised from it would surface wherever the main
+    thread happens to be, and be lost where that is a destructor. Without a StopRequest SIGTERM ends
+    a child on the spot.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,20 @@ from .targets import judge
 from .timing import FULL, QUICK
 
 SUBJECTS = (
-    *("ring", "shard", "growth", "rpc", "call", "start", "clients", "connections", "mixed", "tls", "failure", "recovery"),
+    *(
+        "ring",
+        "shard",
+        "growth",
+        "rpc",
+        "call",
+        "start",
+        "clients",
+        "connections",
+        "mixed",
+        "tls",
+        "failure",
+        "recovery",
+    ),
     *("tensor", "transfer", "fuse", "kv", "pslite", "checkpoint", "tensorflow"),
 )
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
@@ -36,11 +49,12 @@ def main(
     case: str | None = None,
     plot_path: Path | None = None,
 ) -> int:
-    """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed or no plot can be drawn, 130 after Ctrl-C.
+    """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed or no plot can be drawn,
+    130 after Ctrl-C.
 
-    `plot_path` is where curves go, of a benchmark that has some: its module has a draw(results, path). `case` keeps only
-    cases with that text in their name. A target that is missed is shown, and is no failure: it is judged by people, who
-    know what else the machine was doing.
+    `plot_path` is where curves go, of a benchmark that has some: its module has a draw(results,
+    path). `case` keeps only cases with that text in their name. A target that is missed is shown,
+    and is no failure: it is judged by people, who know what else the machine was doing.
     """
     if subject not in SUBJECTS:
         raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
@@ -60,7 +74,9 @@ def main(
     results: list[harness.Result] = []
     chosen = [each for each in bench.CASES if case is None or case in str(each)]
     if not chosen:
-        raise ValueError(f"no case of {subject!r} has {case!r} in its name: {', '.join(map(str, bench.CASES))}")
+        raise ValueError(
+            f"no case of {subject!r} has {case!r} in its name: {', '.join(map(str, bench.CASES))}"
+        )
     if not json and not markdown:
         table.show_machine(facts)
     try:
@@ -70,7 +86,10 @@ def main(
             results += measured
             if json:
                 for result in measured:
-                    print(json_text.dumps(report.result_record(result, facts), default=_plain), flush=True)
+                    print(
+                        json_text.dumps(report.result_record(result, facts), default=_plain),
+                        flush=True,
+                    )
             elif not markdown:
                 table.show_case(measured)
     except KeyboardInterrupt:
@@ -81,7 +100,9 @@ def main(
     _, steal_percent = machine.percent_between(before, machine.cpu_seconds())
     if json:
         for verdict in verdicts:
-            print(json_text.dumps(report.verdict_record(verdict, subject), default=_plain), flush=True)
+            print(
+                json_text.dumps(report.verdict_record(verdict, subject), default=_plain), flush=True
+            )
     elif markdown:
         print(report.markdown(report.records(results, verdicts, facts, subject)))
     else:
@@ -89,21 +110,37 @@ def main(
         if steal_percent > machine.STEAL_PERCENT_MAX:
             table.warn(f"the hypervisor took {steal_percent:.0f} % of the cores during the run")
         if draws and plot_path is None:
-            print(f"As curves: python -m perf.bench_{subject} --plot {subject}.svg ({plot.HOW_TO_GET})")
+            print(
+                f"As curves: python -m perf.bench_{subject} --plot {subject}.svg "
+                f"({plot.HOW_TO_GET})"
+            )
     if plot_path is not None:
         bench.draw(results, plot_path)
-    return EXIT_FAILED if any(r.role == "ours" and r.state == "failed" for r in results) else EXIT_OK
+    return (
+        EXIT_FAILED if any(r.role == "ours" and r.state == "failed" for r in results) else EXIT_OK
+    )
 
 
 def command_line(subject: str) -> int:
     """`python -m perf.bench_<subject>`."""
-    parser = argparse.ArgumentParser(prog=f"python -m perf.bench_{subject}", description=f"benchmark: {subject}")
-    parser.add_argument("--json", action="store_true", help="JSON lines: one per candidate and case, then one per target")
+    parser = argparse.ArgumentParser(
+        prog=f"python -m perf.bench_{subject}", description=f"benchmark: {subject}"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="JSON lines: one per candidate and case, then one per target",
+    )
     parser.add_argument("--markdown", action="store_true", help="the tables of RESULTS.md")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats")
     parser.add_argument("--unpinned", action="store_true", help="leave the cores to the kernel")
     parser.add_argument("--case", help="only cases with this text in their name")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="curves to this .svg, .png or .pdf; growth, transfer")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PATH",
+        help="curves to this .svg, .png or .pdf; growth, transfer",
+    )
     given = parser.parse_args()
     return main(
         subject,

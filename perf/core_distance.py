@@ -1,9 +1,11 @@
 """How far apart two cores are: one cache line there and back between two processes pinned to them.
 
-Every message through a socket moves some dozens of cache lines from core to core, so this decides its time more than the program
-does. On a virtual machine it changes by itself, within seconds, when the host moves its virtual processors. Measured by loops in
-C, on 2 cores of a VM: a line takes 0.2, 0.5 or 1.6 us there and back, and 64 bytes over a bare spinning socket 2.8, 10 or 30 us
-with it. Two figures can be compared only where this one is alike. Python's own loop is in it: some 0.2 us more.
+Every message through a socket moves some dozens of cache lines from core to core, so this decides
+its time more than the program does. On a virtual machine it changes by itself, within seconds, when
+the host moves its virtual processors. Measured by loops in
+C, on 2 cores of a VM: a line takes 0.2, 0.5 or 1.6 us there and back, and 64 bytes over a bare
+spinning socket 2.8, 10 or 30 us with it. Two figures can be compared only where this one is alike.
+Python's own loop is in it: some 0.2 us more.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ LOOKS_MAX = 1 << 28  # some 15 s: then the other side is gone
 
 
 def round_trip_ns(place: Place) -> float:
-    """Between the measuring core, where this runs, and the server's, where nothing else must be running; 0.0 where they are one.
+    """Between the measuring core, where this runs, and the server's, where nothing else must be
+    running; 0.0 where they are one.
 
     Raises TimeoutError, ChildFailed."""
     if place.cores and place.cores == place.server_cores:
@@ -61,4 +64,6 @@ def _wait_for(words: memoryview, at: int, number: int) -> None:
     for _ in range(LOOKS_MAX):
         if words[at] == number:
             return
-    raise TimeoutError(f"the other core said {words[at]}, and not {number}, within {LOOKS_MAX} looks")
+    raise TimeoutError(
+        f"the other core said {words[at]}, and not {number}, within {LOOKS_MAX} looks"
+    )

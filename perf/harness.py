@@ -1,9 +1,9 @@
 """Candidates measured in turn under the same conditions, repeat by repeat.
 
-One repeat of one candidate is a child process on its own core (it measures), which starts the candidate's server as a
-child on the other core. Both end before the next candidate starts, so that no poller of one stands in the way of
-another. The repeats go round robin, a, b, c, a, b, c: a drift of the machine hits all alike. What is reported is the
-median over repeats.
+One repeat of one candidate is a child process on its own core (it measures), which starts the
+candidate's server as a child on the other core. Both end before the next candidate starts, so that
+no poller of one stands in the way of another. The repeats go round robin, a, b, c, a, b, c: a drift
+of the machine hits all alike. What is reported is the median over repeats.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from . import machine
 from .child import Announce, Child, ChildFailed, ChildSilent, NotOffered
 from .timing import Effort, Sample
 
-# One repeat of one candidate: start two or three processes, warm up, measure. The longest takes some 8 s; what takes
-# longer than this hangs, is ended and reported as failed.
+# One repeat of one candidate: start two or three processes, warm up, measure. The longest takes
+# some 8 s; what takes longer than this hangs, is ended and reported as failed.
 REPEAT_S_MAX = 60.0
 
 Role = Literal["ours", "peer", "limit", "given"]  # given: published by others, not measured here
@@ -35,17 +35,22 @@ class Place:
 
     cores: tuple[int, ...]  # of the measuring process; (): not pinned
     server_cores: tuple[int, ...]
-    other_cores: tuple[int, ...]  # for a third process, that has nothing to do while figures are taken
+    # for a third process, that has nothing to do while figures are taken
+    other_cores: tuple[int, ...]
     folder: str  # private, for sockets; removed by the harness
 
     @contextlib.contextmanager
     def serve(self, target: Callable[..., None], *args: object) -> Iterator[tuple[Child, Any]]:
-        """`target(announce, *args)` in a process on the server's core: that process, and what it announces first."""
+        """`target(announce, *args)` in a process on the server's core: that process, and what it
+        announces first.
+        """
         with Child(target, *args, cores=self.server_cores) as child:
             yield child, child.receive()
 
     @contextlib.contextmanager
-    def serve_aside(self, target: Callable[..., None], *args: object) -> Iterator[tuple[Child, Any]]:
+    def serve_aside(
+        self, target: Callable[..., None], *args: object
+    ) -> Iterator[tuple[Child, Any]]:
         """The same for a process that is not measured."""
         with Child(target, *args, cores=self.other_cores) as child:
             yield child, child.receive()
@@ -57,7 +62,8 @@ class Candidate:
 
     name: str
     role: Role
-    measure: Callable[[Place, Effort], Sample]  # a module's function or a partial of one; runs in the measuring process
+    # a module's function or a partial of one; runs in the measuring process
+    measure: Callable[[Place, Effort], Sample]
     module: str | None = None  # must be importable, else "not installed"
     distribution: str | None = None  # whose version to tell
     bytes_per_op: int | None = None  # where it differs from the case's
@@ -88,7 +94,9 @@ class Result:
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Payload moved one way: by the median time of an operation, or by the rate where operations overlap."""
+        """Payload moved one way: by the median time of an operation, or by the rate where
+        operations overlap.
+        """
         if not self.bytes_per_op:
             return None
         if self.p50_ns:
@@ -106,13 +114,20 @@ def compare(
     pinned: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> list[Result]:
-    """Measure all candidates of one case; one result each, in their order, whatever happens to any of them."""
+    """Measure all candidates of one case; one result each, in their order, whatever happens to any
+    of them.
+    """
     samples: dict[str, list[Sample]] = {candidate.name: [] for candidate in candidates}
     refused: dict[str, Result] = {}
     for candidate in candidates:
         if candidate.module and not machine.is_installed(candidate.module):
             refused[candidate.name] = Result(
-                bench, case, candidate.name, candidate.role, "not installed", f"no module {candidate.module}"
+                bench,
+                case,
+                candidate.name,
+                candidate.role,
+                "not installed",
+                f"no module {candidate.module}",
             )
     for repeat in range(effort.repeats):
         for candidate in candidates:
@@ -123,17 +138,24 @@ def compare(
             try:
                 samples[candidate.name].append(_one_repeat(candidate, effort, pinned))
             except NotOffered as reason:
-                refused[candidate.name] = Result(bench, case, candidate.name, candidate.role, "not offered", str(reason))
+                refused[candidate.name] = Result(
+                    bench, case, candidate.name, candidate.role, "not offered", str(reason)
+                )
             except (ChildFailed, ChildSilent) as error:
-                refused[candidate.name] = Result(bench, case, candidate.name, candidate.role, "failed", str(error))
+                refused[candidate.name] = Result(
+                    bench, case, candidate.name, candidate.role, "failed", str(error)
+                )
     return [
-        refused.get(candidate.name) or _result(bench, case, candidate, samples[candidate.name], bytes_per_op)
+        refused.get(candidate.name)
+        or _result(bench, case, candidate, samples[candidate.name], bytes_per_op)
         for candidate in candidates
     ]
 
 
 def _place(folder: str, pinned: bool) -> Place:
-    """The measuring process gets the last core that this one may use, the server the one before, if there is one."""
+    """The measuring process gets the last core that this one may use, the server the one before, if
+    there is one.
+    """
     allowed = tuple(sorted(os.sched_getaffinity(0)))
     if not pinned:
         return Place((), (), (), folder)
@@ -149,11 +171,15 @@ def _one_repeat(candidate: Candidate, effort: Effort, pinned: bool) -> Sample:
             return sample
 
 
-def _measure(announce: Announce, measure: Callable[[Place, Effort], Sample], place: Place, effort: Effort) -> None:
+def _measure(
+    announce: Announce, measure: Callable[[Place, Effort], Sample], place: Place, effort: Effort
+) -> None:
     announce(measure(place, effort))
 
 
-def _result(bench: str, case: str, candidate: Candidate, samples: list[Sample], bytes_per_op: int) -> Result:
+def _result(
+    bench: str, case: str, candidate: Candidate, samples: list[Sample], bytes_per_op: int
+) -> Result:
     def median(values: list[float | None]) -> float | None:
         known = [value for value in values if value is not None]
         return statistics.median(known) if len(known) == len(values) else None
@@ -176,7 +202,10 @@ def _result(bench: str, case: str, candidate: Candidate, samples: list[Sample], 
         ops_per_s=median([sample.ops_per_s for sample in samples]),
         bytes_per_op=bytes_per_op if candidate.bytes_per_op is None else candidate.bytes_per_op,
         work={key: sum(sample.work[key] for sample in samples) for key in samples[0].work},
-        figures={key: statistics.median(sample.figures[key] for sample in samples) for key in samples[0].figures},
+        figures={
+            key: statistics.median(sample.figures[key] for sample in samples)
+            for key in samples[0].figures
+        },
     )
 
 

@@ -1,4 +1,6 @@
-"""What the benchmarks run inside shards: functions to be called, and functions that call other shards and time it."""
+"""What the benchmarks run inside shards: functions to be called, and functions that call other
+shards and time it.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +65,17 @@ async def time_calls(index: int, is_async: bool, effort: Effort) -> Sample:
 async def time_lending(index: int, size_bytes: int, effort: Effort) -> Sample:
     """An array of our slab to shard `index` and back, in turn with the same call without one.
 
-    The percentiles are of the call with the array. Figures: lend_ns, by how much its median is above that of the other call;
-    copied_bytes, by how much the slab's use grew at any time, for a copy would need a second block.
+    The percentiles are of the call with the array. Figures: lend_ns, by how much its median is
+    above that of the other call; copied_bytes, by how much the slab's use grew at any time, for a
+    copy would need a second block.
     """
     this = shard.this_shard()
     array = this.slab.empty((size_bytes,), np.uint8)
     array[:] = 0
-    with_array, without = partial(this.submit_to, index, take, array), partial(this.submit_to, index, take, None)
+    with_array, without = (
+        partial(this.submit_to, index, take, array),
+        partial(this.submit_to, index, take, None),
+    )
     used_bytes_max = this.slab.statistics().used_bytes_max
     await with_array()  # the segment's descriptor goes over once
     sample, bare = await time_in_turn([with_array, without], effort)
@@ -79,12 +85,16 @@ async def time_lending(index: int, size_bytes: int, effort: Effort) -> Sample:
     is_shared = await this.submit_to(index, first_of_kept) == 7
     await this.submit_to(index, drop)
     assert sample.p50_ns is not None and bare.p50_ns is not None
-    sample.figures.update(without_ns=bare.p50_ns, lend_ns=sample.p50_ns - bare.p50_ns, copied_bytes=copied_bytes)
+    sample.figures.update(
+        without_ns=bare.p50_ns, lend_ns=sample.p50_ns - bare.p50_ns, copied_bytes=copied_bytes
+    )
     return sample.with_work(shared=int(is_shared))
 
 
 async def call_all_others(shards: int, count: int) -> int:
-    """`count` calls to the other shards in turn, a window of them under way; how many came back right."""
+    """`count` calls to the other shards in turn, a window of them under way; how many came back
+    right.
+    """
     this = shard.this_shard()
     others = [index for index in range(shards) if index != this.index]
     under_way: deque[shard.Future] = deque()

@@ -1,11 +1,14 @@
-"""What the machine itself allows two processes: flags, slots and sockets, with nothing of ours around them.
+"""What the machine itself allows two processes: flags, slots and sockets, with nothing of ours
+around them.
 
-    flag ping-pong     one word each, one process counts up and the other follows: what a cache line's way costs
-    np.copyto          one copy by one core, in its cache or through memory as large as a ring's
-    two slots          records handed over through two slots and two flags: a ring without a ring
-    blocked recv       a process that sleeps on a Unix socket until a byte comes: what waking costs
+    flag ping-pong  one word each, one process counts up and the other follows: what a cache line's
+                    way costs
+    np.copyto       one copy by one core, in its cache or through memory as large as a ring's
+    two slots       records handed over through two slots and two flags: a ring without a ring
+    blocked recv    a process that sleeps on a Unix socket until a byte comes: what waking costs
 
-The memory of flags and slots is a memfd, opened by the other process through /proc: it has no name that could be left.
+The memory of flags and slots is a memfd, opened by the other process through /proc: it has no name
+that could be left.
 
     offset  size  field       written by
          0     8  ping, or    the measuring process: it counts up
@@ -38,7 +41,8 @@ SLOTS_OFFSET = 4096
 PING_PONGS_PER_CALL = 100  # too short to be timed one by one
 SLOTS_FIRST = 200  # hand-overs by which the rate is guessed
 
-# Between one wake-up and the next: long enough that the core has gone to sleep, too, as it has in a service that idles.
+# Between one wake-up and the next: long enough that the core has gone to sleep, too, as it has in a
+# service that idles.
 GAP_S = 0.001
 # For a process that has nothing to do to go to sleep; ours spin for 0.1 ms before they do.
 ASLEEP_WAIT_S_MAX = 5.0
@@ -72,7 +76,9 @@ def measure_ping_pong(place: Place, effort: Effort) -> Sample:
                     pass
             turns += PING_PONGS_PER_CALL
 
-        return time_each(operate, effort, PING_PONGS_PER_CALL).with_work(turns=turns, seen=words[PONG_WORD])
+        return time_each(operate, effort, PING_PONGS_PER_CALL).with_work(
+            turns=turns, seen=words[PONG_WORD]
+        )
 
 
 def _follow(announce: Announce, path: str) -> None:
@@ -84,11 +90,15 @@ def _follow(announce: Announce, path: str) -> None:
 
 
 def measure_copy(place: Place, effort: Effort, size_bytes: int, through_bytes: int = 0) -> Sample:
-    """One copy of `size_bytes` by one core, to one place, or to the next of the places in `through_bytes`."""
+    """One copy of `size_bytes` by one core, to one place, or to the next of the places in
+    `through_bytes`.
+    """
     source = np.ones(size_bytes, np.uint8)
     targets = list(np.zeros((max(1, through_bytes // size_bytes), size_bytes), np.uint8))
     if len(targets) == 1:
-        return time_each(partial(np.copyto, targets[0], source), effort).with_work(bytes_received=int(targets[0].sum()))
+        return time_each(partial(np.copyto, targets[0], source), effort).with_work(
+            bytes_received=int(targets[0].sum())
+        )
     turn = 0
 
     def operate() -> None:
@@ -102,7 +112,9 @@ def measure_copy(place: Place, effort: Effort, size_bytes: int, through_bytes: i
 
 
 def measure_slots(place: Place, effort: Effort, payload: bytes, copied_out: bool) -> Sample:
-    """Records through two slots; the reader copies each out to one warm place, or looks at its first and last byte."""
+    """Records through two slots; the reader copies each out to one warm place, or looks at its
+    first and last byte.
+    """
     size_bytes = len(payload)
     memory, path = _share(SLOTS_OFFSET + 2 * size_bytes)
     with place.serve(_take_slots, path, size_bytes, copied_out):
@@ -145,7 +157,8 @@ def _take_slots(announce: Announce, path: str, size_bytes: int, copied_out: bool
             if copied_out:
                 target[:] = slot
                 words[RECEIVED_WORD] += size_bytes
-            elif slot[0] == 0 and slot[-1] == (size_bytes - 1) & 0xFF:  # as pattern() has them: two lines are fetched
+            elif slot[0] == 0 and slot[-1] == (size_bytes - 1) & 0xFF:
+                # as pattern() has them: two lines are fetched
                 words[RECEIVED_WORD] += size_bytes
             words[flag] = 0
 
@@ -156,9 +169,14 @@ def pattern(size_bytes: int) -> bytes:
 
 
 def measure_blocked_recv(place: Place, effort: Effort) -> Sample:
-    """A byte to a process that is blocked in recv(); it answers with the time at which it ran again."""
+    """A byte to a process that is blocked in recv(); it answers with the time at which it ran
+    again.
+    """
     path = str(Path(place.folder, "wake"))
-    with place.serve(_answer_when_woken, path) as (server, _), socket.socket(socket.AF_UNIX) as line:
+    with (
+        place.serve(_answer_when_woken, path) as (server, _),
+        socket.socket(socket.AF_UNIX) as line,
+    ):
         line.connect(path)
 
         def wake() -> int:
@@ -180,11 +198,14 @@ def _answer_when_woken(announce: Announce, path: str) -> None:
             connection.send(time.perf_counter_ns().to_bytes(STAMP_BYTES, "little"))
 
 
-def time_wake_ups(wake: Callable[[], int], wait_until_parked: Callable[[], None], effort: Effort) -> Sample:
+def time_wake_ups(
+    wake: Callable[[], int], wait_until_parked: Callable[[], None], effort: Effort
+) -> Sample:
     """Wake another process again and again, each time after GAP_S and once it sleeps.
 
-    `wake` gives the other's time.perf_counter_ns() (one clock for all processes) when it ran again: the percentiles are of the
-    way there alone. The figure round_trip_ns is the median until `wake` returned.
+    `wake` gives the other's time.perf_counter_ns() (one clock for all processes) when it ran again:
+    the percentiles are of the way there alone. The figure round_trip_ns is the median until `wake`
+    returned.
     """
     wakes = max(effort.ops_min, min(effort.ops_max, int(effort.timed_s / GAP_S)))
     there_ns, back_ns = np.zeros(wakes, np.int64), np.zeros(wakes, np.int64)
@@ -198,11 +219,15 @@ def time_wake_ups(wake: Callable[[], int], wait_until_parked: Callable[[], None]
             there_ns[index], back_ns[index] = ran - before, after - before
     sample = summary(there_ns)
     sample.figures["round_trip_ns"] = float(np.median(back_ns))
-    return sample.with_work(wakes=wakes, in_order=int(((there_ns > 0) & (back_ns >= there_ns)).sum()))
+    return sample.with_work(
+        wakes=wakes, in_order=int(((there_ns > 0) & (back_ns >= there_ns)).sum())
+    )
 
 
 def wait_until_asleep(pid: int) -> None:
-    """Until the main thread of process `pid` sleeps, as /proc/pid/stat says. Raises TimeoutError."""
+    """Until the main thread of process `pid` sleeps, as /proc/pid/stat says.
+    Raises TimeoutError.
+    """
     stat = Path(f"/proc/{pid}/stat")
     give_up = time.monotonic() + ASLEEP_WAIT_S_MAX
     while stat.read_text().rpartition(")")[2].split(maxsplit=1)[0] != "S":

@@ -12,10 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # What may change a figure, or is compared with.
-DISTRIBUTIONS = ("numpy", "msgspec", "multiprocess", "posix-ipc", "psutil", "pyzmq", "pynng", "grpcio", "prpc-engine")
+DISTRIBUTIONS = (
+    "numpy",
+    "msgspec",
+    "multiprocess",
+    "posix-ipc",
+    "psutil",
+    "pyzmq",
+    "pynng",
+    "grpcio",
+    "prpc-engine",
+)
 SHM_FOLDER = "/dev/shm"
 BUSY_WATCH_S = 0.2
-BUSY_PERCENT_MAX = 10.0  # of all cores, before the run: above it others are at work, and the figures are theirs too
+# of all cores, before the run: above it others are at work, and the figures are theirs too
+BUSY_PERCENT_MAX = 10.0
 STEAL_PERCENT_MAX = 2.0
 CPUCLOCK_SCHED = 2  # clock_getcpuclockid(3): the clock of process `pid` is (~pid << 3) | 2
 
@@ -33,7 +44,8 @@ class Machine:
     load_1min: float
     busy_percent: float  # of all cores, over BUSY_WATCH_S before the run
     steal_percent: float  # of all cores, taken by the hypervisor in that time
-    oversubscribed: str  # why the machine has fewer free cores than the run wants; "" when it has enough
+    # why the machine has fewer free cores than the run wants; "" when it has enough
+    oversubscribed: str
 
 
 def facts(cores_wanted: int = 2) -> Machine:
@@ -81,21 +93,29 @@ def is_installed(module: str) -> bool:
 
 
 def cpu_seconds() -> tuple[float, float, float]:
-    """(busy, steal, idle) ticks of all cores since boot, from the first line of /proc/stat (proc_stat(5))."""
+    """(busy, steal, idle) ticks of all cores since boot, from the first line of /proc/stat
+    (proc_stat(5)).
+    """
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     user, nice, system, idle, wait, irq, soft_irq, steal = fields
     return float(user + nice + system + irq + soft_irq), float(steal), float(idle + wait)
 
 
 def process_cpu_s(pid: int) -> float:
-    """What all threads of a process have used, from its CPU clock: /proc and psutil tell it in ticks of 10 ms."""
+    """What all threads of a process have used, from its CPU clock: /proc and psutil tell it in
+    ticks of 10 ms.
+    """
     return time.clock_gettime_ns((~pid << 3) | CPUCLOCK_SCHED) / 1e9
 
 
 def memory_available_bytes() -> int:
-    """What this process could take without driving others out, by the kernel's estimate, and by the cgroup's limit if any."""
+    """What this process could take without driving others out, by the kernel's estimate, and by the
+    cgroup's limit if any.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    available = next(
+        int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")
+    )
     most, now = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     try:
         return min(available, int(most.read_text()) - int(now.read_text()))

@@ -35,9 +35,12 @@ def check_possible() -> None:
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """All panels below each other, in the format that the path ends in: .svg, .png, .pdf. Raises NoPlot, OSError, ValueError."""
+    """All panels below each other, in the format that the path ends in: .svg, .png, .pdf. Raises
+    NoPlot, OSError, ValueError.
+    """
     check_possible()
-    from matplotlib.figure import Figure  # the class itself draws without a display, and without pyplot's globals
+    # the class itself draws without a display, and without pyplot's globals
+    from matplotlib.figure import Figure
 
     width, height = PANEL_INCHES
     figure = Figure(figsize=(width, height * len(panels)), layout="constrained")

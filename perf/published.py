@@ -1,15 +1,19 @@
-"""Figures that others published for other machines, to stand beside ours in a table or a plot; nothing is judged by them.
+"""Figures that others published for other machines, to stand beside ours in a table or a plot;
+nothing is judged by them.
 
-Source: the documentation of DI-engine, page "high-performance RPC framework", table "intra-node P2P" in ms. Pods with A100-80GB.
+Source: the documentation of DI-engine, page "high-performance RPC framework", table "intra-node
+P2P" in ms. Pods with A100-80GB.
 Arrays are of float32, and their sizes binary: 5 x 64 Ki items are its "1.25 MB".
 
-    shm                 GPU memory copied to shared memory, a message, copied out and back to a GPU: the round trip of a queue
+    shm                 GPU memory copied to shared memory, a message, copied out and back to a GPU:
+                        the round trip of a queue
     nccl-nvlink         dist.send() from GPU to GPU, without an answer
     cuda-shared-tensor  a copy from GPU to GPU, and the round trip of a queue
 They are means of 10 (nccl: of 2) without warm-up, and stand where ours has medians.
 
-The C++ ps-lite (dmlc/ps-lite 15b8adf, built natively; zmq over loopback; one worker, one server; 2 cores of an AMD EPYC): rates
-of rounds of 40 keys (4 of 16 MB), each waited for as a whole, payload counted once; times of one push awaited, and of a barrier.
+The C++ ps-lite (dmlc/ps-lite 15b8adf, built natively; zmq over loopback; one worker, one server; 2
+cores of an AMD EPYC): rates of rounds of 40 keys (4 of 16 MB), each waited for as a whole, payload
+counted once; times of one push awaited, and of a barrier.
 """
 
 from __future__ import annotations
@@ -46,7 +50,15 @@ def results(bench: str, case: str, label: str) -> list[Result]:
     """What was published for the size called `label`."""
     row = list(SIZES_BYTES).index(label)
     return [
-        Result(bench, case, name_of(column), "given", "ok", p50_ns=times_ms[row] * 1e6, bytes_per_op=SIZES_BYTES[label])
+        Result(
+            bench,
+            case,
+            name_of(column),
+            "given",
+            "ok",
+            p50_ns=times_ms[row] * 1e6,
+            bytes_per_op=SIZES_BYTES[label],
+        )
         for column, times_ms in TIMES_MS.items()
     ]
 
@@ -64,7 +76,9 @@ PSLITE_BARRIER_US = 91.0
 
 
 def pslite_results(bench: str, case: str, verb: str, size_bytes: int, window: int) -> list[Result]:
-    """What was measured of it for a verb ("keys": of scalars; "barrier"), as one result, or none."""
+    """What was measured of it for a verb ("keys": of scalars;
+    "barrier"), as one result, or none.
+    """
     p50_us = ops_per_s = None
     figures: dict[str, float] = {}
     if verb == "barrier":
@@ -82,6 +96,14 @@ def pslite_results(bench: str, case: str, verb: str, size_bytes: int, window: in
         return []
     p50_ns = None if p50_us is None else p50_us * 1e3
     given = Result(
-        bench, case, name_of(PSLITE), "given", "ok", p50_ns=p50_ns, ops_per_s=ops_per_s, bytes_per_op=size_bytes, figures=figures
+        bench,
+        case,
+        name_of(PSLITE),
+        "given",
+        "ok",
+        p50_ns=p50_ns,
+        ops_per_s=ops_per_s,
+        bytes_per_op=size_bytes,
+        figures=figures,
     )
     return [given]

@@ -42,23 +42,31 @@ def verdict_record(verdict: Verdict, bench: str) -> Record:
     }
 
 
-def records(results: Sequence[Result], verdicts: Sequence[Verdict], facts: Machine, bench: str) -> list[Record]:
+def records(
+    results: Sequence[Result], verdicts: Sequence[Verdict], facts: Machine, bench: str
+) -> list[Record]:
     """All of a run."""
-    return [result_record(result, facts) for result in results] + [verdict_record(verdict, bench) for verdict in verdicts]
+    return [result_record(result, facts) for result in results] + [
+        verdict_record(verdict, bench) for verdict in verdicts
+    ]
 
 
 def target_text(target: Target) -> str:
     """A target in words."""
     bound = bound_text(target, target.bound)
-    return f"{target.case}: {target.candidate}, {figure_text(target.figure)} {target.kind} {bound}" + (
-        f" that of {target.against}" if target.against else ""
+    return (
+        f"{target.case}: {target.candidate}, {figure_text(target.figure)} {target.kind} {bound}"
+        + (f" that of {target.against}" if target.against else "")
     )
 
 
 def figure_text(name: str) -> str:
     """A figure's name in words."""
     words = {"p50_ns": "p50", "p99_ns": "p99", "ops_per_s": "rate", "bytes_per_s": "bytes/s"}
-    return words.get(name, name.removesuffix("_ns").removesuffix("_bytes").replace("_percent", " %").replace("_", " "))
+    return words.get(
+        name,
+        name.removesuffix("_ns").removesuffix("_bytes").replace("_percent", " %").replace("_", " "),
+    )
 
 
 def value_text(name: str, value: float | None) -> str:
@@ -91,17 +99,31 @@ def markdown(lines: Iterable[Record]) -> str:
     for facts in machines.values():
         packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
         text.append(
-            f"{facts['cpu_model']}, cores {', '.join(map(str, facts['cores']))}, Linux {facts['kernel']}, "
+            f"{facts['cpu_model']}, cores {', '.join(map(str, facts['cores']))}, "
+            f"Linux {facts['kernel']}, "
             f"Python {facts['python']}, {packages}. Before the run {facts['busy_percent']} % busy"
-            + (f"; **oversubscribed: {facts['oversubscribed']}**." if facts["oversubscribed"] else ".")
+            + (
+                f"; **oversubscribed: {facts['oversubscribed']}**."
+                if facts["oversubscribed"]
+                else "."
+            )
         )
     for bench, case in dict.fromkeys((line["bench"], line["case"]) for line in results):
         text += ["", f"### {bench}: {case}", ""]
-        text += _case_table([line for line in results if (line["bench"], line["case"]) == (bench, case)])
+        text += _case_table(
+            [line for line in results if (line["bench"], line["case"]) == (bench, case)]
+        )
     if verdicts:
         text += ["", "### Targets", "", "| target | measured | met |", "|---|---|---|"]
     for line in verdicts:
-        target = Target(line["case"], line["candidate"], line["figure"], line["must_be"], line["bound"], line["against"])
+        target = Target(
+            line["case"],
+            line["candidate"],
+            line["figure"],
+            line["must_be"],
+            line["bound"],
+            line["against"],
+        )
         met = {True: "yes", False: "**no**", None: "not measured"}[line["met"]]
         text.append(f"| {target_text(target)} | {bound_text(target, line['measured'])} | {met} |")
     return "\n".join(text) + "\n"
@@ -123,12 +145,20 @@ def _case_table(lines: list[Record]) -> list[str]:
         cells = []
         if timed:
             cells = [units.duration(line[key]) for key in ("p50_ns", "p99_ns", "p999_ns")]
-            cells += [units.amount(line["ops_per_s"], "/s"), units.amount(line["bytes_per_s"], "B/s")]
+            cells += [
+                units.amount(line["ops_per_s"], "/s"),
+                units.amount(line["bytes_per_s"], "B/s"),
+            ]
         cells += [value_text(key, line["figures"].get(key)) for key in figures]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return rows
 
 
 if __name__ == "__main__":
-    given = [json.loads(line) for path in sys.argv[1:] for line in Path(path).read_text().splitlines() if line.strip()]
+    given = [
+        json.loads(line)
+        for path in sys.argv[1:]
+        for line in Path(path).read_text().splitlines()
+        if line.strip()
+    ]
     print(markdown(given), end="")

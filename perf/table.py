@@ -27,7 +27,8 @@ def show_machine(facts: Machine) -> None:
     console = _console()
     packages = "  ".join(f"{name} {version}" for name, version in facts.packages.items())
     console.print(
-        f"[dim]{escape(facts.cpu_model)}, {len(facts.cores)} cores, Linux {facts.kernel}, Python {facts.python}; "
+        f"[dim]{escape(facts.cpu_model)}, {len(facts.cores)} cores, Linux {facts.kernel}, "
+        f"Python {facts.python}; "
         f"{facts.busy_percent} % busy before the run\n{packages}[/dim]",
         highlight=False,
     )
@@ -41,11 +42,15 @@ def warn(text: str) -> None:
 
 
 def show_case(results: list[Result]) -> None:
-    """One table. The last column compares with the first of ours: how many times its time, or its rate."""
+    """One table. The last column compares with the first of ours: how many times its time, or its
+    rate.
+    """
     ours = next((r for r in results if r.role == "ours" and r.state == "ok"), None)
     figures = list(dict.fromkeys(name for result in results for name in result.figures))
     timed = any(result.ops_per_s is not None for result in results)
-    table = Table(title=f"{results[0].bench}: {results[0].case}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"{results[0].bench}: {results[0].case}", title_justify="left", box=box.SIMPLE_HEAD
+    )
     table.add_column("candidate", no_wrap=True)
     headings = ["p50", "over repeats", "p99", "p99.9", "rate", "bytes/s"] if timed else []
     for heading in [*headings, *map(figure_text, figures)]:
@@ -58,13 +63,17 @@ def show_case(results: list[Result]) -> None:
         name += "  (limit)" if result.role == "limit" else ""
         if result.state != "ok":
             notes.append((result.candidate, result.state, result.note))
-            table.add_row(escape(name), result.state, style="red" if result.state == "failed" else "dim")
+            table.add_row(
+                escape(name), result.state, style="red" if result.state == "failed" else "dim"
+            )
             continue
         cells: list[str] = []
         if timed:
             cells = [
                 units.duration(result.p50_ns),
-                f"{units.duration(result.p50_ns_low)} to {units.duration(result.p50_ns_high)}" if result.p50_ns_low else "-",
+                f"{units.duration(result.p50_ns_low)} to {units.duration(result.p50_ns_high)}"
+                if result.p50_ns_low
+                else "-",
                 units.duration(result.p99_ns),
                 units.duration(result.p999_ns),
                 units.amount(result.ops_per_s, "/s"),
@@ -78,7 +87,8 @@ def show_case(results: list[Result]) -> None:
     console.print(table)
     for candidate, state, note in notes:
         lines = [line for line in note.splitlines() if line.strip()] or [""]
-        text = f"{candidate}, {state}: {lines[-1].strip()}"  # of a traceback the error itself; JSON has it whole
+        # of a traceback the error itself; JSON has it whole
+        text = f"{candidate}, {state}: {lines[-1].strip()}"
         console.print(escape(text), style="red" if state == "failed" else "dim", highlight=False)
 
 
@@ -101,6 +111,13 @@ def show_verdicts(verdicts: list[Verdict]) -> None:
     for heading in ("", "target", "measured"):
         table.add_column(heading, no_wrap=heading != "target")
     for verdict in verdicts:
-        mark, style = {True: ("met", "green"), False: ("missed", "red"), None: ("?", "dim")}[verdict.met]
-        table.add_row(mark, escape(target_text(verdict.target)), bound_text(verdict.target, verdict.measured), style=style)
+        mark, style = {True: ("met", "green"), False: ("missed", "red"), None: ("?", "dim")}[
+            verdict.met
+        ]
+        table.add_row(
+            mark,
+            escape(target_text(verdict.target)),
+            bound_text(verdict.target, verdict.measured),
+            style=style,
+        )
     _console().print(table)

@@ -11,7 +11,9 @@ from .harness import Result
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`figure` of `candidate` in `case` must be at most, or at least, `bound`; times that of `against`, when given."""
+    """`figure` of `candidate` in `case` must be at most, or at least, `bound`; times that of
+    `against`, when given.
+    """
 
     case: str
     candidate: str
@@ -33,7 +35,11 @@ class Verdict:
         """None where nothing was measured."""
         if self.measured is None:
             return None
-        return self.measured <= self.target.bound if self.target.kind == "at most" else self.measured >= self.target.bound
+        return (
+            self.measured <= self.target.bound
+            if self.target.kind == "at most"
+            else self.measured >= self.target.bound
+        )
 
 
 def judge(targets: Sequence[Target], results: Sequence[Result]) -> list[Verdict]:
@@ -51,6 +57,8 @@ def judge(targets: Sequence[Target], results: Sequence[Result]) -> list[Verdict]
 def _figure(results: Sequence[Result], case: str, candidate: str, figure: str) -> float | None:
     for result in results:
         if (result.case, result.candidate) == (case, candidate):
-            value: float | None = getattr(result, figure) if hasattr(result, figure) else result.figures.get(figure)
+            value: float | None = (
+                getattr(result, figure) if hasattr(result, figure) else result.figures.get(figure)
+            )
             return value
     return None

@@ -29,7 +29,8 @@ class Effort:
 
 FULL = Effort(repeats=5, warm_s=0.2, timed_s=0.6, ops_min=15, ops_max=60_000, idle_s=3.0)
 QUICK = Effort(repeats=3, warm_s=0.1, timed_s=0.2, ops_min=7, ops_max=20_000, idle_s=2.0)
-TINY = Effort(repeats=1, warm_s=0.0, timed_s=0.0, ops_min=3, ops_max=3, idle_s=0.1)  # tests: it works, that is all
+# tests: it works, that is all
+TINY = Effort(repeats=1, warm_s=0.0, timed_s=0.0, ops_min=3, ops_max=3, idle_s=0.1)
 
 # A percentile wants ten operations above it, or it is the figure of one accident.
 P99_OPS_MIN, P999_OPS_MIN = 1_000, 10_000
@@ -45,7 +46,8 @@ class Sample:
     p999_ns: float | None = None
     ops_per_s: float | None = None
     work: dict[str, int] = field(default_factory=dict)  # what was done, for tests to check
-    figures: dict[str, float] = field(default_factory=dict)  # what else was measured; the name carries the unit
+    # what else was measured; the name carries the unit
+    figures: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_rate(cls, ops: int, took_ns: int) -> Sample:
@@ -60,8 +62,9 @@ class Sample:
 def time_each(operate: Callable[[], object], effort: Effort, ops_per_call: int = 1) -> Sample:
     """Call `operate` as often as `effort` says, and time every call.
 
-    `ops_per_call` > 1 says that one call is so many operations: times are then per operation, averaged within the call,
-    for what is too short to be timed one by one (a clock reading costs some 50 ns).
+    `ops_per_call` > 1 says that one call is so many operations: times are then per operation,
+    averaged within the call, for what is too short to be timed one by one (a clock reading costs
+    some 50 ns).
     """
     return time_calls(operate, calls_for(operate, effort), ops_per_call)
 
@@ -98,8 +101,12 @@ def _calls_in(effort: Effort, typical_ns: float) -> int:
     return int(min(effort.ops_max, max(effort.ops_min, effort.timed_s * 1e9 / max(1, typical_ns))))
 
 
-async def time_in_turn(operations: Sequence[Callable[[], Awaitable[Any]]], effort: Effort) -> list[Sample]:
-    """As time_each, for what is awaited, and for several of it a, b, a, b: a drift hits all alike. A sample each."""
+async def time_in_turn(
+    operations: Sequence[Callable[[], Awaitable[Any]]], effort: Effort
+) -> list[Sample]:
+    """As time_each, for what is awaited, and for several of it a, b, a, b: a drift hits all alike.
+    A sample each.
+    """
     clock = time.perf_counter_ns
     start = clock()
     calls = 0
@@ -117,10 +124,14 @@ async def time_in_turn(operations: Sequence[Callable[[], Awaitable[Any]]], effor
     return [summary(row) for row in took_ns]
 
 
-def time_many(operate: Callable[[int], Answer], effort: Effort, first_ops: int, ops_max: int) -> tuple[Sample, Answer]:
-    """The rate of operations that overlap: `operate(count)` does so many, and its last answer comes with the sample.
+def time_many(
+    operate: Callable[[int], Answer], effort: Effort, first_ops: int, ops_max: int
+) -> tuple[Sample, Answer]:
+    """The rate of operations that overlap: `operate(count)` does so many, and its last answer comes
+    with the sample.
 
-    It is first called with `first_ops`, twice: to warm up, and to guess how many fit into the time of a repeat.
+    It is first called with `first_ops`, twice: to warm up, and to guess how many fit into the time
+    of a repeat.
     """
     clock = time.perf_counter_ns
     first = first_ops if effort.timed_s else effort.ops_min
@@ -135,7 +146,9 @@ def time_many(operate: Callable[[int], Answer], effort: Effort, first_ops: int, 
 
 
 def summary(took_ns: np.ndarray, ops_per_call: int = 1) -> Sample:
-    """Percentiles of the times of single operations, in nanoseconds; those that too few operations support are None."""
+    """Percentiles of the times of single operations, in nanoseconds; those that too few operations
+    support are None.
+    """
     ops = len(took_ns)
     p50, p99, p999 = (float(p) for p in np.percentile(took_ns, [50, 99, 99.9]))
     return Sample(

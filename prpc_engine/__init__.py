@@ -1,4 +1,6 @@
-"""Calls, tensors and key-value tables between processes, on shared memory and tcp, in pure Python."""
+"""Calls, tensors and key-value tables between processes, on shared memory and tcp, in pure
+Python.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Finds the files that a checkout keeps at its top level and the wheel inside this package: `configs/` and `perf/`."""
+"""Finds the files that a checkout keeps at its top level and the wheel inside this package:
+`configs/` and `perf/`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ PACKAGE = Path(__file__).parent
 
 
 def bundled(name: str) -> Path:
-    """The folder of that name: prpc_engine/<name> where a wheel is installed, <checkout>/<name> in a checkout."""
+    """The folder of that name: prpc_engine/<name> where a wheel is installed, <checkout>/<name> in
+    a checkout.
+    """
     installed = PACKAGE / name
     return installed if installed.is_dir() else PACKAGE.parent / name
 

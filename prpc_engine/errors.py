@@ -5,7 +5,8 @@ RpcError
 │   ├── MasterUnreachable   no master answers there         → start one, or mend the address
 │   ├── NoPath              none of our transports connects → the text says why, one each
 │   ├── NoServer            no live server of that service  → start one, or wait longer
-│   └── NotAPeer            a server of another kind is there → mend the address, or start ours there
+│   └── NotAPeer            a server of another kind is there → mend the address, or start ours
+                            there
 ├── Rejected             the server refused before running → safe to send again when mended
 │   ├── UnknownService      nobody there has that name      → mend the name
 │   ├── UnknownMethod       the service lacks that method   → mend the name
@@ -17,17 +18,22 @@ RpcError
 │   ├── VersionMismatch     compare-and-set came too late   → read it again
 │   ├── BadArguments        the arguments cannot be sent    → change their types (a TypeError, too)
 │   └── Backpressure        a queue's bound is reached      → slow down, or retry later
-├── MaybeExecuted        sent, then the peer was lost      → only a caller who knows the method may retry
+├── MaybeExecuted        sent, then the peer was lost      → only a caller who knows the method may
+                                                           retry
 ├── RemoteError          the handler raised                → read its traceback below the first line
-├── DeadlineExceeded     no answer in time                 → a larger timeout_s, or find what is slow (a TimeoutError, too)
+├── DeadlineExceeded     no answer in time                 → a larger timeout_s, or find what is
+                                                           slow (a TimeoutError, too)
 ├── Cancelled            this side gave the call up
 ├── Closed               this side closed the thing first  → fix the caller
 ├── AuthenticationFailed the peer does not hold our secret → the same PRPC_SECRET_FILE on both sides
-├── SessionExpired       the master ended our session      → the text says what went with it; ask again over the new one
-├── JournalError         a master cannot keep its journal  → another folder, more room, or the file restored
-├── AddressInUse         the port is taken                 → another port, or 0 for any
-├── ShmFull              no memory for shared segments     → the text says how much there is (a MemoryError, and shard.ShmFull)
-└── ConfigError          a setting is not allowed          → the text names it and what is allowed
+├── SessionExpired  the master ended our session      → the text says what went with it; ask again
+                                                      over the new one
+├── JournalError    a master cannot keep its journal  → another folder, more room, or the file
+                                                      restored
+├── AddressInUse    the port is taken                 → another port, or 0 for any
+├── ShmFull         no memory for shared segments     → the text says how much there is (a
+                                                      MemoryError, and shard.ShmFull)
+└── ConfigError     a setting is not allowed          → the text names it and what is allowed
 
 Every first line says what was asked, of whom, over what, after how long, and what to try.
 """
@@ -94,7 +100,9 @@ class NoPath(NotSent):
 
     @property
     def is_lasting(self) -> bool:
-        """Whether another try must end the same: nothing failed that could have worked, our transports lead nowhere else."""
+        """Whether another try must end the same: nothing failed that could have worked, our
+        transports lead nowhere else.
+        """
         return bool(self.refusals) and not any(one.failed for one in self.refusals)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -139,7 +147,9 @@ class NodeExists(Rejected):
 
 
 class Forgotten(Rejected):
-    """A call of a `once` method came again, and the server does not remember it: it was not run now, but may have been before."""
+    """A call of a `once` method came again, and the server does not remember it: it was not run
+    now, but may have been before.
+    """
 
 
 class VersionMismatch(Rejected):
@@ -159,15 +169,25 @@ class MaybeExecuted(RpcError):
 
 
 class RemoteError(RpcError):
-    """The handler raised, whatever that was and whichever kind of method it is: a DeadlineExceeded of a call that it made, too.
+    """The handler raised, whatever that was and whichever kind of method it is: a DeadlineExceeded
+    of a call that it made, too.
 
     `type_name` is the original exception's qualified type name, `remote_message` its text and
-    `remote_traceback` its traceback as text; the exception itself stays where it was raised. `where` is who was asked: the
-    method, the server and its address. A handler that lets a RemoteError through passes its origin's three texts on; a line
-    "via ..." at the end of the traceback names each server that it came through.
+    `remote_traceback` its traceback as text; the exception itself stays where it was raised.
+    `where` is who was asked: the method, the server and its address. A handler that lets a
+    RemoteError through passes its origin's three texts on; a line "via ..." at the end of the
+    traceback names each server that it came through.
     """
 
-    def __init__(self, text: str, *, type_name: str, remote_message: str, remote_traceback: str, where: str = "") -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        type_name: str,
+        remote_message: str,
+        remote_traceback: str,
+        where: str = "",
+    ) -> None:
         super().__init__(text)
         self.type_name = type_name
         self.remote_message = remote_message
@@ -181,7 +201,9 @@ class RemoteError(RpcError):
 
 
 class DeadlineExceeded(RpcError, TimeoutError):
-    """The answer did not come in time; the handler may still be running. Never the handler's own, which is a RemoteError."""
+    """The answer did not come in time; the handler may still be running. Never the handler's own,
+    which is a RemoteError.
+    """
 
 
 class Cancelled(RpcError):
@@ -209,10 +231,11 @@ class AddressInUse(RpcError):
 
 
 class ShmFull(RpcError, shard.ShmFull):
-    """There is no memory for the array or ring asked for, within the bounds of slab, cgroup and host; nothing was sent.
+    """There is no memory for the array or ring asked for, within the bounds of slab, cgroup and
+    host; nothing was sent.
 
-    The engine raises shard.ShmFull, and knows nothing of RPC; every verb of this package raises this one in its place, so that
-    `except RpcError` and `except shard.ShmFull` both catch it.
+    The engine raises shard.ShmFull, and knows nothing of RPC; every verb of this package raises
+    this one in its place, so that `except RpcError` and `except shard.ShmFull` both catch it.
     """
 
 
@@ -222,7 +245,8 @@ class ConfigError(RpcError, ValueError):
 
 def is_number(value: object) -> bool:
     """Whether it can be held against bounds: no text, no bool, no nan."""
-    if type(value) is float or type(value) is int:  # isinstance() asks an abstract class, which takes longer
+    # isinstance() asks an abstract class, which takes longer
+    if type(value) is float or type(value) is int:
         return value == value
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(value == value)
 

@@ -1,37 +1,51 @@
-"""What an RpcService, or a task of a cluster, does, as Prometheus metrics: read when they are scraped, so that calls pay nothing.
+"""What an RpcService, or a task of a cluster, does, as Prometheus metrics: read when they are
+scraped, so that calls pay nothing.
 
-    family                                  kind       labels               family says
-    prpc_peer_...                           see PEER   peer, transport      one connection to another node: our calls, bytes
-    prpc_transport_...                      TRANSPORT  transport            all connections over it, those that are over too
-    prpc_server_...                         SERVER     service, server_id   one server made here: requests, failures, load
-    prpc_server_refused_total               counter    + reason             requests refused before a handler ran
-    prpc_server_handler_seconds             histogram  + method             with RpcService(timing=True)
-    prpc_server_slow_calls_total            counter    + method             with RpcService(slow_call_s=...)
-    prpc_service_...                        SERVER     service              the counters of all servers of a service made here
-    prpc_service_refused_total              counter    + reason             the same
-    prpc_client_...                         CLIENT     service, client      one client made here: its choices, its retries
-    prpc_client_errors_total                counter    + error              calls that ended so
-    prpc_client_call_seconds                histogram                       one answered call in 256
-    prpc_client_servers                     gauge      + state              its servers: well, suspect, ejected, probing
-    prpc_slab_...                           SLAB                            shared memory of one process
-    prpc_shard_...                          SHARD      shard                one process of RpcService(shards=N)
-    prpc_node_rank                          gauge                           which node of the job this is
-    prpc_task_...                           TASK       task                 a cluster's Server: the tensors of all its processes
+    family                        kind       labels              family says
+    prpc_peer_...                 see PEER   peer, transport     one connection to another node: our
+                                                                 calls, bytes
+    prpc_transport_...            TRANSPORT  transport           all connections over it, those that
+                                                                 are over too
+    prpc_server_...               SERVER     service, server_id  one server made here: requests,
+                                                                 failures, load
+    prpc_server_refused_total     counter    + reason            requests refused before a handler
+                                                                 ran
+    prpc_server_handler_seconds   histogram  + method            with RpcService(timing=True)
+    prpc_server_slow_calls_total  counter    + method            with RpcService(slow_call_s=...)
+    prpc_service_...              SERVER     service             the counters of all servers of a
+                                                                 service made here
+    prpc_service_refused_total    counter    + reason            the same
+    prpc_client_...               CLIENT     service, client     one client made here: its choices,
+                                                                 its retries
+    prpc_client_errors_total      counter    + error             calls that ended so
+    prpc_client_call_seconds      histogram                      one answered call in 256
+    prpc_client_servers           gauge      + state             its servers: well, suspect,
+                                                                 ejected, probing
+    prpc_slab_...                 SLAB                           shared memory of one process
+    prpc_shard_...                SHARD      shard               one process of RpcService(shards=N)
+    prpc_node_rank                gauge                          which node of the job this is
+    prpc_task_...                 TASK       task                a cluster's Server: the tensors of
+                                                                 all its processes
 
-A cluster's Server has no prpc_service_, prpc_client_ and prpc_node_ families; its shards are those that answer for it (relay.py).
+A cluster's Server has no prpc_service_, prpc_client_ and prpc_node_ families; its shards are those
+that answer for it (relay.py).
 
-Each shard has peers, servers (sharded=True) and a slab of its own: families of peers, servers and slabs have the label `shard`,
-which is empty for the service's own process. Shards are asked at each scrape. One that does not answer in time
-(shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the values of its process only, and counts in prpc_service_... and in
-prpc_transport_... with what it said last: so these fall neither while it is busy, nor when it dies or is started again. What a
-shard did between its last answer to a scrape and its death is in none of them.
+Each shard has peers, servers (sharded=True) and a slab of its own: families of peers, servers and
+slabs have the label `shard`, which is empty for the service's own process. Shards are asked at each
+scrape. One that does not answer in time (shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the
+values of its process only, and counts in prpc_service_... and in
+prpc_transport_... with what it said last: so these fall neither while it is busy, nor when it dies
+or is started again. What a shard did between its last answer to a scrape and its death is in none
+of them.
 
-    metrics.register(service)               # or a Server, into prometheus_client's registry of the process, or your own
-    with metrics.serve(service, 9400):      # http://127.0.0.1:9400/metrics, with cpu and memory of the process
+    metrics.register(service)           # or a Server, into prometheus_client's registry of the
+                                        process, or your own
+    with metrics.serve(service, 9400):  # http://127.0.0.1:9400/metrics, with cpu and memory of the
+                                        process
 
-Connections of one peer over one transport are added up. A connection that was made anew counts from zero, which Prometheus takes
-for the restart that it is; prpc_transport_... go on with what all connections did, and are true to the last byte of a process
-that lives.
+Connections of one peer over one transport are added up. A connection that was made anew counts from
+zero, which Prometheus takes for the restart that it is; prpc_transport_... go on with what all
+connections did, and are true to the last byte of a process that lives.
 
 Needs prometheus_client: pip install 'prpc-engine[metrics]'.
 """
@@ -81,50 +95,185 @@ class Figure(NamedTuple):
 PEER_LABELS = ("peer", "transport", "shard")
 PEER = (
     Figure("requests", "counter", "Requests made by this process.", attrgetter("requests")),
-    Figure("in_flight", "gauge", "Requests of this process that wait for their reply.", attrgetter("in_flight")),
-    Figure("late_replies", "counter", "Replies dropped because their call had ended before.", attrgetter("replies_dropped")),
-    Figure("outbox_messages", "gauge", "Messages that wait for the peer to read.", attrgetter("outbox_messages")),
-    Figure("sent_bytes", "counter", "Bytes sent, arrays lent in place included.", attrgetter("traffic.bytes_sent")),
-    Figure("received_bytes", "counter", "Bytes received, arrays borrowed included.", attrgetter("traffic.bytes_received")),
-    Figure("ring_full", "counter", "Records that found their ring full.", attrgetter("traffic.full_waits")),
-    Figure("arrays_spilled", "counter", "Arrays that found no room in shared memory.", attrgetter("traffic.arrays_spilled")),
+    Figure(
+        "in_flight",
+        "gauge",
+        "Requests of this process that wait for their reply.",
+        attrgetter("in_flight"),
+    ),
+    Figure(
+        "late_replies",
+        "counter",
+        "Replies dropped because their call had ended before.",
+        attrgetter("replies_dropped"),
+    ),
+    Figure(
+        "outbox_messages",
+        "gauge",
+        "Messages that wait for the peer to read.",
+        attrgetter("outbox_messages"),
+    ),
+    Figure(
+        "sent_bytes",
+        "counter",
+        "Bytes sent, arrays lent in place included.",
+        attrgetter("traffic.bytes_sent"),
+    ),
+    Figure(
+        "received_bytes",
+        "counter",
+        "Bytes received, arrays borrowed included.",
+        attrgetter("traffic.bytes_received"),
+    ),
+    Figure(
+        "ring_full",
+        "counter",
+        "Records that found their ring full.",
+        attrgetter("traffic.full_waits"),
+    ),
+    Figure(
+        "arrays_spilled",
+        "counter",
+        "Arrays that found no room in shared memory.",
+        attrgetter("traffic.arrays_spilled"),
+    ),
 )
 TRANSPORT_LABELS = ("transport", "shard")
 TRANSPORT = tuple(figure for figure in PEER if figure.kind == "counter")
 SERVER_LABELS = ("service", "server_id", "shard")
 SERVER = (
-    Figure("requests", "counter", "Requests and notifications whose handler ran or is queued.", attrgetter("requests")),
+    Figure(
+        "requests",
+        "counter",
+        "Requests and notifications whose handler ran or is queued.",
+        attrgetter("requests"),
+    ),
     Figure("failures", "counter", "Handlers that raised.", attrgetter("failures")),
-    Figure("expired", "counter", "Requests whose deadline passed before their handler could run.", attrgetter("expired")),
+    Figure(
+        "expired",
+        "counter",
+        "Requests whose deadline passed before their handler could run.",
+        attrgetter("expired"),
+    ),
     Figure("cancelled", "counter", "Requests given up by their callers.", attrgetter("cancelled")),
-    Figure("repeated", "counter", "Calls of once methods that came again, and were not run again.", attrgetter("repeated")),
-    Figure("forgotten", "counter", "Answers to calls of once methods that are kept no longer.", attrgetter("forgotten")),
+    Figure(
+        "repeated",
+        "counter",
+        "Calls of once methods that came again, and were not run again.",
+        attrgetter("repeated"),
+    ),
+    Figure(
+        "forgotten",
+        "counter",
+        "Answers to calls of once methods that are kept no longer.",
+        attrgetter("forgotten"),
+    ),
     Figure("tasks", "gauge", "Handlers that run as tasks now.", attrgetter("tasks")),
     Figure("queued", "gauge", "Requests that wait for a task to end.", attrgetter("queued")),
 )
 CLIENT_LABELS = ("service", "client")
 CLIENT = (
     Figure("calls", "counter", "Calls and streams that were begun.", attrgetter("calls")),
-    Figure("timeouts", "counter", "Of those, how many ended because their deadline passed.", attrgetter("timeouts")),
-    Figure("ejections", "counter", "Servers taken out because calls of them failed.", attrgetter("ejections")),
-    Figure("spared", "counter", "Failures that would have ejected, had not too many been ejected.", attrgetter("spared")),
+    Figure(
+        "timeouts",
+        "counter",
+        "Of those, how many ended because their deadline passed.",
+        attrgetter("timeouts"),
+    ),
+    Figure(
+        "ejections",
+        "counter",
+        "Servers taken out because calls of them failed.",
+        attrgetter("ejections"),
+    ),
+    Figure(
+        "spared",
+        "counter",
+        "Failures that would have ejected, had not too many been ejected.",
+        attrgetter("spared"),
+    ),
     Figure("probes", "counter", "Calls that tried an ejected server again.", attrgetter("probes")),
-    Figure("last_resorts", "counter", "Calls given to an ejected server because no other was left.", attrgetter("last_resorts")),
-    Figure("waiting", "gauge", "Calls that wait for a connection or for another attempt.", attrgetter("waiting")),
-    Figure("retries", "counter", "Attempts after one that may have reached a server.", attrgetter("retries")),
-    Figure("retries_refused", "counter", "Attempts not made, as the budget for them was spent.", attrgetter("retries_refused")),
-    Figure("hedges", "counter", "Calls also sent to a second server, as the first was slow.", attrgetter("hedges")),
-    Figure("hedges_won", "counter", "Of those, how many the second server answered first.", attrgetter("hedges_won")),
-    Figure("hedges_refused", "counter", "Hedges not sent, as the budget for them was spent.", attrgetter("hedges_refused")),
+    Figure(
+        "last_resorts",
+        "counter",
+        "Calls given to an ejected server because no other was left.",
+        attrgetter("last_resorts"),
+    ),
+    Figure(
+        "waiting",
+        "gauge",
+        "Calls that wait for a connection or for another attempt.",
+        attrgetter("waiting"),
+    ),
+    Figure(
+        "retries",
+        "counter",
+        "Attempts after one that may have reached a server.",
+        attrgetter("retries"),
+    ),
+    Figure(
+        "retries_refused",
+        "counter",
+        "Attempts not made, as the budget for them was spent.",
+        attrgetter("retries_refused"),
+    ),
+    Figure(
+        "hedges",
+        "counter",
+        "Calls also sent to a second server, as the first was slow.",
+        attrgetter("hedges"),
+    ),
+    Figure(
+        "hedges_won",
+        "counter",
+        "Of those, how many the second server answered first.",
+        attrgetter("hedges_won"),
+    ),
+    Figure(
+        "hedges_refused",
+        "counter",
+        "Hedges not sent, as the budget for them was spent.",
+        attrgetter("hedges_refused"),
+    ),
 )
 SLAB = (
-    Figure("reserved_bytes", "gauge", "Shared memory taken from the system.", attrgetter("reserved_bytes")),
-    Figure("reserved_bytes_high_water", "gauge", "The most of that there ever was.", attrgetter("reserved_bytes_max")),
-    Figure("used_bytes", "gauge", "In blocks that an array here or a peer uses.", attrgetter("used_bytes")),
-    Figure("used_bytes_high_water", "gauge", "The most of that there ever was.", attrgetter("used_bytes_max")),
+    Figure(
+        "reserved_bytes",
+        "gauge",
+        "Shared memory taken from the system.",
+        attrgetter("reserved_bytes"),
+    ),
+    Figure(
+        "reserved_bytes_high_water",
+        "gauge",
+        "The most of that there ever was.",
+        attrgetter("reserved_bytes_max"),
+    ),
+    Figure(
+        "used_bytes",
+        "gauge",
+        "In blocks that an array here or a peer uses.",
+        attrgetter("used_bytes"),
+    ),
+    Figure(
+        "used_bytes_high_water",
+        "gauge",
+        "The most of that there ever was.",
+        attrgetter("used_bytes_max"),
+    ),
     Figure("limit_bytes", "gauge", "The bound of reserved_bytes.", attrgetter("limit_bytes")),
-    Figure("fragmentation_ratio", "gauge", "Share of reserved_bytes that holds nothing.", attrgetter("fragmentation")),
-    Figure("leases", "gauge", "Blocks that peers hold, counted once for each peer.", attrgetter("leases")),
+    Figure(
+        "fragmentation_ratio",
+        "gauge",
+        "Share of reserved_bytes that holds nothing.",
+        attrgetter("fragmentation"),
+    ),
+    Figure(
+        "leases",
+        "gauge",
+        "Blocks that peers hold, counted once for each peer.",
+        attrgetter("leases"),
+    ),
     Figure("leased_bytes", "gauge", "In blocks that peers hold.", attrgetter("leased_bytes")),
     Figure(
         "oldest_lease_seconds",
@@ -135,40 +284,86 @@ SLAB = (
 )
 SHARD = (
     Figure(
-        "up", "gauge", "Whether it answered when it was asked for the other values: 1, else 0.", lambda one: one.now is not None
+        "up",
+        "gauge",
+        "Whether it answered when it was asked for the other values: 1, else 0.",
+        lambda one: one.now is not None,
     ),
     Figure("starts", "counter", "Times it was started.", attrgetter("process.incarnation")),
-    Figure("busy_ratio", "gauge", "Share of its time in which it had work.", attrgetter("process.counters.busy_ratio")),
+    Figure(
+        "busy_ratio",
+        "gauge",
+        "Share of its time in which it had work.",
+        attrgetter("process.counters.busy_ratio"),
+    ),
     Figure("turns", "counter", "Of its reactor.", attrgetter("process.counters.turns")),
     Figure("parks", "counter", "Times it slept.", attrgetter("process.counters.parks")),
-    Figure("stalls", "counter", "Handlers that ran over their budget.", attrgetter("process.counters.stalls")),
-    Figure("calls", "counter", "Functions it ran for the other processes here.", attrgetter("process.counters.calls")),
-    Figure("failures", "counter", "Of those, how many raised.", attrgetter("process.counters.failures")),
-    Figure("read_bytes", "counter", "From the other processes here.", attrgetter("process.counters.bytes_in")),
-    Figure("written_bytes", "counter", "To the other processes here.", attrgetter("process.counters.bytes_out")),
+    Figure(
+        "stalls",
+        "counter",
+        "Handlers that ran over their budget.",
+        attrgetter("process.counters.stalls"),
+    ),
+    Figure(
+        "calls",
+        "counter",
+        "Functions it ran for the other processes here.",
+        attrgetter("process.counters.calls"),
+    ),
+    Figure(
+        "failures", "counter", "Of those, how many raised.", attrgetter("process.counters.failures")
+    ),
+    Figure(
+        "read_bytes",
+        "counter",
+        "From the other processes here.",
+        attrgetter("process.counters.bytes_in"),
+    ),
+    Figure(
+        "written_bytes",
+        "counter",
+        "To the other processes here.",
+        attrgetter("process.counters.bytes_out"),
+    ),
 )
 TASK = (
     Figure("requests", "counter", "Requests for tensors that left here.", attrgetter("messages")),
     Figure("tensors", "counter", "Tensors that were asked for by them.", attrgetter("tensors")),
-    Figure("fused", "counter", "Of those, how many left with others in one request.", attrgetter("fused")),
-    Figure("answers", "counter", "Requests of other tasks that were answered here, by shards too.", attrgetter("answers")),
+    Figure(
+        "fused",
+        "counter",
+        "Of those, how many left with others in one request.",
+        attrgetter("fused"),
+    ),
+    Figure(
+        "answers",
+        "counter",
+        "Requests of other tasks that were answered here, by shards too.",
+        attrgetter("answers"),
+    ),
     Figure("waiting", "gauge", "Tensors and requests that wait here.", attrgetter("waiting")),
     Figure("waiting_bytes", "gauge", "In those tensors.", attrgetter("waiting_bytes")),
     Figure("steps", "gauge", "Steps that are remembered.", attrgetter("steps")),
 )
-STATES = ("suspect", "ejected", "probing")  # of a server, seen by a client's balancer; others are "well"
-# Of the 64 buckets of a MethodTiming: 1 us to 69 s, which is where handlers are; what is longer is in +Inf.
+# of a server, seen by a client's balancer; others are "well"
+STATES = ("suspect", "ejected", "probing")
+# Of the 64 buckets of a MethodTiming: 1 us to 69 s, which is where handlers are; what is longer is
+# in +Inf.
 BUCKET_FIRST, BUCKET_LAST = 10, 36
 
 
 class Collector:
-    """Reads one service or task whenever its registry is asked. One that is closed has no metrics any more."""
+    """Reads one service or task whenever its registry is asked. One that is closed has no metrics
+    any more.
+    """
 
     def __init__(self, source: RpcService | Server) -> None:
         self._source = source
 
     def describe(self) -> Iterable[Metric]:
-        """Names and kinds, without values: registries refuse what would give two meanings to a name."""
+        """Names and kinds, without values: registries refuse what would give two meanings to a
+        name.
+        """
         return _of_service(None) if isinstance(self._source, RpcService) else _of_task(None)
 
     def collect(self) -> Iterable[Metric]:
@@ -181,7 +376,8 @@ class Collector:
 
 
 def register(source: RpcService | Server, registry: CollectorRegistry | None = None) -> Collector:
-    """Let a registry, that of the process by default, read the service or task; `registry.unregister()` takes what this returns.
+    """Let a registry, that of the process by default, read the service or task;
+    `registry.unregister()` takes what this returns.
 
     Raises ConfigError when prometheus_client is not installed, or the registry reads one already.
     """
@@ -191,7 +387,8 @@ def register(source: RpcService | Server, registry: CollectorRegistry | None = N
         (client.REGISTRY if registry is None else registry).register(collector)
     except ValueError as error:
         raise errors.ConfigError(
-            f"this registry reads a service or task already: give each a registry of its own, or unregister the other ({error})"
+            "this registry reads a service or task already: give each a registry of its own, "
+            f"or unregister the other ({error})"
         ) from error
     return collector
 
@@ -214,20 +411,30 @@ class MetricsServer:
     def __enter__(self) -> MetricsServer:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
-def serve(source: RpcService | Server, port: int, host: str = "127.0.0.1", expose: bool = False) -> MetricsServer:
-    """Serve the metrics of a service or task and of its process over http, from a thread of its own; port 0 takes any free one.
+def serve(
+    source: RpcService | Server, port: int, host: str = "127.0.0.1", expose: bool = False
+) -> MetricsServer:
+    """Serve the metrics of a service or task and of its process over http, from a thread of its
+    own; port 0 takes any free one.
 
-    They name services, methods and peers, and whoever can connect may read them: there is no secret. So only this host's own
-    addresses are allowed, unless `expose` says that the network is trusted. Raises ConfigError, AddressInUse.
+    They name services, methods and peers, and whoever can connect may read them: there is no
+    secret. So only this host's own addresses are allowed, unless `expose` says that the network is
+    trusted. Raises ConfigError, AddressInUse.
     """
     check_number("port", port, 0, 65535)
     if not expose and not _is_loopback(host):
         raise errors.ConfigError(
-            f"refusing to serve metrics at {host}, which other hosts may reach, as anybody there could read them: listen at "
+            f"refusing to serve metrics at {host}, which other hosts may reach, "
+            "as anybody there could read them: listen at "
             "127.0.0.1, or pass expose=True where that network is trusted"
         )
     client = _prometheus_client()
@@ -255,11 +462,13 @@ def _prometheus_client() -> Any:
     try:
         import prometheus_client
     except ImportError as error:
-        raise errors.ConfigError("metrics need prometheus_client: pip install 'prpc-engine[metrics]'") from error
+        raise errors.ConfigError(
+            "metrics need prometheus_client: pip install 'prpc-engine[metrics]'"
+        ) from error
     return prometheus_client
 
 
-# -- from statistics to families -------------------------------------------------------------------------------------------
+# -- from statistics to families -------------------------------------------------------------------
 
 
 def _of_service(service: RpcService | None) -> Iterator[Metric]:
@@ -285,16 +494,29 @@ def _of_service(service: RpcService | None) -> Iterator[Metric]:
     )
     latencies = [(labels, one.latency) for labels, one in clients if one.latency.calls]
     yield _seconds(
-        "client_call_seconds", "How long calls took until their answers were here, one in 256.", CLIENT_LABELS, latencies
+        "client_call_seconds",
+        "How long calls took until their answers were here, one in 256.",
+        CLIENT_LABELS,
+        latencies,
     )
     yield _family(
         "client_servers",
         "gauge",
         "Servers that a client knows, by what its balancer thinks of them.",
         (*CLIENT_LABELS, "state"),
-        (((*labels, state), count) for labels, one in clients for state, count in _states(one).items()),
+        (
+            ((*labels, state), count)
+            for labels, one in clients
+            for state, count in _states(one).items()
+        ),
     )
-    yield _family("node_rank", "gauge", "This node's number in its job.", (), [] if now is None else [((), now.rank)])
+    yield _family(
+        "node_rank",
+        "gauge",
+        "This node's number in its job.",
+        (),
+        [] if now is None else [((), now.rank)],
+    )
 
 
 def _of_task(server: Server | None) -> Iterator[Metric]:
@@ -313,15 +535,26 @@ def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> I
     by_shard = [((str(one.process.index),), one) for one in shards]
     answered: list[tuple[str, NodeFigures]] = [] if here is None else [("", here)]
     answered += [(index, one.now) for (index,), one in by_shard if one.now is not None]
-    peers = [((one.peer, one.transport, shard), one) for shard, node in answered for one in node.peers]
-    servers = [((*_parts(key), shard), one) for shard, node in answered for key, one in node.servers.items()]
+    peers = [
+        ((one.peer, one.transport, shard), one) for shard, node in answered for one in node.peers
+    ]
+    servers = [
+        ((*_parts(key), shard), one)
+        for shard, node in answered
+        for key, one in node.servers.items()
+    ]
     yield from _read("peer", PEER, PEER_LABELS, peers)
-    ended = [((transport, shard), one) for shard, node in answered for transport, one in node.ended.items()]
+    ended = [
+        ((transport, shard), one)
+        for shard, node in answered
+        for transport, one in node.ended.items()
+    ]
     living = [((one.transport, shard), one) for shard, node in answered for one in node.peers]
     for (index,), one in by_shard:
         over = one.past.ended
         if one.now is None and one.last is not None:
-            if one.process.alive and one.last.pid == one.process.pid:  # busy: its connections are there
+            # busy: its connections are there
+            if one.process.alive and one.last.pid == one.process.pid:
                 living += [((peer.transport, index), peer) for peer in one.last.peers]
                 over = all_ended(replace(one.last, peers=()), over)
             else:
@@ -337,8 +570,14 @@ def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> I
     )
     yield from _read("server", SERVER, SERVER_LABELS, servers)
     yield _refused("server", SERVER_LABELS, servers)
-    # A method has its 30 series from its first call on: a server has many methods, and most of them are hardly called.
-    timings = [((*labels, method), timing) for labels, one in servers for method, timing in one.timings.items() if timing.calls]
+    # A method has its 30 series from its first call on: a server has many methods, and most of them
+    # are hardly called.
+    timings = [
+        ((*labels, method), timing)
+        for labels, one in servers
+        for method, timing in one.timings.items()
+        if timing.calls
+    ]
     text = "How long handlers took, those of tasks with their waits."
     yield _seconds("server_handler_seconds", text, (*SERVER_LABELS, "method"), timings)
     yield _family(
@@ -353,20 +592,29 @@ def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> I
 
 
 def _read(
-    what: str, figures: Iterable[Figure], names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], Any]]
+    what: str,
+    figures: Iterable[Figure],
+    names: tuple[str, ...],
+    about: Iterable[tuple[tuple[str, ...], Any]],
 ) -> Iterator[Metric]:
     for figure in figures:
         samples = ((labels, figure.read(one)) for labels, one in about)
         yield _family(f"{what}_{figure.name}", figure.kind, figure.text, names, samples)
 
 
-def _refused(what: str, names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], ServedStatistics]]) -> Metric:
+def _refused(
+    what: str, names: tuple[str, ...], about: Iterable[tuple[tuple[str, ...], ServedStatistics]]
+) -> Metric:
     return _family(
         f"{what}_refused",
         "counter",
         "Requests refused before a handler ran, by reason.",
         (*names, "reason"),
-        (((*labels, reason), count) for labels, one in about for reason, count in one.refused.items()),
+        (
+            ((*labels, reason), count)
+            for labels, one in about
+            for reason, count in one.refused.items()
+        ),
     )
 
 
@@ -377,14 +625,19 @@ def _family(name: str, kind: str, text: str, names: tuple[str, ...], samples: Sa
     summed: dict[tuple[str, ...], float] = {}
     for labels, value in samples:
         summed[labels] = summed.get(labels, 0.0) + value
-    family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(f"prpc_{name}", text, labels=names)
+    family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+        f"prpc_{name}", text, labels=names
+    )
     for labels, value in summed.items():
         family.add_metric(labels, value)
     return family
 
 
 def _seconds(
-    name: str, text: str, names: tuple[str, ...], timings: Iterable[tuple[tuple[str, ...], MethodTiming]]
+    name: str,
+    text: str,
+    names: tuple[str, ...],
+    timings: Iterable[tuple[tuple[str, ...], MethodTiming]],
 ) -> HistogramMetricFamily:
     from prometheus_client.core import HistogramMetricFamily
 

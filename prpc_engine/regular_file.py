@@ -1,7 +1,9 @@
-"""Reads a whole file that a user or a peer named: never waits for a writer, and never reads more than is allowed.
+"""Reads a whole file that a user or a peer named: never waits for a writer, and never reads more
+than is allowed.
 
-A path may lead to anything. Opening a FIFO waits for who writes to it, /dev/zero never ends, and a file of 10 GB that was named
-by mistake is no secret. So the file is opened without waiting, and looked at before a byte of it is read.
+A path may lead to anything. Opening a FIFO waits for who writes to it, /dev/zero never ends, and a
+file of 10 GB that was named by mistake is no secret. So the file is opened without waiting, and
+looked at before a byte of it is read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _KINDS = (
 
 
 def open_regular(path: str | Path) -> int:
-    """A descriptor for reading a regular file; the caller closes it. Raises OSError, whose strerror says what else is there."""
+    """A descriptor for reading a regular file; the caller closes it. Raises OSError, whose strerror
+    says what else is there.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:  # a zero byte in the name
@@ -38,7 +42,9 @@ def open_regular(path: str | Path) -> int:
 
 
 def read_regular_file(path: str | Path, bytes_max: int | None = None) -> bytes:
-    """The whole content of a regular file. Raises OSError, also for one of more than `bytes_max` bytes: strerror says why."""
+    """The whole content of a regular file. Raises OSError, also for one of more than `bytes_max`
+    bytes: strerror says why.
+    """
     with open(open_regular(path), "rb") as file:
         if bytes_max is None:
             return file.read()

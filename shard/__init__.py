@@ -1,4 +1,5 @@
-"""A shared-nothing engine in pure Python: pinned processes, rings and slabs in shared memory, one reactor each.
+"""A shared-nothing engine in pure Python: pinned processes, rings and slabs in shared memory, one
+reactor each.
 
 with shard.ShardGroup(2) as group:
     print(group.submit_to(1, math.sqrt, 2.0).result())
@@ -11,7 +12,8 @@ import logging
 from shard import interpreter as interpreter  # first of all: what follows relies on it
 
 # isort: split
-from shard import failpoints as failpoints  # then this: it instruments the modules imported after it, where it is asked to
+# then this: it instruments the modules imported after it, where it is asked to
+from shard import failpoints as failpoints
 
 # isort: split
 from shard.checks import is_count, is_finite

@@ -7,8 +7,14 @@ from numbers import Integral, Real
 
 
 def is_count(value: object, least: int | None = None) -> bool:
-    """Whether it is a whole number from `least` on: neither a bool, nor a float that happens to be whole, nor NaN."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least)
+    """Whether it is a whole number from `least` on: neither a bool, nor a float that happens to be
+    whole, nor NaN.
+    """
+    return (
+        isinstance(value, Integral)
+        and not isinstance(value, bool)
+        and (least is None or int(value) >= least)
+    )
 
 
 def is_finite(value: object, least: float | None = None) -> bool:

@@ -3,9 +3,11 @@
 ShardError
 ├── ClosedError              this side closed it first              → fix the caller
 ├── CancelledError           this side gave the call up             → nothing; it asked for it
-├── ForkedError              used in a child made by fork()         → start processes by spawn, open things there
+├── ForkedError              used in a child made by fork()         → start processes by spawn, open
+                                                                    things there
 ├── PeerLostError            the other side died or hung up         → reconnect, or fail over
-├── UnreachableError         nobody answers at that address         → start the peer, or mend the address
+├── UnreachableError         nobody answers at that address         → start the peer, or mend the
+                                                                    address
 ├── AddressInUseError        the port is taken                      → another port, or 0
 ├── AuthenticationError      the peer does not hold our secret      → the same secret on both sides
 ├── BackpressureError        a queue's bound is reached             → slow down, or retry later
@@ -14,7 +16,8 @@ ShardError
 └── ProtocolError            (abstract) the wire format was broken
     ├── LocalProtocolError   we were about to send it               → a bug on this side
     └── RemoteProtocolError  the peer sent it                       → drop the connection
-        └── ForeignProtocolError  another kind of server is there   → mend the address, or start ours there
+        └── ForeignProtocolError  another kind of server is there   → mend the address, or start
+                                                                    ours there
 """
 
 from __future__ import annotations
@@ -77,4 +80,6 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ForeignProtocolError(RemoteProtocolError):
-    """A server of another protocol listens at that address: to connect again leads to the same one."""
+    """A server of another protocol listens at that address:
+    to connect again leads to the same one.
+    """

@@ -1,4 +1,6 @@
-"""Certificates for tests: a job's CA and what it signs, good or bad, as PEM files in a folder of the test."""
+"""Certificates for tests: a job's CA and what it signs, good or bad, as PEM files in a folder of
+the test.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,14 @@ def name_of(common: str) -> x509.Name:
 
 
 def key_bytes(key: ec.EllipticCurvePrivateKey, password: bytes | None = None) -> bytes:
-    protection = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+    protection = (
+        serialization.BestAvailableEncryption(password)
+        if password
+        else serialization.NoEncryption()
+    )
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection
+    )
 
 
 class Authority:
@@ -76,9 +84,16 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def issue(
-        self, common: str, from_days: int = -1, to_days: int = 30, password: bytes | None = None, address: str = "127.0.0.1"
+        self,
+        common: str,
+        from_days: int = -1,
+        to_days: int = 30,
+        password: bytes | None = None,
+        address: str = "127.0.0.1",
     ) -> Files:
-        """A certificate and its key. Its other names are a DNS and a URI name made of `common`, and an address."""
+        """A certificate and its key. Its other names are a DNS and a URI name made of `common`, and
+        an address.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         others = [
             x509.DNSName(f"{common}.example"),
@@ -87,6 +102,8 @@ class Authority:
         ]
         certificate = self._sign(common, key.public_key(), from_days, to_days, others)
         self._issued += 1
-        cert = self._write(f"{self._issued}.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        cert = self._write(
+            f"{self._issued}.pem", certificate.public_bytes(serialization.Encoding.PEM)
+        )
         private = self._write(f"{self._issued}.key", key_bytes(key, password))
         return Files(str(cert), str(private), self.path)

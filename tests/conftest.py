@@ -24,16 +24,27 @@ from tests.turns import turn
 # How long an example takes says nothing on a busy machine: faulthandler_timeout ends what hangs.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
-# Who starts pytest in the background ignores Ctrl-C for it and for what it starts; tests send that to programs.
+# Who starts pytest in the background ignores Ctrl-C for it and for what it starts; tests send that
+# to programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What tests make for their user is not the developer's; processes that they start inherit this, workers of pytest-xdist too.
+# What tests make for their user is not the developer's; processes that they start inherit this,
+# workers of pytest-xdist too.
 _own_home = None if "PRPC_TEST_HOME" in os.environ else tempfile.mkdtemp(prefix="prpc-test-home-")
 if _own_home is not None:
     os.environ["PRPC_TEST_HOME"] = os.environ["PRPC_HOME"] = _own_home
 
-__all__ = ["_started_once", "_uvloop_has_begun", "clock", "fifo", "loop", "nothing_is_left_behind", "seed", "tell"]
+__all__ = [
+    "_started_once",
+    "_uvloop_has_begun",
+    "clock",
+    "fifo",
+    "loop",
+    "nothing_is_left_behind",
+    "seed",
+    "tell",
+]
 
 
 def pytest_unconfigure() -> None:
@@ -43,7 +54,9 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made, stays: a look at all of it would make each gc.collect() of a test 0.1 s longer."""
+    """What collecting made, stays: a look at all of it would make each gc.collect() of a test 0.1 s
+    longer.
+    """
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,6 @@
-"""What reached the disk, and when: the calls of this process on files, in their order, with the paths that they were about."""
+"""What reached the disk, and when: the calls of this process on files, in their order, with the
+paths that they were about.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Disk:
 
     def renames(self) -> Iterator[tuple[int, Path]]:
         """Which event each was, and where to."""
-        return ((number, path) for number, (call, path) in enumerate(self.events) if call == "rename")
+        return (
+            (number, path) for number, (call, path) in enumerate(self.events) if call == "rename"
+        )
 
     def synced_after(self, number: int, path: Path) -> bool:
         """Whether that file or folder was synced after that event."""
@@ -45,8 +49,8 @@ class Disk:
 
 @contextmanager
 def watched_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """os.write, pwrite, fsync, fdatasync and rename of this process are noted. Files that are written through a buffer are
-    noted by their fsync alone."""
+    """os.write, pwrite, fsync, fdatasync and rename of this process are noted. Files that are
+    written through a buffer are noted by their fsync alone."""
     disk = Disk()
 
     def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

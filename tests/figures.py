@@ -1,4 +1,6 @@
-"""What tests have found and want told, passed or failed: printed at the end of the run, whichever worker they ran in."""
+"""What tests have found and want told, passed or failed: printed at the end of the run, whichever
+worker they ran in.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def told(reporter: pytest.TerminalReporter, name: str) -> Iterator[tuple[str, An
     for reports in reporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport) and report.when == "teardown":
-                yield from ((report.nodeid, value) for key, value in report.user_properties if key == name)
+                yield from (
+                    (report.nodeid, value) for key, value in report.user_properties if key == name
+                )
 
 
 def print_figures(reporter: pytest.TerminalReporter) -> None:

@@ -9,7 +9,9 @@ from shard import Future
 
 
 class ManualClock:
-    """A clock that stands still until it is told: call it where a clock is wanted, or pass `.now` on."""
+    """A clock that stands still until it is told: call it where a clock is wanted, or pass `.now`
+    on.
+    """
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -26,7 +28,9 @@ class ManualClock:
 
 
 class ManualWaiter:
-    """In the place of a driver, for a thread that waits: it does something instead, and the time is over."""
+    """In the place of a driver, for a thread that waits: it does something instead, and the time is
+    over.
+    """
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.meanwhile = meanwhile

@@ -1,4 +1,6 @@
-"""What our modules import, read from their sources: for the test of the architecture, and for its drawing."""
+"""What our modules import, read from their sources: for the test of the architecture, and for its
+drawing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Module:
         """All imports, in functions too; relative ones by their full name."""
         yield from self._imports_in(ast.parse(self.source).body, at_import=True, for_types=False)
 
-    def _imports_in(self, nodes: Iterable[ast.AST], at_import: bool, for_types: bool) -> Iterator[Import]:
+    def _imports_in(
+        self, nodes: Iterable[ast.AST], at_import: bool, for_types: bool
+    ) -> Iterator[Import]:
         for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -69,12 +73,16 @@ def modules_of(*tops: str) -> list[Module]:
         for path in sorted((ROOT / top).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             is_package = parts[-1] == "__init__"
-            found.append(Module(".".join(parts[:-1] if is_package else parts), path.read_text(), is_package))
+            found.append(
+                Module(".".join(parts[:-1] if is_package else parts), path.read_text(), is_package)
+            )
     return found
 
 
 def targets(imported: Import, known: Iterable[str]) -> list[str]:
-    """The modules that an import reaches: `from package import submodule` reaches the submodule. known: all modules of ours."""
+    """The modules that an import reaches: `from package import submodule` reaches the submodule.
+    known: all modules of ours.
+    """
     reached = [f"{imported.module}.{name}" for name in imported.names]
     below = [name for name in reached if name in known]
     if len(below) < len(reached) or not reached:
@@ -85,8 +93,12 @@ def targets(imported: Import, known: Iterable[str]) -> list[str]:
 def circles(arrows: Mapping[str, Iterable[str]]) -> list[str]:
     """What stands in a circle, or between two."""
     left = {name: set(reached) & arrows.keys() - {name} for name, reached in arrows.items()}
-    for _ in range(2):  # take away what sees nothing that is left, until nothing can be taken; then the same against the arrows
+    # take away what sees nothing that is left, until nothing can be taken; then the same against
+    # the arrows
+    for _ in range(2):
         while free := [name for name, reached in left.items() if not reached]:
             left = {name: reached - set(free) for name, reached in left.items() if name not in free}
-        left = {name: {other for other, reached in left.items() if name in reached} for name in left}
+        left = {
+            name: {other for other, reached in left.items() if name in reached} for name in left
+        }
     return sorted(left)

@@ -1,15 +1,18 @@
 """What a test leaves behind: child processes, names in /dev/shm, descriptors, threads.
 
-`nothing_is_left_behind` runs around every test. It notes what there is before, and afterwards waits, GRACE_S at most,
-until there is no more than that; then it fails with the names of what is left. A test that leaks does not spoil the
+`nothing_is_left_behind` runs around every test. It notes what there is before, and afterwards
+waits, GRACE_S at most, until there is no more than that; then it fails with the names of what is
+left. A test that leaks does not spoil the
 next one: each starts from what there is, and leaked children are killed.
 
 Allowed to stay, each for a reason:
-    resource trackers    one a process, started by the first spawn and kept by the standard library: started here,
-                         before the first test
-    the forkserver       one a process, started by the first group that asks for it and kept for the next, which is quick for
-                         that; and our end of the pipe that keeps it alive. Stopped after the last test. Its children count
-    the default slab     one a process, keeps its segments for the next array on purpose: their descriptors may stay
+    resource trackers  one a process, started by the first spawn and kept by the standard library:
+                       started here, before the first test
+    the forkserver     one a process, started by the first group that asks for it and kept for the
+                       next, which is quick for that; and our end of the pipe that keeps it alive.
+                       Stopped after the last test. Its children count
+    the default slab   one a process, keeps its segments for the next array on purpose: their
+                       descriptors may stay
 
 Also a pytest plugin: `pytest -p tests.leaks`.
 """
@@ -35,12 +38,14 @@ import multiprocess.resource_tracker
 import psutil
 import pytest
 
-GRACE_S = float(os.environ.get("PRPC_TEST_GRACE_S", "20.0"))  # for what was told to end, on a busy machine; seldom needed
+# for what was told to end, on a busy machine; seldom needed
+GRACE_S = float(os.environ.get("PRPC_TEST_GRACE_S", "20.0"))
 KILL_TIMEOUT_S = 20.0  # for the kernel to end what was killed
 POLL_S = 0.02  # how long one look waits for a process or thread to end
 SHM_FOLDER = Path("/dev/shm")
 SEGMENT_NAME = re.compile(r"prpc\.\d+\.(?P<job>\w+)\.(?P<pid>\d+)\.")
-JOB = f"pytest{os.getpid()}"  # segments of this run carry it, so that other runs on this machine are not taken for ours
+# segments of this run carry it, so that other runs on this machine are not taken for ours
+JOB = f"pytest{os.getpid()}"
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,9 @@ def _children() -> dict[int, str]:
 
 
 def _shm_names(children: dict[int, str]) -> frozenset[str]:
-    """Those of this run: segments of its job or its processes, and entries of another kind that one of its processes maps, has
-    open, or put its number into the name of. What other programs of this user make meanwhile is no leak of a test."""
+    """Those of this run: segments of its job or its processes, and entries of another kind that one
+    of its processes maps, has open, or put its number into the name of. What other programs of this
+    user make meanwhile is no leak of a test."""
     names, ours = set(), (os.getpid(), *children)
     for entry in os.scandir(SHM_FOLDER):
         try:
@@ -89,7 +95,9 @@ def _shm_names(children: dict[int, str]) -> frozenset[str]:
         if segment:
             if segment["job"] == JOB or int(segment["pid"]) in ours:
                 names.add(entry.name)
-        elif any(str(pid) in re.findall(r"\d+", entry.name) or _holds(pid, entry.path) for pid in ours):
+        elif any(
+            str(pid) in re.findall(r"\d+", entry.name) or _holds(pid, entry.path) for pid in ours
+        ):
             names.add(entry.name)
     return frozenset(names)
 
@@ -132,20 +140,34 @@ def _slab_targets() -> set[str]:
     slab = getattr(module, "_slab", None)
     if slab is None:
         return set()
-    slab.statistics()  # it looks after peers that have hung up when it is used, and holds their sockets until then
+    # it looks after peers that have hung up when it is used, and holds their sockets until then
+    slab.statistics()
     return {os.readlink(f"/proc/self/fd/{segment.fd}") for segment in list(slab._segments.values())}
 
 
 def _threads() -> dict[int, str]:
-    return {t.ident: t.name for t in threading.enumerate() if t.ident is not None and t.name.startswith("prpc")}
+    return {
+        t.ident: t.name
+        for t in threading.enumerate()
+        if t.ident is not None and t.name.startswith("prpc")
+    }
 
 
 def leaks(before: Holdings, after: Holdings) -> list[str]:
     """What is there now and was not, a line each."""
-    found = [f"process {pid}: {what}" for pid, what in after.children.items() if pid not in before.children]
+    found = [
+        f"process {pid}: {what}"
+        for pid, what in after.children.items()
+        if pid not in before.children
+    ]
     found += [f"/dev/shm/{name}" for name in sorted(after.shm - before.shm)]
-    found += [f"descriptor of {target} ({count} more)" for target, count in (after.fds - before.fds).items()]
-    found += [f"thread {name}" for ident, name in after.threads.items() if ident not in before.threads]
+    found += [
+        f"descriptor of {target} ({count} more)"
+        for target, count in (after.fds - before.fds).items()
+    ]
+    found += [
+        f"thread {name}" for ident, name in after.threads.items() if ident not in before.threads
+    ]
     return found
 
 
@@ -154,7 +176,8 @@ def wait_until_clean(before: Holdings, grace_s: float) -> list[str]:
     deadline = time.monotonic() + grace_s
     found = leaks(before, holdings())
     while found and time.monotonic() < deadline:
-        multiprocess.active_children()  # it reaps its dead children when it looks at them, and only then
+        # it reaps its dead children when it looks at them, and only then
+        multiprocess.active_children()
         multiprocessing.active_children()
         gc.collect()
         after = holdings()
@@ -185,7 +208,9 @@ def _wait_for_an_end(before: Holdings, after: Holdings) -> None:
 def kill_leaked_children(before: Holdings) -> None:
     """So that a test that leaks costs no more than its own failure."""
     leaked = _children().keys() - before.children.keys()
-    processes = [child for child in psutil.Process().children(recursive=True) if child.pid in leaked]
+    processes = [
+        child for child in psutil.Process().children(recursive=True) if child.pid in leaked
+    ]
     for process in processes:
         try:
             process.kill()
@@ -205,10 +230,13 @@ def _started_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request: pytest.FixtureRequest, _started_once: None) -> Iterator[None]:
-    """Fails a test after which there are more processes, /dev/shm entries, descriptors or threads than before."""
+    """Fails a test after which there are more processes, /dev/shm entries, descriptors or threads
+    than before.
+    """
     before = holdings()
     yield
-    request.node.funcargs.clear()  # pytest would hold the values of other fixtures, long torn down, until after this
+    # pytest would hold the values of other fixtures, long torn down, until after this
+    request.node.funcargs.clear()
     found = wait_until_clean(before, GRACE_S)
     if found:
         kill_leaked_children(before)

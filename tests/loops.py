@@ -23,7 +23,9 @@ def _uvloop_has_begun() -> None:
 
 
 @pytest.fixture(params=[asyncio.new_event_loop, _uvloop], ids=["asyncio", "uvloop"])
-def loop(request: pytest.FixtureRequest, _uvloop_has_begun: None) -> Iterator[asyncio.AbstractEventLoop]:
+def loop(
+    request: pytest.FixtureRequest, _uvloop_has_begun: None
+) -> Iterator[asyncio.AbstractEventLoop]:
     """A new loop that does not run; closed at the end, unless the test did."""
     make: Callable[[], asyncio.AbstractEventLoop] = request.param
     made = make()

@@ -1,4 +1,5 @@
-"""The packages of shard/ and prpc_engine/, from the ground up, and the drawing of ARCHITECTURE.md that is made from the imports.
+"""The packages of shard/ and prpc_engine/, from the ground up, and the drawing of ARCHITECTURE.md
+that is made from the imports.
 
 python -m tests.packages            print the drawing
 python -m tests.packages --write    put it into ARCHITECTURE.md
@@ -14,8 +15,9 @@ from tests.imports import ROOT, Module, modules_of, targets
 DOCUMENT = ROOT / "ARCHITECTURE.md"
 BEGIN, END = "<!-- made by python -m tests.packages --write -->\n```\n", "```\n<!-- end -->"
 
-# A package sees itself and those before it. "shard" and "prpc_engine" are the faces: what their __init__.py exports; "kv" is that
-# of the tables. A name in brackets stands for the files beside a face, which have no package of their own.
+# A package sees itself and those before it. "shard" and "prpc_engine" are the faces: what their
+# __init__.py exports; "kv" is that of the tables. A name in brackets stands for the files beside a
+# face, which have no package of their own.
 ORDER = (
     "[shard]",
     "shard.memory",
@@ -52,7 +54,8 @@ ORDER = (
     "cli",
 )
 SHIMS = {"prpc_engine.kv.pslite": "kv"}  # the names of pslite, where tables have theirs
-ALONE = {"prpc_engine.metrics", "prpc_engine.kv.torch", "prpc_engine.kv.jax"}  # public modules that are a package's worth
+# public modules that are a package's worth
+ALONE = {"prpc_engine.metrics", "prpc_engine.kv.torch", "prpc_engine.kv.jax"}
 
 
 def package_of(name: str) -> str:
@@ -85,11 +88,18 @@ def arrows() -> dict[str, frozenset[str]]:
 
 def seen_by(module: Module, known: set[str]) -> set[str]:
     """The modules of ours that one imports."""
-    return {target for imported in module.imports() for target in targets(imported, known) if target in known} - {module.name}
+    return {
+        target
+        for imported in module.imports()
+        for target in targets(imported, known)
+        if target in known
+    } - {module.name}
 
 
 def drawing() -> str:
-    """Each package on the lowest floor that is above all it imports; arrows that follow from others are left out."""
+    """Each package on the lowest floor that is above all it imports; arrows that follow from others
+    are left out.
+    """
     below = arrows()
     floors: dict[str, int] = {}
     reach: dict[str, frozenset[str]] = {}
@@ -98,8 +108,15 @@ def drawing() -> str:
         reach[package] = below[package].union(*(reach[seen] for seen in below[package]))
     lines = []
     for package in sorted(ORDER, key=lambda package: (-floors[package], package)):
-        direct = {seen for seen in below[package] if not any(seen in reach[other] for other in below[package])}
-        lines.append(f"{floors[package]:2}  {package:16}{'-> ' + ', '.join(sorted(direct)) if direct else ''}".rstrip())
+        direct = {
+            seen
+            for seen in below[package]
+            if not any(seen in reach[other] for other in below[package])
+        }
+        lines.append(
+            f"{floors[package]:2}  "
+            f"{package:16}{'-> ' + ', '.join(sorted(direct)) if direct else ''}".rstrip()
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -12,16 +12,28 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 120.0
 PYTHON = (sys.executable, "-W", "error", "-X", "dev")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-# What a machine that is busy enough makes of any handler: it may lack a core for as long as the budget.
-STALLS = re.compile(r"^.* \(pid \d+\): .* (?:has held the reactor for|let the reactor go on after) .*\n(?:  .*\n)*", re.MULTILINE)
+# What a machine that is busy enough makes of any handler: it may lack a core for as long as the
+# budget.
+STALLS = re.compile(
+    r"^.* \(pid \d+\): .* (?:has held the reactor for|let the reactor go on after) .*\n(?:  .*\n)*",
+    re.MULTILINE,
+)
 
 
 def run_pasted(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """To its end, in that folder, with every warning an error. Its stderr is without reports of stalls."""
+    """To its end, in that folder, with every warning an error. Its stderr is without reports of
+    stalls.
+    """
     script = folder / "pasted.py"
     script.write_text(code)
     ran = subprocess.run(
-        [*PYTHON, str(script)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [*PYTHON, str(script)],
+        cwd=folder,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     ran.stderr = without_stalls(ran.stderr)
     return ran

@@ -1,6 +1,7 @@
 """Programs that a test starts with `python -m`, talks to by lines, and kills.
 
-Each ends when its standard input does, which the death of the test brings about too: none outlives its test.
+Each ends when its standard input does, which the death of the test brings about too: none outlives
+its test.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import TypeVar
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 30.0  # a test that waits longer has failed
-UNTIL_S = 120.0  # the same for what may take several processes their turns, or an import of TensorFlow, on a busy machine
+# the same for what may take several processes their turns, or an import of TensorFlow, on a busy
+# machine
+UNTIL_S = 120.0
 Self = TypeVar("Self", bound="Program")
 
 
@@ -31,10 +34,15 @@ def wait_until(happened: Callable[[], object], what: str = "it") -> None:
 
 
 def halt(pid: int) -> None:
-    """SIGSTOP a process, and wait until each of its threads stands still: the signal's sender goes on before they do."""
+    """SIGSTOP a process, and wait until each of its threads stands still: the signal's sender goes
+    on before they do.
+    """
     os.kill(pid, signal.SIGSTOP)
     tasks = Path(f"/proc/{pid}/task")
-    wait_until(lambda: all(_state(task) in "TtZX" for task in tasks.iterdir()), f"the stop of process {pid}")
+    wait_until(
+        lambda: all(_state(task) in "TtZX" for task in tasks.iterdir()),
+        f"the stop of process {pid}",
+    )
 
 
 def _state(task: Path) -> str:
@@ -45,13 +53,19 @@ def _state(task: Path) -> str:
 
 
 class Program:
-    """One of them. A context manager: it must come to a clean end, unless the test ended it before; a failing test kills it."""
+    """One of them. A context manager: it must come to a clean end, unless the test ended it before;
+    a failing test kills it.
+    """
 
     patience_s = PATIENCE_S
     end_signal: signal.Signals | None = None  # for programs that do not read their input
 
-    def __init__(self, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
-        """`prefix` is a command that runs the rest; `env` goes on top of the test's own environment."""
+    def __init__(
+        self, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        """`prefix` is a command that runs the rest; `env` goes on top of the test's own
+        environment.
+        """
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", *arguments],
             stdin=subprocess.PIPE,
@@ -77,11 +91,15 @@ class Program:
         """What it writes next; fails when that takes too long, or when it has ended."""
         deadline = time.monotonic() + self.patience_s
         while b"\n" not in self._said:
-            ready, _, _ = select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self.stdout], [], [], max(0.0, deadline - time.monotonic())
+            )
             data = os.read(self.stdout.fileno(), 65536) if ready else b""
             if not data:
                 self.kill()
-                raise AssertionError(f"{self.process.args!r} said nothing; it ended with {self.process.returncode}")
+                raise AssertionError(
+                    f"{self.process.args!r} said nothing; it ended with {self.process.returncode}"
+                )
             self._said += data
         line, _, self._said = self._said.partition(b"\n")
         return line.decode()
@@ -93,7 +111,9 @@ class Program:
         self._close_pipes()
 
     def end(self, number: signal.Signals | None = None) -> int:
-        """Tell it to end, by that signal and the end of its input; its exit code. One that was killed before keeps that code."""
+        """Tell it to end, by that signal and the end of its input; its exit code. One that was
+        killed before keeps that code.
+        """
         if number is not None:
             self.process.send_signal(number)
         self.stdin.close()
@@ -112,7 +132,12 @@ class Program:
     def __enter__(self: Self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if kind is not None:
             self.kill()
         elif self.process.returncode is not None:

@@ -1,6 +1,7 @@
 """The packages and the arrows between them, read from every import: ARCHITECTURE.md as a test.
 
-Each rule is a function from modules to complaints, so that the last tests here can show each rule what breaks it.
+Each rule is a function from modules to complaints, so that the last tests here can show each rule
+what breaks it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tests.packages import DOCUMENT, ORDER, arrows, drawing, drawn, package_of, 
 
 ROOMS = ("shard", "prpc_engine", "perf", "tests")
 
-# Who may see whom. `prpc bench` runs what is in perf/: the one file that may, and only when it is called.
+# Who may see whom. `prpc bench` runs what is in perf/: the one file that may, and only when it is
+# called.
 ARROWS = {
     "shard": {"shard"},
     "prpc_engine": {"shard", "prpc_engine"},
@@ -145,33 +147,56 @@ PURE = {
     "prpc_engine.kv.table.schedule",
     "prpc_engine.kv.table.table",
 }
-IMPURE = {"asyncio", "mmap", "multiprocess", "multiprocessing", "os", "select", "socket", "subprocess", "threading", "time"}
+IMPURE = {
+    "asyncio",
+    "mmap",
+    "multiprocess",
+    "multiprocessing",
+    "os",
+    "select",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
 
-# Cursors in shared memory: pack_into zeroes a field before it fills it, and the other process sees the zero.
+# Cursors in shared memory: pack_into zeroes a field before it fills it, and the other process sees
+# the zero.
 NO_PACK_INTO = {"shard.memory.counters", "shard.memory.ring"}
 
 # A class with more methods than this is looked at: does it do two things?
 METHODS_MAX = 30
 WIDE_FOR_A_REASON = {
-    "prpc_engine.client.client.RpcClient": "the verbs: of any server, of a named one, by a key, each to wait for or not",
+    "prpc_engine.client.client.RpcClient": (
+        "the verbs: of any server, of a named one, by a key, each to wait for or not"
+    ),
     "prpc_engine.client.dispatcher.Dispatcher": "connecting, looking up, repeating: one guard",
     "prpc_engine.cluster.server.Server": "the verbs of a task, and each message of another task",
     "prpc_engine.kv.client.worker.TableWorker": "the verbs of tables",
-    "prpc_engine.kv.replication.replica.Replica": "each request to one partition, of workers and servers",
+    "prpc_engine.kv.replication.replica.Replica": (
+        "each request to one partition, of workers and servers"
+    ),
     "prpc_engine.kv.server.server.TableShard": "each request of workers to one server",
     "prpc_engine.master.client.MasterClient": "the master's verbs, one line each",
     "prpc_engine.master.namespace.Namespace": "the changes that the tree allows, one each",
     "prpc_engine.master.session.MasterSession": "one connection's states and what is asked over it",
-    "prpc_engine.rpc.peer.Peer": "both directions of a connection, a method for each kind of message",
+    "prpc_engine.rpc.peer.Peer": (
+        "both directions of a connection, a method for each kind of message"
+    ),
     "prpc_engine.service.service.RpcService": "the verbs of a process in its job",
     "shard.memory.slab.Slab": "lending, borrowing and growing share one lock and one table",
-    "shard.transport.shm_connection.ShmConnection": "both directions of a connection, which share rings and leases",
+    "shard.transport.shm_connection.ShmConnection": (
+        "both directions of a connection, which share rings and leases"
+    ),
 }
 
 # One class name means one thing. What these have in common with each other is said here.
 REPEATED_FOR_A_REASON = {
-    "Node": "shard.Node is what the connections of a process share; prpc_engine's is made around one",
-    "NodeExists": "the master's reason, and the caller's error that it becomes: known to each other by this name",
+    "Node": (
+        "shard.Node is what the connections of a process share; prpc_engine's is made around one"
+    ),
+    "NodeExists": "the master's reason, and the caller's error that it becomes: "
+    "known to each other by this name",
     "NoSuchNode": "as NodeExists",
     "Optimizer": "of tables, and torch's face of it in kv.torch",
     "Recovery": "of a partition's requests, and of the demo's run",
@@ -187,7 +212,7 @@ MODULES = modules_of(*ROOMS)
 KNOWN = {module.name for module in MODULES}
 
 
-# -- rules -------------------------------------------------------------------------------------------------------------
+# -- rules -----------------------------------------------------------------------------------------
 
 
 def rooms_that_may_not_be_seen(module: Module) -> Iterator[str]:
@@ -197,14 +222,19 @@ def rooms_that_may_not_be_seen(module: Module) -> Iterator[str]:
             continue
         if module.name == MAY_CALL_PERF and room == "perf" and not imported.at_import:
             continue
-        yield f"{module.name}:{imported.line} imports {imported.module}: {module.top} must not know {room}"
+        yield (
+            f"{module.name}:{imported.line} imports {imported.module}: "
+            f"{module.top} must not know {room}"
+        )
 
 
 def exported_by_shard() -> set[str]:
     """The names in shard.__all__."""
     source = next(module.source for module in MODULES if module.name == "shard")
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
+        ):
             return set(ast.literal_eval(node.value))
     raise AssertionError("shard/__init__.py has no __all__")
 
@@ -215,10 +245,16 @@ def ways_round_the_face_of_shard(module: Module) -> Iterator[str]:
     exported = exported_by_shard()
     for imported in module.imports():
         if imported.module.startswith("shard."):
-            yield f"{module.name}:{imported.line} imports {imported.module}: only names that shard exports"
+            yield (
+                f"{module.name}:{imported.line} imports {imported.module}: "
+                "only names that shard exports"
+            )
         elif imported.module == "shard":
             for name in sorted(set(imported.names) - exported):
-                yield f"{module.name}:{imported.line} imports {name} of shard, which does not export it"
+                yield (
+                    f"{module.name}:{imported.line} imports {name} of shard, "
+                    "which does not export it"
+                )
 
 
 def optional_packages_needed_by_all(module: Module) -> Iterator[str]:
@@ -226,9 +262,13 @@ def optional_packages_needed_by_all(module: Module) -> Iterator[str]:
         return
     for imported in module.imports():
         package = imported.module.partition(".")[0]
-        is_adapter = f".{package}." in f"{module.name}."  # prpc_engine.kv.torch is for who has torch
+        # prpc_engine.kv.torch is for who has torch
+        is_adapter = f".{package}." in f"{module.name}."
         if package in OPTIONAL and imported.at_import and not imported.for_types and not is_adapter:
-            yield f"{module.name}:{imported.line} imports {package} at once: do it in the function that needs it"
+            yield (
+                f"{module.name}:{imported.line} imports {package} at once: "
+                "do it in the function that needs it"
+            )
 
 
 def impurities(module: Module) -> Iterator[str]:
@@ -236,7 +276,10 @@ def impurities(module: Module) -> Iterator[str]:
         return
     for imported in module.imports():
         if imported.module.partition(".")[0] in IMPURE and not imported.for_types:
-            yield f"{module.name}:{imported.line} imports {imported.module}: this module does no I/O and reads no clock"
+            yield (
+                f"{module.name}:{imported.line} imports {imported.module}: "
+                "this module does no I/O and reads no clock"
+            )
 
 
 def torn_stores(module: Module) -> Iterator[str]:
@@ -244,15 +287,23 @@ def torn_stores(module: Module) -> Iterator[str]:
         return
     for node in ast.walk(ast.parse(module.source)):
         if isinstance(node, ast.Attribute) and node.attr == "pack_into":
-            yield f"{module.name}:{node.lineno} uses pack_into: the other process may read the zero it begins with"
+            yield (
+                f"{module.name}:{node.lineno} uses pack_into: the other process may read the zero "
+                "it begins with"
+            )
 
 
 def classes_too_wide(module: Module) -> Iterator[str]:
     for node in ast.walk(ast.parse(module.source)):
         if isinstance(node, ast.ClassDef) and module.top in ("shard", "prpc_engine"):
-            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            methods = sum(
+                isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body
+            )
             if methods > METHODS_MAX and f"{module.name}.{node.name}" not in WIDE_FOR_A_REASON:
-                yield f"{module.name}.{node.name} has {methods} methods: does it do two things? Divide it, or say why not"
+                yield (
+                    f"{module.name}.{node.name} has {methods} methods: "
+                    "does it do two things? Divide it, or say why not"
+                )
 
 
 def arrows_that_point_up(module: Module) -> Iterator[str]:
@@ -287,7 +338,9 @@ def test_there_are_no(rule: Callable[[Module], Iterator[str]]) -> None:
 
 
 def test_no_modules_and_no_packages_import_each_other_in_a_circle() -> None:
-    """Imports for types count, and those in functions: a circle of files can only be read together."""
+    """Imports for types count, and those in functions:
+    a circle of files can only be read together.
+    """
     engine = [module for module in MODULES if module.top in ("shard", "prpc_engine")]
     assert circles({module.name: seen_by(module, KNOWN) for module in engine}) == []
     assert circles(arrows()) == []
@@ -298,11 +351,15 @@ def test_what_finds_circles_finds_one() -> None:
 
 
 def test_the_drawing_is_what_the_imports_make_it() -> None:
-    assert drawn(DOCUMENT.read_text()) == drawing(), "draw it again: python -m tests.packages --write"
+    assert drawn(DOCUMENT.read_text()) == drawing(), (
+        "draw it again: python -m tests.packages --write"
+    )
 
 
 def test_every_package_has_modules() -> None:
-    assert {package_of(module.name) for module in MODULES if module.top in ("shard", "prpc_engine")} == set(ORDER)
+    assert {
+        package_of(module.name) for module in MODULES if module.top in ("shard", "prpc_engine")
+    } == set(ORDER)
 
 
 def test_every_name_in_the_tables_is_a_module() -> None:
@@ -317,7 +374,8 @@ def test_a_class_that_became_narrow_needs_no_reason_any_more() -> None:
         for module in MODULES
         for node in ast.walk(ast.parse(module.source))
         if isinstance(node, ast.ClassDef)
-        and sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body) > METHODS_MAX
+        and sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+        > METHODS_MAX
     }
     assert WIDE_FOR_A_REASON.keys() <= wide, WIDE_FOR_A_REASON.keys() - wide
 
@@ -343,47 +401,92 @@ def test_one_class_name_means_one_thing() -> None:
     ("rule", "module"),
     [
         (rooms_that_may_not_be_seen, Module("shard.x", "import prpc_engine")),
-        (rooms_that_may_not_be_seen, Module("shard.x", "def f():\n    from perf.harness import run")),
+        (
+            rooms_that_may_not_be_seen,
+            Module("shard.x", "def f():\n    from perf.harness import run"),
+        ),
         (rooms_that_may_not_be_seen, Module("prpc_engine.x", "from tests import helpers")),
         (rooms_that_may_not_be_seen, Module(MAY_CALL_PERF, "import perf.cli_bench")),
-        (ways_round_the_face_of_shard, Module("prpc_engine.x", "from shard.memory.ring import RingProducer")),
+        (
+            ways_round_the_face_of_shard,
+            Module("prpc_engine.x", "from shard.memory.ring import RingProducer"),
+        ),
         (ways_round_the_face_of_shard, Module("prpc_engine.x", "from shard.memory import ring")),
         (
             optional_packages_needed_by_all,
             Module("shard.x", "try:\n    import torch\nexcept ImportError:\n    torch = None"),
         ),
-        (optional_packages_needed_by_all, Module("prpc_engine.x", "class A:\n    import zmq.asyncio")),
+        (
+            optional_packages_needed_by_all,
+            Module("prpc_engine.x", "class A:\n    import zmq.asyncio"),
+        ),
         (impurities, Module("shard.memory.ring", "from time import monotonic")),
         (impurities, Module("prpc_engine.kv.table.table", "def f():\n    import threading")),
-        (torn_stores, Module("shard.memory.ring", "import struct\nWORD = struct.Struct('Q')\nWORD.pack_into(b, 0, 1)")),
-        (classes_too_wide, Module("shard.x", "class C:\n" + "    def f(self): ...\n" * (METHODS_MAX + 1))),
-        (arrows_that_point_up, Module("prpc_engine.rpc.call", "from prpc_engine.service.service import RpcService")),
-        (arrows_that_point_up, Module("prpc_engine.rpc.peer", "from prpc_engine.node import node")),
-        (arrows_that_point_up, Module("prpc_engine.kv.table.x", "from ..client import worker")),
-        (arrows_that_point_up, Module("prpc_engine.master.master", "def f():\n    from ..client.client import RpcClient")),
+        (
+            torn_stores,
+            Module(
+                "shard.memory.ring",
+                "import struct\nWORD = struct.Struct('Q')\nWORD.pack_into(b, 0, 1)",
+            ),
+        ),
+        (
+            classes_too_wide,
+            Module("shard.x", "class C:\n" + "    def f(self): ...\n" * (METHODS_MAX + 1)),
+        ),
         (
             arrows_that_point_up,
-            Module("prpc_engine.rpc.server", "if TYPE_CHECKING:\n    from prpc_engine.node.node import Node"),
+            Module("prpc_engine.rpc.call", "from prpc_engine.service.service import RpcService"),
+        ),
+        (arrows_that_point_up, Module("prpc_engine.rpc.peer", "from prpc_engine.node import node")),
+        (arrows_that_point_up, Module("prpc_engine.kv.table.x", "from ..client import worker")),
+        (
+            arrows_that_point_up,
+            Module(
+                "prpc_engine.master.master", "def f():\n    from ..client.client import RpcClient"
+            ),
+        ),
+        (
+            arrows_that_point_up,
+            Module(
+                "prpc_engine.rpc.server",
+                "if TYPE_CHECKING:\n    from prpc_engine.node.node import Node",
+            ),
         ),
     ],
 )
-def test_a_rule_finds_what_breaks_it(rule: Callable[[Module], Iterator[str]], module: Module) -> None:
+def test_a_rule_finds_what_breaks_it(
+    rule: Callable[[Module], Iterator[str]], module: Module
+) -> None:
     assert list(rule(module))
 
 
 @pytest.mark.parametrize(
     ("rule", "module"),
     [
-        (rooms_that_may_not_be_seen, Module(MAY_CALL_PERF, "def run():\n    from perf.cli_bench import main")),
-        (ways_round_the_face_of_shard, Module("prpc_engine.x", "import shard\nfrom shard import Slab")),
+        (
+            rooms_that_may_not_be_seen,
+            Module(MAY_CALL_PERF, "def run():\n    from perf.cli_bench import main"),
+        ),
+        (
+            ways_round_the_face_of_shard,
+            Module("prpc_engine.x", "import shard\nfrom shard import Slab"),
+        ),
         (optional_packages_needed_by_all, Module("prpc_engine.x", "def f():\n    import torch")),
-        (optional_packages_needed_by_all, Module("prpc_engine.x", "if TYPE_CHECKING:\n    import torch")),
+        (
+            optional_packages_needed_by_all,
+            Module("prpc_engine.x", "if TYPE_CHECKING:\n    import torch"),
+        ),
         (impurities, Module("shard.loop.driver", "import time")),
         (
             arrows_that_point_up,
-            Module("prpc_engine.kv.client.x", "from prpc_engine.kv.client.y import z\nfrom prpc_engine.service.service import S"),
+            Module(
+                "prpc_engine.kv.client.x",
+                "from prpc_engine.kv.client.y import z\nfrom prpc_engine.service.service import S",
+            ),
         ),
     ],
 )
-def test_a_rule_lets_pass_what_is_allowed(rule: Callable[[Module], Iterator[str]], module: Module) -> None:
+def test_a_rule_lets_pass_what_is_allowed(
+    rule: Callable[[Module], Iterator[str]], module: Module
+) -> None:
     assert not list(rule(module))

@@ -1,4 +1,6 @@
-"""docs/grpcpp.md keeps what it says: its programs run and print what stands below them, and every name in it exists."""
+"""docs/grpcpp.md keeps what it says: its programs run and print what stands below them, and every
+name in it exists.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,30 @@ PROGRAMS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 PRINTED = re.findall(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 COMMANDS = re.findall(r"^(?:prpc )(\S+)([^#\n]*)", TEXT, re.MULTILINE)
 TESTS = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TEXT)
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 needs_tensorflow = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'",
 )
 
 
 def variables() -> dict[str, str]:
     """Every name that network.py reads, and the first line of the table that it stands in."""
-    rows = [line for line in SECTIONS["Variables"].splitlines() if line.startswith("| ") and not line.startswith("| there")]
-    return {name: row for row in rows for name in re.findall(r"`([A-Z][A-Z0-9_]{4,})`", "|".join(row.split("|")[:3]))}
+    rows = [
+        line
+        for line in SECTIONS["Variables"].splitlines()
+        if line.startswith("| ") and not line.startswith("| there")
+    ]
+    return {
+        name: row
+        for row in rows
+        for name in re.findall(r"`([A-Z][A-Z0-9_]{4,})`", "|".join(row.split("|")[:3]))
+    }
 
 
 def test_the_table_names_every_variable_that_is_read_and_no_other() -> None:
@@ -47,7 +63,9 @@ def test_each_row_has_the_names_of_one_setting_and_its_default() -> None:
         if isinstance(one, network.Variable) and one.names:
             rows = {variables()[name] for name in one.names}
             assert len(rows) == 1, one.names
-            default = {None: "none", "": "the working directory"}.get(one.default, str(one.default).lower())
+            default = {None: "none", "": "the working directory"}.get(
+                one.default, str(one.default).lower()
+            )
             if one is network.FLOW_CONTROL_MAX:
                 default = "65536"  # of the rendezvous, where nobody says anything
             assert rows.pop().split("|")[3].strip() == default, one.names
@@ -65,7 +83,9 @@ def test_the_variables_outside_the_table_are_there_too() -> None:
 )
 def test_all_names_that_are_taken_are_told(file: str, what: str, section: str) -> None:
     found = re.search(
-        rf"^{what}\b.* = [({{](.*)[)}}](?:  #.*)?$", (ROOT / f"prpc_engine/tensorflow/{file}.py").read_text(), re.MULTILINE
+        rf"^{what}\b[^\n]* = [({{](.*?)[)}}](?:  #[^\n]*)?$",
+        (ROOT / f"prpc_engine/tensorflow/{file}.py").read_text(),
+        re.MULTILINE | re.DOTALL,
     )
     assert found
     names = re.findall(r'"([^"]+)"', found[1])
@@ -104,6 +124,11 @@ def test_every_test_it_names_is_there() -> None:
 
 
 def test_every_file_it_points_at_is_there() -> None:
-    targets = [*re.findall(r"\]\(([^)#]+)\)", TEXT), *(f"../{one}" for one in re.findall(r"examples/\w+\.py", TEXT))]
+    targets = [
+        *re.findall(r"\]\(([^)#]+)\)", TEXT),
+        *(f"../{one}" for one in re.findall(r"examples/\w+\.py", TEXT)),
+    ]
     assert targets
-    assert not [target for target in targets if "://" not in target and not (PAGE.parent / target).exists()]
+    assert not [
+        target for target in targets if "://" not in target and not (PAGE.parent / target).exists()
+    ]

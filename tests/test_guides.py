@@ -1,4 +1,6 @@
-"""docs/guides/: every program runs as pasted into a file, prints what stands below it, and uses public names alone."""
+"""docs/guides/: every program runs as pasted into a file, prints what stands below it, and uses
+public names alone.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,21 @@ from tests.pasted import run_pasted
 
 ROOT = Path(__file__).parent.parent
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
-PROGRAM = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\nprints\n\n```text\n(?P<printed>.*?)^```$)?", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\nprints\n\n```text\n(?P<printed>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
 # What programs import: the faces, and the modules that are public by their own name.
 PUBLIC = r"(?:shard|prpc_engine(?:\.(?:accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|support|tensorflow))?)"
 
 
 def programs() -> list[tuple[Path, str, str | None]]:
     """Guide, code, and what it should print."""
-    return [(guide, match["code"], match["printed"]) for guide in GUIDES for match in PROGRAM.finditer(guide.read_text())]
+    return [
+        (guide, match["code"], match["printed"])
+        for guide in GUIDES
+        for match in PROGRAM.finditer(guide.read_text())
+    ]
 
 
 PROGRAMS = programs()
@@ -46,7 +55,9 @@ def test_every_program_of_a_guide_is_run_and_most_say_what_they_print(guide: Pat
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_programs_import_public_names_alone(guide: Path) -> None:
-    imported = re.findall(r"^\s*(?:from|import) ((?:shard|prpc_engine)[\w.]*)", guide.read_text(), re.MULTILINE)
+    imported = re.findall(
+        r"^\s*(?:from|import) ((?:shard|prpc_engine)[\w.]*)", guide.read_text(), re.MULTILINE
+    )
     assert imported
     assert not [name for name in imported if not re.fullmatch(PUBLIC, name)]
 
@@ -54,7 +65,9 @@ def test_programs_import_public_names_alone(guide: Path) -> None:
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
 def test_every_file_that_a_guide_points_at_is_there(guide: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", guide.read_text())
-    assert not [target for target in targets if "://" not in target and not (guide.parent / target).exists()]
+    assert not [
+        target for target in targets if "://" not in target and not (guide.parent / target).exists()
+    ]
 
 
 def test_there_is_a_guide_for_each_subject() -> None:

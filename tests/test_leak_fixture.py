@@ -1,4 +1,6 @@
-"""The leak check of tests/leaks.py finds each kind of leak, names it, and lets a clean test pass."""
+"""The leak check of tests/leaks.py finds each kind of leak, names it, and lets a clean test
+pass.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone  # it makes names in /dev/shm, which tests beside it would be blamed for
+# it makes names in /dev/shm, which tests beside it would be blamed for
+pytestmark = pytest.mark.alone
 
 ROOT = Path(__file__).parent.parent
 
@@ -108,7 +111,18 @@ def test_a_segment_of_another_job_is_not_ours():
 def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("leaky")
     (folder / "test_leaky.py").write_text(LEAKY)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.leaks", "-p", "no:cacheprovider", "-rA", "-c", os.devnull]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.leaks",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        "-c",
+        os.devnull,
+    ]
     env = dict(os.environ, PYTHONPATH=str(ROOT), PRPC_TEST_GRACE_S="0.3", COLUMNS="200")
     ran = subprocess.run(
         [*command, "--rootdir", str(folder), str(folder)],
@@ -143,7 +157,9 @@ def test_a_leak_fails_the_test_and_is_named(report: str, test: str, named: str) 
 
 
 def test_a_leaked_grandchild_is_named_beside_its_parent(report: str) -> None:
-    section = report.partition("_ ERROR at teardown of test_grandchild _")[2].partition("\n_____")[0]
+    section = report.partition("_ ERROR at teardown of test_grandchild _")[2].partition("\n_____")[
+        0
+    ]
     assert section.count("process ") >= 2
 
 
@@ -163,6 +179,7 @@ def test_a_test_that_leaves_nothing_passes(report: str, test: str) -> None:
 
 def test_leaked_children_are_killed(report: str) -> None:
     assert "9 errors" in report.splitlines()[-1]
-    leaked = set(re.findall(r"^  process (\d+): ", report, re.MULTILINE))  # in the summary again, where CI is set
+    # in the summary again, where CI is set
+    leaked = set(re.findall(r"^  process (\d+): ", report, re.MULTILINE))
     assert len(leaked) == 4
     assert not [pid for pid in leaked if Path(f"/proc/{pid}").exists()]

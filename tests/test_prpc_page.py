@@ -1,4 +1,6 @@
-"""docs/prpc.md keeps what it says: its programs run and print what stands below them, and every name in it exists."""
+"""docs/prpc.md keeps what it says: its programs run and print what stands below them, and every
+name in it exists.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,12 @@ def test_the_client_gets_what_the_server_of_the_page_answers(tmp_path: Path) -> 
     server.write_text(PROGRAMS[0])
     client.write_text(PROGRAMS[1])
     with subprocess.Popen(
-        [*PYTHON, str(server)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
+        [*PYTHON, str(server)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
     ) as serving:
         try:
             assert serving.stdout is not None
@@ -43,7 +50,11 @@ def test_the_client_gets_what_the_server_of_the_page_answers(tmp_path: Path) -> 
                 cwd=tmp_path,
                 env=ENVIRONMENT,
             )
-            assert (asked.returncode, without_stalls(asked.stderr), asked.stdout) == (0, "", PRINTED[0])
+            assert (asked.returncode, without_stalls(asked.stderr), asked.stdout) == (
+                0,
+                "",
+                PRINTED[0],
+            )
             _, complaints = serving.communicate(timeout=TIMEOUT_S)
             assert (serving.returncode, without_stalls(complaints)) == (0, "")
         finally:
@@ -57,7 +68,9 @@ def test_a_program_prints_what_stands_below_it(number: int, tmp_path: Path) -> N
 
 
 def test_every_program_has_its_output() -> None:
-    assert len(PROGRAMS) == len(PRINTED) + 1 == 4, "the server prints an address, which is another one each time"
+    assert len(PROGRAMS) == len(PRINTED) + 1 == 4, (
+        "the server prints an address, which is another one each time"
+    )
 
 
 def test_every_test_it_names_is_there() -> None:
@@ -67,14 +80,22 @@ def test_every_test_it_names_is_there() -> None:
 
 
 def test_every_weakness_and_every_member_of_a_class_it_names_is_there() -> None:
-    assert [int(number) for number in re.findall(r"^\*\*W(\d+), ", TEXT, re.MULTILINE)] == list(range(1, 27))
+    assert [int(number) for number in re.findall(r"^\*\*W(\d+), ", TEXT, re.MULTILINE)] == list(
+        range(1, 27)
+    )
     assert len(MEMBERS) > 80
     holders = {**vars(shard), **vars(accumulator), **vars(prpc_engine)}
-    missing = [f"{holder}.{member}" for holder, member in MEMBERS if not hasattr(holders.get(holder), member)]
+    missing = [
+        f"{holder}.{member}"
+        for holder, member in MEMBERS
+        if not hasattr(holders.get(holder), member)
+    ]
     assert missing == []
 
 
 def test_every_file_it_points_at_is_there() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
     assert targets
-    assert not [target for target in targets if "://" not in target and not (PAGE.parent / target).exists()]
+    assert not [
+        target for target in targets if "://" not in target and not (PAGE.parent / target).exists()
+    ]

@@ -1,4 +1,6 @@
-"""docs/pslite.md keeps what it says: its program runs and prints what stands below it, and every name in it exists."""
+"""docs/pslite.md keeps what it says: its program runs and prints what stands below it, and every
+name in it exists.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,15 @@ TEXT = PAGE.read_text()
 def test_the_program_prints_what_stands_below_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     ran = subprocess.run(
-        [sys.executable, "-m", "prpc_engine.cli", *LAUNCH.split(), "--", sys.executable, "train.py"],
+        [
+            sys.executable,
+            "-m",
+            "prpc_engine.cli",
+            *LAUNCH.split(),
+            "--",
+            sys.executable,
+            "train.py",
+        ],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -31,7 +41,8 @@ def test_the_program_prints_what_stands_below_it(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    said = re.sub(r"(?m)^waiting for the master at .*\n", "", without_stalls(ran.stderr))  # by roles that are there before it
+    # by roles that are there before it
+    said = re.sub(r"(?m)^waiting for the master at .*\n", "", without_stalls(ran.stderr))
     assert (ran.returncode, said, ran.stdout) == (0, "", PRINTED)
 
 
@@ -66,4 +77,6 @@ def test_every_variable_that_is_read_is_named() -> None:
 def test_every_file_it_points_at_is_there() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
     assert targets
-    assert not [target for target in targets if "://" not in target and not (PAGE.parent / target).exists()]
+    assert not [
+        target for target in targets if "://" not in target and not (PAGE.parent / target).exists()
+    ]

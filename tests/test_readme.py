@@ -1,4 +1,6 @@
-"""README.md keeps what it shows: its code runs and prints what stands below it, and its commands are those of CI."""
+"""README.md keeps what it shows: its code runs and prints what stands below it, and its commands
+are those of CI.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""shard/README.md keeps what it shows: each program runs as pasted into a file, and prints what stands below it."""
+"""shard/README.md keeps what it shows: each program runs as pasted into a file, and prints what
+stands below it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from tests.pasted import run_pasted
 ROOT = Path(__file__).parent.parent
 TUTORIAL = ROOT / "shard" / "README.md"
 TEXT = TUTORIAL.read_text()
-PROGRAM = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\nprints\n\n```text\n(?P<printed>.*?)^```$)?", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\nprints\n\n```text\n(?P<printed>.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def programs() -> dict[str, tuple[str, str | None]]:
@@ -31,7 +36,9 @@ PROGRAMS = programs()
 
 
 @pytest.mark.parametrize("heading", PROGRAMS)
-def test_a_program_runs_as_pasted_and_prints_what_stands_below_it(heading: str, tmp_path: Path) -> None:
+def test_a_program_runs_as_pasted_and_prints_what_stands_below_it(
+    heading: str, tmp_path: Path
+) -> None:
     code, printed = PROGRAMS[heading]
     ran = run_pasted(code, tmp_path)
     assert ran.returncode == 0, ran.stderr
@@ -46,11 +53,17 @@ def test_every_program_is_run() -> None:
 
 
 def test_every_name_of_shard_that_it_speaks_of_is_exported() -> None:
-    named = set(re.findall(r"\bshard\.([A-Za-z_]\w*)", "".join(code for code, _ in PROGRAMS.values())))
+    named = set(
+        re.findall(r"\bshard\.([A-Za-z_]\w*)", "".join(code for code, _ in PROGRAMS.values()))
+    )
     assert named <= set(shard.__all__), named - set(shard.__all__)
 
 
 def test_every_file_it_points_at_is_there() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
     assert targets
-    assert not [target for target in targets if "://" not in target and not (TUTORIAL.parent / target).exists()]
+    assert not [
+        target
+        for target in targets
+        if "://" not in target and not (TUTORIAL.parent / target).exists()
+    ]

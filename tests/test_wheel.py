@@ -18,7 +18,11 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that the wheel, and nothing else of this checkout, was unpacked into."""
-    built = next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"]))
+    built = next(
+        WheelBuilder(str(ROOT)).build(
+            directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"]
+        )
+    )
     folder = tmp_path_factory.mktemp("installed")
     with zipfile.ZipFile(built) as wheel:
         wheel.extractall(folder)
@@ -39,7 +43,10 @@ def prpc(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_wheel_takes_two_names_at_the_top_level(installed: Path) -> None:
-    assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {"shard", "prpc_engine"}
+    assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {
+        "shard",
+        "prpc_engine",
+    }
 
 
 def test_the_distribution_is_named_as_every_hint_says(installed: Path) -> None:
@@ -48,10 +55,21 @@ def test_the_distribution_is_named_as_every_hint_says(installed: Path) -> None:
 
 
 def test_no_hint_names_the_package_of_somebody_else() -> None:
-    """`prpc` on the package index is a stranger's: whoever follows a hint that says `pip install 'prpc[...]'` runs that."""
-    files = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "ARCHITECTURE.md", ROOT / "pyproject.toml"]
+    """`prpc` on the package index is a stranger's: whoever follows a hint that says
+    `pip install 'prpc[...]'` runs that.
+    """
+    files = [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "ARCHITECTURE.md",
+        ROOT / "pyproject.toml",
+    ]
     for folder in ("shard", "prpc_engine", "perf", "docs", "configs", "examples"):
-        files += [path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".md", ".toml", ".sh", ".html", ".yaml"}]
+        files += [
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in {".py", ".md", ".toml", ".sh", ".html", ".yaml"}
+        ]
     extra = re.compile(r"(?<![\w.-])prpc\[|pip3? install[^\n&|;]*?['\" ]prpc(?![\w/-])")
     wrong = [f"{path}: {found[0]}" for path in files for found in extra.finditer(path.read_text())]
     assert len(files) > 300, "the folders are where they were"

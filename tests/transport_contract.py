@@ -1,4 +1,6 @@
-"""What every transport promises (shard/transport/__init__.py), written once. A transport's test subclasses TransportContract."""
+"""What every transport promises (shard/transport/__init__.py), written once. A transport's test
+subclasses TransportContract.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +64,23 @@ class Side:
 
 
 class World:
-    """A reactor turned by the test, two slabs (as of two processes), and one connection between two sides."""
+    """A reactor turned by the test, two slabs (as of two processes), and one connection between two
+    sides.
+    """
 
     connect_s = PATIENCE_S
 
-    def __init__(self, make: Callable[[Node, Slab], Transport], address: str, secret: bytes = b"") -> None:
+    def __init__(
+        self, make: Callable[[Node, Slab], Transport], address: str, secret: bytes = b""
+    ) -> None:
         self.reactor = Reactor(time.monotonic)
         self.slabs = (Slab(), Slab())
         self.accepted: list[Side] = []
         node = Node(secret=secret, incarnation=7, limits=LIMITS)
         self.transports = (make(node, self.slabs[0]), make(node, self.slabs[1]))
-        self.listener = self.transports[0].listen(address, self.reactor, lambda c: self.accepted.append(Side(c)))
+        self.listener = self.transports[0].listen(
+            address, self.reactor, lambda c: self.accepted.append(Side(c))
+        )
 
     def connect(self, transport: Transport | None = None) -> tuple[Side, Side]:
         """(the side that called, the side that was called)."""
@@ -148,7 +156,9 @@ class TransportContract:
         one.messages.clear()
         two.messages.clear()
 
-    def test_messages_arrive_whole_and_in_order_both_ways(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_messages_arrive_whole_and_in_order_both_ways(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         bodies = [bytes([number % 251]) * (number * 37 % 900) for number in range(300)]
         for body in bodies:
@@ -158,17 +168,23 @@ class TransportContract:
         assert two.bodies == bodies
         assert one.bodies == [body[::-1] for body in bodies]
 
-    def test_small_messages_keep_their_order_and_so_do_large_ones(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_small_messages_keep_their_order_and_so_do_large_ones(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         for number in range(20):
             one.connection.send(b"small %d" % number)
             one.connection.send(b"bulk %d" % number, [np.full(300_000 + number, number, np.uint8)])
         world.turn_until(lambda: len(two.messages) == 40)
         for name in (b"small", b"bulk"):
-            assert [body for body in two.bodies if body.startswith(name)] == [b"%s %d" % (name, number) for number in range(20)]
+            assert [body for body in two.bodies if body.startswith(name)] == [
+                b"%s %d" % (name, number) for number in range(20)
+            ]
         assert [block[-1] for _, blocks in two.messages for block in blocks] == list(range(20))
 
-    def test_what_is_sent_everywhere_overtakes_nothing(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_what_is_sent_everywhere_overtakes_nothing(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         one.connection.send(b"bulk", [np.zeros(20_000_000, np.uint8)])
         one.connection.send(b"small")
@@ -176,7 +192,9 @@ class TransportContract:
         two_are_there = {b"bulk", b"small"}
         world.turn_until(lambda: two_are_there <= set(two.bodies) and two.bodies[-1] == b"note")
 
-    def test_an_answer_sent_from_the_handler_arrives(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_an_answer_sent_from_the_handler_arrives(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         two.on_each = lambda body: two.connection.send(body.upper())
         one.connection.send(b"hello")
@@ -197,7 +215,9 @@ class TransportContract:
         assert blocks[1].tolist() == [0, 1, 2]
         assert not blocks[0].flags.writeable
 
-    def test_an_ordinary_array_may_be_changed_as_soon_as_send_returns(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_an_ordinary_array_may_be_changed_as_soon_as_send_returns(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         for size in (100, 100_000, 20_000_000):
             data = np.full(size, 1, np.uint8)
@@ -207,7 +227,9 @@ class TransportContract:
             _, (block,) = two.messages.pop()
             assert block.min() == block.max() == 1
 
-    def test_an_array_of_the_slab_arrives_with_its_values(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_an_array_of_the_slab_arrives_with_its_values(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         slab = one.connection._slab  # type: ignore[attr-defined]
         array = slab.empty(1_000_000, np.uint8)
@@ -218,7 +240,9 @@ class TransportContract:
         assert block.nbytes == 999_000
         assert block.min() == block.max() == 7
 
-    def test_a_received_block_outlives_the_connection(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_received_block_outlives_the_connection(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         one.connection.send(b"", [np.full(1_000_000, 5, np.uint8)])
         world.turn_until(lambda: two.messages)
@@ -249,7 +273,9 @@ class TransportContract:
         world.turn_until(lambda: len(two.messages) == 2)
         assert two.bodies == [body, body]
 
-    def test_what_is_over_a_limit_is_refused_before_it_is_sent(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_what_is_over_a_limit_is_refused_before_it_is_sent(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         with pytest.raises(LocalProtocolError, match="at most 1048576 allowed"):
             one.connection.send(bytes((1 << 20) + 1))
@@ -261,7 +287,9 @@ class TransportContract:
         world.turn_until(lambda: two.messages)
         assert two.bodies == [b"still works"]
 
-    def test_a_peer_that_does_not_read_is_backpressure_and_nothing_is_lost(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_peer_that_does_not_read_is_backpressure_and_nothing_is_lost(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         sent = 0
         with pytest.raises(BackpressureError, match="reads too slowly"):
@@ -273,15 +301,21 @@ class TransportContract:
         one.connection.send(b"room again")
         world.turn_until(lambda: two.bodies[-1] == b"room again")
 
-    def test_threads_may_send_at_the_same_time_and_each_ones_order_holds(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_threads_may_send_at_the_same_time_and_each_ones_order_holds(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
 
         def send(name: int) -> None:
             number = 0
             while number < 200:
-                blocks = [np.full(20_000 + number, number % 256, np.uint8)] if number % 4 == 0 else []
+                blocks = (
+                    [np.full(20_000 + number, number % 256, np.uint8)] if number % 4 == 0 else []
+                )
                 try:
-                    one.connection.send(bytes([name]) + number.to_bytes(4, "little") + bytes(500), blocks)
+                    one.connection.send(
+                        bytes([name]) + number.to_bytes(4, "little") + bytes(500), blocks
+                    )
                     number += 1
                 except BackpressureError:
                     continue
@@ -318,7 +352,9 @@ class TransportContract:
         with pytest.raises(PeerLostError):
             two.connection.send(b"too late")
 
-    @pytest.mark.parametrize(("body_bytes", "block_bytes"), [(100, 0), (100, 20_000), (100, 300_000), (400_000, 0)])
+    @pytest.mark.parametrize(
+        ("body_bytes", "block_bytes"), [(100, 0), (100, 20_000), (100, 300_000), (400_000, 0)]
+    )
     def test_messages_that_wait_at_the_end_are_told_by_their_beginnings_and_none_of_them_arrives(
         self, world: World, sides: tuple[Side, Side], body_bytes: int, block_bytes: int
     ) -> None:
@@ -334,14 +370,18 @@ class TransportContract:
         unsent = [int(bytes(beginning[:8])) for beginning in one.connection.unsent]
         arrived = [int(body[:8]) for body in two.bodies]
         if not unsent:
-            assert arrived == list(range(sent)), "the bound on copies in the slab was reached first: all of it was written"
+            assert arrived == list(range(sent)), (
+                "the bound on copies in the slab was reached first: all of it was written"
+            )
             return
         assert min(map(len, one.connection.unsent)) >= min(64, body_bytes)
         assert unsent == list(range(sent - len(unsent), sent)), "the last ones"
         assert arrived == list(range(len(arrived)))
         assert len(arrived) <= sent - len(unsent)
 
-    @pytest.mark.parametrize("when", ["while the outbox is emptied", "made ready after the end", "written after the end"])
+    @pytest.mark.parametrize(
+        "when", ["while the outbox is emptied", "made ready after the end", "written after the end"]
+    )
     def test_a_message_that_another_thread_sends_at_the_end_goes_nowhere_and_keeps_nothing(
         self, world: World, sides: tuple[Side, Side], when: str
     ) -> None:
@@ -395,7 +435,9 @@ class TransportContract:
         blocks = [np.zeros(block_bytes, np.uint8)] if block_bytes else []
 
         class ClosedMeanwhile:
-            """Stands for the lock of the one writer until somebody wants it: then the connection is closed first."""
+            """Stands for the lock of the one writer until somebody wants it: then the connection is
+            closed first.
+            """
 
             def acquire(self, blocking: bool) -> bool:
                 connection._writing = writing
@@ -410,7 +452,9 @@ class TransportContract:
         assert [type(error) for error in one.ends] == [ClosedError]
         assert two.bodies == []
 
-    def test_a_handler_that_closes_sees_no_further_message(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_handler_that_closes_sees_no_further_message(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         two.on_each = lambda body: two.connection.close()
         for _ in range(5):
@@ -424,12 +468,14 @@ class TransportContract:
         one, two = sides
         assert one.connection.peer_incarnation == two.connection.peer_incarnation == 7
         connector, acceptor = (one, two) if two.connection.peer_name else (two, one)
-        assert acceptor.connection.peer_name == (connector.connection.known_as or 7)  # 0 in one process
+        # 0 in one process
+        assert acceptor.connection.peer_name == (connector.connection.known_as or 7)
 
     def test_nobody_at_the_address_is_unreachable_at_once(self, world: World) -> None:
         world.listener.close()
         with contextlib.ExitStack() as holding:
-            if self.address.startswith("tcp:"):  # another process may take the port that was left; not one that is held, unheard
+            # another process may take the port that was left; not one that is held, unheard
+            if self.address.startswith("tcp:"):
                 world.listener.address = f"tcp://{address_of(holding.enter_context(hold_port()))}"
             with pytest.raises(UnreachableError, match="nobody listens"):
                 world.call(world.connecting_transport())

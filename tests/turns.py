@@ -1,9 +1,12 @@
-"""Which tests run beside others when pytest has several workers (`pytest -n 2`): all, but for those marked `alone`.
+"""Which tests run beside others when pytest has several workers (`pytest -n 2`): all, but for those
+marked `alone`.
 
-    door    held by who waits for the room, or is about to enter it: nobody passes one that waits to be alone
-    room    shared by all tests that run, exclusive for one that runs alone
+    door  held by who waits for the room, or is about to enter it: nobody passes one that waits to
+          be alone
+    room  shared by all tests that run, exclusive for one that runs alone
 
-Both are locks on files that are there anyhow (flock), so that a worker that dies leaves none. Without workers nothing is locked.
+Both are locks on files that are there anyhow (flock), so that a worker that dies leaves none.
+Without workers nothing is locked.
 """
 
 from __future__ import annotations

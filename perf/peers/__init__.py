@@ -1,7 +1,7 @@
 """Who this engine is measured beside: one file a peer, one face for all, ours included.
 
-A peer's file imports its library at the top, so it is itself imported only where that library is known to be there: by
-`open_peer`, in the measuring process.
+A peer's file imports its library at the top, so it is itself imported only where that library is
+known to be there: by `open_peer`, in the measuring process.
 """
 
 from __future__ import annotations
@@ -36,16 +36,33 @@ GRPC = PeerInfo("grpcio", "grpc", "grpc", "grpcio")
 GRPC_AIO = PeerInfo("grpcio aio", "grpc_asyncio", "grpc", "grpcio")
 TORCH_RPC = PeerInfo("torch.distributed.rpc", "torch_rpc", "torch", "torch")
 
-SHM_POLLING = PeerInfo("prpc shm, polling", "prpc", role="ours", options={"transport": "shm", "polling": True})
-SHM_PARKING = PeerInfo("prpc shm, parking", "prpc", role="ours", options={"transport": "shm", "polling": False})
-UNIX_POLLING = PeerInfo("prpc unix, polling", "prpc", role="ours", options={"transport": "unix", "polling": True})
-UNIX_PARKING = PeerInfo("prpc unix, parking", "prpc", role="ours", options={"transport": "unix", "polling": False})
-TCP_POLLING = PeerInfo("prpc tcp, polling", "prpc", role="ours", options={"transport": "tcp", "polling": True})
-TCP_PARKING = PeerInfo("prpc tcp, parking", "prpc", role="ours", options={"transport": "tcp", "polling": False})
-SHM_TASK = PeerInfo(
-    "prpc shm, polling, async def", "prpc", role="ours", options={"transport": "shm", "polling": True, "is_async": True}
+SHM_POLLING = PeerInfo(
+    "prpc shm, polling", "prpc", role="ours", options={"transport": "shm", "polling": True}
 )
-SHM_ASYNCIO = PeerInfo("prpc shm, asyncio", "prpc_asyncio", role="ours", options={"transport": "shm", "polling": False})
+SHM_PARKING = PeerInfo(
+    "prpc shm, parking", "prpc", role="ours", options={"transport": "shm", "polling": False}
+)
+UNIX_POLLING = PeerInfo(
+    "prpc unix, polling", "prpc", role="ours", options={"transport": "unix", "polling": True}
+)
+UNIX_PARKING = PeerInfo(
+    "prpc unix, parking", "prpc", role="ours", options={"transport": "unix", "polling": False}
+)
+TCP_POLLING = PeerInfo(
+    "prpc tcp, polling", "prpc", role="ours", options={"transport": "tcp", "polling": True}
+)
+TCP_PARKING = PeerInfo(
+    "prpc tcp, parking", "prpc", role="ours", options={"transport": "tcp", "polling": False}
+)
+SHM_TASK = PeerInfo(
+    "prpc shm, polling, async def",
+    "prpc",
+    role="ours",
+    options={"transport": "shm", "polling": True, "is_async": True},
+)
+SHM_ASYNCIO = PeerInfo(
+    "prpc shm, asyncio", "prpc_asyncio", role="ours", options={"transport": "shm", "polling": False}
+)
 
 OURS = [SHM_POLLING, SHM_PARKING, TCP_POLLING, TCP_PARKING]
 PEERS = [PIPE, TCP_SPINNING, TCP_BLOCKING, ZMQ_IPC, ZMQ_TCP, NNG, GRPC]
@@ -53,5 +70,7 @@ PEERS = [PIPE, TCP_SPINNING, TCP_BLOCKING, ZMQ_IPC, ZMQ_TCP, NNG, GRPC]
 
 def open_peer(info: PeerInfo, place: Place, job: Job) -> Peer:
     """Start the peer's server and connect to it. The caller closes the peer."""
-    peer: Peer = importlib.import_module(f".{info.file}", __package__).Connected(place, job, **info.options)
+    peer: Peer = importlib.import_module(f".{info.file}", __package__).Connected(
+        place, job, **info.options
+    )
     return peer

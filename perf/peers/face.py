@@ -1,4 +1,6 @@
-"""What every peer can be asked to do: echo a payload, take an array. Its client blocks, or lives in an asyncio loop."""
+"""What every peer can be asked to do: echo a payload, take an array. Its client blocks, or lives in
+an asyncio loop.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a connection is for. Raw peers rely on the length being known to both sides; those with methods serve both kinds."""
+    """What a connection is for. Raw peers rely on the length being known to both sides; those with
+    methods serve both kinds.
+    """
 
     kind: Literal["echo", "array"]
     nbytes: int  # of one payload, or of one array
 
 
 class Peer(ABC):
-    """A server process and a connection to it. Owned by whoever made it: close() it, or use it as a context manager."""
+    """A server process and a connection to it. Owned by whoever made it: close() it, or use it as a
+    context manager.
+    """
 
     def __init__(self, place: Place, job: Job) -> None:
         self.place = place
@@ -40,7 +46,9 @@ class Peer(ABC):
         self.server: Child | None = None
 
     def start(self, serve: Callable[..., None], *args: object) -> Any:
-        """Run serve(announce, *args) in the server process; gives what it announced first: its address."""
+        """Run serve(announce, *args) in the server process; gives what it announced first: its
+        address.
+        """
         self.server, address = self.exits.enter_context(self.place.serve(serve, *args))
         return address
 
@@ -67,12 +75,19 @@ class Peer(ABC):
     def __enter__(self) -> Peer:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 class AwaitedPeer(Peer):
-    """A peer whose client lives in an asyncio loop, which it owns: begin() a round trip there and await it."""
+    """A peer whose client lives in an asyncio loop, which it owns: begin() a round trip there and
+    await it.
+    """
 
     def __init__(self, place: Place, job: Job) -> None:
         super().__init__(place, job)

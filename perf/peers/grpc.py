@@ -1,4 +1,6 @@
-"""grpcio: a synchronous unary call with bytes in and out (no protobuf), over loopback, size limits lifted."""
+"""grpcio: a synchronous unary call with bytes in and out (no protobuf), over loopback, size limits
+lifted.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def _first(request: bytes, context: grpc.ServicerContext) -> bytes:
 
 def serve(announce: Announce) -> None:
     """Answer until killed."""
-    handlers = {name: grpc.unary_unary_rpc_method_handler(function) for name, function in ((ECHO, _echo), (FIRST, _first))}
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(function)
+        for name, function in ((ECHO, _echo), (FIRST, _first))
+    }
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -44,14 +49,17 @@ class Connected(Peer):
         super().__init__(place, job)
         address = self.start(serve)
         channel = self.exits.enter_context(grpc.insecure_channel(address, options=OPTIONS))
-        self._echo, self._first = (channel.unary_unary(f"/{SERVICE}/{name}") for name in (ECHO, FIRST))
+        self._echo, self._first = (
+            channel.unary_unary(f"/{SERVICE}/{name}") for name in (ECHO, FIRST)
+        )
 
     def round_trip(self, payload: bytes) -> bytes:
         answer: bytes = self._echo(payload, timeout=WAIT_S_MAX)
         return answer
 
     def send_array(self, array: NDArray[np.float32]) -> float:
-        return as_item(self._first(array.tobytes(), timeout=WAIT_S_MAX))  # it takes bytes: the copy is part of its price
+        # it takes bytes: the copy is part of its price
+        return as_item(self._first(array.tobytes(), timeout=WAIT_S_MAX))
 
     def round_trips(self, payload: bytes, count: int, window: int) -> int:
         under_way: deque[grpc.Future] = deque()

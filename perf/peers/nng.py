@@ -35,7 +35,12 @@ class Connected(Peer):
         wanted = f"ipc://{Path(place.folder, 'nng')}" if scheme == "ipc" else "tcp://127.0.0.1:0"
         address = self.start(serve, wanted, job)
         self._requester = self.exits.enter_context(
-            pynng.Req0(dial=address, send_timeout=WAIT_MS_MAX, recv_timeout=WAIT_MS_MAX, resend_time=WAIT_MS_MAX)
+            pynng.Req0(
+                dial=address,
+                send_timeout=WAIT_MS_MAX,
+                recv_timeout=WAIT_MS_MAX,
+                resend_time=WAIT_MS_MAX,
+            )
         )
 
     def round_trip(self, payload: bytes) -> bytes:
@@ -44,5 +49,6 @@ class Connected(Peer):
         return answer
 
     def send_array(self, array: NDArray[np.float32]) -> float:
-        self._requester.send(bytes(as_bytes(array)))  # send() takes bytes: the copy is part of its price
+        # send() takes bytes: the copy is part of its price
+        self._requester.send(bytes(as_bytes(array)))
         return as_item(self._requester.recv())

@@ -15,7 +15,9 @@ from .face import Job, Peer, as_bytes, as_item, first_item
 
 
 def serve(announce: Announce, path: str, job: Job) -> None:
-    """One connection. Listener makes the same Connection over a Unix socket that Pipe() makes over a pair of them."""
+    """One connection. Listener makes the same Connection over a Unix socket that Pipe() makes over
+    a pair of them.
+    """
     with Listener(path, "AF_UNIX") as listener:
         announce(path)
         connection: Any = listener.accept()

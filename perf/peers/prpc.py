@@ -1,4 +1,6 @@
-"""This engine itself, behind the face of its peers: inline client, inline server in serve_forever(), a master aside."""
+"""This engine itself, behind the face of its peers: inline client, inline server in
+serve_forever(), a master aside.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ def serve_master(announce: Announce) -> None:
 def serve(announce: Announce, master: str, transport: str, polling: bool) -> None:
     """Answer until SIGTERM, then close all in order."""
     stop = StopRequest()
-    with prpc_engine.RpcService(master=master, polling=polling, transports=[transport], pin=only_core()) as service:
-        service.create_server(SERVICE, {"echo": _echo, "echo in a task": _echo_in_task, "first": _first})
+    with prpc_engine.RpcService(
+        master=master, polling=polling, transports=[transport], pin=only_core()
+    ) as service:
+        service.create_server(
+            SERVICE, {"echo": _echo, "echo in a task": _echo_in_task, "first": _first}
+        )
         announce(service.rank)
         while not stop.asked:
             service.serve_forever(timeout_s=STOP_LOOK_S)
@@ -59,10 +65,17 @@ def only_core() -> int | None:
 class Connected(Peer):
     """The client's side.
 
-    `in_slab`: new_array() gives arrays that are sent by reference; `is_async`: the server's echo is an `async def`."""
+    `in_slab`: new_array() gives arrays that are sent by reference; `is_async`: the server's echo is
+    an `async def`."""
 
     def __init__(
-        self, place: Place, job: Job, transport: str, polling: bool, in_slab: bool = False, is_async: bool = False
+        self,
+        place: Place,
+        job: Job,
+        transport: str,
+        polling: bool,
+        in_slab: bool = False,
+        is_async: bool = False,
     ) -> None:
         super().__init__(place, job)
         self._in_slab = in_slab
@@ -70,7 +83,9 @@ class Connected(Peer):
         _, master = self.exits.enter_context(place.serve_aside(serve_master))
         self.start(serve, master, transport, polling)
         service = self.exits.enter_context(
-            prpc_engine.RpcService(master=master, polling=polling, transports=[transport], pin=only_core())
+            prpc_engine.RpcService(
+                master=master, polling=polling, transports=[transport], pin=only_core()
+            )
         )
         self.client: Any = service.create_client(SERVICE, expected_servers=1, timeout_s=WAIT_S_MAX)
 

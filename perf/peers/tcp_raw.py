@@ -1,7 +1,9 @@
-"""A bare TCP socket over loopback, NODELAY, lengths known to both sides: what any protocol on TCP stands on. Or TLS on it.
+"""A bare TCP socket over loopback, NODELAY, lengths known to both sides: what any protocol on TCP
+stands on. Or TLS on it.
 
-Spinning: non-blocking, asked again and again. Blocking: left to the kernel. An array goes by sendall() and is received
-into memory that is already warm, which is the most that a copy through the kernel can do.
+Spinning: non-blocking, asked again and again. Blocking: left to the kernel. An array goes by
+sendall() and is received into memory that is already warm, which is the most that a copy through
+the kernel can do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""torch.distributed.rpc over TensorPipe, as it comes: it chooses its transports and channels itself.
+"""torch.distributed.rpc over TensorPipe, as it comes: it chooses its transports and channels
+itself.
 
-Two workers that meet through a file in the benchmark's folder. init_rpc() returns when both are there, so the server announces
-itself before it.
+Two workers that meet through a file in the benchmark's folder. init_rpc() returns when both are
+there, so the server announces itself before it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def _first(tensor: Any) -> float:
 
 
 def _join(name: str, meeting: str) -> None:
-    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{meeting}", rpc_timeout=WAIT_S_MAX)
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{meeting}", rpc_timeout=WAIT_S_MAX
+    )
     rpc.init_rpc(name, rank=int(name == SERVER), world_size=2, rpc_backend_options=options)
 
 
@@ -55,7 +58,8 @@ class Connected(Peer):
             raise NotOffered("this build of torch has no torch.distributed.rpc")
         meeting: str = self.start(serve, str(Path(place.folder, "torch_rpc")))
         _join(CLIENT, meeting)
-        self.exits.callback(rpc.shutdown, graceful=False)  # graceful would wait for the server to shut down as well
+        # graceful would wait for the server to shut down as well
+        self.exits.callback(rpc.shutdown, graceful=False)
 
     def round_trip(self, payload: bytes) -> bytes:
         answer: bytes = rpc.rpc_sync(SERVER, _echo, args=(payload,))

@@ -7,7 +7,8 @@
              client.wait_empty()
              clicks.read().value
 
-The walk of a value: accumulator -> counter (this process) -> client, outbox -> server, window -> the counter there.
+The walk of a value: accumulator -> counter (this process) -> client, outbox -> server, window ->
+the counter there.
 """
 
 from prpc_engine.accumulator.accumulator import Accumulator

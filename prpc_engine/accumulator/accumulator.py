@@ -17,19 +17,22 @@ class Accumulator(Generic[Kind]):
     """A handle on a counter; there may be many on one name, in one process and in all of them.
 
     name         the same anywhere is the same counter
-    aggregator   how values merge: a class (Sum) or an instance with parameters (Histogram(0.001)), the same everywhere
+    aggregator   how values merge: a class (Sum) or an instance with parameters (Histogram(0.001)),
+                 the same everywhere
     flush_count  values after which what was written here is sent; 0: by time only
     flush_s      seconds after which it is sent although it is less
     counters     the set it belongs to: that of the process unless given
 
-    Writing needs no AccumulatorClient; what is written before there is one is merged, kept, and sent by the first.
-    Raises ConfigError for a name that this process uses with another aggregator.
+    Writing needs no AccumulatorClient; what is written before there is one is merged, kept, and
+    sent by the first. Raises ConfigError for a name that this process uses with another aggregator.
     """
 
     write: Callable[[Any], None]
-    """Count one value, from any thread: about 0.1 us for a number, and never a wait for the network.
+    """Count one value, from any thread: about 0.1 us for a number, and never a wait for the
+    network.
 
-    Raises BadArguments for a value that does not fit, and for one that completes a batch of a counter that the server refuses.
+    Raises BadArguments for a value that does not fit, and for one that completes a batch of a
+    counter that the server refuses.
     """
 
     def __init__(
@@ -43,7 +46,8 @@ class Accumulator(Generic[Kind]):
         law = aggregator() if isinstance(aggregator, type) else aggregator
         if not isinstance(law, Aggregator) or not law.kind:
             raise ConfigError(
-                f"aggregator={aggregator!r}: a subclass of Aggregator with a kind is allowed, or an instance of one"
+                f"aggregator={aggregator!r}: a subclass of Aggregator with a kind is allowed, "
+                "or an instance of one"
             )
         self.name = name
         self._law = law
@@ -52,14 +56,17 @@ class Accumulator(Generic[Kind]):
         self.write = self._counter.write  # no call between the caller and the list
 
     def flush(self) -> None:
-        """Have what was written sent at once, without waiting for that. Raises BadArguments when the server refuses it."""
+        """Have what was written sent at once, without waiting for that. Raises BadArguments when
+        the server refuses it.
+        """
         self._counter.flush()
 
     def try_read(self, timeout_s: float = TIMEOUT_S) -> Kind | None:
         """What the server has: an aggregator of ours to keep. None before anything arrived there.
 
-        That is what all processes have flushed. Raises BadArguments when the counter is of another kind there, Closed when this
-        process has no open AccumulatorClient, and the errors of a call.
+        That is what all processes have flushed. Raises BadArguments when the counter is of another
+        kind there, Closed when this process has no open AccumulatorClient, and the errors of a
+        call.
         """
         found = self._client().try_read(self.name, timeout_s)
         if found is None:
@@ -86,21 +93,27 @@ class Accumulator(Generic[Kind]):
         self._client().reset(self.name, timeout_s=timeout_s)
 
     def erase(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Forget it at the server, after what was written in this process before; the next flush makes it again."""
+        """Forget it at the server, after what was written in this process before; the next flush
+        makes it again.
+        """
         self._client().erase(self.name, timeout_s=timeout_s)
 
     def _client(self) -> AccumulatorClient:
         client = self._counters.client
         if client is None:
-            raise Closed(f"counter {self.name!r}: this process has no open AccumulatorClient; make one first")
+            raise Closed(
+                f"counter {self.name!r}: this process has no open AccumulatorClient; make one first"
+            )
         assert isinstance(client, AccumulatorClient)
         return client
 
     def _as_ours(self, found: Aggregator) -> Kind:
         if not isinstance(found, type(self._law)) or found.parameters() != self._law.parameters():
             raise BadArguments(
-                f"counter {self.name!r} is {describe(found.kind, found.parameters())} at its server and "
-                f"{describe(self._law.kind, self._law.parameters())} here: use another name, or erase it first"
+                f"counter {self.name!r} is {describe(found.kind, found.parameters())} at its "
+                "server and "
+                f"{describe(self._law.kind, self._law.parameters())} here: use another name, "
+                "or erase it first"
             )
         return found
 

@@ -1,12 +1,16 @@
-"""Aggregator: what every law of merging has in common, and the table of the laws that this process knows by name.
+"""Aggregator: what every law of merging has in common, and the table of the laws that this process
+knows by name.
 
-An aggregator is a value that grows by single values and by other aggregators of its kind, in any order and any grouping:
+An aggregator is a value that grows by single values and by other aggregators of its kind, in any
+order and any grouping:
 
-    merge_aggregator is commutative and associative (up to the rounding of floats), and a fresh one changes nothing
+    merge_aggregator is commutative and associative (up to the rounding of floats), and a fresh one
+    changes nothing
 
-That is what lets every process count alone, merge what it has not sent yet, and send it late. A kind is known by its name in
-this table, and by nothing else: what comes over the wire is a name and plain values, and a name that no class here has is
-refused. To add one, subclass:
+That is what lets every process count alone, merge what it has not sent yet, and send it late. A
+kind is known by its name in
+this table, and by nothing else: what comes over the wire is a name and plain values, and a name
+that no class here has is refused. To add one, subclass:
 
     class Product(Aggregator, kind="product"):
         def __init__(self) -> None: self.value = 1
@@ -30,7 +34,8 @@ from prpc_engine.accumulator.arithmetic import COUNT_MAX, check_whole
 from prpc_engine.errors import BadArguments, ConfigError
 
 KIND_LENGTH_MAX = 64
-KEY_LENGTH_MAX = 1024  # of keys that are counted by, so that tables of them have a bound in bytes too
+# of keys that are counted by, so that tables of them have a bound in bytes too
+KEY_LENGTH_MAX = 1024
 NOT_AVAILABLE = "N/A"  # the text of an aggregator that has seen no value
 
 Self = TypeVar("Self", bound="Aggregator")
@@ -46,7 +51,8 @@ class Aggregator(ABC):
     """
 
     kind: ClassVar[str] = ""
-    # Types whose every value is right as it is: those skip check(), which is most of what a write costs.
+    # Types whose every value is right as it is: those skip check(), which is most of what a write
+    # costs.
     plain: ClassVar[frozenset[type]] = frozenset()
 
     def __init_subclass__(cls, kind: str | None = None, **more: Any) -> None:
@@ -54,15 +60,25 @@ class Aggregator(ABC):
         if kind is None:
             return  # a base of several kinds
         if not 1 <= len(kind) <= KIND_LENGTH_MAX:
-            raise ConfigError(f"aggregator kind {kind!r}: a name of 1 to {KIND_LENGTH_MAX} characters is allowed")
+            raise ConfigError(
+                f"aggregator kind {kind!r}: a name of 1 to {KIND_LENGTH_MAX} characters is allowed"
+            )
         known = _kinds.get(kind)
-        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ConfigError(f"aggregator kind {kind!r} is {known.__module__}.{known.__qualname__} already: choose another name")
+        if known is not None and (known.__module__, known.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
+            raise ConfigError(
+                f"aggregator kind {kind!r} is {known.__module__}.{known.__qualname__} already: "
+                "choose another name"
+            )
         cls.kind = kind
         _kinds[kind] = cls
 
     def parameters(self) -> dict[str, Any]:
-        """What to call the class with for one that merges with this: part of what all users of a counter must agree on."""
+        """What to call the class with for one that merges with this: part of what all users of a
+        counter must agree on.
+        """
         return {}
 
     def fresh(self: Self) -> Self:
@@ -70,7 +86,9 @@ class Aggregator(ABC):
         return type(self)(**self.parameters())
 
     def check(self, value: Any) -> Any:
-        """The value as merge_values() takes it, which keeps it for a while: arrays are copied. Raises BadArguments."""
+        """The value as merge_values() takes it, which keeps it for a while: arrays are copied.
+        Raises BadArguments.
+        """
         return value
 
     def holds_at_once(self, value: Any) -> bool:
@@ -88,15 +106,21 @@ class Aggregator(ABC):
 
     @abstractmethod
     def merge_aggregator(self: Self, other: Self) -> None:
-        """Take what another one of the same kind and parameters has seen; that one is left as it is, and shares no memory."""
+        """Take what another one of the same kind and parameters has seen; that one is left as it
+        is, and shares no memory.
+        """
 
     @abstractmethod
     def serialize(self) -> Any:
-        """The whole state as plain values: None, numbers, str, bytes, lists, tuples, dicts and numpy arrays. A copy."""
+        """The whole state as plain values: None, numbers, str, bytes, lists, tuples, dicts and
+        numpy arrays. A copy.
+        """
 
     @abstractmethod
     def deserialize(self, state: Any) -> None:
-        """Become what serialize() gave, perhaps in another process: check everything, copy arrays. Raises BadArguments."""
+        """Become what serialize() gave, perhaps in another process: check everything, copy arrays.
+        Raises BadArguments.
+        """
 
     @abstractmethod
     def try_to_string(self) -> str | None:
@@ -119,15 +143,21 @@ def make(kind: object, parameters: object) -> Aggregator:
     """A fresh aggregator of a kind known by name. Raises BadArguments with the names there are."""
     if not isinstance(kind, str) or kind not in _kinds:
         raise BadArguments(
-            f"no aggregator of kind {kind!r} is known in this process; known are {', '.join(sorted(_kinds))}: import the module "
+            f"no aggregator of kind {kind!r} is known in this process; "
+            f"known are {', '.join(sorted(_kinds))}: import the module "
             "that defines it here too, as no code comes over the wire"
         )
     if not isinstance(parameters, dict):
-        raise BadArguments(f"the parameters of aggregator {kind!r} are a {type(parameters).__name__}, a dict is expected")
+        raise BadArguments(
+            f"the parameters of aggregator {kind!r} are a {type(parameters).__name__}, "
+            "a dict is expected"
+        )
     try:
         return _kinds[kind](**parameters)
     except (TypeError, ValueError) as error:
-        raise BadArguments(f"aggregator {kind!r} cannot be made with {parameters}: {error}") from error
+        raise BadArguments(
+            f"aggregator {kind!r} cannot be made with {parameters}: {error}"
+        ) from error
 
 
 def restored(kind: object, parameters: object, state: Any) -> Aggregator:
@@ -141,7 +171,9 @@ def restored(kind: object, parameters: object, state: Any) -> Aggregator:
 
 
 def check_number(whose: str, value: Any, finite: bool = False) -> int | float:
-    """A number as a Python int or float: bools and numpy scalars too. `finite` refuses infinities, and NaN with them."""
+    """A number as a Python int or float: bools and numpy scalars too. `finite` refuses infinities,
+    and NaN with them.
+    """
     if isinstance(value, (bool, np.bool_)):
         return int(value)
     if isinstance(value, np.number) and not isinstance(value, np.complexfloating):
@@ -157,7 +189,9 @@ def check_number(whose: str, value: Any, finite: bool = False) -> int | float:
 def check_count(whose: str, value: Any) -> int:
     """A whole number of 63 bits."""
     if type(value) is not int or not 0 <= value <= COUNT_MAX:
-        raise BadArguments(f"{whose}: {value!r:.80} is no count, a whole number from 0 to 2**63 - 1 is expected")
+        raise BadArguments(
+            f"{whose}: {value!r:.80} is no count, a whole number from 0 to 2**63 - 1 is expected"
+        )
     return value
 
 
@@ -165,7 +199,10 @@ def check_key(whose: str, value: Any) -> str | int | bytes:
     """What may be counted by: str, bytes, or an int of 64 bits."""
     if type(value) is str or type(value) is bytes:
         if len(value) > KEY_LENGTH_MAX:
-            raise BadArguments(f"{whose} takes keys of at most {KEY_LENGTH_MAX} characters, not {len(value)}: count a hash of it")
+            raise BadArguments(
+                f"{whose} takes keys of at most {KEY_LENGTH_MAX} characters, not {len(value)}: "
+                "count a hash of it"
+            )
         if type(value) is str and not value.isascii():
             _check_encodable(whose, value)
         return value
@@ -173,19 +210,28 @@ def check_key(whose: str, value: Any) -> str | int | bytes:
         value = value.item()
     if type(value) is int and -(1 << 63) <= value < 1 << 63:
         return value
-    raise BadArguments(f"{whose} takes keys that are str, bytes or ints of 64 bits, not {value!r:.80}")
+    raise BadArguments(
+        f"{whose} takes keys that are str, bytes or ints of 64 bits, not {value!r:.80}"
+    )
 
 
 def _check_encodable(whose: str, value: str) -> None:
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # a lone surrogate: no message and no snapshot could hold it
-        raise BadArguments(f"{whose} takes keys that are Unicode text, not {value!r:.80}: {error.reason}") from error
+    except UnicodeEncodeError as error:
+        # a lone surrogate: no message and no snapshot could hold it
+        raise BadArguments(
+            f"{whose} takes keys that are Unicode text, not {value!r:.80}: {error.reason}"
+        ) from error
 
 
-def check_parameter(whose: str, name: str, value: object, least: float, most: float, whole: bool = True) -> None:
+def check_parameter(
+    whose: str, name: str, value: object, least: float, most: float, whole: bool = True
+) -> None:
     """A parameter of an aggregator within its bounds. Raises ConfigError."""
     right_type = isinstance(value, int) if whole else isinstance(value, (int, float))
     if isinstance(value, bool) or not right_type or not least <= value <= most:  # type: ignore[operator]
         what = "a whole number" if whole else "a number"
-        raise ConfigError(f"{whose} with {name}={value!r}: {what} from {least} to {most} is allowed")
+        raise ConfigError(
+            f"{whose} with {name}={value!r}: {what} from {least} to {most} is allowed"
+        )

@@ -1,14 +1,17 @@
 """AUC: how often a model scores a positive example above a negative one (ties count half).
 
-    exact     while there are at most `distinct_max` different scores: counts of negatives and positives for each of them
-    binned    from then on: counts for `bins` bins of equal width from `low` to `high`; what lies outside counts in the last bin
-              of that side
+    exact   while there are at most `distinct_max` different scores: counts of negatives and
+            positives for each of them
+    binned  from then on: counts for `bins` bins of equal width from `low` to `high`; what lies
+            outside counts in the last bin of that side
 
-Binning takes the pairs within one bin for ties, each of which may be wrong by a half at most, so the value is off by no more than
+Binning takes the pairs within one bin for ties, each of which may be wrong by a half at most, so
+the value is off by no more than
 
     error_bound = sum over bins(negatives * positives) / (2 * all negatives * all positives)
 
-which is known exactly (0 while exact), and printed with the value. Whether scores end in bins depends on all of them together and
+which is known exactly (0 while exact), and printed with the value. Whether scores end in bins
+depends on all of them together and
 not on the order: the number of different scores never shrinks.
 """
 
@@ -29,7 +32,8 @@ from prpc_engine.errors import BadArguments, ConfigError
 DISTINCT_MAX = 65536  # 1.5 MB, as much as the bins
 BINS = 65536
 SIZE_MAX = 1 << 24
-SORT_MIN = 4096  # scores that wait to be sorted in: sorting them one by one would cost the whole table each time
+# scores that wait to be sorted in: sorting them one by one would cost the whole table each time
+SORT_MIN = 4096
 
 WHOSE = "an auc counter"
 EXACT_SUM_MAX = 2.0**62  # a sum of counts that is below, as a float, has room in int64
@@ -47,12 +51,23 @@ class AUC(Aggregator, kind="auc"):
     numbers that are not possible, BadArguments for other values.
     """
 
-    def __init__(self, distinct_max: int = DISTINCT_MAX, bins: int = BINS, low: float = 0.0, high: float = 1.0) -> None:
+    def __init__(
+        self,
+        distinct_max: int = DISTINCT_MAX,
+        bins: int = BINS,
+        low: float = 0.0,
+        high: float = 1.0,
+    ) -> None:
         check_parameter("AUC", "distinct_max", distinct_max, 0, SIZE_MAX)
         check_parameter("AUC", "bins", bins, 2, SIZE_MAX)
-        if not low < high or not math.isfinite(high - low) or not math.isfinite(bins / (high - low)):
+        if (
+            not low < high
+            or not math.isfinite(high - low)
+            or not math.isfinite(bins / (high - low))
+        ):
             raise ConfigError(
-                f"AUC with low={low!r}, high={high!r}: two finite numbers are allowed, low below high by more than "
+                f"AUC with low={low!r}, high={high!r}: two finite numbers are allowed, "
+                "low below high by more than "
                 f"{bins / sys.float_info.max:.2g}"
             )
         self.distinct_max, self.bins, self.low, self.high = distinct_max, bins, low, high
@@ -64,15 +79,25 @@ class AUC(Aggregator, kind="auc"):
         self.binned = False
 
     def parameters(self) -> dict[str, Any]:
-        return {"distinct_max": self.distinct_max, "bins": self.bins, "low": self.low, "high": self.high}
+        return {
+            "distinct_max": self.distinct_max,
+            "bins": self.bins,
+            "low": self.low,
+            "high": self.high,
+        }
 
-    # -- values in -----------------------------------------------------------------------------------------------------
+    # -- values in ---------------------------------------------------------------------------------
 
     def check(self, value: Any) -> Any:
         if not isinstance(value, tuple) or len(value) != 2:
             raise BadArguments(f"an auc counter takes pairs (label, score), not {value!r:.80}")
         label, score = value
-        if type(label) is int and 0 <= label <= 1 and type(score) is float and -math.inf < score < math.inf:
+        if (
+            type(label) is int
+            and 0 <= label <= 1
+            and type(score) is float
+            and -math.inf < score < math.inf
+        ):
             return value  # the usual case, without a further call
         if isinstance(label, np.ndarray) or isinstance(score, np.ndarray):
             return _checked_arrays(label, score)
@@ -86,7 +111,10 @@ class AUC(Aggregator, kind="auc"):
 
     def merge_value(self, value: Any) -> None:
         labels, scores = value
-        self._take(np.atleast_1d(np.asarray(labels, np.int64)), np.atleast_1d(np.asarray(scores, np.float64)))
+        self._take(
+            np.atleast_1d(np.asarray(labels, np.int64)),
+            np.atleast_1d(np.asarray(scores, np.float64)),
+        )
 
     def merge_values(self, values: Sequence[Any]) -> None:
         if any(self.holds_at_once(value) for value in values):
@@ -99,7 +127,8 @@ class AUC(Aggregator, kind="auc"):
         self._wait(self._binned(scores) if self.binned else scores, np.stack([1 - labels, labels]))
 
     def _wait(self, scores: Floats, counts: Counts) -> None:
-        # No count of the table is larger than the total: what int64 holds of that, it holds of every sum in here.
+        # No count of the table is larger than the total: what int64 holds of that, it holds of
+        # every sum in here.
         self._total = add_counts(WHOSE, self._total, _sum(counts))
         self._waiting.append((scores, counts))
         self._waiting_size += scores.size
@@ -130,9 +159,12 @@ class AUC(Aggregator, kind="auc"):
         if other.binned and not self.binned:
             self.binned = True
             self._scores, self._counts = _sorted(self._binned(self._scores), self._counts)
-        self._wait(self._binned(other._scores) if self.binned and not other.binned else other._scores, other._counts)
+        self._wait(
+            self._binned(other._scores) if self.binned and not other.binned else other._scores,
+            other._counts,
+        )
 
-    # -- answers out ---------------------------------------------------------------------------------------------------
+    # -- answers out -------------------------------------------------------------------------------
 
     @property
     def negatives(self) -> int:
@@ -152,13 +184,16 @@ class AUC(Aggregator, kind="auc"):
         pairs = self.negatives * self.positives
         if not pairs:
             return math.nan
-        negatives, positives = self._counts.astype(np.float64)  # products of counts may not fit 64 bits
+        # products of counts may not fit 64 bits
+        negatives, positives = self._counts.astype(np.float64)
         below = np.cumsum(negatives) - negatives / 2
         return float(positives @ below) / pairs
 
     @property
     def error_bound(self) -> float:
-        """How far `value` may be from the AUC of the very scores that came; 0 while exact, NaN as `value`."""
+        """How far `value` may be from the AUC of the very scores that came; 0 while exact, NaN as
+        `value`.
+        """
         pairs = self.negatives * self.positives
         if not pairs:
             return math.nan
@@ -167,7 +202,7 @@ class AUC(Aggregator, kind="auc"):
         negatives, positives = self._counts.astype(np.float64)
         return float(negatives @ positives) / (2 * pairs)
 
-    # -- as plain values -----------------------------------------------------------------------------------------------
+    # -- as plain values ---------------------------------------------------------------------------
 
     def serialize(self) -> Any:
         self._sort_in()
@@ -176,12 +211,21 @@ class AUC(Aggregator, kind="auc"):
     def deserialize(self, state: Any) -> None:
         binned, scores, negatives, positives = state
         for column, dtype in ((scores, np.float64), (negatives, np.int64), (positives, np.int64)):
-            if not isinstance(column, np.ndarray) or column.dtype != dtype or column.shape != (len(scores),):
-                raise BadArguments("an auc counter: a state is three arrays of one length, scores float64 and counts int64")
+            if (
+                not isinstance(column, np.ndarray)
+                or column.dtype != dtype
+                or column.shape != (len(scores),)
+            ):
+                raise BadArguments(
+                    "an auc counter: a state is three arrays of one length, "
+                    "scores float64 and counts int64"
+                )
         if not np.isfinite(scores).all() or (negatives < 0).any() or (positives < 0).any():
             raise BadArguments("an auc counter: a state with impossible scores or counts")
         if binned and ((scores < 0) | (scores >= self.bins) | (scores != np.floor(scores))).any():
-            raise BadArguments(f"an auc counter: a state with numbers of bins outside of 0 to {self.bins - 1}")
+            raise BadArguments(
+                f"an auc counter: a state with numbers of bins outside of 0 to {self.bins - 1}"
+            )
         self.binned = bool(binned)
         self._wait(np.array(scores), np.stack([negatives, positives]))
         self._sort_in()
@@ -196,9 +240,15 @@ class AUC(Aggregator, kind="auc"):
 
 def _checked_arrays(labels: Any, scores: Any) -> tuple[Counts, Floats]:
     labels, scores = np.asarray(labels), np.asarray(scores)
-    if labels.ndim != 1 or labels.shape != scores.shape or labels.dtype.kind not in "biuf" or scores.dtype.kind not in "biuf":
+    if (
+        labels.ndim != 1
+        or labels.shape != scores.shape
+        or labels.dtype.kind not in "biuf"
+        or scores.dtype.kind not in "biuf"
+    ):
         raise BadArguments(
-            f"an auc counter takes two arrays of numbers of one length, not {labels.dtype}{list(labels.shape)} and "
+            "an auc counter takes two arrays of numbers of one length, "
+            f"not {labels.dtype}{list(labels.shape)} and "
             f"{scores.dtype}{list(scores.shape)}"
         )
     if not np.isin(labels, (0, 1)).all() or not np.isfinite(scores).all():

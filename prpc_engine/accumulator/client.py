@@ -1,10 +1,13 @@
-"""AccumulatorClient: one thread that sends the counters of this process to the servers, and the verbs that read them back.
+"""AccumulatorClient: one thread that sends the counters of this process to the servers, and the
+verbs that read them back.
 
-    counters --collect--> outbox of each server --push--> server          names are spread over the servers by their CRC-32
+    counters --collect--> outbox of each server --push--> server  names are spread over the servers
+                                                                  by their CRC-32
 
-The thread wakes when a counter is full or due, moves what is new into the outboxes, and pushes one batch to each server that has
-answered the last. A server that does not answer keeps its batch; it is pushed again, with the same number, after a delay that
-doubles up to RETRY_S_MAX, while new values merge into what is pending. Writers never wait for any of this.
+The thread wakes when a counter is full or due, moves what is new into the outboxes, and pushes one
+batch to each server that has answered the last. A server that does not answer keeps its batch; it
+is pushed again, with the same number, after a delay that doubles up to RETRY_S_MAX, while new
+values merge into what is pending. Writers never wait for any of this.
 """
 
 from __future__ import annotations
@@ -47,13 +50,16 @@ CLOSE_TIMEOUT_S = 5.0  # at close(), for servers that do not answer
 MIN_ASK_S = 1.0  # when waiting for values took all the time: those who live answer at once
 IDLE_S_MAX = 3600.0  # without counters there is nothing to wake for
 
-NOT_RUN = (errors.NotSent, errors.UnknownService, errors.MaybeExecuted)  # or may run twice: ask again
+# or may run twice: ask again
+NOT_RUN = (errors.NotSent, errors.UnknownService, errors.MaybeExecuted)
 Failure = (errors.RpcError, ShardError)  # what a call may end with
 
 
 @dataclass(frozen=True)
 class AccumulatorStatistics:
-    """Values (writes) of this process, and what became of them. acknowledged + waiting + dropped: all that were collected."""
+    """Values (writes) of this process, and what became of them. acknowledged + waiting + dropped:
+    all that were collected.
+    """
 
     acknowledged: int = 0
     waiting: int = 0
@@ -67,12 +73,14 @@ class AccumulatorStatistics:
 
 
 def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -> RpcClient:
-    """A client that knows the servers 0 to servers - 1, and no others: by its id a name's server is the same in every process,
-    also while some of them are dead. Raises NoServer, ConfigError."""
+    """A client that knows the servers 0 to servers - 1, and no others: by its id a name's server is
+    the same in every process, also while some of them are dead. Raises NoServer, ConfigError."""
     check_timeout(timeout_s)
     deadline_s = time.monotonic() + timeout_s
     while True:
-        client = service.create_client(name, servers, max(0.0, deadline_s - time.monotonic()), retry=AT_ONCE)
+        client = service.create_client(
+            name, servers, max(0.0, deadline_s - time.monotonic()), retry=AT_ONCE
+        )
         known = client.server_ids
         missing = sorted(set(range(servers)) - set(known))
         more = [server_id for server_id in known if server_id >= servers]
@@ -81,12 +89,14 @@ def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -
         client.close()
         if more:
             raise errors.ConfigError(
-                f"servers={servers!r}, and {name!r} has the servers {list(known)}: clients of another number look for counters "
+                f"servers={servers!r}, and {name!r} has the servers {list(known)}: "
+                "clients of another number look for counters "
                 "elsewhere; give all clients the number that there are, with ids from 0 on"
             )
         if time.monotonic() >= deadline_s:
             raise errors.NoServer(
-                f"{name!r} has the servers {list(known)}, and {missing} did not appear within {timeout_s} s: start them, with "
+                f"{name!r} has the servers {list(known)}, and {missing} did not appear within "
+                f"{timeout_s} s: start them, with "
                 f"server_id={missing[0]} where others run"
             )
         time.sleep(RETRY_S_MIN)
@@ -113,7 +123,9 @@ def ask_all(
 
 
 class Snapshot(dict[str, Aggregator]):
-    """{name: aggregator}, sorted by name. `missing`: what could not be had, and why; empty when it is whole."""
+    """{name: aggregator}, sorted by name. `missing`: what could not be had, and why; empty when it
+    is whole.
+    """
 
     def __init__(self, counters: Iterable[tuple[str, Aggregator]], missing: dict[str, str]) -> None:
         super().__init__(counters)
@@ -139,8 +151,8 @@ class AccumulatorClient:
     thread of its own: who writes to a counter never waits for that.
 
     service    an open RpcService
-    servers    how many accumulator servers there are, with the ids 0 to servers - 1: the same number
-               in every process, since it decides which has which name
+    servers    how many accumulator servers there are, with the ids 0 to servers - 1: the same
+               number in every process, since it decides which has which name
     name       what they are called
     counters   which counters to send: those of the process unless given. One client sends a set at
                a time
@@ -158,8 +170,14 @@ class AccumulatorClient:
         counters: CounterSet = default_counters,
         timeout_s: float = 10.0,
     ) -> None:
-        if isinstance(servers, bool) or not isinstance(servers, int) or not 1 <= servers <= SERVERS_MAX:
-            raise errors.ConfigError(f"servers={servers!r}: a whole number from 1 to {SERVERS_MAX} is allowed")
+        if (
+            isinstance(servers, bool)
+            or not isinstance(servers, int)
+            or not 1 <= servers <= SERVERS_MAX
+        ):
+            raise errors.ConfigError(
+                f"servers={servers!r}: a whole number from 1 to {SERVERS_MAX} is allowed"
+            )
         self._service, self._name, self.counters = service, name, counters
         self._client = _client_of(service, name, servers, timeout_s)
         self._servers = [_Server(server_id) for server_id in range(servers)]
@@ -167,7 +185,8 @@ class AccumulatorClient:
         self._pushes = self._failures = self._duplicates = self._restarts = self._pushes_lost = 0
         self._lock = threading.Lock()  # of the outboxes, and of moving aggregates into them
         self._settled = threading.Condition(self._lock)
-        # A queue, not an event: its put() may interrupt itself, in a finalizer or a signal handler that writes.
+        # A queue, not an event: its put() may interrupt itself, in a finalizer or a signal handler
+        # that writes.
         self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._woken = False
         self._close_by_s: float | None = None
@@ -178,12 +197,13 @@ class AccumulatorClient:
         self._thread.start()
         atexit.register(self.close)  # what was written last is sent, although nobody closed us
 
-    # -- verbs ---------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------
 
     def try_read(self, name: str, timeout_s: float = TIMEOUT_S) -> Aggregator | None:
         """What the server has of a counter, None when it has none of that name.
 
-        That is what has been flushed by all processes; wait_empty() first to see one's own last writes in it.
+        That is what has been flushed by all processes; wait_empty() first to see one's own last
+        writes in it.
         """
         check_name(name)
         answer = self._ask(self._server_of(name), "read", name, timeout_s=timeout_s)
@@ -194,17 +214,22 @@ class AccumulatorClient:
         found = self.try_read(name, timeout_s)
         if found is None:
             raise errors.Rejected(
-                f"server {self._server_of(name).server_id} of {self._name!r} has no counter {name!r}: "
+                f"server {self._server_of(name).server_id} of {self._name!r} has no counter "
+                f"{name!r}: "
                 "it appears with its first flush"
             )
         return found
 
     def reset(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Begin these counters anew, after what was written in this process before. Raises as wait_empty()."""
+        """Begin these counters anew, after what was written in this process before. Raises as
+        wait_empty().
+        """
         self._change("reset", names, timeout_s)
 
     def erase(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Forget these counters, after what was written in this process before; the next flush makes them again."""
+        """Forget these counters, after what was written in this process before; the next flush
+        makes them again.
+        """
         self._change("erase", names, timeout_s)
 
     def _change(self, method: str, names: Sequence[str], timeout_s: float) -> None:
@@ -231,11 +256,13 @@ class AccumulatorClient:
     def snapshot(self, timeout_s: float = TIMEOUT_S) -> Snapshot:
         """Every counter of every server by name, and in `.missing` what could not be had.
 
-        What this process wrote before is in it, and what others had acknowledged before. A push of any process to a server is in
-        it whole or not at all; between two servers, or the counters on them, there is no common moment.
+        What this process wrote before is in it, and what others had acknowledged before. A push of
+        any process to a server is in it whole or not at all; between two servers, or the counters
+        on them, there is no common moment.
 
-        A server that does not answer, or a counter that cannot be told, takes nothing from the others: `.missing` names it, and a
-        warning of the log does. Half of `timeout_s` is for values of this process to be acknowledged. Raises Closed.
+        A server that does not answer, or a counter that cannot be told, takes nothing from the
+        others: `.missing` names it, and a warning of the log does. Half of `timeout_s` is for
+        values of this process to be acknowledged. Raises Closed.
         """
         check_timeout(timeout_s)
         missing: dict[str, str] = {}
@@ -245,7 +272,10 @@ class AccumulatorClient:
         except errors.DeadlineExceeded as error:
             missing["values of this process"] = str(error)
         answers, failed = self._ask_all("fetch", "read_all", deadline_s=deadline_s)
-        missing |= {f"server {server_id} of {self._name!r}": str(error) for server_id, error in failed.items()}
+        missing |= {
+            f"server {server_id} of {self._name!r}": str(error)
+            for server_id, error in failed.items()
+        }
         found: dict[str, Aggregator] = {}
         for packed in answers:
             states, untold = snapshot_file.unpacked(packed)
@@ -257,26 +287,34 @@ class AccumulatorClient:
                     missing[f"counter {name!r}"] = f"{type(error).__name__}: {error}"
         if missing:
             logger.warning(
-                "the snapshot of %r lacks %s", self._name, "; ".join(f"{what}: {why}" for what, why in missing.items())
+                "the snapshot of %r lacks %s",
+                self._name,
+                "; ".join(f"{what}: {why}" for what, why in missing.items()),
             )
         return Snapshot(sorted(found.items()), missing=missing)
 
     def wait_empty(self, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until everything written in this process before is acknowledged: merged at its server, or refused.
+        """Wait until everything written in this process before is acknowledged: merged at its
+        server, or refused.
 
         Not in a handler, which would keep the very reactor waiting that brings the answer.
 
-        Raises DeadlineExceeded with what is missing, BadArguments when values could not be merged or a server refuses a
-        counter of ours, Closed.
+        Raises DeadlineExceeded with what is missing, BadArguments when values could not be merged
+        or a server refuses a counter of ours, Closed.
         """
         self._drain(timeout_s)
         lost = [loss for one in self.counters.all() if (loss := one.take_loss()) is not None]
-        refused = [f"{one.name!r}: {refusal}" for one in self.counters.all() if (refusal := one.refusal) is not None]
+        refused = [
+            f"{one.name!r}: {refusal}"
+            for one in self.counters.all()
+            if (refusal := one.refusal) is not None
+        ]
         if lost:
             raise errors.BadArguments("; ".join([*lost, *refused]))
         if refused:
             raise errors.BadArguments(
-                f"{len(refused)} counters are refused, and what is written to them is lost: {'; '.join(refused)}"
+                f"{len(refused)} counters are refused, and what is written to them is lost: "
+                f"{'; '.join(refused)}"
             )
 
     def _drain(self, timeout_s: float) -> None:
@@ -288,12 +326,16 @@ class AccumulatorClient:
             self._wake()
 
             def settled() -> bool:
-                return self._close_by_s is not None or all(server.outbox.is_settled(mark) for server, mark in marks)
+                return self._close_by_s is not None or all(
+                    server.outbox.is_settled(mark) for server, mark in marks
+                )
 
             if not self._settled.wait_for(settled, timeout_s):
                 raise errors.DeadlineExceeded(
-                    f"{sum(server.outbox.waiting for server in self._servers)} values were not acknowledged by {self._name!r} "
-                    f"within {timeout_s} s; they are kept, and tried again: {self._last_failure() or 'no server refused them'}"
+                    f"{sum(server.outbox.waiting for server in self._servers)} values were not "
+                    f"acknowledged by {self._name!r} "
+                    f"within {timeout_s} s; they are kept, and tried again: "
+                    f"{self._last_failure() or 'no server refused them'}"
                 )
             self._check_open()
 
@@ -303,7 +345,8 @@ class AccumulatorClient:
             return AccumulatorStatistics(
                 acknowledged=sum(server.outbox.acknowledged for server in self._servers),
                 waiting=sum(server.outbox.waiting for server in self._servers),
-                dropped=sum(server.outbox.dropped for server in self._servers) + sum(one.dropped for one in self.counters.all()),
+                dropped=sum(server.outbox.dropped for server in self._servers)
+                + sum(one.dropped for one in self.counters.all()),
                 pushes=self._pushes,
                 failures=self._failures,
                 duplicates=self._duplicates,
@@ -313,15 +356,19 @@ class AccumulatorClient:
             )
 
     def _last_failure(self) -> str | None:
-        return next((server.failure for server in self._servers if server.failure is not None), None)
+        return next(
+            (server.failure for server in self._servers if server.failure is not None), None
+        )
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def _server_of(self, name: str) -> _Server:
         return self._servers[zlib.crc32(name.encode()) % len(self._servers)]
 
     def _ask(self, server: _Server, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a server, again when it cannot have run: while it is being restarted, say. All verbs may run twice."""
+        """Call a server, again when it cannot have run: while it is being restarted, say. All verbs
+        may run twice.
+        """
         check_timeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while True:
@@ -335,16 +382,24 @@ class AccumulatorClient:
                 time.sleep(RETRY_S_MIN)
                 self._look_up()
 
-    def _ask_all(self, method: str, *args: Any, deadline_s: float) -> tuple[list[Any], dict[int, Exception]]:
-        """Call all servers at once, and those again for which it cannot have run, until the deadline: answers, and failures."""
+    def _ask_all(
+        self, method: str, *args: Any, deadline_s: float
+    ) -> tuple[list[Any], dict[int, Exception]]:
+        """Call all servers at once, and those again for which it cannot have run, until the
+        deadline: answers, and failures.
+        """
         answers: list[Any] = []
         failed: dict[int, Exception] = {}
         left = [server.server_id for server in self._servers]
         while left:
             self._check_open()
-            done, errors_now = ask_all(self._client, left, method, args, max(MIN_ASK_S, deadline_s - time.monotonic()))
+            done, errors_now = ask_all(
+                self._client, left, method, args, max(MIN_ASK_S, deadline_s - time.monotonic())
+            )
             answers += done.values()
-            failed = {server_id: error for server_id, error in failed.items() if server_id not in done} | errors_now
+            failed = {
+                server_id: error for server_id, error in failed.items() if server_id not in done
+            } | errors_now
             left = [one for one, error in errors_now.items() if isinstance(error, NOT_RUN)]
             if left and time.monotonic() + RETRY_S_MIN >= deadline_s:
                 break
@@ -354,17 +409,21 @@ class AccumulatorClient:
         return answers, failed
 
     def _look_up(self) -> None:
-        """Have the master asked anew who serves: a restarted server has another address, and its old id. Waits for nothing, as
-        the master may stand still, too; the next try, or the one after that, finds what it says."""
+        """Have the master asked anew who serves: a restarted server has another address, and its
+        old id. Waits for nothing, as the master may stand still, too; the next try, or the one
+        after that, finds what it says."""
         self._client.servers_changed()
 
     def _check_open(self) -> None:
         if self._close_by_s is not None:
             raise errors.Closed("this AccumulatorClient was closed here")
         if self._pid != os.getpid():
-            raise errors.Closed(f"this AccumulatorClient was made in process {self._pid}: make one in the fork {os.getpid()}")
+            raise errors.Closed(
+                f"this AccumulatorClient was made in process {self._pid}: "
+                f"make one in the fork {os.getpid()}"
+            )
 
-    # -- sending: the thread -------------------------------------------------------------------------------------------
+    # -- sending: the thread -----------------------------------------------------------------------
 
     def _wake(self) -> None:
         if not self._woken:
@@ -378,7 +437,9 @@ class AccumulatorClient:
                 close_by_s = self._close_by_s
                 if close_by_s is not None and now_s >= close_by_s:
                     return
-                self._collect(self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s)
+                self._collect(
+                    self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s
+                )
                 batches = self._batches(now_s)
                 retry_s = self._next_retry_s()
             if batches:
@@ -388,7 +449,9 @@ class AccumulatorClient:
                     return
                 self._wait_for_wake(min(close_by_s, retry_s) - now_s)
             else:
-                dues_s = [due_s for due_s in (self.counters.next_due_s(), retry_s) if due_s is not None]
+                dues_s = [
+                    due_s for due_s in (self.counters.next_due_s(), retry_s) if due_s is not None
+                ]
                 self._wait_for_wake(min(dues_s, default=now_s + IDLE_S_MAX) - now_s)
 
     def _wait_for_wake(self, timeout_s: float) -> None:
@@ -405,12 +468,18 @@ class AccumulatorClient:
 
     def _batches(self, now_s: float) -> list[tuple[_Server, WriteBatch]]:
         """What to push now. With the lock held."""
-        ready = [(server, server.outbox.head()) for server in self._servers if server.retry_at_s <= now_s]
+        ready = [
+            (server, server.outbox.head()) for server in self._servers if server.retry_at_s <= now_s
+        ]
         return [(server, batch) for server, batch in ready if batch is not None]
 
     def _next_retry_s(self) -> float | None:
-        """When a server is next to be told of what waits for it; None: nothing waits. With the lock held."""
-        return min((server.retry_at_s for server in self._servers if server.outbox.waiting), default=None)
+        """When a server is next to be told of what waits for it; None: nothing waits. With the lock
+        held.
+        """
+        return min(
+            (server.retry_at_s for server in self._servers if server.outbox.waiting), default=None
+        )
 
     def _push(self, batches: Sequence[tuple[_Server, WriteBatch]]) -> None:
         """To all servers at once; then see what each says."""
@@ -425,9 +494,18 @@ class AccumulatorClient:
             except Exception as error:  # an aggregator may be anybody's; the sender must survive it
                 self._failed(server, batch, errors.BadArguments(f"{type(error).__name__}: {error}"))
                 continue
-            arguments = (self._identity, self._incarnation, server.outbox.sequence, batch.maybe_applied, server.epoch, entries)
+            arguments = (
+                self._identity,
+                self._incarnation,
+                server.outbox.sequence,
+                batch.maybe_applied,
+                server.epoch,
+                entries,
+            )
             try:
-                call = self._client.submit_to(server.server_id, "push", *arguments, timeout_s=timeout_s)
+                call = self._client.submit_to(
+                    server.server_id, "push", *arguments, timeout_s=timeout_s
+                )
             except Failure as error:
                 self._failed(server, batch, error)
             else:
@@ -441,35 +519,55 @@ class AccumulatorClient:
             else:
                 self._answered(server, batch, action, epoch, lost, refused)
 
-    def _answered(self, server: _Server, batch: WriteBatch, action: str, epoch: int, lost: int, refused: dict[int, str]) -> None:
+    def _answered(
+        self,
+        server: _Server,
+        batch: WriteBatch,
+        action: str,
+        epoch: int,
+        lost: int,
+        refused: dict[int, str],
+    ) -> None:
         with self._settled:
             if server.epoch not in (0, epoch):
                 self._restarts += 1
                 self._pushes_lost += lost
                 logger.warning(
-                    "accumulator server %d of %r was restarted: %d pushes of this process that it had acknowledged are lost",
+                    "accumulator server %d of %r was restarted: %d pushes of this process that it "
+                    "had acknowledged are lost",
                     server.server_id,
                     self._name,
                     lost,
                 )
-            server.epoch, server.retry_at_s, server.retry_s, server.failure = epoch, 0.0, RETRY_S_MIN, None
+            server.epoch, server.retry_at_s, server.retry_s, server.failure = (
+                epoch,
+                0.0,
+                RETRY_S_MIN,
+                None,
+            )
             self._pushes += 1
             self._duplicates += action == "duplicate"
             if action == UNKNOWN:
                 self._drop(
-                    server, batch, "too many other clients pushed before this push was tried again: it may have been counted"
+                    server,
+                    batch,
+                    "too many other clients pushed before this push was tried again: "
+                    "it may have been counted",
                 )
             else:
                 server.outbox.answered(refused)
                 for position, reason in refused.items():
-                    logger.warning("counter %r was refused: %s", batch.entries[position].counter.name, reason)
+                    logger.warning(
+                        "counter %r was refused: %s", batch.entries[position].counter.name, reason
+                    )
             self._settled.notify_all()
 
     def _failed(self, server: _Server, batch: WriteBatch, error: BaseException) -> None:
         with self._settled:
             self._failures += 1
             server.failure = str(error)
-            if isinstance(error, errors.BadArguments):  # refused before it ran, and so it would be next time
+            # refused before it ran, and so it would be next time
+            if isinstance(error, errors.BadArguments):
                 if not server.outbox.split_head():
                     self._drop(server, batch, str(error))
                     self._settled.notify_all()
@@ -485,16 +583,21 @@ class AccumulatorClient:
 
     def _drop(self, server: _Server, batch: WriteBatch, reason: str) -> None:
         logger.warning(
-            "%d values of %d counters are dropped: %s", sum(e.writes for e in batch.entries), len(batch.entries), reason
+            "%d values of %d counters are dropped: %s",
+            sum(e.writes for e in batch.entries),
+            len(batch.entries),
+            reason,
         )
         server.outbox.drop_head(reason)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> int:
-        """Send what was written, and stop: how many values were given up because no server took them within `timeout_s`.
+        """Send what was written, and stop: how many values were given up because no server took
+        them within `timeout_s`.
 
-        They are logged, too. Counters stay, and what is written to them from now on waits for the next client.
+        They are logged, too. Counters stay, and what is written to them from now on waits for the
+        next client.
         """
         check_timeout(timeout_s)
         if self._pid != os.getpid():
@@ -506,21 +609,33 @@ class AccumulatorClient:
             self._settled.notify_all()
         self._wakes.put(None)
         self._thread.join(timeout_s)
-        for call in self._under_way:  # pushes from before close(), which may take longer than this does; others end in time
+        # pushes from before close(), which may take longer than this does; others end in time
+        for call in self._under_way:
             call.cancel()
         self._thread.join()
         with self._lock:
-            self._collect(self.counters.all(), time.monotonic())  # what the sender had no time to look at is given up, too
+            # what the sender had no time to look at is given up, too
+            self._collect(self.counters.all(), time.monotonic())
         self.counters.detach()
         atexit.unregister(self.close)
         with self._lock:
             lost = sum(server.outbox.drop_all() for server in self._servers)
         if lost:
-            logger.warning("%d values were dropped: %s did not take them: %s", lost, self._name, self._last_failure())
+            logger.warning(
+                "%d values were dropped: %s did not take them: %s",
+                lost,
+                self._name,
+                self._last_failure(),
+            )
         return lost
 
     def __enter__(self) -> AccumulatorClient:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,8 +1,9 @@
 """Timer: count, total, mean, variance, minimum and maximum of numbers, durations above all.
 
-The state is (count, total, m2, minimum, maximum), where m2 is the sum of squared distances from the mean. The textbook's sum of
-squares can be had from it, and not the other way round: for durations of 1000 s that differ by microseconds the squares agree in
-all digits a float has, and their difference is noise. Two states merge by the formula of T. F. Chan, G. H. Golub, R. J. LeVeque:
+The state is (count, total, m2, minimum, maximum), where m2 is the sum of squared distances from the
+mean. The textbook's sum of squares can be had from it, and not the other way round: for durations
+of 1000 s that differ by microseconds the squares agree in all digits a float has, and their
+difference is noise. Two states merge by the formula of T. F. Chan, G. H. Golub, R. J. LeVeque:
 "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
@@ -89,15 +90,20 @@ class Timer(Aggregator, kind="timer"):
         count, *numbers = state
         if not check_count("a timer counter", count):
             return
-        total, m2, minimum, maximum = (float(check_number("a timer counter", number, finite=True)) for number in numbers)
+        total, m2, minimum, maximum = (
+            float(check_number("a timer counter", number, finite=True)) for number in numbers
+        )
         if not m2 >= 0 or not minimum <= maximum:
-            raise BadArguments(f"a timer counter with m2={m2}, minimum={minimum}, maximum={maximum}")
+            raise BadArguments(
+                f"a timer counter with m2={m2}, minimum={minimum}, maximum={maximum}"
+            )
         self._take(count, total, m2, minimum, maximum)
 
     def try_to_string(self) -> str | None:
         if not self.count:
             return None
         return (
-            f"TOTAL={self.total:.6g} COUNT={self.count} MEAN={self.mean:.6g} VARIANCE={self.variance:.6g} "
+            f"TOTAL={self.total:.6g} COUNT={self.count} MEAN={self.mean:.6g} "
+            f"VARIANCE={self.variance:.6g} "
             f"MIN={self.minimum:.6g} MAX={self.maximum:.6g}"
         )

@@ -1,9 +1,10 @@
 """Sum, Avg, Max and Min: of numbers, or of arrays element by element.
 
-Sums of ints are exact. Arrays are added up as int64 or float64, whatever they came as; an array without dimensions is a number.
-What would overflow is refused and changes nothing (arithmetic.py), and so are elements that int64 cannot hold. One counter is of
-numbers or of arrays of one shape: the first value decides. Max and Min refuse NaN, which would make the answer depend on the
-order; Sum and Avg become NaN.
+Sums of ints are exact. Arrays are added up as int64 or float64, whatever they came as; an array
+without dimensions is a number. What would overflow is refused and changes nothing (arithmetic.py),
+and so are elements that int64 cannot hold. One counter is of
+numbers or of arrays of one shape: the first value decides. Max and Min refuse NaN, which would make
+the answer depend on the order; Sum and Avg become NaN.
 """
 
 from __future__ import annotations
@@ -14,8 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from prpc_engine.accumulator.aggregator import Aggregator, check_count, check_key, check_number, check_parameter
-from prpc_engine.accumulator.arithmetic import add, add_counts, check_comparable, check_whole, total_of
+from prpc_engine.accumulator.aggregator import (
+    Aggregator,
+    check_count,
+    check_key,
+    check_number,
+    check_parameter,
+)
+from prpc_engine.accumulator.arithmetic import (
+    add,
+    add_counts,
+    check_comparable,
+    check_whole,
+    total_of,
+)
 from prpc_engine.errors import BadArguments
 
 KEYS_MAX = 65536  # of one keyed average: some 10 MB, and a message of 2 MB
@@ -32,7 +45,9 @@ class Elementwise(Aggregator):
         self.shape: tuple[int, ...] | None = None  # known with the first value
 
     def fresh(self) -> Any:
-        """As of any aggregator; and of the same shape, so that what does not fit is refused where it is written."""
+        """As of any aggregator; and of the same shape, so that what does not fit is refused where
+        it is written.
+        """
         other = type(self)()
         other.shape = self.shape
         return other
@@ -56,11 +71,20 @@ class Elementwise(Aggregator):
         if self.refuses_nan and value.dtype.kind == "f" and np.isnan(value).any():
             raise BadArguments(f"{whose} takes no NaN: it has no place in an order")
         if value.dtype.kind == "u" and value.size and value.max() > INT64_MAX:
-            raise BadArguments(f"{whose} takes elements up to 2**63 - 1, not {value.max()}: write floats")
+            raise BadArguments(
+                f"{whose} takes elements up to 2**63 - 1, not {value.max()}: write floats"
+            )
         with np.errstate(over="ignore"):
-            kept = np.array(value, np.float64 if value.dtype.kind == "f" else np.int64)  # a copy: the caller's may change
-        if value.dtype.itemsize > kept.dtype.itemsize and (np.isinf(kept) & np.isfinite(value)).any():
-            raise BadArguments(f"{whose} takes elements that float64 can hold, and one of this {value.dtype} is larger")
+            # a copy: the caller's may change
+            kept = np.array(value, np.float64 if value.dtype.kind == "f" else np.int64)
+        if (
+            value.dtype.itemsize > kept.dtype.itemsize
+            and (np.isinf(kept) & np.isfinite(value)).any()
+        ):
+            raise BadArguments(
+                f"{whose} takes elements that float64 can hold, and one of this {value.dtype} is "
+                "larger"
+            )
         return kept
 
     def _fit(self, value: Any) -> None:
@@ -68,7 +92,9 @@ class Elementwise(Aggregator):
         if self.shape is not None and shape != self.shape:
             there = f"arrays of shape {self.shape}" if self.shape else "numbers"
             came = f"an array of shape {shape}" if shape else "a number"
-            raise BadArguments(f"a {self.kind} counter of {there} cannot take {came}: use another name for it")
+            raise BadArguments(
+                f"a {self.kind} counter of {there} cannot take {came}: use another name for it"
+            )
 
     def merge_value(self, value: Any) -> None:
         """A checked number or array."""
@@ -194,7 +220,13 @@ class Avg(Elementwise, kind="avg"):
     def _take(self, total: Any, count: int) -> None:
         self._fit(total)
         counted = add_counts("an avg counter", self.count, count)
-        self.total = add("an avg counter", self.total, total) if self.count else np.array(total) if np.ndim(total) else total
+        self.total = (
+            add("an avg counter", self.total, total)
+            if self.count
+            else np.array(total)
+            if np.ndim(total)
+            else total
+        )
         self.shape, self.count = np.shape(total), counted
 
     def merge_aggregator(self, other: Avg) -> None:
@@ -216,7 +248,8 @@ class Avg(Elementwise, kind="avg"):
 class KeyedAvg(Aggregator, kind="keyed_avg"):
     """A mean for each key. Values are pairs (key, number); keys are str, bytes or ints of 64 bits.
 
-    Of the first `keys_max` keys; what comes under further ones is in `overflow`, so that the total stays right.
+    Of the first `keys_max` keys; what comes under further ones is in `overflow`, so that the total
+    stays right.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
@@ -236,7 +269,9 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
     def check(self, value: Any) -> Any:
         if not isinstance(value, tuple) or len(value) != 2:
             raise BadArguments(f"a keyed_avg counter takes pairs (key, number), not {value!r:.80}")
-        return check_key("a keyed_avg counter", value[0]), check_number("a keyed_avg counter", value[1])
+        return check_key("a keyed_avg counter", value[0]), check_number(
+            "a keyed_avg counter", value[1]
+        )
 
     def merge_value(self, value: tuple[str | int | bytes, int | float]) -> None:
         self._take([(value[0], value[1], 1)])
@@ -245,7 +280,9 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
         self._take([(key, number, 1) for key, number in values])
 
     def _take(
-        self, more: Sequence[tuple[str | int | bytes, int | float, int]], overflow: tuple[int | float, int] = (0, 0)
+        self,
+        more: Sequence[tuple[str | int | bytes, int | float, int]],
+        overflow: tuple[int | float, int] = (0, 0),
     ) -> None:
         """All of it, or nothing."""
         changed: dict[Key, tuple[int | float, int]] = {}
@@ -264,7 +301,9 @@ class KeyedAvg(Aggregator, kind="keyed_avg"):
         self.overflow = overflow
 
     def merge_aggregator(self, other: KeyedAvg) -> None:
-        self._take([(key, total, count) for key, (total, count) in other.sums.items()], other.overflow)
+        self._take(
+            [(key, total, count) for key, (total, count) in other.sums.items()], other.overflow
+        )
 
     def serialize(self) -> Any:
         return (

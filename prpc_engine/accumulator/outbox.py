@@ -1,12 +1,15 @@
-"""What one server is still to be told: a batch on its way, and aggregates that grow meanwhile. No I/O and no clock.
+"""What one server is still to be told: a batch on its way, and aggregates that grow meanwhile. No
+I/O and no clock.
 
-    pending   name -> aggregate and number of values; grows while a batch is on its way: this is the second buffer
-    sealed    batches made of what was pending, sent one after the other; the first keeps its sequence number and its very content
-              until the server has answered, so that sending it again can be recognised there
+    pending   name -> aggregate and number of values; grows while a batch is on its way: this is the
+              second buffer
+    sealed    batches made of what was pending, sent one after the other; the first keeps its
+              sequence number and its very content until the server has answered, so that sending it
+              again can be recognised there
     sequence  1, 2, 3, ... of the batches that the server answered, or may have seen
 
-A generation is what is sealed at one time. mark() names the one that holds everything added before; it is settled when
-is_settled() says so, whatever is added after it.
+A generation is what is sealed at one time. mark() names the one that holds everything added before;
+it is settled when is_settled() says so, whatever is added after it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import Any
 from prpc_engine.accumulator.aggregator import Aggregator
 from prpc_engine.accumulator.counter import Counter
 
-# In one push: with four arrays each, far below the 4096 that a message may have, and a server is busy some ms at most.
+# In one push: with four arrays each, far below the 4096 that a message may have, and a server is
+# busy some ms at most.
 ENTRIES_MAX = 256
 
 
@@ -32,7 +36,12 @@ class WriteEntry:
 
     def to_wire(self) -> tuple[str, str, dict[str, Any], Any]:
         """(name, kind, parameters, state)."""
-        return self.counter.name, self.counter.kind, self.counter.parameters, self.aggregate.serialize()
+        return (
+            self.counter.name,
+            self.counter.kind,
+            self.counter.parameters,
+            self.aggregate.serialize(),
+        )
 
 
 @dataclass
@@ -73,16 +82,23 @@ class WriteOutbox:
             entry.writes += writes
 
     def head(self) -> WriteBatch | None:
-        """What to push now: the batch that has no answer yet, else the next; None when there is nothing."""
+        """What to push now: the batch that has no answer yet, else the next; None when there is
+        nothing.
+        """
         if not self._sealed and self._pending:
             entries = list(self._pending.values())
             self._pending = {}
             self._generation += 1
-            self._sealed.extend(WriteBatch(entries[at : at + ENTRIES_MAX]) for at in range(0, len(entries), ENTRIES_MAX))
+            self._sealed.extend(
+                WriteBatch(entries[at : at + ENTRIES_MAX])
+                for at in range(0, len(entries), ENTRIES_MAX)
+            )
         return self._sealed[0] if self._sealed else None
 
     def answered(self, refused: dict[int, str]) -> None:
-        """The server has dealt with the head, once and for all; `refused` are the entries it did not take, by position."""
+        """The server has dealt with the head, once and for all; `refused` are the entries it did
+        not take, by position.
+        """
         for position, entry in enumerate(self._sealed.popleft().entries):
             entry.counter.refusal = refused.get(position)
             if position in refused:
@@ -101,7 +117,9 @@ class WriteOutbox:
             self.sequence += 1  # the server may know that number
 
     def split_head(self) -> bool:
-        """Make two batches of the head, which was never sent because it is too large; False when it is one counter."""
+        """Make two batches of the head, which was never sent because it is too large; False when it
+        is one counter.
+        """
         batch = self._sealed[0]
         middle = len(batch.entries) // 2
         if not middle or batch.maybe_applied:
@@ -113,7 +131,9 @@ class WriteOutbox:
 
     def drop_all(self) -> int:
         """Give everything up: how many values that were."""
-        entries = [entry for batch in self._sealed for entry in batch.entries] + list(self._pending.values())
+        entries = [entry for batch in self._sealed for entry in batch.entries] + list(
+            self._pending.values()
+        )
         self._sealed.clear()
         self._pending.clear()
         lost = sum(entry.writes for entry in entries)

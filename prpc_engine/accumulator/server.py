@@ -1,7 +1,8 @@
-"""The server side: AccumulatorShard holds merged counters, AccumulatorServer puts it where it runs and saves it.
+"""The server side: AccumulatorShard holds merged counters, AccumulatorServer puts it where it runs
+and saves it.
 
-Calls of a shard come one at a time, so a push, a read and a snapshot each see all of another push or nothing of it. A push is
-merged before it is answered.
+Calls of a shard come one at a time, so a push, a read and a snapshot each see all of another push
+or nothing of it. A push is merged before it is answered.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ SNAPSHOT_S = 30.0  # what a crash may cost
 SNAPSHOT_S_MIN, SNAPSHOT_S_MAX = 0.01, 86400.0
 ASK_TRIES = 2  # the second one after asking the master anew who serves
 ASK_TIMEOUT_S = 10.0  # for a shard: what a snapshot of a few GB takes
-CLOSE_TIMEOUT_S = 60.0  # for a close() that another thread began: a few tries, and a file of a few GB
+# for a close() that another thread began: a few tries, and a file of a few GB
+CLOSE_TIMEOUT_S = 60.0
 REASON_LENGTH_MAX = 1024  # characters of why something was refused
 FETCHED = ("read_all", "snapshot", "retire")
 JSON_ROOT = "PicoAccumulator"  # readers of pRPC's output expect it
@@ -48,7 +50,8 @@ class AccumulatorShard:
 
     def __init__(self, state: dict[str, Any] | None = None, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
-        self._epoch = secrets.randbits(62) | 1  # another one each time a server begins: clients notice
+        # another one each time a server begins: clients notice
+        self._epoch = secrets.randbits(62) | 1
         self._counters: dict[str, Aggregator] = {}
         self._window = WriteWindow()
         self._retired = False
@@ -67,12 +70,16 @@ class AccumulatorShard:
         epoch: int,
         entries: Sequence[CounterState],
     ) -> tuple[str, int, int, dict[int, str]]:
-        """Merge a client's batch, once: (what was done, our epoch, pushes lost before it, {position: why it was refused}).
+        """Merge a client's batch, once: (what was done, our epoch, pushes lost before it,
+        {position: why it was refused}).
 
         `epoch` is ours as far as the client knows; see window.py for the rest.
         """
         if self._retired:
-            raise Closed("this server is being closed, and its counters are saved: push to the one that comes after it")
+            raise Closed(
+                "this server is being closed, and its counters are saved: "
+                "push to the one that comes after it"
+            )
         for number in (identity, incarnation, sequence):
             check_count("a push", number)  # what the window could not give back later
         client = (identity, incarnation)
@@ -97,13 +104,20 @@ class AccumulatorShard:
             there = self._counters.get(name)
             if there is None:
                 if len(self._counters) >= self._names_max:
-                    return f"this server has {self._names_max} counters already, as many as are allowed: erase some"
+                    return (
+                        f"this server has {self._names_max} counters already, "
+                        "as many as are allowed: erase some"
+                    )
                 self._counters[name] = more
             elif (there.kind, there.parameters()) != (kind, parameters):
-                return f"it is {describe(there.kind, there.parameters())} at the server, and {describe(kind, parameters)} came"
+                return (
+                    f"it is {describe(there.kind, there.parameters())} at the server, "
+                    f"and {describe(kind, parameters)} came"
+                )
             else:
                 there.merge_aggregator(more)
-        except Exception as error:  # an aggregator may be anybody's: what it raises ends this entry, not the others
+        except Exception as error:
+            # an aggregator may be anybody's: what it raises ends this entry, not the others
             return f"{type(error).__name__}: {error}"
         return None
 
@@ -113,7 +127,9 @@ class AccumulatorShard:
         return None if found is None else (found.kind, found.parameters(), found.serialize())
 
     def read_all(self) -> tuple[list[CounterState], dict[str, str]]:
-        """Every counter at this moment; and of those that cannot be told (somebody's own aggregator may fail), {name: why}."""
+        """Every counter at this moment; and of those that cannot be told (somebody's own aggregator
+        may fail), {name: why}.
+        """
         found: list[CounterState] = []
         failed: dict[str, str] = {}
         for name, one in self._counters.items():
@@ -142,7 +158,9 @@ class AccumulatorShard:
         return True
 
     def fetch(self, what: str) -> Any:
-        """The answer of "read_all", "snapshot" or "retire", packed: it may have more arrays than a message."""
+        """The answer of "read_all", "snapshot" or "retire", packed: it may have more arrays than a
+        message.
+        """
         if what not in FETCHED:
             raise BadArguments(f"fetch({what!r:.80}): allowed are {', '.join(FETCHED)}")
         return snapshot_file.packed(getattr(self, what)())
@@ -165,12 +183,16 @@ class AccumulatorShard:
         return count
 
     def snapshot(self) -> dict[str, Any]:
-        """What a later AccumulatorShard(state) goes on from: the counters, and which pushes are in them; and what is missing."""
+        """What a later AccumulatorShard(state) goes on from: the counters, and which pushes are in
+        them; and what is missing.
+        """
         counters, failed = self.read_all()
         return {"counters": counters, "window": self._window.serialize(), "failed": failed}
 
     def retire(self) -> dict[str, Any]:
-        """The last snapshot(): no push is taken after it, so it lacks nothing that a client was told is merged."""
+        """The last snapshot(): no push is taken after it, so it lacks nothing that a client was
+        told is merged.
+        """
         self._retired = True
         return self.snapshot()
 
@@ -187,26 +209,33 @@ def _text(one: Aggregator) -> str:
 
 
 class AccumulatorServer:
-    """An accumulator server under `name`; with service.shards, one in each shard. A context manager.
+    """An accumulator server under `name`; with service.shards, one in each shard. A context
+    manager.
 
     service        an open RpcService; close() this before it
-    server_id      which server of that name this is, or the first of them; -1: the smallest free, or what its snapshot says.
-                   Clients look for 0 to servers - 1 and find a restarted server by this number, so give it where several servers
-                   without snapshots may be restarted at the same time
-    snapshot_path  a file to go on from when it is there, saved every `snapshot_s` seconds and at close(); None: memory only.
-                   It is this server's alone: another one that is given it is refused, as long as this one lives
-    aggregators    classes of your own, for shards to know them: they import the modules that define them
+    server_id      which server of that name this is, or the first of them; -1: the smallest free,
+                   or what its snapshot says. Clients look for 0 to servers - 1 and find a restarted
+                   server by this number, so give it where several servers without snapshots may be
+                   restarted at the same time
+    snapshot_path  a file to go on from when it is there, saved every `snapshot_s` seconds and at
+                   close(); None: memory only. It is this server's alone: another one that is given
+                   it is refused, as long as this one lives
+    aggregators    classes of your own, for shards to know them: they import the modules that define
+                   them
 
-    After a crash the counters are those of the last snapshot: what clients were told is merged since then is lost, and each
-    is told how many of its pushes that were. What they had not been told is sent again, and counts once.
+    After a crash the counters are those of the last snapshot: what clients were told is merged
+    since then is lost, and each is told how many of its pushes that were. What they had not been
+    told is sent again, and counts once.
 
-    With a snapshot_path, the end of the interpreter closes a server that nobody closed. So does SIGTERM, where the program
-    leaves that signal as it was (SIG_DFL) and makes the server in its main thread: the server stops taking pushes and saves, then
-    the process dies of the signal as it would have. A program with a handler of its own calls close() there or after it. Shards
-    are processes: a supervisor should signal the main process alone (systemd: KillMode=mixed), which ends them.
+    With a snapshot_path, the end of the interpreter closes a server that nobody closed. So does
+    SIGTERM, where the program leaves that signal as it was (SIG_DFL) and makes the server in its
+    main thread: the server stops taking pushes and saves, then the process dies of the signal as it
+    would have. A program with a handler of its own calls close() there or after it. Shards
+    are processes: a supervisor should signal the main process alone (systemd: KillMode=mixed),
+    which ends them.
 
-    Raises ConfigError for a snapshot that cannot be read, that another server saved, that was made by another number of servers,
-    or whose path is in use.
+    Raises ConfigError for a snapshot that cannot be read, that another server saved, that was made
+    by another number of servers, or whose path is in use.
     """
 
     def __init__(
@@ -219,19 +248,25 @@ class AccumulatorServer:
         aggregators: Sequence[type[Aggregator]] = (),
     ) -> None:
         if not is_number(snapshot_s) or not SNAPSHOT_S_MIN <= snapshot_s <= SNAPSHOT_S_MAX:
-            raise ConfigError(f"snapshot_s={snapshot_s!r:.100}: {SNAPSHOT_S_MIN} to {SNAPSHOT_S_MAX} seconds are allowed")
+            raise ConfigError(
+                f"snapshot_s={snapshot_s!r:.100}: {SNAPSHOT_S_MIN} to {SNAPSHOT_S_MAX} seconds "
+                "are allowed"
+            )
         self._service, self.name = service, name
         self._path = None if snapshot_path is None else Path(snapshot_path)
         self._lock = None if self._path is None else snapshot_file.Lock(self._path)
         try:
             self._states = self._saved_states(max(1, service.shards), server_id)
             if server_id < 0 and self._states[0] is not None:
-                server_id = self._states[0].get("server_id", server_id)  # its counters are those that clients look for there
+                # its counters are those that clients look for there
+                server_id = self._states[0].get("server_id", server_id)
             if service.shards:
                 factory = functools.partial(_in_shard, self._path, tuple(aggregators))
                 self.server = service.create_server(name, factory, server_id, sharded=True)
             else:
-                self.server = service.create_server(name, AccumulatorShard(self._states[0]), server_id)
+                self.server = service.create_server(
+                    name, AccumulatorShard(self._states[0]), server_id
+                )
         except BaseException:
             if self._lock is not None:
                 self._lock.close()
@@ -241,7 +276,9 @@ class AccumulatorServer:
         self._closed = threading.Event()
         self._closings = itertools.count()  # calls of close(): the first one counts
         self._saving = threading.Lock()
-        self._thread = threading.Thread(target=self._save_again_and_again, args=(snapshot_s,), name="prpc-accumulator-snapshot")
+        self._thread = threading.Thread(
+            target=self._save_again_and_again, args=(snapshot_s,), name="prpc-accumulator-snapshot"
+        )
         self._thread.daemon = True
         self._pid = os.getpid()
         if self._path is not None:
@@ -250,28 +287,42 @@ class AccumulatorServer:
             termination.close_at_sigterm(self)
 
     def _saved_states(self, servers: int, server_id: int) -> list[dict[str, Any] | None]:
-        """Also read where shards read it themselves: so a bad one is an error here, before anything is served."""
+        """Also read where shards read it themselves: so a bad one is an error here, before anything
+        is served.
+        """
         if self._path is None or not self._path.exists():
             return [None] * servers
         states = snapshot_file.load(self._path)
         if len(states) != servers:
             raise ConfigError(
-                f"{self._path} was saved by {len(states)} servers, and here are {servers}: names are spread over them "
+                f"{self._path} was saved by {len(states)} servers, and here are {servers}: "
+                "names are spread over them "
                 "differently; start as many shards as before"
             )
         for at, state in enumerate(states):
             saved_name, saved_id = state.get("name", self.name), state.get("server_id", -1)
             if type(saved_id) is not int:
-                raise ConfigError(f"{self._path} holds what this program cannot go on from: server_id {saved_id!r:.80}")
-            if saved_name != self.name or (server_id >= 0 and saved_id >= 0 and saved_id != server_id + at):
                 raise ConfigError(
-                    f"{self._path} was saved by server {saved_id} of {saved_name!r}, and this is server {server_id + at} of "
-                    f"{self.name!r}: clients look for other counters here; give it a path of its own"
+                    f"{self._path} holds what this program cannot go on from: "
+                    f"server_id {saved_id!r:.80}"
+                )
+            if saved_name != self.name or (
+                server_id >= 0 and saved_id >= 0 and saved_id != server_id + at
+            ):
+                raise ConfigError(
+                    f"{self._path} was saved by server {saved_id} of {saved_name!r}, "
+                    f"and this is server {server_id + at} of "
+                    f"{self.name!r}: clients look for other counters here; "
+                    "give it a path of its own"
                 )
             try:
                 AccumulatorShard(state)  # refuses what it does not understand
-            except Exception as error:  # whatever a file does that somebody else has made up, or an aggregator of the user's own
-                raise ConfigError(f"{self._path} holds what this program cannot go on from: {_reason(error)}") from error
+            except Exception as error:
+                # whatever a file does that somebody else has made up, or an aggregator of the
+                # user's own
+                raise ConfigError(
+                    f"{self._path} holds what this program cannot go on from: {_reason(error)}"
+                ) from error
         return list(states)
 
     def _ask_all(self, method: str, *args: Any) -> tuple[dict[int, Any], dict[int, str]]:
@@ -293,7 +344,8 @@ class AccumulatorServer:
         return answers, failed
 
     def wait_empty(self) -> None:
-        """Return when every push that arrived before is merged: pushes wait nowhere but in the reactor's own turn.
+        """Return when every push that arrived before is merged: pushes wait nowhere but in the
+        reactor's own turn.
 
         Raises NoServer with the shards that do not answer."""
         _, failed = self._ask_all("ready")
@@ -301,25 +353,36 @@ class AccumulatorServer:
             raise NoServer(f"{self._who(failed)} did not answer")
 
     def generate_output_info(self) -> dict[str, str]:
-        """{name: text} of all counters here, sorted by name. A shard that does not answer is named in a warning of the log."""
+        """{name: text} of all counters here, sorted by name. A shard that does not answer is named
+        in a warning of the log.
+        """
         answers, failed = self._ask_all("output_info")
         if failed:
             logger.warning("the counters of %s are not told", self._who(failed))
-        return dict(sorted((name, text) for info in answers.values() for name, text in info.items()))
+        return dict(
+            sorted((name, text) for info in answers.values() for name, text in info.items())
+        )
 
     def _who(self, failed: Mapping[int, str]) -> str:
-        return f"accumulator servers of {self.name!r}: " + "; ".join(f"{one}: {why}" for one, why in sorted(failed.items()))
+        return f"accumulator servers of {self.name!r}: " + "; ".join(
+            f"{one}: {why}" for one, why in sorted(failed.items())
+        )
 
     def generate_json_str(self, pretty: bool = True) -> str:
         """generate_output_info() as JSON, under "PicoAccumulator"."""
-        return json.dumps({JSON_ROOT: self.generate_output_info()}, indent=4 if pretty else None, ensure_ascii=False)
+        return json.dumps(
+            {JSON_ROOT: self.generate_output_info()},
+            indent=4 if pretty else None,
+            ensure_ascii=False,
+        )
 
     def save(self, path: str | Path | None = None) -> dict[str, str]:
         """Save a snapshot, in `path` or where all go: whole, or not at all. Raises OSError.
 
-        With shards, each of them is saved at a moment of its own. What cannot be saved is the answer, {what: why}, and in a
-        warning of the log: a shard that does not answer (the file goes on holding what was saved of it before), or a counter of
-        an aggregator that cannot say its state. All others are saved.
+        With shards, each of them is saved at a moment of its own. What cannot be saved is the
+        answer, {what: why}, and in a
+        warning of the log: a shard that does not answer (the file goes on holding what was saved of
+        it before), or a counter of an aggregator that cannot say its state. All others are saved.
         """
         where = self._path if path is None else Path(path)
         if where is None:
@@ -333,9 +396,13 @@ class AccumulatorServer:
             for at, server_id in enumerate(self.server.server_ids):
                 if server_id in answers:
                     state = snapshot_file.unpacked(answers[server_id])
-                    missing |= {f"counter {name!r}": why for name, why in state.pop("failed").items()}
+                    missing |= {
+                        f"counter {name!r}": why for name, why in state.pop("failed").items()
+                    }
                     self._states[at] = {**state, "name": self.name, "server_id": server_id}
-            snapshot_file.save(where, [state or self._empty(at) for at, state in enumerate(self._states)])
+            snapshot_file.save(
+                where, [state or self._empty(at) for at, state in enumerate(self._states)]
+            )
         if missing:
             text = "; ".join(f"{what}: {why}" for what, why in missing.items())
             logger.warning("the snapshot in %s lacks what is new of %s", where, text)
@@ -343,17 +410,26 @@ class AccumulatorServer:
 
     def _empty(self, at: int) -> dict[str, Any]:
         """Of a shard that has never answered."""
-        return {"counters": [], "window": [], "name": self.name, "server_id": self.server.server_ids[at]}
+        return {
+            "counters": [],
+            "window": [],
+            "name": self.name,
+            "server_id": self.server.server_ids[at],
+        }
 
     def _save_again_and_again(self, every_s: float) -> None:
         while not self._stop.wait(every_s):
             try:
                 self.save()
             except (OSError, RpcError, ShardError, ValueError):
-                logger.exception("no snapshot was saved in %s; the one before is still there", self._path)
+                logger.exception(
+                    "no snapshot was saved in %s; the one before is still there", self._path
+                )
 
     def close(self) -> None:
-        """Save a last snapshot, and serve no more. A second close does nothing, and neither does one in a fork."""
+        """Save a last snapshot, and serve no more. A second close does nothing, and neither does
+        one in a fork.
+        """
         if self._pid != os.getpid() or next(self._closings):
             return
         self._stop.set()
@@ -384,7 +460,12 @@ class AccumulatorServer:
     def __enter__(self) -> AccumulatorServer:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 

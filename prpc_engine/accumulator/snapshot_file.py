@@ -1,4 +1,5 @@
-"""A snapshot of accumulator servers, as bytes in a message or in a file: written whole, or not at all.
+"""A snapshot of accumulator servers, as bytes in a message or in a file: written whole, or not at
+all.
 
     offset  size  field   meaning
          0     8  magic   MAGIC, with the version in it
@@ -6,13 +7,15 @@
         12     4  blocks  how many there are
         16     8  body    bytes of the body
         24  8 x n         bytes of each block
-         ...              the body, then the blocks: what prpc_engine.archive made of a list, one state for each server
+         ...              the body, then the blocks: what prpc_engine.archive made of a list, one
+                          state for each server
 
-Little-endian. Nothing in it is code: a file that somebody else wrote can give wrong numbers, or be refused. In a message it is
-one array, which has room for more counters than a message may have arrays.
+Little-endian. Nothing in it is code: a file that somebody else wrote can give wrong numbers, or be
+refused. In a message it is one array, which has room for more counters than a message may have
+arrays.
 
-Of a file with the path P, P.lock is held (flock) by the server that saves there as long as it lives, and says which process that
-is.
+Of a file with the path P, P.lock is held (flock) by the server that saves there as long as it
+lives, and says which process that is.
 """
 
 from __future__ import annotations
@@ -56,7 +59,12 @@ def unpacked(content: NDArray[np.uint8]) -> Any:
 def _pieces(value: Any) -> list[bytes]:
     body, blocks = encode(value)
     lengths = b"".join(LENGTH.pack(block.nbytes) for block in blocks)
-    pieces = [SIZES.pack(len(blocks), len(body)), lengths, bytes(body), *(block.tobytes() for block in blocks)]
+    pieces = [
+        SIZES.pack(len(blocks), len(body)),
+        lengths,
+        bytes(body),
+        *(block.tobytes() for block in blocks),
+    ]
     crc = 0
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
@@ -64,7 +72,9 @@ def _pieces(value: Any) -> list[bytes]:
 
 
 def save(path: Path, states: list[dict[str, Any]]) -> None:
-    """Put the states in the place of whatever is there. Raises OSError, and then the old file is untouched."""
+    """Put the states in the place of whatever is there. Raises OSError, and then the old file is
+    untouched.
+    """
     beside = path.with_name(path.name + ".new")
     with open(beside, "wb", opener=_opened) as file:
         for piece in _pieces(states):
@@ -84,7 +94,8 @@ def _opened(name: str, flags: int) -> int:
 
 
 class Lock:
-    """Who saves to `path`: one server at a time, until it closes this or its process ends. Owned by that server.
+    """Who saves to `path`: one server at a time, until it closes this or its process ends. Owned by
+    that server.
 
     Raises ConfigError with who holds it, and for a path where none can be made.
     """
@@ -95,20 +106,30 @@ class Lock:
             beside = path.with_name(path.name + ".lock")
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         except OSError as error:
-            raise ConfigError(f"snapshot_path={str(path)!r}: {beside} cannot be made: {error.strerror}") from error
+            raise ConfigError(
+                f"snapshot_path={str(path)!r}: {beside} cannot be made: {error.strerror}"
+            ) from error
         except ValueError as error:  # "", ".", "/", or a NUL in it
-            raise ConfigError(f"snapshot_path={str(path)!r} is the name of no file: {error}") from error
+            raise ConfigError(
+                f"snapshot_path={str(path)!r} is the name of no file: {error}"
+            ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.pread(fd, HOLDER_LENGTH_MAX, 0).decode(errors="replace").strip()
             os.close(fd)
             raise ConfigError(
-                f"snapshot_path={str(path)!r} is in use by {holder or 'a server that has just begun'}: they would overwrite each "
+                f"snapshot_path={str(path)!r} is in use by "
+                f"{holder or 'a server that has just begun'}: they would overwrite each "
                 "other; give each server a path of its own, or close that one first"
             ) from error
         os.ftruncate(fd, 0)
-        os.pwrite(fd, f"another accumulator server, of process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        os.pwrite(
+            fd,
+            f"another accumulator server, of process {os.getpid()} on "
+            f"{socket.gethostname()}".encode(),
+            0,
+        )
         self._fd = fd
         _locks.add(self)
 
@@ -120,7 +141,9 @@ class Lock:
 
 
 def _leave_to_the_parent() -> None:
-    """In the child of a fork: the lock is held as long as any process has it open, and it is the parent's."""
+    """In the child of a fork: the lock is held as long as any process has it open, and it is the
+    parent's.
+    """
     for lock in list(_locks):
         lock.close()
 
@@ -141,7 +164,8 @@ def load(path: Path) -> list[dict[str, Any]]:
             raise ValueError("it holds something else")
     except (ArchiveError, ValueError, struct.error) as error:
         raise ConfigError(
-            f"{path} is no snapshot of accumulators, or damaged: {error}; move it away to begin without it"
+            f"{path} is no snapshot of accumulators, or damaged: {error}; "
+            "move it away to begin without it"
         ) from error
     return states
 
@@ -155,7 +179,10 @@ def _parsed(content: memoryview) -> Any:
     block_count, body_bytes = SIZES.unpack_from(content, HEADER.size)
     if block_count > len(content) // LENGTH.size:
         raise ValueError(f"it announces {block_count} blocks, more than it has room for")
-    lengths = [LENGTH.unpack_from(content, LENGTHS_OFFSET + index * LENGTH.size)[0] for index in range(block_count)]
+    lengths = [
+        LENGTH.unpack_from(content, LENGTHS_OFFSET + index * LENGTH.size)[0]
+        for index in range(block_count)
+    ]
     at = LENGTHS_OFFSET + block_count * LENGTH.size
     expected = at + body_bytes + sum(lengths)
     if expected != len(content):

@@ -1,8 +1,10 @@
-"""What SIGTERM does in a process that would just die of it: servers are closed first, so that they save what they hold.
+"""What SIGTERM does in a process that would just die of it: servers are closed first, so that they
+save what they hold.
 
-A handler is set where there is none (SIG_DFL), by the main thread, once. At the first SIGTERM it restores SIG_DFL, so that a
-second one ends the process at once, and starts a thread that closes the servers and sends the signal again. A thread, because the
-main one may be what drives the reactor that close() waits for.
+A handler is set where there is none (SIG_DFL), by the main thread, once. At the first SIGTERM it
+restores SIG_DFL, so that a second one ends the process at once, and starts a thread that closes the
+servers and sends the signal again. A thread, because the main one may be what drives the reactor
+that close() waits for.
 """
 
 from __future__ import annotations
@@ -33,10 +35,15 @@ _pid = 0  # of the process that set the handler
 
 
 def close_at_sigterm(one: Closable) -> None:
-    """Close it when SIGTERM comes, unless the program handles that signal itself, or this is not its main thread."""
+    """Close it when SIGTERM comes, unless the program handles that signal itself, or this is not
+    its main thread.
+    """
     global _pid
     _waiting.add(one)
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
         signal.signal(signal.SIGTERM, _on_terminate)
         _pid = os.getpid()
 

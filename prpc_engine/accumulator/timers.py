@@ -1,4 +1,5 @@
-"""Auto timers: how long a piece of code takes, counted over all processes, off until enable_timers().
+"""Auto timers: how long a piece of code takes, counted over all processes, off until
+enable_timers().
 
     with timer("reader", "parse"):
         ...
@@ -6,9 +7,10 @@
     @timer("reader", "parse", unit="us")
     def parse(line): ...
 
-Each is a Timer counter called timer::<component>::<name>(<unit>). The start belongs to the frame that runs the `with` statement
-(of a decorated function, to the one call), so threads, recursion and coroutines that interleave never see each other's, although
-they share one timer; the end is one append to the counter's list. While timers are off, a `with` costs an object and two looks, a
+Each is a Timer counter called timer::<component>::<name>(<unit>). The start belongs to the frame
+that runs the `with` statement (of a decorated function, to the one call), so threads, recursion and
+coroutines that interleave never see each other's, although they share one timer; the end is one
+append to the counter's list. While timers are off, a `with` costs an object and two looks, a
 decorated call just one.
 """
 
@@ -44,7 +46,9 @@ class _Switch:
 
 
 def enable_timers(counters: CounterSet = default_counters) -> None:
-    """Let timers that start from now on count, in the counters of the process unless others are given."""
+    """Let timers that start from now on count, in the counters of the process unless others are
+    given.
+    """
     if counters is not _Switch.counters:
         _Switch.counters, _Switch.writes = counters, {}
     _Switch.on = True
@@ -56,7 +60,9 @@ def disable_timers() -> None:
 
 
 class AutoTimer:
-    """What timer() makes: for any number of `with` statements, nested or in several threads too, and of decorated functions."""
+    """What timer() makes: for any number of `with` statements, nested or in several threads too,
+    and of decorated functions.
+    """
 
     __slots__ = ("_component", "_name", "_started", "_unit")
 
@@ -64,14 +70,16 @@ class AutoTimer:
         self._component = component
         self._name = name
         self._unit = unit
-        self._started: dict[int, list[_Start]] | None = None  # by the frame that entered; innermost last
+        # by the frame that entered; innermost last
+        self._started: dict[int, list[_Start]] | None = None
 
     def __enter__(self) -> None:
         if _Switch.on:
             write = _write_of(self._component, self._name, self._unit)
             if self._started is None:
                 self._started = {}
-            # Its own frame alone has a list here, and the blocks of one frame end in the reverse order of their beginnings.
+            # Its own frame alone has a list here, and the blocks of one frame end in the reverse
+            # order of their beginnings.
             starts = self._started.setdefault(id(sys._getframe(1)), [])
             starts.append((get_ident(), write, perf_counter()))
 
@@ -84,12 +92,18 @@ class AutoTimer:
                 write((end_s - start_s) * UNITS[self._unit])
 
     def _take_start(self, frame: int) -> _Start | None:
-        """That of the frame; for one who entered in another frame than it leaves in (an ExitStack), the latest of its thread."""
+        """That of the frame; for one who entered in another frame than it leaves in (an ExitStack),
+        the latest of its thread.
+        """
         assert self._started is not None
         starts = self._started.get(frame)
         if starts is None:
             thread = get_ident()
-            own = [(one[-1][2], at) for at, one in list(self._started.items()) if one and one[-1][0] == thread]
+            own = [
+                (one[-1][2], at)
+                for at, one in list(self._started.items())
+                if one and one[-1][0] == thread
+            ]
             if not own:
                 return None  # timers were off when it began
             frame = max(own)[1]
@@ -100,7 +114,9 @@ class AutoTimer:
         return start
 
     def __call__(self, function: Function) -> Function:
-        """The function, timed. Of an `async def` the time until it returns its coroutine is meant: time inside it instead."""
+        """The function, timed. Of an `async def` the time until it returns its coroutine is meant:
+        time inside it instead.
+        """
         component, name, unit = self._component, self._name, self._unit
         check_unit(unit)
         per_second = UNITS[unit]
@@ -119,7 +135,8 @@ class AutoTimer:
         return timed  # type: ignore[return-value]
 
 
-timer = AutoTimer  # a verb at the place where it is used, and a class so that a timer that is off costs no call more
+# a verb at the place where it is used, and a class so that a timer that is off costs no call more
+timer = AutoTimer
 
 
 def counter_name(component: str, name: str, unit: str = "ms") -> str:
@@ -140,13 +157,15 @@ def _write_of(component: str, name: str, unit: str) -> Callable[[float], None]:
 
 def _make_write(key: Key) -> Callable[[float], None]:
     check_unit(key[2])
-    writes = _Switch.writes  # before its counters: enable_timers() may change both meanwhile, the counters first
+    # before its counters: enable_timers() may change both meanwhile, the counters first
+    writes = _Switch.writes
     counter = _Switch.counters.counter(counter_name(*key), Timer(), FLUSH_COUNT, FLUSH_S)
 
     def write(duration: float) -> None:
         try:
             counter.write(duration)
-        except BadArguments as error:  # at most once a batch: what is timed must not fail because it is timed
+        except BadArguments as error:
+            # at most once a batch: what is timed must not fail because it is timed
             logger.warning("%s", error)
 
     writes[key] = write

@@ -1,13 +1,15 @@
 """TopK: the keys that came most often, of any number of keys, in a table of `capacity` counters.
 
-This is the summary of J. Misra and D. Gries ("Finding repeated elements", 1982) in its mergeable form (P. Agarwal, G. Cormode,
-Z. Huang, J. Phillips, Z. Wei, K. Yi, "Mergeable Summaries", PODS 2012): counts are added exactly; when more than `capacity` keys
-are there, the (capacity + 1)-th largest count is taken off all of them, and what is left with nothing goes. For each key
+This is the summary of J. Misra and D. Gries ("Finding repeated elements", 1982) in its mergeable
+form (P. Agarwal, G. Cormode, Z. Huang, J. Phillips, Z. Wei, K. Yi, "Mergeable Summaries", PODS
+2012): counts are added exactly; when more than `capacity` keys are there, the (capacity + 1)-th
+largest count is taken off all of them, and what is left with nothing goes. For each key
 
-    count kept <= true count <= count kept + error_bound,        error_bound <= total / (capacity + 1)
+    count kept <= true count <= count kept + error_bound,  error_bound <= total / (capacity + 1)
 
-in whatever order and grouping things were merged: a key that made up more than total / (capacity + 1) is always there, and while
-no more than `capacity` keys came, every count is exact. `error_bound` is what was really taken off, usually far less.
+in whatever order and grouping things were merged: a key that made up more than total / (capacity +
+1) is always there, and while no more than `capacity` keys came, every count is exact. `error_bound`
+   is what was really taken off, usually far less.
 """
 
 from __future__ import annotations
@@ -16,7 +18,13 @@ import heapq
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from prpc_engine.accumulator.aggregator import KEY_LENGTH_MAX, Aggregator, check_count, check_key, check_parameter
+from prpc_engine.accumulator.aggregator import (
+    KEY_LENGTH_MAX,
+    Aggregator,
+    check_count,
+    check_key,
+    check_parameter,
+)
 from prpc_engine.accumulator.arithmetic import COUNT_MAX, add_counts
 from prpc_engine.errors import BadArguments
 
@@ -57,14 +65,17 @@ class TopK(Aggregator, kind="topk"):
         key, count = value if isinstance(value, tuple) and len(value) == 2 else (value, 1)
         key = check_key(WHOSE, key)
         if type(count) is not int or not 1 <= count <= COUNT_MAX:
-            raise BadArguments(f"{WHOSE} takes whole numbers from 1 on as counts, not {count!r:.80}")
+            raise BadArguments(
+                f"{WHOSE} takes whole numbers from 1 on as counts, not {count!r:.80}"
+            )
         return key, count
 
     def merge_value(self, value: tuple[str | int | bytes, int]) -> None:
         self.merge_values([value])
 
     def merge_values(self, values: Sequence[tuple[str | int | bytes, int]]) -> None:
-        self.total = add_counts(WHOSE, self.total, sum(count for _, count in values))  # no count is larger than the total
+        # no count is larger than the total
+        self.total = add_counts(WHOSE, self.total, sum(count for _, count in values))
         counts = self.counts
         for key, count in values:
             counts[key] = counts.get(key, 0) + count
@@ -85,7 +96,9 @@ class TopK(Aggregator, kind="topk"):
         self.error_bound += off
 
     def top(self, k: int) -> list[Hit]:
-        """The k keys with the largest counts kept, largest first; equal ones in the order of their text."""
+        """The k keys with the largest counts kept, largest first; equal ones in the order of their
+        text.
+        """
         best = sorted(self.counts.items(), key=lambda item: (-item[1], str(item[0])))[:k]
         return [Hit(key, count, count + self.error_bound) for key, count in best]
 
@@ -95,11 +108,22 @@ class TopK(Aggregator, kind="topk"):
     def deserialize(self, state: Any) -> None:
         keys, counts, total, error_bound = state
         if len(keys) > self.capacity:
-            raise BadArguments(f"{WHOSE} of capacity {self.capacity}: a state with {len(keys)} keys")
-        kept = {check_key(WHOSE, key): check_count(WHOSE, count) for key, count in zip(keys, counts, strict=True)}
+            raise BadArguments(
+                f"{WHOSE} of capacity {self.capacity}: a state with {len(keys)} keys"
+            )
+        kept = {
+            check_key(WHOSE, key): check_count(WHOSE, count)
+            for key, count in zip(keys, counts, strict=True)
+        }
         taken_off = check_count(WHOSE, total) - sum(kept.values())
-        if len(kept) < len(keys) or 0 in kept.values() or taken_off < check_count(WHOSE, error_bound) * (self.capacity + 1):
-            raise BadArguments(f"{WHOSE}: a state with keys that come twice, or with impossible counts")
+        if (
+            len(kept) < len(keys)
+            or 0 in kept.values()
+            or taken_off < check_count(WHOSE, error_bound) * (self.capacity + 1)
+        ):
+            raise BadArguments(
+                f"{WHOSE}: a state with keys that come twice, or with impossible counts"
+            )
         self.counts, self.total, self.error_bound = kept, total, error_bound
 
     def try_to_string(self) -> str | None:

@@ -1,14 +1,17 @@
-"""Which pushes a server has counted already: the last sequence number of each client. No I/O and no clock.
+"""Which pushes a server has counted already: the last sequence number of each client. No I/O and no
+clock.
 
-A client pushes to a server one batch at a time, and the next only when it has an answer; so what has to be remembered of a
-client is one number, and the answer that went with it:
+A client pushes to a server one batch at a time, and the next only when it has an answer; so what
+has to be remembered of a client is one number, and the answer that went with it:
 
-    sequence == last + 1   new: count it
-    sequence  > last + 1   new, and pushes between were counted by a server that lost them when it was restarted: `lost` of them
-    sequence <= last       counted before: answer, and count nothing
-    client unknown         new, when the client pushes it for the first time, or when this server has begun after the client
-                           last heard of it (what it counted before is gone). Otherwise it was forgotten (clients_max
-                           others were heard since), nobody knows, and the push is refused rather than counted twice
+    sequence == last + 1  new: count it
+    sequence  > last + 1  new, and pushes between were counted by a server that lost them when it
+                          was restarted: `lost` of them
+    sequence <= last      counted before: answer, and count nothing
+    client unknown        new, when the client pushes it for the first time, or when this server has
+                          begun after the client last heard of it (what it counted before is gone).
+                          Otherwise it was forgotten (clients_max others were heard since), nobody
+                          knows, and the push is refused rather than counted twice
 
 A client is known by its id and its incarnation, which is another one each time it starts.
 """
@@ -22,7 +25,8 @@ from typing import Any
 from prpc_engine.accumulator.aggregator import check_count
 from prpc_engine.errors import BadArguments
 
-CLIENTS_MAX = 65536  # some 200 bytes each; a client that is silent while so many others push is taken for gone
+# some 200 bytes each; a client that is silent while so many others push is taken for gone
+CLIENTS_MAX = 65536
 
 APPLY, DUPLICATE, UNKNOWN = "apply", "duplicate", "unknown"
 ClientKey = tuple[int, int]  # id, incarnation
@@ -45,10 +49,15 @@ class WriteWindow:
 
     def __init__(self, clients_max: int = CLIENTS_MAX) -> None:
         self._clients_max = clients_max
-        self._last: OrderedDict[ClientKey, tuple[int, dict[int, str]]] = OrderedDict()  # least recently heard first
+        # least recently heard first
+        self._last: OrderedDict[ClientKey, tuple[int, dict[int, str]]] = OrderedDict()
 
-    def judge(self, client: ClientKey, sequence: int, maybe_applied: bool, knows_us: bool) -> Verdict:
-        """`maybe_applied`: the client has pushed this before; `knows_us`: it has heard of this server since it began."""
+    def judge(
+        self, client: ClientKey, sequence: int, maybe_applied: bool, knows_us: bool
+    ) -> Verdict:
+        """`maybe_applied`: the client has pushed this before; `knows_us`: it has heard of this
+        server since it began.
+        """
         there = self._last.get(client)
         if there is None:
             if maybe_applied and knows_us:
@@ -77,6 +86,13 @@ class WriteWindow:
     def deserialize(self, state: Any) -> None:
         """Become what serialize() gave. Raises BadArguments."""
         for identity, incarnation, last, refused in state:
-            if type(identity) is not int or type(incarnation) is not int or not isinstance(refused, dict):
-                raise BadArguments("a window of pushes: two ints, a sequence number and a dict are expected for each client")
+            if (
+                type(identity) is not int
+                or type(incarnation) is not int
+                or not isinstance(refused, dict)
+            ):
+                raise BadArguments(
+                    "a window of pushes: two ints, a sequence number and a dict are expected for "
+                    "each client"
+                )
             self.record((identity, incarnation), check_count("a window of pushes", last), refused)

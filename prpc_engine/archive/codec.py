@@ -15,12 +15,15 @@ from shard import DEFAULT_LIMITS, Limits
 
 
 class Archive:
-    """Encodes and decodes. The encoding half may be used by any thread, the decoding half by one at a time.
+    """Encodes and decodes. The encoding half may be used by any thread, the decoding half by one at
+    a time.
 
-    `allow_pickle`: send any object to a peer, and run what it pickled: only for authenticated peers who agreed to the same.
-    `compression`: None, "zlib", "zstd" or "lz4", of what is sent; what comes may be any of them that is installed.
-    `in_process`: the peer is in this process, and gets the very object of a Lazy; for_peer() when it turns out that it is not.
-    Raises ConfigError for a compression that is not there.
+    `allow_pickle`: send any object to a peer, and run what it pickled: only for authenticated peers
+    who agreed to the same.
+    `compression`: None, "zlib", "zstd" or "lz4", of what is sent; what comes may be any of them
+    that is installed.
+    `in_process`: the peer is in this process, and gets the very object of a Lazy; for_peer() when
+    it turns out that it is not. Raises ConfigError for a compression that is not there.
     """
 
     def __init__(
@@ -42,18 +45,24 @@ class Archive:
         self.encode_arguments: Callable[[tuple[Any, ...]], Message] = encoder.encode_arguments
         if compression is not None:
             compressor = compressor_of(compression)
-            self.encode = lambda value: compress(compression, compressor, limits, *encoder.encode(value))
-            self.encode_arguments = lambda values: compress(compression, compressor, limits, *encoder.encode_arguments(values))
+            self.encode = lambda value: compress(
+                compression, compressor, limits, *encoder.encode(value)
+            )
+            self.encode_arguments = lambda values: compress(
+                compression, compressor, limits, *encoder.encode_arguments(values)
+            )
         self.decode = decoder.decode
         self.decode_plain = decoder.decode_plain
 
     def for_peer(self, body: bytes, blocks: Sequence[Block]) -> Message:
-        """Arguments that were encoded with `in_process`, as this peer can read them: where it is another process, what their
-        Lazies hold is encoded now. Raises BadArguments."""
+        """Arguments that were encoded with `in_process`, as this peer can read them: where it is
+        another process, what their Lazies hold is encoded now. Raises BadArguments."""
         if self.in_process or not handovers_in(blocks):
             return body, blocks
         decoder = Decoder(allow_pickle=self.allow_pickle, limits=self._limits, peeks=True)
         try:
             return self.encode_arguments(tuple(decoder.decode(body, blocks)))
         except ArchiveError as error:
-            raise BadArguments(f"the arguments cannot be encoded for another process: {error}") from error
+            raise BadArguments(
+                f"the arguments cannot be encoded for another process: {error}"
+            ) from error

@@ -1,9 +1,11 @@
-"""A body and its blocks into values. What a peer sends is checked before it is believed; any fault is an ArchiveError.
+"""A body and its blocks into values. What a peer sends is checked before it is believed; any fault
+is an ArchiveError.
 
-Bounds on what bytes can make us do: a block is copied at most once (otherwise a body of a megabyte could name one block a
-hundred thousand times); extension types nest no deeper than values may; keys whose hashes are equal are refused before a set or
-dict of them is begun, which would take their number squared (keys.py). What MessagePack itself carries, msgspec builds: each
-length is held against the bytes that are there, so a body makes at most some 70 times its size (of empty dicts).
+Bounds on what bytes can make us do: a block is copied at most once (otherwise a body of a megabyte
+could name one block a hundred thousand times); extension types nest no deeper than values may; keys
+whose hashes are equal are refused before a set or dict of them is begun, which would take their
+number squared (keys.py). What MessagePack itself carries, msgspec builds: each length is held
+against the bytes that are there, so a body makes at most some 70 times its size (of empty dicts).
 """
 
 from __future__ import annotations
@@ -49,8 +51,9 @@ from shard import DEFAULT_LIMITS, Limits
 _COMPLEX = struct.Struct("<dd")
 _NO_BLOCKS: tuple[NDArray[np.uint8], ...] = ()
 _decode_number = msgspec.msgpack.Decoder(int).decode
-# What decode_plain() raises for bytes that are no archive: ArchiveError for extension types, and msgspec's own (a ValueError; a
-# TypeError for a map's key that has no hash; a RecursionError; a MemoryError) for the rest.
+# What decode_plain() raises for bytes that are no archive: ArchiveError for extension types, and
+# msgspec's own (a ValueError; a TypeError for a map's key that has no hash; a RecursionError; a
+# MemoryError) for the rest.
 DECODE_ERRORS = (ValueError, TypeError, RecursionError, MemoryError)
 
 
@@ -87,11 +90,13 @@ _decode_tensor = msgspec.msgpack.Decoder(_TensorHeader).decode
 class Decoder:
     """Reads values back. Not thread-safe: one per connection.
 
-    `allow_pickle`: this side runs what the peer has pickled. `limits`: how far a compressed message may expand. `peeks`: leaves
-    its value to a Lazy of this process.
+    `allow_pickle`: this side runs what the peer has pickled. `limits`: how far a compressed message
+    may expand. `peeks`: leaves its value to a Lazy of this process.
     """
 
-    def __init__(self, *, allow_pickle: bool = False, limits: Limits = DEFAULT_LIMITS, peeks: bool = False) -> None:
+    def __init__(
+        self, *, allow_pickle: bool = False, limits: Limits = DEFAULT_LIMITS, peeks: bool = False
+    ) -> None:
         self._peeks = peeks
         self.allow_pickle = allow_pickle
         self.limits = limits
@@ -99,10 +104,13 @@ class Decoder:
         self._copied: set[int] = set()  # numbers of the blocks that were
         self._depth = 0  # of extension types in extension types
         self._decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
-        self._decode_list: Callable[[memoryview], list[Any]] = msgspec.msgpack.Decoder(list, ext_hook=self._extension).decode
+        self._decode_list: Callable[[memoryview], list[Any]] = msgspec.msgpack.Decoder(
+            list, ext_hook=self._extension
+        ).decode
         self._decode_tuple: Callable[[memoryview], tuple[Any, ...]]
         self._decode_tuple = msgspec.msgpack.Decoder(tuple, ext_hook=self._extension).decode
-        # Of a message without blocks, of PLAIN_BYTES_MAX bytes at most: the shortest way, straight into C. Raises DECODE_ERRORS.
+        # Of a message without blocks, of PLAIN_BYTES_MAX bytes at most: the shortest way, straight
+        # into C. Raises DECODE_ERRORS.
         self.decode_plain: Callable[[memoryview | bytes], Any] = self._decode
         self._readers: dict[int, Callable[[memoryview], Any]] = {
             TUPLE: self._decode_tuple,
@@ -122,7 +130,9 @@ class Decoder:
         }
 
     def decode(self, body: memoryview | bytes, blocks: Sequence[NDArray[np.uint8]]) -> Any:
-        """The value that encode() or encode_arguments() was given. Raises ArchiveError, and then no Lazy has lost its value."""
+        """The value that encode() or encode_arguments() was given. Raises ArchiveError, and then no
+        Lazy has lost its value.
+        """
         self._blocks = blocks
         try:
             if len(body) > PLAIN_BYTES_MAX:
@@ -154,7 +164,8 @@ class Decoder:
             raise
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # of msgspec, of numpy, of a user's class, which may raise anything
+        except BaseException as error:
+            # of msgspec, of numpy, of a user's class, which may raise anything
             raise ArchiveError(f"{type(error).__name__}: {text_of(error)}") from error
         finally:
             self._depth -= 1
@@ -171,7 +182,7 @@ class Decoder:
         self._copied.add(number)
         return block
 
-    # -- one small function a type -------------------------------------------------------------------------------------
+    # -- one small function a type -----------------------------------------------------------------
 
     def _array(self, payload: memoryview) -> NDArray[Any]:
         header = _decode_array(payload)
@@ -185,7 +196,9 @@ class Decoder:
 
     def _integer(self, payload: memoryview) -> int:
         if len(payload) > INTEGER_BYTES_MAX:
-            raise ArchiveError(f"integer of {len(payload)} bytes, at most {INTEGER_BYTES_MAX} allowed")
+            raise ArchiveError(
+                f"integer of {len(payload)} bytes, at most {INTEGER_BYTES_MAX} allowed"
+            )
         return int.from_bytes(payload, "little", signed=True)
 
     def _scalar(self, payload: memoryview) -> Any:
@@ -209,7 +222,8 @@ class Decoder:
         entry = by_name.get(name) if type(name) is str else None
         if entry is None:
             raise ArchiveError(
-                f"class {str(name)[:200]!r} is not registered here: call prpc_engine.register(Class) at both sides, with "
+                f"class {str(name)[:200]!r} is not registered here: "
+                "call prpc_engine.register(Class) at both sides, with "
                 "name= where they import it by different names"
             )
         try:
@@ -224,7 +238,9 @@ class Decoder:
         header = _decode_strings(payload)
         kind = getattr(getattr(np, "dtypes", None), "StringDType", None)
         if kind is None:
-            raise ArchiveError(f"array of StringDType, which numpy {np.__version__} lacks: numpy 2 is needed")
+            raise ArchiveError(
+                f"array of StringDType, which numpy {np.__version__} lacks: numpy 2 is needed"
+            )
         _check_dimensions(header.shape)
         array: NDArray[Any] = np.array(header.items, kind()).reshape(header.shape)
         array.flags.writeable = False
@@ -246,7 +262,10 @@ class Decoder:
 
     def _pickle(self, payload: memoryview) -> Any:
         if not self.allow_pickle:
-            raise PickleRefused(f"the message holds a pickle, which this side does not read: it takes {pickles.CONSENT}")
+            raise PickleRefused(
+                "the message holds a pickle, which this side does not read: "
+                f"it takes {pickles.CONSENT}"
+            )
         data, numbers = self._decode_list(payload)
         if type(data) is not bytes or type(numbers) is not list:
             raise ArchiveError("pickle without bytes or buffers")
@@ -271,15 +290,20 @@ class Decoder:
         return self._decode(body)
 
 
-def _array_on(block: NDArray[np.uint8], spec: Spec, shape: tuple[int, ...], order: Any) -> NDArray[Any]:
+def _array_on(
+    block: NDArray[np.uint8], spec: Spec, shape: tuple[int, ...], order: Any
+) -> NDArray[Any]:
     known = unchecked.get(spec) if type(spec) is str else None
     if known is not None and len(shape) == 1 and shape[0] * known.itemsize == block.nbytes:
         return block.view(known)  # what follows comes to the same, at three times the price
     dtype = known or dtype_of(spec)
     _check_dimensions(shape)
-    array: NDArray[Any] = np.ndarray(shape, dtype, block, 0, None, order)  # refuses shapes that are none, and blocks too small
+    # refuses shapes that are none, and blocks too small
+    array: NDArray[Any] = np.ndarray(shape, dtype, block, 0, None, order)
     if array.nbytes != block.nbytes:
-        raise ArchiveError(f"array of shape {shape} and dtype {dtype} in a block of {block.nbytes} bytes")
+        raise ArchiveError(
+            f"array of shape {shape} and dtype {dtype} in a block of {block.nbytes} bytes"
+        )
     if known is None and (dtype.kind in CHECKED_KINDS or not dtype.itemsize):
         check_items(array)
     return array
@@ -292,6 +316,8 @@ def _check_dimensions(shape: tuple[int, ...]) -> None:
 
 
 def _hashable(keys: list[Any]) -> list[Any]:
-    """The keys, when a dict of them takes time by their number. Raises ArchiveError, and TypeError without a hash."""
+    """The keys, when a dict of them takes time by their number. Raises ArchiveError, and TypeError
+    without a hash.
+    """
     check_pairs(keys)
     return keys

@@ -1,12 +1,14 @@
 """numpy's dtypes as MessagePack values, and back.
 
-    dtype                             written as
-    numbers, text, times, void        `dtype.str`: "<f4", "|S7", "<M8[ns]"
-    of ml_dtypes (bfloat16, float8)   their name, which has no byte order: little-endian
-    records                           [item size, whether aligned, [[field's name, offset, dtype], ...]]
-    an array in a record's field      [dtype, shape]
+    dtype                            written as
+    numbers, text, times, void       `dtype.str`: "<f4", "|S7", "<M8[ns]"
+    of ml_dtypes (bfloat16, float8)  their name, which has no byte order: little-endian
+    records                          [item size, whether aligned, [[field's name, offset, dtype],
+                                     ...]]
+    an array in a record's field     [dtype, shape]
 
-Titles and metadata of dtypes are no part of a value and are refused, and dropped. Dtypes of Python objects have no bytes.
+Titles and metadata of dtypes are no part of a value and are refused, and dropped. Dtypes of Python
+objects have no bytes.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from numpy.typing import NDArray
 from prpc_engine.archive.wire import ArchiveError
 
 Spec = Any  # str | list: what the table says
-# numpy's own: `dtype.str` says all there is to say about them. Other packages' are void or worse to it.
+# numpy's own: `dtype.str` says all there is to say about them. Other packages' are void or worse to
+# it.
 _NAMED_BY_STR = frozenset(np.dtype(code).num for code in "?bhilqBHILQefdgFDGSUmM")
 _VOID = np.dtype("V").num
-# Those of ml_dtypes that fill whole bytes in memory. A list, so that a name from the wire reaches nothing else in that package.
+# Those of ml_dtypes that fill whole bytes in memory. A list, so that a name from the wire reaches
+# nothing else in that package.
 ML_DTYPES = frozenset(
     {
         "bfloat16",
@@ -48,8 +52,9 @@ ML_DTYPES = frozenset(
         "uint4",
     }
 )
-# All that `dtype.str` says of those, looked at before numpy reads it: its parser takes far more, some of it with a warning, and
-# "<M8[s/0]" ends the process with SIGFPE. Multiples of a unit of time are 32 bits there: nine digits cannot overflow.
+# All that `dtype.str` says of those, looked at before numpy reads it: its parser takes far more,
+# some of it with a warning, and "<M8[s/0]" ends the process with SIGFPE. Multiples of a unit of
+# time are 32 bits there: nine digits cannot overflow.
 _STRING = re.compile(
     r"\|b1|[<>|][iu][1248]|[<>]f(2|4|8|16)|[<>]c(8|16|32)|[<>|][SUV][0-9]{1,10}"
     r"|[<>][mM]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
@@ -57,14 +62,18 @@ _STRING = re.compile(
 ITEM_BYTES_MAX = (1 << 31) - 1  # numpy's own bound, which it does not hold itself to everywhere
 FIELDS_MAX = 1024  # of one record, a name each
 NESTING_MAX = 8  # of records in records
-# Items of no bytes (records without fields, "V0") cost the sender nothing: so many of them, and no more, can be looped through.
+# Items of no bytes (records without fields, "V0") cost the sender nothing: so many of them, and no
+# more, can be looped through.
 EMPTY_ITEMS_MAX = 1 << 20
-CHECKED_KINDS = "bUV"  # whose items check_items() looks at: all others mean something whatever their bits
-_CACHED_MAX = 256  # dtypes that one program uses; a peer that invents more is served without the cache
+# whose items check_items() looks at: all others mean something whatever their bits
+CHECKED_KINDS = "bUV"
+# dtypes that one program uses; a peer that invents more is served without the cache
+_CACHED_MAX = 256
 
 # What is looked up for each array; only this file adds to them.
 specs: dict[np.dtype[Any], str] = {}
-unchecked: dict[Spec, np.dtype[Any]] = {}  # of those in _dtypes: items of some bytes each, whose bits all mean something
+# of those in _dtypes: items of some bytes each, whose bits all mean something
+unchecked: dict[Spec, np.dtype[Any]] = {}
 _dtypes: dict[str, np.dtype[Any]] = {}
 
 
@@ -95,15 +104,23 @@ def _spec_of_void(dtype: np.dtype[Any]) -> Spec:
     if dtype.names is None:
         return dtype.str
     if dtype.hasobject:
-        raise ValueError("its records hold Python objects, which have no plain bytes: send the fields as arrays and lists")
+        raise ValueError(
+            "its records hold Python objects, which have no plain bytes: "
+            "send the fields as arrays and lists"
+        )
     if len(dtype.names) > FIELDS_MAX:
-        raise ValueError(f"its records have {len(dtype.names)} fields, at most {FIELDS_MAX} are allowed")
+        raise ValueError(
+            f"its records have {len(dtype.names)} fields, at most {FIELDS_MAX} are allowed"
+        )
     assert dtype.fields is not None
     fields = []
     for name in dtype.names:
         field = dtype.fields[name]
         if len(field) > 2:
-            raise ValueError(f"its field {name!r} has a title, which cannot be sent: leave the titles out of the dtype")
+            raise ValueError(
+                f"its field {name!r} has a title, which cannot be sent: "
+                "leave the titles out of the dtype"
+            )
         fields.append([name, field[1], spec_of(field[0])])
     return [dtype.itemsize, dtype.isalignedstruct, fields]
 
@@ -113,24 +130,40 @@ def dtype_of(spec: Spec, depth: int = 0) -> np.dtype[Any]:
     if type(spec) is str:
         return _dtypes.get(spec) or _dtype_of_name(spec)
     if type(spec) is not list or depth > NESTING_MAX:
-        raise ArchiveError(f"dtype {str(spec)[:100]!r} is none, or is nested deeper than {NESTING_MAX} records")
+        raise ArchiveError(
+            f"dtype {str(spec)[:100]!r} is none, or is nested deeper than {NESTING_MAX} records"
+        )
     try:
-        if len(spec) == 2 and depth:  # outside of a record numpy has made it part of the array's shape
+        # outside of a record numpy has made it part of the array's shape
+        if len(spec) == 2 and depth:
             base, shape = dtype_of(spec[0], depth + 1), _extents(spec[1])
             if math.prod(shape) * base.itemsize > ITEM_BYTES_MAX:
-                raise ArchiveError(f"array of shape {shape} and dtype {base} in a record, at most {ITEM_BYTES_MAX} bytes allowed")
+                raise ArchiveError(
+                    f"array of shape {shape} and dtype {base} in a record, "
+                    f"at most {ITEM_BYTES_MAX} bytes allowed"
+                )
             return np.dtype((base, shape))
         size, aligned, fields = spec
         if not 0 <= size <= ITEM_BYTES_MAX or len(fields) > FIELDS_MAX:
             raise ArchiveError(
-                f"record of {size} bytes, {len(fields)} fields; at most {ITEM_BYTES_MAX}, {FIELDS_MAX} are allowed"
+                f"record of {size} bytes, {len(fields)} fields; at most {ITEM_BYTES_MAX}, "
+                f"{FIELDS_MAX} are allowed"
             )
         names, offsets, inner = zip(*fields, strict=True) if fields else ((), (), ())
         formats = [dtype_of(one, depth + 1) for one in inner]
         for name, offset, one in zip(names, offsets, formats, strict=True):
-            if not 0 <= offset <= size - one.itemsize:  # numpy adds them up in 32 bits, and reads what lies there
-                raise ArchiveError(f"field {str(name)[:100]!r} of {one.itemsize} bytes at {offset} in a record of {size}")
-        described = {"names": list(names), "formats": formats, "offsets": list(offsets), "itemsize": size}
+            # numpy adds them up in 32 bits, and reads what lies there
+            if not 0 <= offset <= size - one.itemsize:
+                raise ArchiveError(
+                    f"field {str(name)[:100]!r} of {one.itemsize} bytes at {offset} in a record "
+                    f"of {size}"
+                )
+        described = {
+            "names": list(names),
+            "formats": formats,
+            "offsets": list(offsets),
+            "itemsize": size,
+        }
         return np.dtype(described, align=bool(aligned))  # type: ignore[call-overload, no-any-return]
     except (ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ArchiveError(f"dtype {str(spec)[:100]!r}: {error}") from error
@@ -147,9 +180,14 @@ def _dtype_of_name(name: str) -> np.dtype[Any]:
         try:
             import ml_dtypes
         except ImportError as error:
-            raise ArchiveError(f"dtype {name!r} needs the package ml_dtypes: pip install prpc-engine[ml_dtypes]") from error
+            raise ArchiveError(
+                f"dtype {name!r} needs the package ml_dtypes: pip install prpc-engine[ml_dtypes]"
+            ) from error
         if not hasattr(ml_dtypes, name):
-            raise ArchiveError(f"dtype {name!r} is not known to ml_dtypes {ml_dtypes.__version__}: install a newer one")
+            raise ArchiveError(
+                f"dtype {name!r} is not known to ml_dtypes {ml_dtypes.__version__}: "
+                "install a newer one"
+            )
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     else:
         if not _STRING.fullmatch(name):
@@ -170,21 +208,27 @@ def _dtype_of_name(name: str) -> np.dtype[Any]:
 def check_items(array: NDArray[Any]) -> None:
     """Refuse an array with items that numpy takes on trust. Raises ArchiveError.
 
-    Items of no bytes: no memory stands for their number. Truth values: numpy counts those of a mask by adding their bytes up, and
-    with bytes over 1 it would write past the end of what it selects. Text: printing or hashing a record with a code point that
-    is none ends the process.
+    Items of no bytes: no memory stands for their number. Truth values: numpy counts those of a mask
+    by adding their bytes up, and with bytes over 1 it would write past the end of what it selects.
+    Text: printing or hashing a record with a code point that is none ends the process.
     """
     dtype = array.dtype
     if not dtype.itemsize:
         if array.size > EMPTY_ITEMS_MAX:
-            raise ArchiveError(f"array of {array.size} items of no bytes, at most {EMPTY_ITEMS_MAX} allowed")
+            raise ArchiveError(
+                f"array of {array.size} items of no bytes, at most {EMPTY_ITEMS_MAX} allowed"
+            )
     elif not array.size:
         return
     elif dtype.kind == "b":
         if array.view(np.uint8).max() > 1:
             raise ArchiveError("array of bool with a byte that is neither 0 nor 1")
     elif dtype.kind == "U":
-        points = np.ascontiguousarray(array).reshape(-1).view(np.dtype("u4").newbyteorder(dtype.byteorder))
+        points = (
+            np.ascontiguousarray(array)
+            .reshape(-1)
+            .view(np.dtype("u4").newbyteorder(dtype.byteorder))
+        )
         if points.max() > sys.maxunicode:
             raise ArchiveError(f"array of text with a character of over {sys.maxunicode:#x}")
     elif dtype.names is not None:

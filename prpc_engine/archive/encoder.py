@@ -1,8 +1,9 @@
 """Values into a body and blocks.
 
-Python walks a value only as far as it must: a list or dict of what MessagePack carries as it is goes to msgspec whole, after one
-look at the types in it, in C. The first look takes all integers for small ones; when msgspec meets one of over 64 bits, the
-value is walked again by an encoder that looks at each.
+Python walks a value only as far as it must: a list or dict of what MessagePack carries as it is
+goes to msgspec whole, after one look at the types in it, in C. The first look takes all integers
+for small ones; when msgspec meets one of over 64 bits, the value is walked again by an encoder that
+looks at each.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ Message = tuple[bytes, Sequence[Block]]
 Convert = Callable[[Any, Blocks, int], Any]
 
 _COMPLEX = struct.Struct("<dd")
-_SIMPLE = frozenset({type(None), bool, float, str, int, bytes})  # what MessagePack carries as it is when it is small enough
+# what MessagePack carries as it is when it is small enough
+_SIMPLE = frozenset({type(None), bool, float, str, int, bytes})
 _PLAIN = _SIMPLE - {bytes}  # whatever the value, integers over 64 bits apart
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
-_PLACES_LOOKED_AT_MAX = 100_000  # for the place of what cannot be sent: then the text goes without it
+# for the place of what cannot be sent: then the text goes without it
+_PLACES_LOOKED_AT_MAX = 100_000
 _encode = msgspec.msgpack.Encoder().encode
 _Ext = msgspec.msgpack.Ext
 _NO_BLOCKS: tuple[NDArray[np.uint8], ...] = ()
@@ -68,11 +71,13 @@ class _Unsendable(Exception):
         self.reason = reason
 
 
-# What a value that cannot be sent ends its encoding with; RuntimeError: another thread adds to a dict or set in it meanwhile.
+# What a value that cannot be sent ends its encoding with; RuntimeError: another thread adds to a
+# dict or set in it meanwhile.
 _REFUSED = (_Unsendable, TypeError, ValueError, RuntimeError)
 
 
-# The shortest way, for values that msgspec takes as they are. Functions, not methods: a bound method takes 20 ns of 200 more.
+# The shortest way, for values that msgspec takes as they are. Functions, not methods: a bound
+# method takes 20 ns of 200 more.
 
 
 def _quickly(walk: Callable[[Any], Message]) -> Callable[[Any], Message]:
@@ -89,7 +94,9 @@ def _quickly(walk: Callable[[Any], Message]) -> Callable[[Any], Message]:
     return encode
 
 
-def _arguments_quickly(walk: Callable[[tuple[Any, ...]], Message]) -> Callable[[tuple[Any, ...]], Message]:
+def _arguments_quickly(
+    walk: Callable[[tuple[Any, ...]], Message],
+) -> Callable[[tuple[Any, ...]], Message]:
     def encode_arguments(values: tuple[Any, ...]) -> Message:
         for value in values:
             if type(value) not in _SIMPLE:
@@ -109,8 +116,8 @@ def _arguments_quickly(walk: Callable[[tuple[Any, ...]], Message]) -> Callable[[
 class Encoder:
     """Turns values into messages. Keeps nothing between two: any thread may use it.
 
-    `allow_pickle`: other objects travel as a pickle, to peers who agreed to that. `in_process`: the receiver is this process, and
-    gets the very object of a Lazy.
+    `allow_pickle`: other objects travel as a pickle, to peers who agreed to that. `in_process`: the
+    receiver is this process, and gets the very object of a Lazy.
     """
 
     def __init__(self, *, allow_pickle: bool = False, in_process: bool = False) -> None:
@@ -118,8 +125,11 @@ class Encoder:
         self.in_process = in_process
         # Body and blocks of one value. Raises BadArguments for what cannot be sent.
         self.encode: Callable[[Any], Message] = _quickly(self._encode_walked)
-        # Body and blocks of a call's positional arguments; they arrive as a list. Raises BadArguments.
-        self.encode_arguments: Callable[[tuple[Any, ...]], Message] = _arguments_quickly(self._encode_arguments_walked)
+        # Body and blocks of a call's positional arguments; they arrive as a list. Raises
+        # BadArguments.
+        self.encode_arguments: Callable[[tuple[Any, ...]], Message] = _arguments_quickly(
+            self._encode_arguments_walked
+        )
         self._plain = _PLAIN
         self._keys = _SIMPLE
         self._exact: Encoder | None = None  # made when the first integer of over 64 bits comes
@@ -161,7 +171,9 @@ class Encoder:
         except OverflowError:
             return self._exactly()._encode_arguments_walked(values)
         except _REFUSED as error:
-            raise _refusal(error, [(f"argument {index}", value) for index, value in enumerate(values)]) from error
+            raise _refusal(
+                error, [(f"argument {index}", value) for index, value in enumerate(values)]
+            ) from error
 
     def _exactly(self) -> Encoder:
         """This encoder, but one that looks at every integer."""
@@ -172,7 +184,7 @@ class Encoder:
             self._exact = exact
         return self._exact
 
-    # -- one small function a type -------------------------------------------------------------------------------------
+    # -- one small function a type -----------------------------------------------------------------
 
     def _convert(self, value: Any, blocks: Blocks, depth: int) -> Any:
         """The value as msgspec takes it: extension types made, arrays moved to `blocks`."""
@@ -194,25 +206,34 @@ class Encoder:
             return value
         size = value.bit_length() // 8 + 1
         if size > INTEGER_BYTES_MAX:
-            raise _Unsendable(value, f"is an integer of {size} bytes, at most {INTEGER_BYTES_MAX} allowed")
+            raise _Unsendable(
+                value, f"is an integer of {size} bytes, at most {INTEGER_BYTES_MAX} allowed"
+            )
         return _Ext(INTEGER, value.to_bytes(size, "little", signed=True))
 
     def _bytes(self, value: bytes | bytearray | memoryview, blocks: Blocks, depth: int) -> Any:
         if type(value) is memoryview:
             if value.ndim != 1 or value.format not in _BYTES_FORMATS:
                 shape = f"a memoryview of shape {value.shape} and format {value.format!r}"
-                raise _Unsendable(value, f"is {shape}, which would arrive as flat bytes: send np.asarray(it), or it.cast('B')")
+                raise _Unsendable(
+                    value,
+                    f"is {shape}, which would arrive as flat bytes: send np.asarray(it), "
+                    "or it.cast('B')",
+                )
         elif len(value) <= BYTES_INLINE_MAX:
             return value
         try:
             blocks.append(np.frombuffer(value, np.uint8) if len(value) else _EMPTY)
         except (ValueError, BufferError) as error:
-            raise _Unsendable(value, f"is a memoryview that is not contiguous bytes: {error}") from error
+            raise _Unsendable(
+                value, f"is a memoryview that is not contiguous bytes: {error}"
+            ) from error
         return _Ext(BYTES, _encode(len(blocks) - 1))
 
     def _items(self, value: Any, blocks: Blocks, depth: int) -> Any:
         plain = self._plain
-        if plain.issuperset(map(type, value)):  # in C, so that a list of a million numbers costs no Python loop
+        # in C, so that a list of a million numbers costs no Python loop
+        if plain.issuperset(map(type, value)):
             return value
         convert = self._convert
         return [item if type(item) in plain else convert(item, blocks, depth) for item in value]
@@ -239,7 +260,10 @@ class Encoder:
             return _Ext(MAP, _encode(flat))
         if plain.issuperset(map(type, value.values())):
             return value
-        return {key: item if type(item) in plain else convert(item, blocks, depth) for key, item in value.items()}
+        return {
+            key: item if type(item) in plain else convert(item, blocks, depth)
+            for key, item in value.items()
+        }
 
     def _complex(self, value: complex, blocks: Blocks, depth: int) -> Any:
         return _Ext(COMPLEX, _COMPLEX.pack(value.real, value.imag))
@@ -268,7 +292,11 @@ class Encoder:
         flags = value.flags
         if not value.nbytes:
             if not dtype.itemsize and value.size > EMPTY_ITEMS_MAX:
-                raise _Unsendable(value, f"is an array of {value.size} items of no bytes, at most {EMPTY_ITEMS_MAX} allowed")
+                raise _Unsendable(
+                    value,
+                    f"is an array of {value.size} items of no bytes, "
+                    f"at most {EMPTY_ITEMS_MAX} allowed",
+                )
             blocks.append(_EMPTY)
         elif flags.c_contiguous:
             blocks.append(_memory(value))
@@ -280,13 +308,19 @@ class Encoder:
         return _Ext(ARRAY, _encode((number, spec, shape)))
 
     def _array_without_bytes(self, value: NDArray[Any], blocks: Blocks, reason: str) -> Any:
-        if value.dtype.kind == "T" and not hasattr(value.dtype, "na_object"):  # StringDType, of numpy 2
+        # StringDType, of numpy 2
+        if value.dtype.kind == "T" and not hasattr(value.dtype, "na_object"):
             return _Ext(STRINGS, _encode((value.shape, value.ravel().tolist())))
-        return self._pickled(value, blocks, f"is an array of dtype {value.dtype}, which cannot be sent: {reason}")
+        return self._pickled(
+            value, blocks, f"is an array of dtype {value.dtype}, which cannot be sent: {reason}"
+        )
 
     def _scalar(self, value: np.generic, blocks: Blocks) -> Any:
         try:
-            return _Ext(SCALAR, _encode((spec_of(value.dtype), value.tobytes() if value.dtype.itemsize else b"")))
+            return _Ext(
+                SCALAR,
+                _encode((spec_of(value.dtype), value.tobytes() if value.dtype.itemsize else b"")),
+            )
         except ValueError as error:
             reason = f"is a numpy scalar of dtype {value.dtype}, which cannot be sent: {error}"
             return self._pickled(value, blocks, reason)
@@ -303,19 +337,26 @@ class Encoder:
         if isinstance(value, np.ndarray):
             if not isinstance(value, np.ma.MaskedArray):
                 return self._array(np.asarray(value), blocks, 0)
-            return self._pickled(value, blocks, "is a masked array, which would lose its mask: send its .data and its .mask")
+            return self._pickled(
+                value,
+                blocks,
+                "is a masked array, which would lose its mask: send its .data and its .mask",
+            )
         if isinstance(value, np.generic):
             return self._scalar(value, blocks)
         library = tensors.library_of(value)
         if library:
             try:
                 block, spec, shape = tensors.take_apart(library, value)
-            except Exception as error:  # a tracer or a tensor of a graph has errors of its library's own
+            except Exception as error:
+                # a tracer or a tensor of a graph has errors of its library's own
                 raise _Unsendable(value, f"cannot be sent: {error}") from error
             blocks.append(block)
             return _Ext(TENSOR, _encode((library, len(blocks) - 1, spec, shape)))
         kind = type(value)
-        return self._pickled(value, blocks, f"is of type {kind.__module__}.{kind.__qualname__}, which cannot be sent")
+        return self._pickled(
+            value, blocks, f"is of type {kind.__module__}.{kind.__qualname__}, which cannot be sent"
+        )
 
     def _pickled(self, value: Any, blocks: Blocks, reason: str) -> Any:
         """The last resort, where that was agreed to."""
@@ -332,7 +373,10 @@ class Encoder:
 
 def _check_full(value: Lazy) -> None:
     if value.is_handed_over:
-        raise _Unsendable(value, "is a Lazy that was handed over already, to a receiver in this process: make a new one")
+        raise _Unsendable(
+            value,
+            "is a Lazy that was handed over already, to a receiver in this process: make a new one",
+        )
 
 
 def _memory(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -343,7 +387,7 @@ def _memory(array: NDArray[Any]) -> NDArray[np.uint8]:
         return array.reshape(-1).view(np.uint8)
 
 
-# -- what cannot be sent -------------------------------------------------------------------------------------------------
+# -- what cannot be sent ---------------------------------------------------------------------------
 
 
 def _refusal(error: Exception, roots: list[tuple[str, Any]]) -> BadArguments:
@@ -351,7 +395,8 @@ def _refusal(error: Exception, roots: list[tuple[str, Any]]) -> BadArguments:
         return BadArguments(f"cannot be put into a message: {error}; allowed are {BUILT_IN}")
     place = next((place for place, value in _places(roots) if value is error.culprit), None)
     return BadArguments(
-        f"{place or 'something in the value'} {error.reason}; allowed are {BUILT_IN}; a class of your own after "
+        f"{place or 'something in the value'} {error.reason}; allowed are {BUILT_IN}; "
+        "a class of your own after "
         f"prpc_engine.register(Class) on both sides; any object with {pickles.CONSENT}"
     )
 

@@ -1,4 +1,6 @@
-"""The memory of expanded messages, counted over all connections of the process while anything of it is held."""
+"""The memory of expanded messages, counted over all connections of the process while anything of it
+is held.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ Block = NDArray[np.uint8]
 
 
 class Expanded:
-    """What compressed messages have come to in this process and is still held, over all connections. Safe from any thread."""
+    """What compressed messages have come to in this process and is still held, over all
+    connections. Safe from any thread.
+    """
 
     def __init__(self) -> None:
         self._nbytes = 0
-        self._given_back: deque[int] = deque()  # by finalizers, which may run anywhere: so they take no lock
+        # by finalizers, which may run anywhere: so they take no lock
+        self._given_back: deque[int] = deque()
         self._guard = threading.Lock()
 
     @property
@@ -31,13 +36,16 @@ class Expanded:
             return self._nbytes
 
     def reserve(self, sizes: Sequence[int], most: int) -> list[Block]:
-        """Memory of these sizes, counted until the last array on it is gone. Raises ArchiveError where that were over `most`."""
+        """Memory of these sizes, counted until the last array on it is gone. Raises ArchiveError
+        where that were over `most`.
+        """
         wanted = sum(sizes)
         with self._guard:
             self._settle()
             if self._nbytes + wanted > most:
                 raise ArchiveError(
-                    f"a message that expands to {wanted} bytes, beside {self._nbytes} that are held of others, at most {most} "
+                    f"a message that expands to {wanted} bytes, beside {self._nbytes} that are "
+                    f"held of others, at most {most} "
                     "allowed (limit expanded_total_bytes_max)"
                 )
             self._nbytes += wanted

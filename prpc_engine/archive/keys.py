@@ -1,15 +1,20 @@
-"""Dicts and sets of what a peer sent are built in time linear in its bytes, whatever their keys. No I/O in this file.
+"""Dicts and sets of what a peer sent are built in time linear in its bytes, whatever their keys. No
+I/O in this file.
 
-Keys of one hash are compared with each other, all pairs of them, and hashes of numbers, and of tuples of numbers, can be chosen:
-32,000 tuples of -1 and -2, which have one hash, took 12 s. Texts and bytes have secret hashes. What is done:
+Keys of one hash are compared with each other, all pairs of them, and hashes of numbers, and of
+tuples of numbers, can be chosen: 32,000 tuples of -1 and -2, which have one hash, took 12 s. Texts
+and bytes have secret hashes. What is done:
 
-    what carries them          what is done
-    extension types            the keys are there before the container is: more equal pairs than PAIRS_PER_KEY a key are refused
-    MessagePack's own maps     of MAP_KEYS_MAX keys or more: extension types and arrays are no keys, and encode() never writes
-                               such; below that, all pairs are few. Numbers are at most 17 (ints) or 34 (floats) of one hash
+    what carries them       what is done
+    extension types         the keys are there before the container is: more equal pairs than
+                            PAIRS_PER_KEY a key are refused
+    MessagePack's own maps  of MAP_KEYS_MAX keys or more: extension types and arrays are no keys,
+                            and encode() never writes such; below that, all pairs are few. Numbers
+                            are at most 17 (ints) or 34 (floats) of one hash
 
-msgspec builds maps before anybody can look. So a body is looked through first, for what may be the header of such a map; a body
-that has none of these bytes, as nearly all, costs that search alone, one with some is walked along its structure.
+msgspec builds maps before anybody can look. So a body is looked through first, for what may be the
+header of such a map; a body that has none of these bytes, as nearly all, costs that search alone,
+one with some is walked along its structure.
 """
 
 from __future__ import annotations
@@ -22,26 +27,39 @@ from typing import Any
 
 from prpc_engine.archive.wire import CLASS, FROZENSET, MAP, PICKLE, SET, TUPLE, ArchiveError
 
-# Of one hash: tuples of small numbers meet in groups of 2 ** length, as of -1 and -2, in honest dicts too (points of a grid).
+# Of one hash: tuples of small numbers meet in groups of 2 ** length, as of -1 and -2, in honest
+# dicts too (points of a grid).
 PAIRS_PER_KEY = 32
-MAP_KEYS_MAX = 128  # so many of one hash are 64 comparisons a key, 2 us: ten times what msgspec takes for one
+# so many of one hash are 64 comparisons a key, 2 us: ten times what msgspec takes for one
+MAP_KEYS_MAX = 128
 # Messages of so many bytes may go straight to msgspec: at most some hundred keys.
 PLAIN_BYTES_MAX = 512
 
-_LARGE_MAP = re.compile(rb"[\xde\xdf]")  # or anything else: what is there besides headers may have these bytes, too
+# or anything else: what is there besides headers may have these bytes, too
+_LARGE_MAP = re.compile(rb"[\xde\xdf]")
 _ENTRY_BYTES_MIN = 3  # of one that collides: an array or extension type of one byte, and a value
-_NESTING = frozenset({TUPLE, SET, FROZENSET, MAP, CLASS, PICKLE})  # extension types whose payload is one value of any kind
-_ONE, _TWO, _FOUR = struct.Struct(">B").unpack_from, struct.Struct(">H").unpack_from, struct.Struct(">I").unpack_from
+# extension types whose payload is one value of any kind
+_NESTING = frozenset({TUPLE, SET, FROZENSET, MAP, CLASS, PICKLE})
+_ONE, _TWO, _FOUR = (
+    struct.Struct(">B").unpack_from,
+    struct.Struct(">H").unpack_from,
+    struct.Struct(">I").unpack_from,
+)
 
 
 def check_pairs(keys: Sequence[Any]) -> None:
-    """Raises ArchiveError for keys that would be compared with each other too often, and TypeError without a hash."""
+    """Raises ArchiveError for keys that would be compared with each other too often, and TypeError
+    without a hash.
+    """
     hashes = list(map(hash, keys))
     if len(set(hashes)) == len(hashes):
         return
     pairs = sum(count * (count - 1) // 2 for count in Counter(hashes).values() if count > 1)
     if pairs > PAIRS_PER_KEY * len(keys):
-        raise ArchiveError(f"{pairs} pairs of {len(keys)} keys have the same hash, at most {PAIRS_PER_KEY} a key are allowed")
+        raise ArchiveError(
+            f"{pairs} pairs of {len(keys)} keys have the same hash, "
+            f"at most {PAIRS_PER_KEY} a key are allowed"
+        )
 
 
 def check_maps(body: memoryview | bytes) -> None:
@@ -64,7 +82,14 @@ def _sizes() -> list[int]:
 
 _SIZES = _sizes()
 # First byte of what has its length next: how to read that, and how many bytes it is.
-_LENGTHS = {0xC4: (_ONE, 1), 0xC5: (_TWO, 2), 0xC6: (_FOUR, 4), 0xD9: (_ONE, 1), 0xDA: (_TWO, 2), 0xDB: (_FOUR, 4)}
+_LENGTHS = {
+    0xC4: (_ONE, 1),
+    0xC5: (_TWO, 2),
+    0xC6: (_FOUR, 4),
+    0xD9: (_ONE, 1),
+    0xDA: (_TWO, 2),
+    0xDB: (_FOUR, 4),
+}
 _COUNTS = {0xDC: (_TWO, 2, 1), 0xDD: (_FOUR, 4, 1), 0xDE: (_TWO, 2, 2), 0xDF: (_FOUR, 4, 2)}
 _EXTENSIONS = {0xC7: (_ONE, 1), 0xC8: (_TWO, 2), 0xC9: (_FOUR, 4)}
 _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
@@ -72,11 +97,12 @@ _NO_KEYS = frozenset({*range(0x80, 0xA0), *_COUNTS, *_EXTENSIONS, *_FIXED_EXTENS
 
 
 def _walk(body: memoryview | bytes) -> None:
-    """Look at each value in turn; `left` of those that the innermost container still has, of a large map an even number before
-    each key."""
+    """Look at each value in turn; `left` of those that the innermost container still has, of a
+    large map an even number before each key."""
     sizes = _SIZES
     at, left, is_large = 0, 1, False
-    outer: list[tuple[int, bool, int]] = []  # of the containers around: what is left, whether large; where it must end, or 0
+    # of the containers around: what is left, whether large; where it must end, or 0
+    outer: list[tuple[int, bool, int]] = []
     try:
         while True:
             while not left:
@@ -84,7 +110,9 @@ def _walk(body: memoryview | bytes) -> None:
                     return
                 left, is_large, end = outer.pop()
                 if end and at != end:
-                    raise ArchiveError(f"an extension type that ends at byte {end} holds a value that ends at {at}")
+                    raise ArchiveError(
+                        f"an extension type that ends at byte {end} holds a value that ends at {at}"
+                    )
             first = body[at]
             if is_large and not left & 1 and first in _NO_KEYS:
                 raise ArchiveError("a large map has an array or an extension type as a key")
@@ -117,4 +145,6 @@ def _walk(body: memoryview | bytes) -> None:
                 else:
                     at += size
     except (IndexError, KeyError, struct.error) as error:
-        raise ArchiveError(f"the message is cut short, or no MessagePack, at byte {at} of {len(body)}") from error
+        raise ArchiveError(
+            f"the message is cut short, or no MessagePack, at byte {at} of {len(body)}"
+        ) from error

@@ -1,7 +1,9 @@
-"""Any other object, by pickle protocol 5, between two sides that have both agreed to it: reading one runs the sender's code.
+"""Any other object, by pickle protocol 5, between two sides that have both agreed to it: reading
+one runs the sender's code.
 
-Buffers of a pickle (arrays inside of objects) are blocks of the message, without copy. With cloudpickle installed, functions and
-classes that the other side cannot import (lambdas, closures, those of `__main__`) travel by value.
+Buffers of a pickle (arrays inside of objects) are blocks of the message, without copy. With
+cloudpickle installed, functions and classes that the other side cannot import (lambdas, closures,
+those of `__main__`) travel by value.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ CONSENT = "allow_pickle=True on both sides, between peers who trust each other w
 
 
 def dump(value: Any) -> tuple[bytes, list[NDArray[np.uint8]]]:
-    """The pickle and its buffers. Raises ValueError, with the reason, for what cannot be pickled."""
+    """The pickle and its buffers.
+    Raises ValueError, with the reason, for what cannot be pickled.
+    """
     blocks: list[NDArray[np.uint8]] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -33,7 +37,10 @@ def dump(value: Any) -> tuple[bytes, list[NDArray[np.uint8]]]:
     try:
         return dumps(value, protocol=5, buffer_callback=keep), blocks
     except Exception as error:  # an object's own __reduce__ may raise anything
-        needed = "; lambdas and what __main__ defines need cloudpickle: pip install 'prpc-engine[cloudpickle]'"
+        needed = (
+            "; lambdas and what __main__ defines need cloudpickle: "
+            "pip install 'prpc-engine[cloudpickle]'"
+        )
         more = "" if has_cloudpickle else needed
         raise ValueError(f"it cannot be pickled: {type(error).__name__}: {error}{more}") from error
 

@@ -1,14 +1,17 @@
-"""Tensors of torch, TensorFlow and JAX on the CPU: their memory as a block, and a tensor of the same library at the other end.
+"""Tensors of torch, TensorFlow and JAX on the CPU: their memory as a block, and a tensor of the
+same library at the other end.
 
-    library      sent                                         arrives
-    torch        the tensor's memory; without its gradient    a tensor of its own memory, writable (copied from what arrived if
-                                                              that is shared: torch has no read-only tensors)
-    tensorflow   an eager tensor's memory                     an eager tensor
-    jax          an array's memory                            an array on the default device
+    library     sent                                       arrives
+    torch       the tensor's memory; without its gradient  a tensor of its own memory, writable
+                                                           (copied from what arrived if that is
+                                                           shared: torch has no read-only tensors)
+    tensorflow  an eager tensor's memory                   an eager tensor
+    jax         an array's memory                          an array on the default device
 
-Where the receiving process has not imported that library by then, a numpy array arrives (bfloat16 and float8 need ml_dtypes):
-to import it would stop a server for seconds on the word of a peer, and a program that wants tensors has imported it. Nor does
-JAX's array arrive where JAX would change its dtype (64 bits without jax_enable_x64).
+Where the receiving process has not imported that library by then, a numpy array arrives (bfloat16
+and float8 need ml_dtypes): to import it would stop a server for seconds on the word of a peer, and
+a program that wants tensors has imported it. Nor does JAX's array arrive where JAX would change its
+dtype (64 bits without jax_enable_x64).
 """
 
 from __future__ import annotations
@@ -27,14 +30,18 @@ ALIGNMENT_BYTES = 64  # what torch gives its own tensors, and its kernels are qu
 
 
 def library_of(value: Any) -> str:
-    """The library whose tensor this is, or "". Imports nothing: whoever has a tensor has imported its library."""
+    """The library whose tensor this is, or "". Imports nothing: whoever has a tensor has imported
+    its library.
+    """
     root = type(value).__module__.partition(".")[0]
     if root == "torch":
         torch = sys.modules["torch"]
         return "torch" if isinstance(value, torch.Tensor) else ""
     if root == "tensorflow":
         tensorflow = sys.modules.get("tensorflow")
-        return "tensorflow" if tensorflow is not None and isinstance(value, tensorflow.Tensor) else ""
+        return (
+            "tensorflow" if tensorflow is not None and isinstance(value, tensorflow.Tensor) else ""
+        )
     if root in ("jax", "jaxlib"):
         jax = sys.modules.get("jax")
         return "jax" if jax is not None and isinstance(value, jax.Array) else ""
@@ -46,10 +53,14 @@ def take_apart(library: str, value: Any) -> tuple[NDArray[np.uint8], Spec, tuple
     if library == "torch":
         return _take_torch_apart(value)
     if library == "jax" and any(device.platform != "cpu" for device in value.devices()):
-        raise ValueError(f"it is a JAX array on {value.devices()}: send jax.device_get(value), or move it to the CPU")
+        raise ValueError(
+            f"it is a JAX array on {value.devices()}: send jax.device_get(value), "
+            "or move it to the CPU"
+        )
     if library == "tensorflow" and "CPU" not in getattr(value, "device", ""):
         raise ValueError(
-            f"it is a TensorFlow tensor on {getattr(value, 'device', 'no device')!r}: only eager ones on the CPU can be sent"
+            f"it is a TensorFlow tensor on {getattr(value, 'device', 'no device')!r}: "
+            "only eager ones on the CPU can be sent"
         )
     array = np.asarray(value)
     spec = spec_of(array.dtype)
@@ -64,13 +75,21 @@ def _take_torch_apart(value: Any) -> tuple[NDArray[np.uint8], Spec, tuple[int, .
     if value.device.type != "cpu":
         raise ValueError(f"it is a torch tensor on {value.device}: send value.cpu()")
     if value.layout != torch.strided:
-        raise ValueError(f"it is a torch tensor of layout {value.layout}: send value.to_dense(), or its parts")
+        raise ValueError(
+            f"it is a torch tensor of layout {value.layout}: send value.to_dense(), or its parts"
+        )
     name = str(value.dtype).removeprefix("torch.")
-    if name not in ML_DTYPES and (value.is_quantized or not hasattr(np, "bool_" if name == "bool" else name)):
-        raise ValueError(f"it is a torch tensor of dtype {value.dtype}, which numpy does not know: convert it")
+    if name not in ML_DTYPES and (
+        value.is_quantized or not hasattr(np, "bool_" if name == "bool" else name)
+    ):
+        raise ValueError(
+            f"it is a torch tensor of dtype {value.dtype}, which numpy does not know: convert it"
+        )
     spec = name if name in ML_DTYPES else np.dtype(name).str
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    block: NDArray[np.uint8] = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+    block: NDArray[np.uint8] = (
+        plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+    )
     return block, spec, tuple(value.shape)
 
 
@@ -80,7 +99,9 @@ def is_at_hand(library: str) -> bool:
 
 
 def make_torch(block: NDArray[np.uint8], spec: str, shape: tuple[int, ...]) -> Any:
-    """A torch tensor on the block if that is ours to write to, else on a copy. Raises ValueError, TypeError, RuntimeError."""
+    """A torch tensor on the block if that is ours to write to, else on a copy. Raises ValueError,
+    TypeError, RuntimeError.
+    """
     torch = sys.modules["torch"]
     if spec in ML_DTYPES:  # whose package torch does without
         name = spec
@@ -91,17 +112,25 @@ def make_torch(block: NDArray[np.uint8], spec: str, shape: tuple[int, ...]) -> A
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype {spec!r} is none of torch {torch.__version__}")
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != block.nbytes:
-        raise ValueError(f"tensor of shape {shape} and dtype {dtype} in a block of {block.nbytes} bytes")
+        raise ValueError(
+            f"tensor of shape {shape} and dtype {dtype} in a block of {block.nbytes} bytes"
+        )
     if not block.nbytes:
         return torch.empty(shape, dtype=dtype)
     if dtype is torch.bool:
         check_items(block.view(np.bool_))
-    own = block if block.flags.writeable and block.ctypes.data % ALIGNMENT_BYTES == 0 else block.copy()
+    own = (
+        block
+        if block.flags.writeable and block.ctypes.data % ALIGNMENT_BYTES == 0
+        else block.copy()
+    )
     return torch.from_numpy(own).view(dtype).reshape(shape)
 
 
 def make_other(library: str, array: NDArray[Any]) -> Any:
-    """A TensorFlow or JAX tensor of the array's values, or the array itself where it would change its dtype."""
+    """A TensorFlow or JAX tensor of the array's values, or the array itself where it would change
+    its dtype.
+    """
     if library == "tensorflow":
         return sys.modules["tensorflow"].convert_to_tensor(array)
     jax = sys.modules["jax"]

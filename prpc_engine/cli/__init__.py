@@ -1,7 +1,9 @@
-"""The command line: `prpc <command> ...`, each command in a module of this package named like it, "-" as "_".
+"""The command line: `prpc <command> ...`, each command in a module of this package named like it,
+"-" as "_".
 
-A command's module has `add_parser(commands) -> None`, which describes its arguments, and `run(args) -> int`, which does
-it and returns the exit code. Only the module of the command that was asked for is imported.
+A command's module has `add_parser(commands) -> None`, which describes its arguments, and
+`run(args) -> int`, which does it and returns the exit code. Only the module of the command that was
+asked for is imported.
 
 Exit codes: 0 it worked, 1 it did not, 2 the command line or a setting is wrong, 130 Ctrl-C.
 """
@@ -26,7 +28,8 @@ from shard import ShardError, escaped
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-LOOK_ONLY = ("config", "doctor", "gc", "version")  # whatever the environment says, and some of them tell what is wrong with it
+# whatever the environment says, and some of them tell what is wrong with it
+LOOK_ONLY = ("config", "doctor", "gc", "version")
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130  # 130: 128 + SIGINT, as shells say it
 READER_GONE = 141  # 128 + SIGPIPE: whoever read our output went away, as in `prpc doctor | head -1`
 
@@ -35,11 +38,15 @@ COMMANDS = {
     "demo": "train on real data over a cluster on this machine, and compare with one process",
     "bench": "measure this engine beside what else is installed",
     "doctor": "look at this machine: what is wrong, and what to do about it",
-    "top": "watch the nodes and shards of a job: rates, latencies, queues, leases, who waits for whom",
+    "top": (
+        "watch the nodes and shards of a job: rates, latencies, queues, leases, who waits for whom"
+    ),
     "endpoint-map": "say where the data of each task of a TensorFlow-style cluster goes",
     "master": "serve names, ids, locks and barriers to the nodes of a job",
     "launch": "run a command as scheduler, servers and workers of ps-lite's kind on this machine",
-    "run": 'run a script of TensorFlow with protocol="prpc", or a whole cluster of it on this machine',
+    "run": (
+        'run a script of TensorFlow with protocol="prpc", or a whole cluster of it on this machine'
+    ),
     "config": "say what holds in this environment, and where it comes from",
     "gc": "remove shared memory that dead processes left behind",
     "version": "say which versions these are",
@@ -62,11 +69,15 @@ def make_parser(command: str | None) -> argparse.ArgumentParser:
     """The parser for `prpc`; of the commands, only `command` knows its arguments."""
     parser = argparse.ArgumentParser(
         prog="prpc",
-        description="Calls, tensors and key-value tables between processes, over shared memory and tcp.",
+        description=(
+            "Calls, tensors and key-value tables between processes, over shared memory and tcp."
+        ),
         epilog="`prpc <command> --help` says more. Start with `prpc doctor`, then `prpc demo`.",
     )
     parser.add_argument("--version", action="version", version=f"prpc {prpc_engine.__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="<command>", required=True)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="<command>", required=True
+    )
     for name, summary in COMMANDS.items():
         if name == command:
             _module_of(name).add_parser(commands)
@@ -104,13 +115,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _forget_output()
         return READER_GONE
-    except OSError as error:  # of the system, such as a full disk below the output, or no descriptor left
+    except OSError as error:
+        # of the system, such as a full disk below the output, or no descriptor left
         _forget_output()
         return _tell(error, FAILED, "; the system refuses it: `prpc doctor` says what is scarce")
 
 
 def _prepare_output() -> None:
-    """Whatever is printed can be: who starts us may have closed the output, and paths need not be text of its encoding."""
+    """Whatever is printed can be: who starts us may have closed the output, and paths need not be
+    text of its encoding.
+    """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -118,7 +132,9 @@ def _prepare_output() -> None:
 
 
 def _forget_output() -> None:
-    """What is still buffered has nowhere to go, and the end of the interpreter would try once more."""
+    """What is still buffered has nowhere to go, and the end of the interpreter would try once
+    more.
+    """
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         return
@@ -128,5 +144,6 @@ def _forget_output() -> None:
 
 def _tell(error: Exception, code: int, more: str = "") -> int:
     first_line = str(error).partition("\n")[0]
-    print(f"prpc: {escaped(first_line) or type(error).__name__}{more}", file=sys.stderr)  # it may be a peer's
+    # it may be a peer's
+    print(f"prpc: {escaped(first_line) or type(error).__name__}{more}", file=sys.stderr)
     return code

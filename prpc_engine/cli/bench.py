@@ -24,13 +24,17 @@ SUBJECTS = {
     "mixed": "small calls beside large arrays on one connection",
     "tls": "calls and arrays over tcp with TLS and without",
     "failure": "how soon calls end at a killed server, and are answered after a reset",
-    "recovery": "elastic tables after a server was killed: how soon, and whether each push counts once",
+    "recovery": (
+        "elastic tables after a server was killed: how soon, and whether each push counts once"
+    ),
     "tensor": "arrays, by reference and copied",
     "transfer": "arrays of 1 MB to 640 MB over tcp, of 1.25 KB to 1.25 GB over shared memory",
     "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
     "kv": "pulls and pushes of a key-value table",
     "pslite": "ps-lite's verbs: small pushes, large values over shared memory and tcp, barriers",
-    "checkpoint": "saving and restoring key-value tables on tmpfs, beside files; pushes during a save",
+    "checkpoint": (
+        "saving and restoring key-value tables on tmpfs, beside files; pushes during a save"
+    ),
     "tensorflow": "steps of training beside TensorFlow's own gRPC servers, the same script",
 }
 
@@ -40,12 +44,23 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "bench",
         help=cli.COMMANDS["bench"],
-        description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp socket, and those of "
-        "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc-engine[bench]'; torch by itself).",
+        description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp "
+        "socket, "
+        "and those of "
+        "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc-engine[bench]'; "
+        "torch by itself).",
     )
-    parser.add_argument("subject", choices=SUBJECTS, help="; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()))
+    parser.add_argument(
+        "subject",
+        choices=SUBJECTS,
+        help="; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()),
+    )
     parser.add_argument("--json", action="store_true", help="JSON lines instead of tables")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats: figures to look at, not to publish")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer and shorter repeats: figures to look at, not to publish",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

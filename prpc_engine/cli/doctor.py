@@ -27,15 +27,24 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "doctor",
         help=cli.COMMANDS["doctor"],
-        description="Look at this machine. Exit code 1 when something is bad: the engine will not work like this. With --peer "
-        "look at the way to another node instead: which transports connect, which one a client takes, and why not the others.",
+        description="Look at this machine. Exit code 1 when something is bad: "
+        "the engine will not work like this. With --peer "
+        "look at the way to another node instead: which transports connect, "
+        "which one a client takes, and why not the others.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON array: fact, value, verdict, advice")
-    parser.add_argument("--peer", metavar="ADDRESS", help="host:port of a service or a master, or its shm:// address")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON array: fact, value, verdict, advice"
+    )
+    parser.add_argument(
+        "--peer",
+        metavar="ADDRESS",
+        help="host:port of a service or a master, or its shm:// address",
+    )
     parser.add_argument(
         "--secret-file",
         metavar="F",
-        help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)",
+        help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, "
+        "else this user's)",
     )
 
 
@@ -43,7 +52,11 @@ def run(args: argparse.Namespace) -> int:
     """Examine, print."""
     if args.secret_file is not None and args.peer is None:
         raise ConfigError("--secret-file is for --peer alone")
-    findings = examine() if args.peer is None else list(examine_peer(args.peer, secret_from(None, args.secret_file)))
+    findings = (
+        examine()
+        if args.peer is None
+        else list(examine_peer(args.peer, secret_from(None, args.secret_file)))
+    )
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -62,8 +75,15 @@ def show(findings: list[Finding]) -> None:
         table.add_column(heading, overflow="fold")
     for finding in findings:
         verdict = Text(finding.verdict, style=COLOURS[finding.verdict])
-        table.add_row(verdict, *(Text(escaped(text)) for text in (finding.fact, finding.value, finding.advice)))
+        table.add_row(
+            verdict,
+            *(Text(escaped(text)) for text in (finding.fact, finding.value, finding.advice)),
+        )
     console = make_console()
     console.print(table)
-    counts = {verdict: sum(finding.verdict == verdict for finding in findings) for verdict in COLOURS}
-    console.print(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['bad']} bad", highlight=False)
+    counts = {
+        verdict: sum(finding.verdict == verdict for finding in findings) for verdict in COLOURS
+    }
+    console.print(
+        f"{counts['ok']} ok, {counts['warn']} to look at, {counts['bad']} bad", highlight=False
+    )

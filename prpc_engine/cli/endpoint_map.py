@@ -15,7 +15,13 @@ from prpc_engine.errors import ConfigError
 from prpc_engine.settings.address import PORT_MAX, Address
 from prpc_engine.settings.cluster_spec import ClusterSpec, parse_tf_config
 from prpc_engine.settings.config import check_number
-from prpc_engine.settings.endpoint_map import FILE_NAME, LINE_EXPECTED, EndpointMap, data_endpoints, render
+from prpc_engine.settings.endpoint_map import (
+    FILE_NAME,
+    LINE_EXPECTED,
+    EndpointMap,
+    data_endpoints,
+    render,
+)
 from prpc_engine.settings.endpoint_map_file import EndpointMapFile
 from prpc_engine.settings.network import ENDPOINT_MAP_FOLDER, FoundValue
 from prpc_engine.settings.nodelist import expand_counts, expand_nodes
@@ -25,7 +31,8 @@ if TYPE_CHECKING:
 
 BASE_PORT = 2222  # what TensorFlow's own examples use
 PORT_OFFSET = 1000  # from control to data; above the number of tasks on any one host
-TIMEOUT_S = 2.0  # a connection within a data centre takes a millisecond, a lost first packet one second more
+# a connection within a data centre takes a millisecond, a lost first packet one second more
+TIMEOUT_S = 2.0
 TIMEOUT_S_MAX = 60.0
 TASKS_PER_NODE_MAX = PORT_OFFSET
 
@@ -35,21 +42,43 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "endpoint-map",
         help=cli.COMMANDS["endpoint-map"],
-        description=f"{FILE_NAME} says where the data of each task of a TensorFlow-style cluster goes, one line a task: "
+        description=f"{FILE_NAME} says where the data of each task of a TensorFlow-style cluster "
+        "goes, "
+        "one line a task: "
         "control host:port=data host:port. Without one, tasks tell each other.",
     )
     parts = parser.add_subparsers(title="parts", dest="part", metavar="<part>", required=True)
     make = parts.add_parser(
         "make",
         help="write one for a cluster",
-        description="Write a map for the cluster in TF_CONFIG, or the one that the options describe: data goes to the same host "
+        description="Write a map for the cluster in TF_CONFIG, or the one that the options "
+        "describe: "
+        "data goes to the same host "
         "as control, at a port that is --port-offset higher. GRPC++ can read it too.",
     )
-    make.add_argument("--ps-hosts", "--ps_hosts", metavar="H:P,...", help="control addresses of the ps")
-    make.add_argument("--worker-hosts", "--worker_hosts", metavar="H:P,...", help="control addresses of the workers")
-    make.add_argument("--slurm", action="store_true", help="the nodes of this Slurm job, SLURM_TASKS_PER_NODE tasks on each")
-    make.add_argument("--hosts", metavar="LIST", help="hosts, as Slurm writes them too: node[01-03,7],[fd00::1]")
-    make.add_argument("--tasks-per-node", type=int, metavar="N", help="for --slurm and --hosts (default: Slurm's, else 1)")
+    make.add_argument(
+        "--ps-hosts", "--ps_hosts", metavar="H:P,...", help="control addresses of the ps"
+    )
+    make.add_argument(
+        "--worker-hosts",
+        "--worker_hosts",
+        metavar="H:P,...",
+        help="control addresses of the workers",
+    )
+    make.add_argument(
+        "--slurm",
+        action="store_true",
+        help="the nodes of this Slurm job, SLURM_TASKS_PER_NODE tasks on each",
+    )
+    make.add_argument(
+        "--hosts", metavar="LIST", help="hosts, as Slurm writes them too: node[01-03,7],[fd00::1]"
+    )
+    make.add_argument(
+        "--tasks-per-node",
+        type=int,
+        metavar="N",
+        help="for --slurm and --hosts (default: Slurm's, else 1)",
+    )
     make.add_argument(
         "--base-port",
         type=int,
@@ -57,20 +86,40 @@ def add_parser(commands: Commands) -> None:
         help=f"for --slurm and --hosts: control port of a host's first task ({BASE_PORT})",
     )
     make.add_argument(
-        "--port-offset", type=int, default=PORT_OFFSET, metavar="N", help="from control to data (default: %(default)s)"
+        "--port-offset",
+        type=int,
+        default=PORT_OFFSET,
+        metavar="N",
+        help="from control to data (default: %(default)s)",
     )
-    make.add_argument("-o", "--output", metavar="FILE", help="where to write it (default: standard output)")
+    make.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write it (default: standard output)"
+    )
     check = parts.add_parser(
         "check",
         help="look at the one that is there",
-        description="Read the map, hold it against the cluster in TF_CONFIG when there is one, look up its hosts and connect to "
-        "its ports. Exit code 1 when one of them does not answer, 2 when the map or the cluster is wrong.",
+        description="Read the map, hold it against the cluster in TF_CONFIG when there is one, "
+        "look up its hosts and connect to "
+        "its ports. Exit code 1 when one of them does not answer, "
+        "2 when the map or the cluster is wrong.",
     )
     check.add_argument(
-        "--dir", metavar="DIR", help=f"the folder it is in (default: {ENDPOINT_MAP_FOLDER.names[0]}, else this one)"
+        "--dir",
+        metavar="DIR",
+        help=f"the folder it is in (default: {ENDPOINT_MAP_FOLDER.names[0]}, else this one)",
     )
-    check.add_argument("--no-probe", action="store_true", help="do not connect: tasks that have not started cannot answer")
-    check.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="for a connection (default: %(default)s)")
+    check.add_argument(
+        "--no-probe",
+        action="store_true",
+        help="do not connect: tasks that have not started cannot answer",
+    )
+    check.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help="for a connection (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,15 +146,21 @@ def _cluster_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Clust
     by_address = args.ps_hosts is not None or args.worker_hosts is not None
     by_node = args.slurm or args.hosts is not None
     if by_address + args.slurm + (args.hosts is not None) > 1:
-        raise ConfigError("--ps-hosts with --worker-hosts, --slurm, --hosts: one of the three is allowed")
+        raise ConfigError(
+            "--ps-hosts with --worker-hosts, --slurm, --hosts: one of the three is allowed"
+        )
     if not by_node and (args.tasks_per_node is not None or args.base_port is not None):
-        raise ConfigError("--tasks-per-node and --base-port are allowed with --slurm and --hosts alone")
+        raise ConfigError(
+            "--tasks-per-node and --base-port are allowed with --slurm and --hosts alone"
+        )
     if by_address:
         return ClusterSpec.from_hosts(ps=args.ps_hosts or "", worker=args.worker_hosts or "")
     if by_node:
         return _cluster_of_nodes(args, environ)
     if "TF_CONFIG" not in environ:
-        raise ConfigError("no cluster: set TF_CONFIG, or give --ps-hosts and --worker-hosts, --slurm, or --hosts")
+        raise ConfigError(
+            "no cluster: set TF_CONFIG, or give --ps-hosts and --worker-hosts, --slurm, or --hosts"
+        )
     return parse_tf_config(environ["TF_CONFIG"]).cluster
 
 
@@ -113,7 +168,9 @@ def _cluster_of_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> C
     """Tasks in the order of the nodes, those of one node at ports beside each other."""
     nodelist = environ.get("SLURM_JOB_NODELIST") if args.slurm else args.hosts
     if nodelist is None:
-        raise ConfigError("--slurm: SLURM_JOB_NODELIST is not set; it is within a job of Slurm, else use --hosts")
+        raise ConfigError(
+            "--slurm: SLURM_JOB_NODELIST is not set; it is within a job of Slurm, else use --hosts"
+        )
     nodes = expand_nodes(nodelist)
     if args.tasks_per_node is not None:
         counts = [args.tasks_per_node] * len(nodes)
@@ -123,24 +180,39 @@ def _cluster_of_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> C
         counts = [1] * len(nodes)
     if len(counts) != len(nodes):
         raise ConfigError(
-            f"SLURM_TASKS_PER_NODE={environ['SLURM_TASKS_PER_NODE']!r} is for {len(counts)} nodes, and SLURM_JOB_NODELIST="
+            f"SLURM_TASKS_PER_NODE={environ['SLURM_TASKS_PER_NODE']!r} is for {len(counts)} "
+            "nodes, and SLURM_JOB_NODELIST="
             f"{nodelist!r} has {len(nodes)}; --tasks-per-node says it for all"
         )
     for count in set(counts):
         check_number("tasks per node", count, 1, TASKS_PER_NODE_MAX)
-    base = check_number("--base-port", BASE_PORT if args.base_port is None else args.base_port, 1, PORT_MAX)
+    base = check_number(
+        "--base-port", BASE_PORT if args.base_port is None else args.base_port, 1, PORT_MAX
+    )
     return ClusterSpec(
-        {"task": [f"{node}:{base + local}" for node, count in zip(nodes, counts, strict=True) for local in range(count)]}
+        {
+            "task": [
+                f"{node}:{base + local}"
+                for node, count in zip(nodes, counts, strict=True)
+                for local in range(count)
+            ]
+        }
     )
 
 
 def _write(path: Path, text: str) -> None:
     """All of it at once: a task that starts meanwhile reads the old map or the new one."""
     if not path.name:
-        raise ConfigError(f"--output={str(path)!r} is the name of no file: one such as {FILE_NAME} is expected")
+        raise ConfigError(
+            f"--output={str(path)!r} is the name of no file: one such as {FILE_NAME} is expected"
+        )
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        with open(written, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, 0o644)) as file:
+        with open(
+            written,
+            "w",
+            opener=lambda name, flags: os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, 0o644),
+        ) as file:
             file.write(text)
         written.replace(path)
     except OSError as error:
@@ -152,27 +224,41 @@ def _write(path: Path, text: str) -> None:
 
 def _check(args: argparse.Namespace) -> int:
     if not 0 < args.timeout <= TIMEOUT_S_MAX:
-        raise ConfigError(f"--timeout={args.timeout:g}: more than 0 and at most {TIMEOUT_S_MAX:g} seconds are allowed")
-    folder = ENDPOINT_MAP_FOLDER.find(os.environ) if args.dir is None else FoundValue(args.dir, f"--dir={args.dir!r}")
+        raise ConfigError(
+            f"--timeout={args.timeout:g}: more than 0 and at most {TIMEOUT_S_MAX:g} seconds are "
+            "allowed"
+        )
+    folder = (
+        ENDPOINT_MAP_FOLDER.find(os.environ)
+        if args.dir is None
+        else FoundValue(args.dir, f"--dir={args.dir!r}")
+    )
     file = EndpointMapFile.read(folder)
     endpoint_map = file.parse()
     if endpoint_map is None:
         raise ConfigError(
-            f"{file.path} is not there: `prpc endpoint-map make -o {FILE_NAME}` writes one, --dir names another folder"
+            f"{file.path} is not there: `prpc endpoint-map make -o {FILE_NAME}` writes one, "
+            "--dir names another folder"
         )
     pairs = _pairs(endpoint_map, os.environ.get("TF_CONFIG"))
-    answers = probe_all((address for pair in pairs for address in pair), args.timeout, connect=not args.no_probe)
+    answers = probe_all(
+        (address for pair in pairs for address in pair), args.timeout, connect=not args.no_probe
+    )
     for control, data in pairs:
         print(f"control {control}  {answers[control].text}")
         print(f"data    {data}  {answers[data].text}")
     good = sum(answer.ok for answer in answers.values())
     done = "resolve" if args.no_probe else "answer"
-    print(f"{file.path}: {len(pairs)} tasks, {len(answers)} addresses: {good} {done}, {len(answers) - good} do not")
+    print(
+        f"{file.path}: {len(pairs)} tasks, {len(answers)} addresses: {good} {done}, "
+        f"{len(answers) - good} do not"
+    )
     return cli.OK if good == len(answers) else cli.FAILED
 
 
 def _pairs(endpoint_map: EndpointMap, tf_config: str | None) -> list[tuple[Address, Address]]:
-    """Control and data address of each task of the cluster; without one, of each entry. Raises ConfigError for what tasks would
+    """Control and data address of each task of the cluster; without one, of each entry. Raises
+    ConfigError for what tasks would
     refuse: entries that share an address, tasks without an entry, and none at all."""
     if not endpoint_map.entries:
         raise ConfigError(f"{endpoint_map.file} has no line for any task: {LINE_EXPECTED}")
@@ -181,8 +267,14 @@ def _pairs(endpoint_map: EndpointMap, tf_config: str | None) -> list[tuple[Addre
     else:
         cluster = parse_tf_config(tf_config).cluster
         if not cluster.addresses:
-            raise ConfigError(f"TF_CONFIG={tf_config!r:.100} has no cluster to hold the map against: name one, or unset it")
+            raise ConfigError(
+                f"TF_CONFIG={tf_config!r:.100} has no cluster to hold the map against: name one, "
+                "or unset it"
+            )
     endpoints = data_endpoints(cluster, endpoint_map)
     for entry in endpoints.unused:
-        print(f"{endpoint_map.file}:{entry.line}: {entry.control} is the address of no task in TF_CONFIG")
+        print(
+            f"{endpoint_map.file}:{entry.line}: {entry.control} is the address of no task in "
+            "TF_CONFIG"
+        )
     return [(control, endpoints.addresses[task]) for task, control in cluster.addresses.items()]

@@ -17,8 +17,10 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "gc",
         help=cli.COMMANDS["gc"],
-        description="Remove the named rings that this user's dead processes left in /dev/shm; nothing else ever lies there. "
-        "Those of other users and of living processes are never touched: a process holds a lock on what it made, which is seen "
+        description="Remove the named rings that this user's dead processes left in /dev/shm; "
+        "nothing else ever lies there. "
+        "Those of other users and of living processes are never touched: "
+        "a process holds a lock on what it made, which is seen "
         "from any container that shares this /dev/shm.",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")

@@ -1,4 +1,6 @@
-"""`prpc master`: the master of a job as a process of its own, with a journal to start again from."""
+"""`prpc master`: the master of a job as a process of its own, with a journal to start again
+from.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,27 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "master",
         help=cli.COMMANDS["master"],
-        description="Serve names, ids, locks and barriers to the nodes of a job until Ctrl-C or SIGTERM. With --journal it can "
-        "be killed and started again at the same address: nodes and clients go on, and calls between nodes never stop.",
+        description="Serve names, ids, locks and barriers to the nodes of a job until Ctrl-C or "
+        "SIGTERM. "
+        "With --journal it can "
+        "be killed and started again at the same address: nodes and clients go on, "
+        "and calls between nodes never stop.",
     )
     parser.add_argument(
-        "--bind", default="127.0.0.1:0", metavar="HOST:PORT", help="where to listen, port 0: any free one (default: %(default)s)"
+        "--bind",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="where to listen, port 0: any free one (default: %(default)s)",
     )
-    parser.add_argument("--journal", metavar="DIR", help="remember everything in this folder (default: remember nothing)")
     parser.add_argument(
-        "--no-sync", action="store_true", help="do not wait for the disk: a power cut may lose the last seconds, a kill nothing"
+        "--journal",
+        metavar="DIR",
+        help="remember everything in this folder (default: remember nothing)",
+    )
+    parser.add_argument(
+        "--no-sync",
+        action="store_true",
+        help="do not wait for the disk: a power cut may lose the last seconds, a kill nothing",
     )
 
 

@@ -1,4 +1,6 @@
-"""Who listens: names looked up and ports connected to, many at a time, each within a time that is known beforehand."""
+"""Who listens: names looked up and ports connected to, many at a time, each within a time that is
+known beforehand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from prpc_engine.settings.address import Address
 
 WORKERS_MAX = 64  # at a time: most of them only wait
-# A resolver that gives up answers within 5 s a try, two tries (resolv.conf); nothing can interrupt it, so we stop waiting.
+# A resolver that gives up answers within 5 s a try, two tries (resolv.conf); nothing can interrupt
+# it, so we stop waiting.
 RESOLVE_S_MAX = 11.0
 
 
@@ -25,8 +28,12 @@ class ProbeAnswer:
     text: str
 
 
-def probe_all(addresses: Iterable[Address], timeout_s: float, *, connect: bool) -> dict[Address, ProbeAnswer]:
-    """Look up each host and, with `connect`, connect to its port within timeout_s; in the order given."""
+def probe_all(
+    addresses: Iterable[Address], timeout_s: float, *, connect: bool
+) -> dict[Address, ProbeAnswer]:
+    """Look up each host and, with `connect`, connect to its port within timeout_s; in the order
+    given.
+    """
     found: dict[Address, ProbeAnswer | None] = dict.fromkeys(addresses)
     waiting: queue.SimpleQueue[Address] = queue.SimpleQueue()
     answers: queue.SimpleQueue[tuple[Address, ProbeAnswer]] = queue.SimpleQueue()
@@ -43,7 +50,8 @@ def probe_all(addresses: Iterable[Address], timeout_s: float, *, connect: bool) 
 
     workers = min(WORKERS_MAX, len(found))
     for _ in range(workers):
-        threading.Thread(target=work, name="prpc-probe", daemon=True).start()  # a daemon: the resolver may keep it for long
+        # a daemon: the resolver may keep it for long
+        threading.Thread(target=work, name="prpc-probe", daemon=True).start()
     until = time.monotonic() + (RESOLVE_S_MAX + timeout_s) * math.ceil(len(found) / max(1, workers))
     for _ in range(len(found)):
         try:
@@ -51,14 +59,20 @@ def probe_all(addresses: Iterable[Address], timeout_s: float, *, connect: bool) 
         except queue.Empty:
             break
         found[address] = answer
-    return {address: answer or ProbeAnswer(False, "the resolver does not answer") for address, answer in found.items()}
+    return {
+        address: answer or ProbeAnswer(False, "the resolver does not answer")
+        for address, answer in found.items()
+    }
 
 
 def _probe(address: Address, timeout_s: float, connect: bool) -> ProbeAnswer:
     try:
         places = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or longer than DNS has
-        return ProbeAnswer(False, f"does not resolve: {error.strerror if isinstance(error, OSError) else error}")
+    except (OSError, UnicodeError) as error:
+        # UnicodeError: a label that is empty or longer than DNS has
+        return ProbeAnswer(
+            False, f"does not resolve: {error.strerror if isinstance(error, OSError) else error}"
+        )
     hosts = list(dict.fromkeys(str(place[4][0]) for place in places))
     if not connect:
         return ProbeAnswer(True, f"resolves to {', '.join(hosts)}")
@@ -66,10 +80,12 @@ def _probe(address: Address, timeout_s: float, connect: bool) -> ProbeAnswer:
     until = time.monotonic() + timeout_s
     for family, kind, protocol, _, place in places:
         with socket.socket(family, kind, protocol) as probing:
-            probing.settimeout(max(0.001, until - time.monotonic()))  # 0 would mean: do not wait at all
+            # 0 would mean: do not wait at all
+            probing.settimeout(max(0.001, until - time.monotonic()))
             try:
                 probing.connect(place)
-                if probing.getsockname() != probing.getpeername():  # tcp can meet itself at a port that it chose for us
+                # tcp can meet itself at a port that it chose for us
+                if probing.getsockname() != probing.getpeername():
                     return ProbeAnswer(True, f"answers at {place[0]}")
                 refusals.append(f"{place[0]}: nobody listens")
             except TimeoutError:

@@ -1,13 +1,15 @@
-"""What this environment sets: each setting, what holds, and where that comes from. Nothing is set or decided here.
+"""What this environment sets: each setting, what holds, and where that comes from. Nothing is set
+or decided here.
 
     group    its settings
     engine   of every node: PRPC_* variables
     file     of every node: the file that PRPC_CONFIG names
     task     of a task of a cluster: GRPC++'s variables and their twins (network.py)
-    cluster  what follows from those for the cluster in TF_CONFIG: cores by the rule of Min, and the rule by which data is found
+    cluster  what follows from those for the cluster in TF_CONFIG: cores by the rule of Min, and the
+             rule by which data is found
 
-A setting that makes no sense has an error in place of its value, and the others are told all the same. What a program passes as
-an argument goes before all of them.
+A setting that makes no sense has an error in place of its value, and the others are told all the
+same. What a program passes as an argument goes before all of them.
 """
 
 from __future__ import annotations
@@ -54,14 +56,16 @@ OF_TASKS: tuple[network.Variable[Any], ...] = (
     network.FLOW_CONTROL_MAX,
     network.TENSOR_FUSE,
 )
-# Those that are read elsewhere and have no line here: a test's, where the user's secret is, a name for segments, and what only a
-# TensorFlow task reads.
+# Those that are read elsewhere and have no line here: a test's, where the user's secret is, a name
+# for segments, and what only a TensorFlow task reads.
 ELSEWHERE = ("PRPC_FAILPOINTS", "PRPC_HOME", "PRPC_JOB", "PRPC_TF_PLANE")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """`origin`: "NAME='text'", "FILE: [section]" or "default". `error` "": it is right, and `value` holds."""
+    """`origin`: "NAME='text'", "FILE: [section]" or "default". `error` "": it is right, and `value`
+    holds.
+    """
 
     name: str
     value: str
@@ -75,14 +79,17 @@ def all_settings() -> list[Setting]:
 
 
 def unread() -> dict[str, str]:
-    """Each variable that is set, has a name like one of ours, and is read by nothing; with a text about it."""
+    """Each variable that is set, has a name like one of ours, and is read by nothing; with a text
+    about it.
+    """
     known = [*_ENGINE, "PRPC_CONFIG", *_SECRET, *TLS_VARIABLES.values(), *ELSEWHERE]
     known += [name for variable in OF_TASKS for name in variable.names]
     found = {}
     for name in sorted(os.environ.keys() - set(known)):
         if name in network.UNREAD:
             found[name] = f"{name} has no effect, {network.UNREAD[name]}"
-        elif name.startswith("PRPC_") and not name.startswith("PRPC_TEST_"):  # those are read by tests
+        elif name.startswith("PRPC_") and not name.startswith("PRPC_TEST_"):
+            # those are read by tests
             close = difflib.get_close_matches(name, known, 1)
             found[name] = f"nothing reads {name}" + (f": is {close[0]} meant?" if close else "")
     return found
@@ -106,7 +113,10 @@ _ENGINE: dict[str, tuple[str, Callable[[], object]]] = {
     "PRPC_SLAB_BYTES_MAX": ("slab_bytes_max", slab_bytes_max),
     "PRPC_HUGE_PAGES": ("huge_pages", huge_page_policy),
     "PRPC_DEBUG_LEASES": ("debug_leases", _debug_leases),
-    POLLING_VARIABLE: ("polling", lambda: polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False)),
+    POLLING_VARIABLE: (
+        "polling",
+        lambda: polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False),
+    ),
 }
 _SECRET = ("PRPC_SECRET_FILE", "PRPC_SECRET")
 
@@ -142,13 +152,21 @@ def _of_file() -> Iterator[Setting]:
             yield Setting(f"limits.{name}", str(value), origin("limits", name))
     yield _setting("transport.tcp_checksum", tcp_checksum_from, origin("transport", "tcp_checksum"))
     by = [f"{name}={os.environ[name]!r}" for name in TLS_VARIABLES.values() if os.environ.get(name)]
-    yield _setting("tls", lambda: tls_from(None, _secret_or_none()) or "none", ", ".join(by) or origin("tls"))
+    yield _setting(
+        "tls", lambda: tls_from(None, _secret_or_none()) or "none", ", ".join(by) or origin("tls")
+    )
     yield _setting("allow", lambda: f"{len(allow_from(None).rules)} rules", origin("allow"))
 
 
 def _secret_kind() -> str:
     secret = secret_from(None)
-    return "this user's own on this host" if isinstance(secret, UserSecret) else "set" if secret else "none"
+    return (
+        "this user's own on this host"
+        if isinstance(secret, UserSecret)
+        else "set"
+        if secret
+        else "none"
+    )
 
 
 def _secret_or_none() -> bytes:
@@ -163,7 +181,9 @@ def _of_tasks() -> Iterator[Setting]:
         try:
             found = variable.find(os.environ)
         except ConfigError as error:
-            by = ", ".join(f"{one}={os.environ[one]!r}" for one in variable.names if one in os.environ)
+            by = ", ".join(
+                f"{one}={os.environ[one]!r}" for one in variable.names if one in os.environ
+            )
             yield Setting(name, "", by, str(error))
         else:
             yield Setting(name, "none" if found.value is None else repr(found.value), found.origin)
@@ -184,4 +204,6 @@ def _of_cluster() -> Iterator[Setting]:
             yield Setting(f"cores of {job}", str(settings.cores), settings.origins["cores"])
     if cluster.addresses:
         by = "TF_CONFIG, .endpoint_map, PRPC_DATA_PORT_OFFSET"
-        yield _setting("data goes by rule", lambda: load_data_endpoints(cluster, os.environ)[0].rule, by)
+        yield _setting(
+            "data goes by rule", lambda: load_data_endpoints(cluster, os.environ)[0].rule, by
+        )

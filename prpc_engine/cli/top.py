@@ -1,6 +1,7 @@
 """`prpc top`: the processes of a job as they are now, looked at again and again.
 
-The master says which nodes and shards there are, and each of them is asked for its statistics over the ordinary RPC.
+The master says which nodes and shards there are, and each of them is asked for its statistics over
+the ordinary RPC.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ if TYPE_CHECKING:
     from prpc_engine.cli import Commands
 
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
-MASTER_TIMEOUT_S = 3.0  # for the master to answer: a person looks on, and it has most likely been there for long
+# for the master to answer: a person looks on, and it has most likely been there for long
+MASTER_TIMEOUT_S = 3.0
 TIMEOUT_S = 2.0  # for one process to connect, at each of its addresses, and to answer
-ASKED_AT_ONCE_MAX = 32  # processes: those that hang keep the others waiting only when there are so many of them
+# processes: those that hang keep the others waiting only when there are so many of them
+ASKED_AT_ONCE_MAX = 32
 
 
 def add_parser(commands: Commands) -> None:
@@ -48,28 +51,55 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "top",
         help=cli.COMMANDS["top"],
-        description="Watch a job: each of its nodes and shards, and its master, until Ctrl-C. Percentiles are those of handlers, "
-        "and there only where RpcService(timing=True) measures them. A process that does not answer is listed with the reason.",
+        description="Watch a job: each of its nodes and shards, and its master, until Ctrl-C. "
+        "Percentiles are those of handlers, "
+        "and there only where RpcService(timing=True) measures them. "
+        "A process that does not answer is listed with the reason.",
     )
     parser.add_argument("master", metavar="HOST:PORT", help="the job's master")
-    parser.add_argument("--root", default=DEFAULT_ROOT, metavar="NAME", help="of the job at that master (default: %(default)s)")
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="two looks, an interval apart, one table, and no more")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line: time_s, and rows with the columns' names")
     parser.add_argument(
-        "--secret-file", metavar="F", help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)"
+        "--root",
+        default=DEFAULT_ROOT,
+        metavar="NAME",
+        help="of the job at that master (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds between looks (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="two looks, an interval apart, one table, and no more"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="one JSON object a line: time_s, and rows with the columns' names",
+    )
+    parser.add_argument(
+        "--secret-file",
+        metavar="F",
+        help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, wait, look again. Raises ConfigError, MasterUnreachable, AuthenticationFailed."""
     if not (math.isfinite(args.interval) and INTERVAL_S_MIN <= args.interval <= INTERVAL_S_MAX):
-        raise errors.ConfigError(f"--interval {args.interval}: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds are allowed")
+        raise errors.ConfigError(
+            f"--interval {args.interval}: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds are "
+            "allowed"
+        )
     address = str(Address.parse(args.master))
     with contextlib.closing(_looks(address, args)) as looks:
         if args.json:
             for found in looks:
-                print(json.dumps({"time_s": time.time(), "rows": [asdict(row) for row in found]}), flush=True)
+                print(
+                    json.dumps({"time_s": time.time(), "rows": [asdict(row) for row in found]}),
+                    flush=True,
+                )
         else:
             _show(looks, args.once)
     return cli.OK
@@ -79,7 +109,9 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
     """The rows of each look after the first; one with --once."""
     secret = secret_from(None, args.secret_file)
     with (
-        MasterClient(address, args.root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S) as master,
+        MasterClient(
+            address, args.root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S
+        ) as master,
         visiting_node("prpc-top", transports_from(None), secret) as node,
         ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
     ):
@@ -103,9 +135,18 @@ def _processes(master: MasterClient) -> list[NodeAnswer]:
     with contextlib.suppress(errors.NoSuchNode):  # none has begun to serve
         for name in master.tree_node_sub("/_shard_"):
             with contextlib.suppress(errors.NoSuchNode):  # it has ended meanwhile
-                shards.append(_shard(f"/_shard_/{name}", master.tree_node_get(f"/_shard_/{name}").value))
-    nodes = [NodeAnswer(f"rank {info.global_rank}", info.addresses) for info in master.get_comm_info() if info.addresses]
-    return [NodeAnswer("master", (f"tcp://{master.endpoint}",)), *sorted(nodes + shards, key=_order)]
+                shards.append(
+                    _shard(f"/_shard_/{name}", master.tree_node_get(f"/_shard_/{name}").value)
+                )
+    nodes = [
+        NodeAnswer(f"rank {info.global_rank}", info.addresses)
+        for info in master.get_comm_info()
+        if info.addresses
+    ]
+    return [
+        NodeAnswer("master", (f"tcp://{master.endpoint}",)),
+        *sorted(nodes + shards, key=_order),
+    ]
 
 
 def _shard(path: str, value: str) -> NodeAnswer:
@@ -113,9 +154,13 @@ def _shard(path: str, value: str) -> NodeAnswer:
     try:
         member = msgspec.json.decode(value, type=Member)
     except msgspec.MsgspecError as error:
-        return NodeAnswer(f"node {path}", (path,), error=f"{path} holds what no shard has put there: {error}")
+        return NodeAnswer(
+            f"node {path}", (path,), error=f"{path} holds what no shard has put there: {error}"
+        )
     return NodeAnswer(
-        f"rank {member.rank}, shard", member.addresses or (path,), error="" if member.addresses else "it has no address"
+        f"rank {member.rank}, shard",
+        member.addresses or (path,),
+        error="" if member.addresses else "it has no address",
     )
 
 
@@ -129,17 +174,21 @@ def _ask(node: Node, one: NodeAnswer) -> NodeAnswer:
         return one
     try:
         peer = node.peer_at(one.addresses, TIMEOUT_S, one.who)
-        figures = peer.request(ABOUT_ROUTE, STATISTICS, method_key(STATISTICS), (), TIMEOUT_S, False).result()
+        figures = peer.request(
+            ABOUT_ROUTE, STATISTICS, method_key(STATISTICS), (), TIMEOUT_S, False
+        ).result()
     except errors.RpcError as error:
         return NodeAnswer(one.who, one.addresses, error=f"{type(error).__name__}: {error}")
     return NodeAnswer(one.who, one.addresses, figures)
 
 
-# -- what people see ---------------------------------------------------------------------------------------------------
+# -- what people see -------------------------------------------------------------------------------
 
 
 def _show(looks: Iterator[list[Row]], once: bool) -> None:
-    """A table, refreshed in place where the output is a terminal; one after the other where it is not."""
+    """A table, refreshed in place where the output is a terminal; one after the other where it is
+    not.
+    """
     from rich.live import Live
 
     console = make_console()
@@ -159,10 +208,13 @@ def _table(found: list[Row]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, heading in HEADINGS:
-        table.add_column(heading, justify="left" if name in ("who", "waits_for") else "right", overflow="fold")
+        table.add_column(
+            heading, justify="left" if name in ("who", "waits_for") else "right", overflow="fold"
+        )
     told = []
     for row in found:
-        table.add_row(*[Text(escaped(cell)) for cell in cells(row)])  # names and errors are those of members
+        # names and errors are those of members
+        table.add_row(*[Text(escaped(cell)) for cell in cells(row)])
         if row.error:
             told.append(escaped(f"{row.who}: {row.error}"))
     table.caption = Text("\n".join(told)) if told else None

@@ -5,7 +5,8 @@
     process       its pid; None where it did not answer
     served_per_s  requests and notifications whose handlers ran or were queued, of all its servers
     made_per_s    requests that it sent
-    p50_us        of its handlers between the two looks, an upper bound within a factor of two; None without
+    p50_us        of its handlers between the two looks, an upper bound within a factor of two; None
+                  without
     p99_us          RpcService(timing=True), and where nothing ran
     running       handlers that run as tasks now
     queued        requests that wait for one of those to end
@@ -20,7 +21,8 @@
     waits_for     {who: calls} that it has in flight, where there are any
     error         why it did not answer, else ""
 
-A process is known by its first address, which is of one incarnation. Rates are None where it was not there at the first look.
+A process is known by its first address, which is of one incarnation. Rates are None where it was
+not there at the first look.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class NodeAnswer:
 class Row:
     """What `prpc top` shows of one process: what it did between two looks, and how it stands.
 
-    Made by rows(). None: there is nothing to tell it from. Columns and units: the list at the file's head.
+    Made by rows(). None: there is nothing to tell it from. Columns and units: the list at the
+    file's head.
     """
 
     who: str
@@ -98,14 +101,20 @@ def rows(before: Iterable[NodeAnswer], now: Iterable[NodeAnswer], elapsed_s: flo
     return [_row(answer, earlier.get(answer.addresses[0]), elapsed_s, names) for answer in answers]
 
 
-def _row(answer: NodeAnswer, earlier: Mapping[str, Any] | None, elapsed_s: float, names: Mapping[str, str]) -> Row:
+def _row(
+    answer: NodeAnswer,
+    earlier: Mapping[str, Any] | None,
+    elapsed_s: float,
+    names: Mapping[str, str],
+) -> Row:
     figures = answer.figures
     if figures is None:
         return Row(answer.who, error=answer.error)
     servers, slab = figures["servers"].values(), figures["slab"]
     rates: list[float | None] = [None] * 4
     if earlier is not None:
-        # A connection that ends in the middle of its bytes' being counted may count a few fewer: less than before is nothing.
+        # A connection that ends in the middle of its bytes' being counted may count a few fewer:
+        # less than before is nothing.
         pairs = zip(_totals(figures), _totals(earlier), strict=True)
         rates = [max(0, total - before) / elapsed_s for total, before in pairs]
     served, made, bytes_in, bytes_out = rates
@@ -149,7 +158,10 @@ def _buckets(figures: Mapping[str, Any], earlier: Mapping[str, Any] | None) -> l
     for sign, one in ((1, figures), (-1, earlier)):
         for server in one["servers"].values() if one is not None else ():
             for timing in server["timings"].values():
-                total = [count + sign * more for count, more in zip_longest(total, timing["buckets"], fillvalue=0)]
+                total = [
+                    count + sign * more
+                    for count, more in zip_longest(total, timing["buckets"], fillvalue=0)
+                ]
     return [max(0, count) for count in total]
 
 

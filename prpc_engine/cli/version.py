@@ -19,7 +19,9 @@ DEPENDENCIES = ("numpy", "msgspec", "multiprocess", "posix_ipc", "psutil", "rich
 
 def add_parser(commands: Commands) -> None:
     """Describe the command."""
-    parser = commands.add_parser("version", help=cli.COMMANDS["version"], description="Say which versions these are.")
+    parser = commands.add_parser(
+        "version", help=cli.COMMANDS["version"], description="Say which versions these are."
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 

@@ -18,7 +18,9 @@ def visiting_node(name: str, transports: tuple[str, ...], secret: bytes) -> Iter
     check_environment()
     driver, slab = Driver(False, name, math.inf), Slab()  # no stalls: nobody's handlers run here
     try:
-        node = Node(driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0)
+        node = Node(
+            driver.reactor, driver, slab, secret, limits_from(None), transports, "127.0.0.1", 0
+        )
         try:
             yield node
         finally:

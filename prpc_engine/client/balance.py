@@ -1,29 +1,37 @@
-"""Which server gets the next call. Decides only: no clock, no I/O and no threads here; `now` and the randomness are handed in.
+"""Which server gets the next call. Decides only: no clock, no I/O and no threads here; `now` and
+the randomness are handed in.
 
-    policy              who gets it, of those that are not ejected
-    least_outstanding   the one with fewer calls in flight of two chosen at random; a local one counts as having some less
-    random              each as likely as the others
-    round_robin         one after the other
-    local_first         as least_outstanding among the local ones; where there is none, among all
+    policy             who gets it, of those that are not ejected
+    least_outstanding  the one with fewer calls in flight of two chosen at random; a local one
+                       counts as having some less
+    random             each as likely as the others
+    round_robin        one after the other
+    local_first        as least_outstanding among the local ones; where there is none, among all
 
 A server that keeps failing is set aside for a while, then one call at a time tries it:
 
-    state     event                                    next
-    well      failure                                  suspect   (weighed by WEIGHTS)
-    suspect   ok, and it was not ejected lately        well      (forgotten: nothing is kept of those that are well)
-    suspect   ok, but it was                           suspect   (its row of failures ends; FORGIVEN_S later it is well)
-    suspect   failures in a row weigh WEIGHT_EJECTED   ejected   (unless EJECTED_SHARE_MAX of all are: then it stays)
-    ejected   its time is over, and a pick comes       probing   (that pick gets it, others do not)
-    ejected   failure, of a call from before           ejected   (known already)
-    probing   failure                                  ejected   (for about twice as long as the last time)
-    probing   no word for PROBE_S_MAX, a pick comes    probing   (that pick gets it: the first may have been cancelled)
-    ejected   ok, of whatever call                     suspect
-    probing   ok                                       suspect
+    state    event                                   next
+    well     failure                                 suspect  (weighed by WEIGHTS)
+    suspect  ok, and it was not ejected lately       well     (forgotten: nothing is kept of those
+                                                              that are well)
+    suspect  ok, but it was                          suspect  (its row of failures ends; FORGIVEN_S
+                                                              later it is well)
+    suspect  failures in a row weigh WEIGHT_EJECTED  ejected  (unless EJECTED_SHARE_MAX of all are:
+                                                              then it stays)
+    ejected  its time is over, and a pick comes      probing  (that pick gets it, others do not)
+    ejected  failure, of a call from before          ejected  (known already)
+    probing  failure                                 ejected  (for about twice as long as the last
+                                                              time)
+    probing  no word for PROBE_S_MAX, a pick comes   probing  (that pick gets it: the first may have
+                                                              been cancelled)
+    ejected  ok, of whatever call                    suspect
+    probing  ok                                      suspect
 
-Invariant: a pick gives an ejected server only when no other is left, and then the one whose time ends first. So ejection alone
-never leaves a caller without a server.
+Invariant: a pick gives an ejected server only when no other is left, and then the one whose time
+ends first. So ejection alone never leaves a caller without a server.
 
-`ailing` holds all that are not well. While it is empty, which is the rule, an ok need not be reported and `now` is not looked at.
+`ailing` holds all that are not well. While it is empty, which is the rule, an ok need not be
+reported and `now` is not looked at.
 """
 
 from __future__ import annotations
@@ -49,16 +57,19 @@ from prpc_engine.errors import (
 )
 from shard import is_finite
 
-# How much sooner a local server is asked than a remote one, in calls in flight. Shared memory answers a small call in a fraction
-# of what tcp takes, so one or two waiting there are still overtaken by nobody; more, and the local server is the slower one.
+# How much sooner a local server is asked than a remote one, in calls in flight. Shared memory
+# answers a small call in a fraction of what tcp takes, so one or two waiting there are still
+# overtaken by nobody; more, and the local server is the slower one.
 LOCAL_ADVANTAGE = 2
 
-# Failures in a row that eject: 3 that say nobody is there, or 6 that a merely busy server would show as well.
+# Failures in a row that eject: 3 that say nobody is there, or 6 that a merely busy server would
+# show as well.
 WEIGHT_EJECTED = 6
-# When half of the servers fail, the fault lies with us, the network or the load: to send all calls to the few that are left would
-# end those, too.
+# When half of the servers fail, the fault lies with us, the network or the load: to send all calls
+# to the few that are left would end those, too.
 EJECTED_SHARE_MAX = 0.5
-# For this long after it is back, an ejected server that fails again is ejected for twice as long as before.
+# For this long after it is back, an ejected server that fails again is ejected for twice as long as
+# before.
 FORGIVEN_S = 30.0
 # A probe without an outcome (its caller gave it up) keeps others from probing for so long.
 PROBE_S_MAX = 5.0
@@ -88,7 +99,9 @@ _OUTCOMES: tuple[tuple[type[BaseException], Outcome], ...] = (
 
 
 def outcome_of(error: BaseException | None) -> Outcome | None:
-    """What an attempt's error (None: it has a value) says about its server; None when it says nothing, as when we cancelled."""
+    """What an attempt's error (None: it has a value) says about its server; None when it says
+    nothing, as when we cancelled.
+    """
     if error is None:
         return Outcome.OK
     return next((outcome for kind, outcome in _OUTCOMES if isinstance(error, kind)), None)
@@ -96,11 +109,13 @@ def outcome_of(error: BaseException | None) -> Outcome | None:
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to wait after failures in a row: a random part of a bound that doubles, so that callers do not come all at once.
+    """How long to wait after failures in a row: a random part of a bound that doubles, so that
+    callers do not come all at once.
 
-    first_s   the bound after the first failure
-    max_s     where doubling ends
-    certain   the share of the bound that is always waited; 0.0 is full jitter, which spreads callers best
+    first_s  the bound after the first failure
+    max_s    where doubling ends
+    certain  the share of the bound that is always waited; 0.0 is full jitter, which spreads callers
+             best
 
     Raises ConfigError for times below zero and shares outside 0 to 1.
     """
@@ -110,7 +125,9 @@ class Backoff:
     certain: float = 0.0
 
     def __post_init__(self) -> None:
-        are_numbers = all(is_finite(value, 0.0) for value in (self.first_s, self.max_s, self.certain))
+        are_numbers = all(
+            is_finite(value, 0.0) for value in (self.first_s, self.max_s, self.certain)
+        )
         if not (are_numbers and self.first_s <= self.max_s and self.certain <= 1.0):
             raise ConfigError(f"{self}: 0 <= first_s <= max_s and 0 <= certain <= 1 are allowed")
 
@@ -125,13 +142,15 @@ class Backoff:
         return self.bound_s(failures) * (self.certain + (1.0 - self.certain) * random.random())
 
 
-_DOUBLINGS_MAX = 64  # of a microsecond, even: longer than any max_s; and 2.0**1024 is an OverflowError
+# of a microsecond, even: longer than any max_s; and 2.0**1024 is an OverflowError
+_DOUBLINGS_MAX = 64
 
-# How long a server is set aside: not long, because a connection that was merely reset works again at once; in the end as long
-# as a server that starts again may take. At least half of it is certain: with full jitter some would not be set aside at all.
+# How long a server is set aside: not long, because a connection that was merely reset works again
+# at once; in the end as long as a server that starts again may take. At least half of it is
+# certain: with full jitter some would not be set aside at all.
 EJECTION = Backoff(first_s=0.2, max_s=10.0, certain=0.5)
-# Between attempts to reconnect to one address: the first at once or nearly so, then so seldom that a hundred clients who wait for
-# one server make some 20 attempts a second between them.
+# Between attempts to reconnect to one address: the first at once or nearly so, then so seldom that
+# a hundred clients who wait for one server make some 20 attempts a second between them.
 RECONNECT = Backoff(first_s=0.05, max_s=5.0)
 
 
@@ -155,7 +174,9 @@ class Routable(Protocol):
 
     @property
     def in_flight(self) -> Sized:
-        """What waits for its answer: its length counts. A table of calls serves as it is, so that counting costs one len()."""
+        """What waits for its answer: its length counts. A table of calls serves as it is, so that
+        counting costs one len().
+        """
         ...
 
 
@@ -171,8 +192,9 @@ class Policy(Protocol):
 
 
 class LeastOutstanding:
-    """The less loaded of two chosen at random: nearly as even as the least loaded of all, at a cost that does not grow with them,
-    and clients that see the same loads do not all run to the same server."""
+    """The less loaded of two chosen at random: nearly as even as the least loaded of all, at a cost
+    that does not grow with them, and clients that see the same loads do not all run to the same
+    server."""
 
     def __init__(self, random: Random, local_advantage: int) -> None:
         self._random = random.random
@@ -191,7 +213,8 @@ class LeastOutstanding:
             lead += self._local_advantage
         if two.is_local:
             lead -= self._local_advantage
-        return one if lead >= 0 else two  # on a tie the first: which of the two is first was random already
+        # on a tie the first: which of the two is first was random already
+        return one if lead >= 0 else two
 
 
 class RandomChoice:
@@ -206,10 +229,13 @@ class RandomChoice:
 
 
 class RoundRobin:
-    """One after the other, from a random start: many clients that begin together do not all begin with the same server."""
+    """One after the other, from a random start: many clients that begin together do not all begin
+    with the same server.
+    """
 
     def __init__(self, random: Random, local_advantage: int) -> None:
-        self._turn = itertools.count(random.randrange(1 << 16)).__next__  # one call in C: no thread sees another's turn
+        # one call in C: no thread sees another's turn
+        self._turn = itertools.count(random.randrange(1 << 16)).__next__
 
     def choose(self, routes: Sequence[R]) -> R:
         """The next one in turn. Any thread may ask."""
@@ -221,10 +247,13 @@ class LocalFirst:
 
     def __init__(self, random: Random, local_advantage: int) -> None:
         self._least = LeastOutstanding(random, 0).choose
-        self._known: tuple[Sequence[Any], Sequence[Any]] = ((), ())  # what was asked last, and the local ones of it or all
+        # what was asked last, and the local ones of it or all
+        self._known: tuple[Sequence[Any], Sequence[Any]] = ((), ())
 
     def choose(self, routes: Sequence[R]) -> R:
-        """As LeastOutstanding among the local routes; where there is none, among all. Any thread may ask."""
+        """As LeastOutstanding among the local routes; where there is none, among all. Any thread
+        may ask.
+        """
         asked, preferred = self._known
         if asked is not routes:
             preferred = [route for route in routes if route.is_local] or routes
@@ -260,7 +289,8 @@ class Health:
     failures: int = 0  # in a row
     weight: int = 0  # of those
     ejections: int = 0  # until it is forgiven
-    until: float = 0.0  # ejected: when a probe may go; probing: when another may; suspect: when it is forgiven
+    # ejected: when a probe may go; probing: when another may; suspect: when it is forgiven
+    until: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -292,11 +322,13 @@ class Balancer(Generic[R]):
     """Chooses which of one client's routes gets a call, and sets servers aside that keep failing.
 
     policy           a name in POLICIES
-    local_advantage  for least_outstanding: by how many calls in flight a local server counts as less loaded
-    guard            held while anything changes: a threading.Lock where several threads call, who else needs none
+    local_advantage  for least_outstanding: by how many calls in flight a local server counts as
+                     less loaded
+    guard            held while anything changes: a threading.Lock where several threads call, who
+                     else needs none
 
-    Raises ConfigError for a policy that is not there and an advantage below zero. States: the table at
-    the file's head.
+    Raises ConfigError for a policy that is not there and an advantage below zero. States: the table
+    at the file's head.
     """
 
     def __init__(
@@ -308,17 +340,24 @@ class Balancer(Generic[R]):
         guard: AbstractContextManager[Any] | None = None,
     ) -> None:
         if policy not in POLICIES:
-            raise ConfigError(f"balance policy {policy!r} is not known: use one of {', '.join(map(repr, POLICIES))}")
+            raise ConfigError(
+                f"balance policy {policy!r} is not known: use one of "
+                f"{', '.join(map(repr, POLICIES))}"
+            )
         if local_advantage < 0:
-            raise ConfigError(f"local_advantage={local_advantage}: a number of calls in flight, 0 or more")
+            raise ConfigError(
+                f"local_advantage={local_advantage}: a number of calls in flight, 0 or more"
+            )
         self.policy = policy
         self.ailing: dict[R, Health] = {}  # read by who may skip report(ok); changed here only
         self._choose: Callable[[Sequence[R]], R] = POLICIES[policy](random, local_advantage).choose
         self._random = random
         self._guard = guard if guard is not None else nullcontext()
         self._routes: tuple[R, ...] = ()
-        self._fit: tuple[R, ...] = ()  # replaced and never changed: pick() reads it without the guard
-        self._ejected: dict[R, Health] = {}  # those of ailing that are ejected or probing; replaced, too
+        # replaced and never changed: pick() reads it without the guard
+        self._fit: tuple[R, ...] = ()
+        # those of ailing that are ejected or probing; replaced, too
+        self._ejected: dict[R, Health] = {}
         self._ejections = self._spared = self._probes = self._last_resorts = 0
         self.set_routes(routes)
 
@@ -328,7 +367,9 @@ class Balancer(Generic[R]):
         return self._routes
 
     def set_routes(self, routes: Iterable[R]) -> None:
-        """From now on these; what is known of those that stay is kept, and of those that left forgotten."""
+        """From now on these; what is known of those that stay is kept, and of those that left
+        forgotten.
+        """
         with self._guard:
             self._routes = tuple(routes)
             staying = set(self._routes)
@@ -339,7 +380,8 @@ class Balancer(Generic[R]):
     def pick(self, now: float, avoid: Collection[R] = ()) -> R | None:
         """Who gets the next call; None when there are no routes at all.
 
-        A route in `avoid` is given only when every other is ejected. `now` counts only while `ailing` is not empty.
+        A route in `avoid` is given only when every other is ejected. `now` counts only while
+        `ailing` is not empty.
         """
         if self._ejected or avoid:
             return self._pick_with_care(now, avoid)
@@ -349,7 +391,9 @@ class Balancer(Generic[R]):
         return fit[0] if fit else None
 
     def report(self, route: R, outcome: Outcome, now: float) -> None:
-        """What became of an attempt. An ok must be reported only while `ailing` is not empty, everything else always."""
+        """What became of an attempt. An ok must be reported only while `ailing` is not empty,
+        everything else always.
+        """
         if outcome is Outcome.OK:
             if route in self.ailing:
                 with self._guard:
@@ -368,7 +412,9 @@ class Balancer(Generic[R]):
                     state=health.state.value,
                     failures=health.failures,
                     ejections=health.ejections,
-                    probed_in_s=max(0.0, health.until - now) if health.state is ServerState.EJECTED else 0.0,
+                    probed_in_s=max(0.0, health.until - now)
+                    if health.state is ServerState.EJECTED
+                    else 0.0,
                 )
                 for route, health in sorted(self.ailing.items(), key=lambda item: item[0].server_id)
             )
@@ -382,7 +428,7 @@ class Balancer(Generic[R]):
                 last_resorts=self._last_resorts,
             )
 
-    # -- with the guard held -------------------------------------------------------------------------------------------
+    # -- with the guard held -----------------------------------------------------------------------
 
     def _pick_with_care(self, now: float, avoid: Collection[R]) -> R | None:
         with self._guard:
@@ -392,14 +438,17 @@ class Balancer(Generic[R]):
                     health.until = now + PROBE_S_MAX
                     self._probes += 1
                     return route
-            # One that just failed this call and is not ejected failed less than those that are: they come last.
+            # One that just failed this call and is not ejected failed less than those that are:
+            # they come last.
             fit = [route for route in self._fit if route not in avoid] or self._fit
             if fit:
                 return self._choose(fit) if len(fit) > 1 else fit[0]
             if not self._ejected:
                 return None
             self._last_resorts += 1
-            return min(self._ejected, key=lambda route: (route in avoid, self._ejected[route].until))
+            return min(
+                self._ejected, key=lambda route: (route in avoid, self._ejected[route].until)
+            )
 
     def _answered(self, route: R, now: float) -> None:
         health = self.ailing.get(route)
@@ -426,7 +475,9 @@ class Balancer(Generic[R]):
             health.weight += WEIGHTS[outcome]
             if health.weight < WEIGHT_EJECTED:
                 return
-            if len(self._ejected) >= min(int(len(self._routes) * EJECTED_SHARE_MAX), len(self._routes) - 1):
+            if len(self._ejected) >= min(
+                int(len(self._routes) * EJECTED_SHARE_MAX), len(self._routes) - 1
+            ):
                 self._spared += 1
                 return
         health.state = ServerState.EJECTED
@@ -437,5 +488,9 @@ class Balancer(Generic[R]):
 
     def _sort(self) -> None:
         """Tell those that are fit from those that are not."""
-        self._ejected = {route: health for route, health in self.ailing.items() if health.state is not ServerState.SUSPECT}
+        self._ejected = {
+            route: health
+            for route, health in self.ailing.items()
+            if health.state is not ServerState.SUSPECT
+        }
         self._fit = tuple(route for route in self._routes if route not in self._ejected)

@@ -1,8 +1,10 @@
-"""What became of one client's calls: counted when a call fails, and for one in SAMPLE_EVERY when it is answered, so that a call
-that just succeeds pays nothing for it.
+"""What became of one client's calls: counted when a call fails, and for one in SAMPLE_EVERY when it
+is answered, so that a call that just succeeds pays nothing for it.
 
-    errors     {name of the error: calls, streams and notifications that ended with it}: after all attempts that were made
-    latency    of one answered call in SAMPLE_EVERY, from when it was sent to when its answer was here, by powers of two
+    errors   {name of the error: calls, streams and notifications that ended with it}: after all
+             attempts that were made
+    latency  of one answered call in SAMPLE_EVERY, from when it was sent to when its answer was
+             here, by powers of two
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from collections import Counter
 from prpc_engine.rpc.timing import BUCKETS, MethodTiming
 from shard import VALUE, Future
 
-SAMPLE_EVERY = 256  # a power of two. Noting one takes some 2 us: so 10 ns a call, where a call takes 4 us and more
+# a power of two. Noting one takes some 2 us: so 10 ns a call, where a call takes 4 us and more
+SAMPLE_EVERY = 256
 
 
 class CallFigures:
-    """Counts the calls of one client that fail, by error, and times the answered ones that time() is given.
+    """Counts the calls of one client that fail, by error, and times the answered ones that time()
+    is given.
 
-    Owned by the client's Directory. Thread-safe: calls end in any thread. Units: the list at the file's head.
+    Owned by the client's Directory. Thread-safe: calls end in any thread. Units: the list at the
+    file's head.
     """
 
     def __init__(self) -> None:

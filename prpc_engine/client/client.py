@@ -1,9 +1,11 @@
 """A client: one service by name, the servers that answer to it, and what it does when one does not.
 
-    fast path    the server is connected and takes the request: the Balancer picks, its Peer sends, in the calling thread
-    slow path    everything else: a pending call is handed to the Dispatcher (dispatcher.py), which connects, asks the master,
-                 waits and sends; the calling thread has its future at once
-    failure      the Dispatcher hears of it, and RetryState decides (retry.py): again, elsewhere or later, or the error
+    fast path  the server is connected and takes the request: the Balancer picks, its Peer sends, in
+               the calling thread
+    slow path  everything else: a pending call is handed to the Dispatcher (dispatcher.py), which
+               connects, asks the master, waits and sends; the calling thread has its future at once
+    failure    the Dispatcher hears of it, and RetryState decides (retry.py): again, elsewhere or
+               later, or the error
 
 Whatever happens to a call, it keeps its future and its deadline.
 """
@@ -47,15 +49,18 @@ NO_TIMING = MethodTiming(0.0, 0, (0,) * BUCKETS)
 class ClientStatistics(BalancerStatistics):
     """Who gets no calls and why; what was sent more than once, and what waits; how calls ended."""
 
-    waiting: int  # calls that wait for a connection, or for another attempt, before they leave for the first time
+    # calls that wait for a connection, or for another attempt, before they leave for the first time
+    waiting: int
     retries: int  # attempts after one that may have reached a server
     retries_refused: int  # for the budget
     hedges: int = 0  # sent
     hedges_won: int = 0  # of those, how many answered first
     hedges_refused: int = 0  # for the budget
     calls: int = 0  # and streams that were begun, whatever became of them
-    errors: Mapping[str, int] = field(default_factory=dict)  # calls, streams and notifications that ended so, by error
-    latency: MethodTiming = NO_TIMING  # of one answered call in SAMPLE_EVERY, until its answer was here
+    # calls, streams and notifications that ended so, by error
+    errors: Mapping[str, int] = field(default_factory=dict)
+    # of one answered call in SAMPLE_EVERY, until its answer was here
+    latency: MethodTiming = NO_TIMING
 
     @property
     def timeouts(self) -> int:
@@ -66,17 +71,20 @@ class ClientStatistics(BalancerStatistics):
 class RpcClient:
     """Calls to one service. Made by RpcService.create_client(); thread-safe. A context manager.
 
-    The balance policy picks a server for each call; `..._to` forms name it, `..._by` forms choose it by a key. A call that did
-    not reach a server goes to another one by itself; what may have run is repeated only when the method is idempotent: registered
-    so by the server (prpc_engine.idempotent), or named in create_client().
+    The balance policy picks a server for each call; `..._to` forms name it, `..._by` forms choose
+    it by a key. A call that did not reach a server goes to another one by itself; what may have run
+    is repeated only when the method is idempotent: registered so by the server
+    (prpc_engine.idempotent), or named in create_client().
 
-    Calls of a named server go to no other one and are never repeated. While the master lists that server and it cannot be
-    reached, they wait for it until their deadline, as other calls do; when it is not listed they end with NoServer. With
-    RetryPolicy(unsent_max=1) they end with the first failure instead.
+    Calls of a named server go to no other one and are never repeated. While the master lists that
+    server and it cannot be reached, they wait for it until their deadline, as other calls do; when
+    it is not listed they end with NoServer. With RetryPolicy(unsent_max=1) they end with the first
+    failure instead.
 
-    Every verb raises the errors of prpc_engine.errors; `timeout_s` is in seconds, None waits as long as the connection lasts.
-    submit(), stream() and notify() never wait, not for a connection either. What is wrong with the arguments, and that the client
-    is closed, they raise themselves; everything else is the outcome of the future, or of the stream.
+    Every verb raises the errors of prpc_engine.errors; `timeout_s` is in seconds, None waits as
+    long as the connection lasts. submit(), stream() and notify() never wait, not for a connection
+    either. What is wrong with the arguments, and that the client is closed, they raise themselves;
+    everything else is the outcome of the future, or of the stream.
     """
 
     def __init__(
@@ -101,13 +109,20 @@ class RpcClient:
         source = random.Random()
         self._directory = Directory(name, node, lookup, balance, source)
         self._directory.on_change = self._set_routes
-        self._pick, self._to, self._by = self._directory.pick, self._directory.to, self._directory.by
+        self._pick, self._to, self._by = (
+            self._directory.pick,
+            self._directory.to,
+            self._directory.by,
+        )
         self._ailing = self._directory.balancer.ailing
-        self._dispatcher = Dispatcher(self, self._directory, node, retry or RetryPolicy(), source, idempotent)
+        self._dispatcher = Dispatcher(
+            self, self._directory, node, retry or RetryPolicy(), source, idempotent
+        )
         self._named = Named(self._dispatcher, self._directory)
         self._count_call = self._dispatcher.budget.count_call
         self._figures = self._directory.figures
-        self._named_calls = itertools.count()  # of a named server, and streams: those get no retries
+        # of a named server, and streams: those get no retries
+        self._named_calls = itertools.count()
         self._count_named = self._named_calls.__next__
         self._directory.set_entries(entries)
 
@@ -126,7 +141,9 @@ class RpcClient:
 
     def server_of_rank(self, rank: int) -> int | None:
         """The id of the first server on that node, or None."""
-        return min((route.server_id for route in self._routes.values() if route.rank == rank), default=None)
+        return min(
+            (route.server_id for route in self._routes.values() if route.rank == rank), default=None
+        )
 
     def statistics(self) -> ClientStatistics:
         """A snapshot."""
@@ -136,12 +153,13 @@ class RpcClient:
             waiting=self._dispatcher.waiting,
             retries=budget.taken,
             retries_refused=budget.refused,
-            calls=budget.calls + int(repr(self._named_calls)[len("count(") : -1]),  # its next number, without taking it
+            # its next number, without taking it
+            calls=budget.calls + int(repr(self._named_calls)[len("count(") : -1]),
             errors=self._figures.errors,
             latency=self._figures.latency,
         )
 
-    # -- verbs ---------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------
 
     def call(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """The method's result. Blocks; this thread drives the reactor meanwhile."""
@@ -151,7 +169,9 @@ class RpcClient:
         if call.finished == VALUE:
             return call._outcome
         failed = [call]
-        del call  # else error, traceback, this frame and the call hold each other until a collection of garbage
+        # else error, traceback, this frame and the call hold each other until a collection of
+        # garbage
+        del call
         return failed.pop().result()
 
     def submit(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
@@ -159,10 +179,12 @@ class RpcClient:
         return self._request(method, args, timeout_s, False)
 
     def notify(self, method: str, *args: Any, wait: bool = False) -> None:
-        """Send and do not ask for an answer: at most once, and nobody says when it failed there (the server logs it).
+        """Send and do not ask for an answer: at most once, and nobody says when it failed there
+        (the server logs it).
 
-        Where the server is not connected yet, it leaves later: that it could not is logged then; or `wait` for it here, for
-        TIMEOUT_S seconds at most, and it is raised. Order is kept among messages below 256 KiB; over tcp a small one may overtake
+        Where the server is not connected yet, it leaves later: that it could not is logged then; or
+        `wait` for it here, for TIMEOUT_S seconds at most, and it is raised. Order is kept among
+        messages below 256 KiB; over tcp a small one may overtake
         a larger one: call() where order matters."""
         self._notify(self._only or self._pick(), method, args, self, wait)
 
@@ -171,34 +193,57 @@ class RpcClient:
         self._notify(self._to(server_id), method, args, self._named, wait)
 
     def broadcast(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> list[Any]:
-        """The method's result from every server known here, in order of server id. Raises the first error."""
+        """The method's result from every server known here, in order of server id. Raises the first
+        error.
+        """
         self._check_open()
-        calls = [self.submit_to(server_id, method, *args, timeout_s=timeout_s) for server_id in self.server_ids]
+        calls = [
+            self.submit_to(server_id, method, *args, timeout_s=timeout_s)
+            for server_id in self.server_ids
+        ]
         return [call.result() for call in calls]
 
-    def call_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
+    def call_to(
+        self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S
+    ) -> Any:
         """As call(), of one server."""
-        return self._request_to(self._to(server_id), method, args, timeout_s, True, self._named).result()
+        return self._request_to(
+            self._to(server_id), method, args, timeout_s, True, self._named
+        ).result()
 
-    def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
+    def submit_to(
+        self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S
+    ) -> Call:
         """As submit(), of one server."""
         return self._request_to(self._to(server_id), method, args, timeout_s, False, self._named)
 
-    def call_by(self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """As call(), of the server that owns `key` among those known here: equal keys go to one server as long as all stay."""
-        return self._request_to(self._by(key), method, args, timeout_s, True, self._owner_of(key)).result()
+    def call_by(
+        self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S
+    ) -> Any:
+        """As call(), of the server that owns `key` among those known here: equal keys go to one
+        server as long as all stay.
+        """
+        return self._request_to(
+            self._by(key), method, args, timeout_s, True, self._owner_of(key)
+        ).result()
 
-    def submit_by(self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Call:
+    def submit_by(
+        self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S
+    ) -> Call:
         """As submit(), of the server that owns `key`."""
         return self._request_to(self._by(key), method, args, timeout_s, False, self._owner_of(key))
 
     def stream(self, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
-        """Begin a stream: iterate over what the method yields, send() what it takes (stream.py). `timeout_s` is for all of it.
+        """Begin a stream: iterate over what the method yields, send() what it takes (stream.py).
+        `timeout_s` is for all of it.
 
-        As submit() this never waits: what keeps the stream from being opened is raised by its first use, or by `async with`."""
+        As submit() this never waits: what keeps the stream from being opened is raised by its first
+        use, or by `async with`."""
         return self._stream(self._only or self._pick(), method, args, timeout_s, self)
 
-    def stream_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None = None) -> Stream:
+    def stream_to(
+        self, server_id: int, method: str, *args: Any, timeout_s: float | None = None
+    ) -> Stream:
         """As stream(), of one server."""
         return self._stream(self._to(server_id), method, args, timeout_s, self._named)
 
@@ -209,13 +254,17 @@ class RpcClient:
         stream_timeout_s: float | None = None,
         check: bool = False,
     ) -> P:
-        """This service behind the methods of a typing.Protocol, for type checkers to see (stub.py)."""
+        """This service behind the methods of a typing.Protocol, for type checkers to see
+        (stub.py).
+        """
         return bind(self, protocol, timeout_s, stream_timeout_s, check)
 
     def create_dealer(self, queue: ServerQueue | None = None) -> Dealer:
-        """A dealer that sends requests to this service and receives their responses; it ends with this client.
+        """A dealer that sends requests to this service and receives their responses; it ends with
+        this client.
 
-        With a queue it is a peer: it receives the requests of that too, and takes server ids for ranks."""
+        With a queue it is a peer: it receives the requests of that too, and takes server ids for
+        ranks."""
         dealer = Dealer(self.name, self._node.waiter, self, queue, by_rank=queue is not None)
         self._dealers[next(self._dealer_numbers)] = dealer
         if self._closed:
@@ -223,7 +272,9 @@ class RpcClient:
         return dealer
 
     def health(self, timeout_s: float | None = TIMEOUT_S) -> list[dict[str, Any]]:
-        """What every server says of itself: service, server_id, state ("serving", "stopping"), tasks, queued."""
+        """What every server says of itself: service, server_id, state ("serving", "stopping"),
+        tasks, queued.
+        """
         return self.broadcast(HEALTH, timeout_s=timeout_s)
 
     def describe(self, timeout_s: float | None = TIMEOUT_S) -> dict[str, dict[str, Any]]:
@@ -232,7 +283,9 @@ class RpcClient:
         return found
 
     def refresh(self) -> None:
-        """Ask the master who serves now. By itself a client is told of servers that come and go, and asks when a call fails."""
+        """Ask the master who serves now. By itself a client is told of servers that come and go,
+        and asks when a call fails.
+        """
         self._check_open()
         self._directory.refresh()
 
@@ -241,10 +294,11 @@ class RpcClient:
         self._directory.changed()
 
     def close(self) -> None:
-        """Call no more: calls and streams of this client that are under way end with Closed, and at their servers as cancelled
-        ones do. Connections stay, they belong to the service."""
+        """Call no more: calls and streams of this client that are under way end with Closed, and at
+        their servers as cancelled ones do. Connections stay, they belong to the service."""
         self._closed = True
-        for reference in self._dealers.valuerefs():  # copied at once: other threads make dealers meanwhile
+        # copied at once: other threads make dealers meanwhile
+        for reference in self._dealers.valuerefs():
             dealer = reference()
             if dealer is not None:
                 dealer.end(f"the client of {self.name!r}")
@@ -254,20 +308,30 @@ class RpcClient:
     def __enter__(self) -> RpcClient:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> RpcClient:
         return self
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
-    # -- one request ---------------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
-    def _request(self, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
+    def _request(
+        self, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool
+    ) -> Call:
         """To whichever server; it comes back here by failed() when that fails."""
         route = self._only or self._pick()
         peer = route.peer
@@ -278,14 +342,23 @@ class RpcClient:
                 self._count_call()
                 return self._dispatcher.begin(route, method, args, timeout_s, stable, self)
         try:
-            call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, self)
+            call = peer.request(
+                route,
+                method,
+                self._keys.get(method) or self._key(method),
+                args,
+                timeout_s,
+                stable,
+                self,
+            )
         except (errors.NotSent, errors.Backpressure) as error:
             return self._dispatcher.begin(route, method, args, timeout_s, stable, self, error)
         except errors.RpcError as error:
             self._figures.failed(error)
             raise
         finally:
-            number = self._count_call()  # once the request is on its way: it costs the caller nothing
+            # once the request is on its way: it costs the caller nothing
+            number = self._count_call()
         if self._ailing or not number & SAMPLE_MASK:
             self._watch(call, number)
         return call
@@ -301,7 +374,13 @@ class RpcClient:
         return Named(self._dispatcher, self._directory, key)
 
     def _request_to(
-        self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool, named: Named
+        self,
+        route: Route,
+        method: str,
+        args: tuple[Any, ...],
+        timeout_s: float | None,
+        stable: bool,
+        named: Named,
     ) -> Call:
         number = self._count_named()
         peer = route.peer
@@ -311,7 +390,15 @@ class RpcClient:
                 self._check_method(method)
                 return self._dispatcher.begin(route, method, args, timeout_s, stable, named)
         try:
-            call = peer.request(route, method, self._keys.get(method) or self._key(method), args, timeout_s, stable, named)
+            call = peer.request(
+                route,
+                method,
+                self._keys.get(method) or self._key(method),
+                args,
+                timeout_s,
+                stable,
+                named,
+            )
         except errors.NotSent as error:
             return self._dispatcher.begin(route, method, args, timeout_s, stable, named, error)
         except errors.RpcError as error:
@@ -321,7 +408,9 @@ class RpcClient:
             self._figures.time(call)
         return call
 
-    def _notify(self, route: Route, method: str, args: tuple[Any, ...], client: CallOwner, wait: bool) -> None:
+    def _notify(
+        self, route: Route, method: str, args: tuple[Any, ...], client: CallOwner, wait: bool
+    ) -> None:
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._dispatcher.peer_at_once(route)
@@ -335,7 +424,14 @@ class RpcClient:
         else:
             call.add_done_callback(_log_unsent)
 
-    def _stream(self, route: Route, method: str, args: tuple[Any, ...], timeout_s: float | None, client: CallOwner) -> Stream:
+    def _stream(
+        self,
+        route: Route,
+        method: str,
+        args: tuple[Any, ...],
+        timeout_s: float | None,
+        client: CallOwner,
+    ) -> Stream:
         peer = route.peer
         if peer is None or peer.lost:
             peer = self._dispatcher.peer_at_once(route)
@@ -362,7 +458,9 @@ class RpcClient:
         client: CallOwner,
         error: errors.RpcError | None = None,
     ) -> Stream:
-        call = self._dispatcher.begin(route, method, args, timeout_s, False, client, error, kind=stream_call)
+        call = self._dispatcher.begin(
+            route, method, args, timeout_s, False, client, error, kind=stream_call
+        )
         assert isinstance(call, StreamCall)
         return Stream(call, self._node.reactor.call_soon)
 
@@ -373,7 +471,9 @@ class RpcClient:
 
     def _check_method(self, method: str) -> None:
         if not isinstance(method, str):
-            raise errors.BadArguments(f"a method's name is a str, not {type(method).__name__} ({method!r})")
+            raise errors.BadArguments(
+                f"a method's name is a str, not {type(method).__name__} ({method!r})"
+            )
 
     def failed(self, call: Call, error: BaseException) -> bool:
         """Told by a call instead of its end; True: it is seen to, and the call stays pending."""

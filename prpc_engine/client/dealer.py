@@ -1,21 +1,27 @@
 """Dealers: requests and responses as messages, for those who come from pRPC.
 
     client.create_dealer()   sends requests and receives their responses, in any order; one a thread
-    server.create_dealer()   receives requests, and answers them whenever, from whichever dealer; several share one queue
+    server.create_dealer()   receives requests, and answers them whenever, from whichever dealer;
+                             several share one queue
     service.create_dealer(name)   both at once: peers of one name that address each other by rank
 
-    who waits             what ends the wait
-    recv_request          a request; timeout_s passed: TimeoutError
-    recv_response         a response, also one that says what went wrong (error_code); timeout_s passed: TimeoutError
-    sync_rpc_call         the response of its request
-    all of them           terminate(), close(), and the end of the client, server or service: Terminated, which is a Closed
+    who waits      what ends the wait
+    recv_request   a request; timeout_s passed: TimeoutError
+    recv_response  a response, also one that says what went wrong (error_code); timeout_s passed:
+                   TimeoutError
+    sync_rpc_call  the response of its request
+    all of them    terminate(), close(), and the end of the client, server or service: Terminated,
+                   which is a Closed
 
-    a request that waits for a dealer     what becomes of it
-    a dealer receives it                  it is answered by whoever has it; dropped unanswered: with an error
-    its deadline passes                   taken out of the queue: no dealer gets it, and it has no part in QUEUE_REQUESTS_MAX
-    its caller gives it up, or is lost    the same; a one-way request stays, as nobody waits for it
+    a request that waits for a dealer   what becomes of it
+    a dealer receives it                it is answered by whoever has it; dropped unanswered: with
+                                        an error
+    its deadline passes                 taken out of the queue: no dealer gets it, and it has no
+                                        part in QUEUE_REQUESTS_MAX
+    its caller gives it up, or is lost  the same; a one-way request stays, as nobody waits for it
 
-Unlike in pRPC a response belongs to its request by number: one that comes late is never taken for another's.
+Unlike in pRPC a response belongs to its request by number: one that comes late is never taken for
+another's.
 """
 
 from __future__ import annotations
@@ -38,7 +44,8 @@ from shard import ClosedError, Future
 
 REQUEST, ONE_WAY = "request", "one_way"
 QUEUE_REQUESTS_MAX = 65536  # received by nobody yet: beyond it callers are told to slow down
-REQUESTS_MAX = 65536  # of one dealer, in flight or answered: what a caller that never receives may hold of our memory
+# of one dealer, in flight or answered: what a caller that never receives may hold of our memory
+REQUESTS_MAX = 65536
 
 
 class ErrorCode(enum.IntEnum):
@@ -68,7 +75,9 @@ _CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
 
 
 class _Values:
-    """What a request or response carries: `message << value` appends one, read() takes the next out."""
+    """What a request or response carries: `message << value` appends one, read() takes the next
+    out.
+    """
 
     def __init__(self, *values: Any) -> None:
         self.values = list(values)
@@ -143,7 +152,9 @@ class DealerClient(Protocol):
 
     def submit(self, method: str, *args: Any, timeout_s: float | None) -> Future: ...
 
-    def submit_to(self, server_id: int, method: str, *args: Any, timeout_s: float | None) -> Future: ...
+    def submit_to(
+        self, server_id: int, method: str, *args: Any, timeout_s: float | None
+    ) -> Future: ...
 
     def notify(self, method: str, *args: Any, wait: bool) -> None: ...
 
@@ -151,7 +162,9 @@ class DealerClient(Protocol):
 
 
 class ServerQueue:
-    """What a server of dealers serves: it takes every request in, for whichever dealer asks next."""
+    """What a server of dealers serves:
+    it takes every request in, for whichever dealer asks next.
+    """
 
     def __init__(self, name: str, waiter: Waits | None) -> None:
         self.name = name
@@ -191,7 +204,8 @@ class ServerQueue:
 
 
 class Dealer:
-    """Sends requests and receives their responses, or receives requests and answers them, or both: by messages.
+    """Sends requests and receives their responses, or receives requests and answers them, or both:
+    by messages.
 
     name     of the service, for texts
     waiter   who turns the reactor while a thread waits
@@ -199,8 +213,8 @@ class Dealer:
     queue    has the server's requests; None: recv_request() raises ConfigError
     by_rank  a request's `dest_rank` is taken for a server id
 
-    Made by create_dealer() of a client (has the client), a server (the queue), or a service (both). One
-    thread at a time uses it; terminate() and close() may come from any, and end its waits with
+    Made by create_dealer() of a client (has the client), a server (the queue), or a service (both).
+    One thread at a time uses it; terminate() and close() may come from any, and end its waits with
     Terminated. What ends a wait, and what becomes of requests: the tables at the file's head.
     """
 
@@ -217,15 +231,20 @@ class Dealer:
         self._queue = queue
         self._by_rank = by_rank  # server ids are ranks
         self._responses = Mailbox(f"a dealer of {name!r}", waiter)
-        # Changed by this thread and the one that completes: single steps, so no lock. None: it is being sent.
+        # Changed by this thread and the one that completes: single steps, so no lock. None: it is
+        # being sent.
         self._pending: dict[RpcRequest, Future | None] = {}
-        self._ending = Ending()  # of recv_request() and sync_rpc_call(); the mailbox has its own of recv_response()
+        # of recv_request() and sync_rpc_call(); the mailbox has its own of recv_response()
+        self._ending = Ending()
 
-    # -- who asks --------------------------------------------------------------------------------------------------------
+    # -- who asks ----------------------------------------------------------------------------------
 
     def _asking(self) -> DealerClient:
         if self._client is None:
-            raise errors.ConfigError("this dealer answers requests; one that sends them comes from client.create_dealer()")
+            raise errors.ConfigError(
+                "this dealer answers requests; one that sends them comes from "
+                "client.create_dealer()"
+            )
         return self._client
 
     def _server_id(self, request: RpcRequest) -> int | None:
@@ -236,30 +255,38 @@ class Dealer:
         client = self._asking()
         server_id = client.server_of_rank(request.dest_rank)
         if server_id is None:
-            raise errors.NoServer(f"no server of {self.name!r} has rank {request.dest_rank}; there are ranks {client.ranks}")
+            raise errors.NoServer(
+                f"no server of {self.name!r} has rank {request.dest_rank}; "
+                f"there are ranks {client.ranks}"
+            )
         return server_id
 
     def send_request(self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S) -> None:
-        """Send it; its response comes by recv_response(), also when it is that the request failed or `timeout_s` passed.
+        """Send it; its response comes by recv_response(), also when it is that the request failed
+        or `timeout_s` passed.
 
-        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not received; Closed; BadArguments for
-        seconds that are none."""
+        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not
+        received; Closed; BadArguments for seconds that are none."""
         wait_in_ms(timeout_s)
         self._asking()
         self._ending.check()
         if len(self._pending) + len(self._responses) >= REQUESTS_MAX:
             raise errors.Backpressure(
-                f"{len(self._pending)} requests of this dealer are in flight and {len(self._responses)} responses wait to be "
+                f"{len(self._pending)} requests of this dealer are in flight and "
+                f"{len(self._responses)} responses wait to be "
                 f"received, {REQUESTS_MAX} in all are allowed: call recv_response()"
             )
         self._pending[request] = None
         try:
             call = self._pending[request] = self._submit(request, timeout_s)
         except BaseException as error:
-            if isinstance(error, errors.RpcError) and not isinstance(error, errors.Closed | errors.ShmFull):
+            if isinstance(error, errors.RpcError) and not isinstance(
+                error, errors.Closed | errors.ShmFull
+            ):
                 self._finish(request, error, None)
                 return
-            self._pending.pop(request, None)  # ShmFull, or a bug; or nobody could receive the response
+            # ShmFull, or a bug; or nobody could receive the response
+            self._pending.pop(request, None)
             raise
         call.add_done_callback(lambda done: self._answered(request, done))
         if self._ending.error is not None:  # closed meanwhile
@@ -283,9 +310,11 @@ class Dealer:
         self._responses.put(response)
 
     def send_request_one_way(self, request: RpcRequest) -> None:
-        """Send it and expect nothing. Where its server is not connected yet, waits until it has left, TIMEOUT_S seconds at most.
+        """Send it and expect nothing. Where its server is not connected yet, waits until it has
+        left, TIMEOUT_S seconds at most.
 
-        Raises what kept it from being sent: NoServer, NotSent, Backpressure, DeadlineExceeded, Closed."""
+        Raises what kept it from being sent: NoServer, NotSent, Backpressure, DeadlineExceeded,
+        Closed."""
         client = self._asking()
         self._ending.check()
         server_id = self._server_id(request)
@@ -301,11 +330,14 @@ class Dealer:
         response: RpcResponse = self._responses.get(timeout_s)
         return response
 
-    def sync_rpc_call(self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S) -> RpcResponse:
-        """Send it and wait for its own response, whatever else arrives. Its error_code says how it went.
+    def sync_rpc_call(
+        self, request: RpcRequest, timeout_s: float | None = TIMEOUT_S
+    ) -> RpcResponse:
+        """Send it and wait for its own response, whatever else arrives. Its error_code says how it
+        went.
 
-        Raises Closed (Terminated is one) where this dealer, its client or its service is closed or terminated; BadArguments for
-        seconds that are none."""
+        Raises Closed (Terminated is one) where this dealer, its client or its service is closed or
+        terminated; BadArguments for seconds that are none."""
         wait_in_ms(timeout_s)
         self._asking()
         self._ending.check()
@@ -319,7 +351,9 @@ class Dealer:
                     call.cancel(self._responses.terminated())
                 response.values = list(call.result() or ())
         except ClosedError as error:  # of the driver
-            raise errors.Closed(f"a dealer of {self.name!r} waits no longer: its service was closed here") from error
+            raise errors.Closed(
+                f"a dealer of {self.name!r} waits no longer: its service was closed here"
+            ) from error
         except errors.Closed:
             raise
         except errors.RpcError as error:
@@ -331,20 +365,25 @@ class Dealer:
         """Requests whose response has not arrived."""
         return len(self._pending)
 
-    # -- who answers -----------------------------------------------------------------------------------------------------
+    # -- who answers -------------------------------------------------------------------------------
 
     def recv_request(self, timeout_s: float | None = None) -> RpcRequest:
-        """The next request that no other dealer of this server has received, and whose caller still waits.
+        """The next request that no other dealer of this server has received, and whose caller still
+        waits.
 
         Raises TimeoutError after `timeout_s` seconds, Terminated (a Closed), ConfigError."""
         if self._queue is None:
-            raise errors.ConfigError("this dealer sends requests; one that receives them comes from server.create_dealer()")
+            raise errors.ConfigError(
+                "this dealer sends requests; one that receives them comes from "
+                "server.create_dealer()"
+            )
         request: RpcRequest = self._queue.mailbox.get(timeout_s, self._ending)
         return request
 
     def send_response(self, response: RpcResponse) -> bool:
-        """Answer the response's request, received by this dealer or another. False when nobody waits for it: it was answered, its
-        deadline has passed, or its caller has given it up or is gone.
+        """Answer the response's request, received by this dealer or another. False when nobody
+        waits for it: it was answered, its deadline has passed, or its caller has given it up or is
+        gone.
 
         A response to a one-way request is dropped: nobody waits for it."""
         answer = response.request._answer
@@ -354,11 +393,11 @@ class Dealer:
             return answer.fail(response.error)
         return answer.reply(response.values)
 
-    # -- both ------------------------------------------------------------------------------------------------------------
+    # -- both --------------------------------------------------------------------------------------
 
     def terminate(self) -> None:
-        """End this dealer's waits with Terminated; of its server's too, as far as they wait for requests. What is in flight goes
-        on, but for the request of sync_rpc_call()."""
+        """End this dealer's waits with Terminated; of its server's too, as far as they wait for
+        requests. What is in flight goes on, but for the request of sync_rpc_call()."""
         self._responses.terminate()
         self._ending.end_waits(self._responses.terminated())
         if self._queue is not None:
@@ -376,7 +415,9 @@ class Dealer:
         return self._responses.is_terminated
 
     def close(self) -> None:
-        """Wait for nothing more: its waits end with Terminated, now and from now on, and its requests in flight are cancelled."""
+        """Wait for nothing more: its waits end with Terminated, now and from now on, and its
+        requests in flight are cancelled.
+        """
         self.end("this dealer")
 
     def end(self, what: str) -> None:
@@ -391,5 +432,10 @@ class Dealer:
     def __enter__(self) -> Dealer:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

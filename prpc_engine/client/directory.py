@@ -1,13 +1,16 @@
-"""The servers of one service, as one client knows them: who gets a call, and when the master is asked who serves now.
+"""The servers of one service, as one client knows them: who gets a call, and when the master is
+asked who serves now.
 
-    asked                      by                             waits for
-    refresh()                  a user                         a look that begins after it was asked
-    after_look(then)           the dispatcher                     the same
-    changed()                  the watch of the service       nothing: it is repeated until a look succeeds
-    after_look_if_stale(...)   the dispatcher, after a failure    the look under way; if is_stale() says so, a new one; or nothing
+    asked                     by                             waits for
+    refresh()                 a user                         a look that begins after it was asked
+    after_look(then)          the dispatcher                     the same
+    changed()                 the watch of the service       nothing: it is repeated until a look
+                                                             succeeds
+    after_look_if_stale(...)  the dispatcher, after a failure    the look under way; if is_stale()
+                                                                 says so, a new one; or nothing
 
-One look is made at a time, in a thread of its own: the reactor's may be what asks, and the answer needs it.
-A look that fails (the master is away) leaves those known here as they are.
+One look is made at a time, in a thread of its own: the reactor's may be what asks, and the answer
+needs it. A look that fails (the master is away) leaves those known here as they are.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ Then = Callable[[BaseException | None], object]  # what follows a look, told wha
 
 
 class Directory:
-    """Knows the servers of one service for one client, chooses who gets a call, and asks the master who serves now.
+    """Knows the servers of one service for one client, chooses who gets a call, and asks the master
+    who serves now.
 
     name     of the service
     node     in whose reactor goes on what waited for a look
@@ -44,11 +48,17 @@ class Directory:
     balance  the name of a policy (balance.py); `random` is for its choices
 
     `on_change(routes by server id)` hears of every change. Owned by a client, which closes it;
-    thread-safe. Raises ConfigError. Who asks, and what that waits for: the table at the file's head.
+    thread-safe. Raises ConfigError. Who asks, and what that waits for: the table at the file's
+    head.
     """
 
     def __init__(
-        self, name: str, node: Node, lookup: Callable[[], list[ServerEntry]], balance: str, random: random.Random
+        self,
+        name: str,
+        node: Node,
+        lookup: Callable[[], list[ServerEntry]],
+        balance: str,
+        random: random.Random,
     ) -> None:
         self.name = name
         self.figures = CallFigures()
@@ -65,11 +75,12 @@ class Directory:
         self._closed = False
         self._refreshed = 0.0  # when the last look began
         self._guard = threading.Lock()  # of what follows, and of the entries once there are looks
-        self._looking: list[Then] | None = None  # who waits for the look under way; None: there is none
+        # who waits for the look under way; None: there is none
+        self._looking: list[Then] | None = None
         self._next: list[Then] = []  # who waits for the one after that
         self._is_due = False  # changed() is to be repeated; the reactor's
 
-    # -- who gets a call -----------------------------------------------------------------------------------------------
+    # -- who gets a call ---------------------------------------------------------------------------
 
     def pick(self, avoid: tuple[Route, ...] = ()) -> Route:
         """Who gets the next call; one that is sought when none is known."""
@@ -79,34 +90,51 @@ class Directory:
         """The same. Raises NoServer."""
         route = self._pick(time.monotonic(), ())
         if route is None:
-            raise errors.NoServer(f"{self.name!r} has no live server at present: start one, or wait for it with create_client()")
+            raise errors.NoServer(
+                f"{self.name!r} has no live server at present: start one, "
+                "or wait for it with create_client()"
+            )
         return route
 
     def to(self, server_id: int) -> Route:
         """The server of that id; one that is sought when it is not known."""
         return self.routes.get(server_id) or Sought(
-            self.name, f"server {server_id} of {self.name!r}", partial(self._find, server_id), self.figures
+            self.name,
+            f"server {server_id} of {self.name!r}",
+            partial(self._find, server_id),
+            self.figures,
         )
 
     def _find(self, server_id: int) -> Route:
         route = self.routes.get(server_id)
         if route is None:
-            raise errors.NoServer(f"{self.name!r} has no server {server_id}; it has: {list(self.server_ids)}")
+            raise errors.NoServer(
+                f"{self.name!r} has no server {server_id}; it has: {list(self.server_ids)}"
+            )
         return route
 
     def by(self, key: int | str | bytes) -> Route:
         """The owner of that key among those known; one that is sought when none is."""
-        number = key if isinstance(key, int) else zlib.crc32(key.encode() if isinstance(key, str) else key)
+        number = (
+            key
+            if isinstance(key, int)
+            else zlib.crc32(key.encode() if isinstance(key, str) else key)
+        )
         owners = self._owners
         if owners:
             return owners[number % len(owners)]
-        return Sought(self.name, f"the server of {self.name!r} for key {key!r}", partial(self._find_by, number), self.figures)
+        return Sought(
+            self.name,
+            f"the server of {self.name!r} for key {key!r}",
+            partial(self._find_by, number),
+            self.figures,
+        )
 
     def _find_by(self, number: int) -> Route:
         owners = self._owners
         return owners[number % len(owners)] if owners else self.find_any()
 
-    # -- who is known --------------------------------------------------------------------------------------------------
+    # -- who is known ------------------------------------------------------------------------------
 
     def set_entries(self, entries: list[ServerEntry]) -> None:
         """From now on these; the way to those that stay is kept."""
@@ -124,15 +152,21 @@ class Directory:
         self.on_change(routes)
 
     def refresh(self) -> None:
-        """Ask the master who serves now; waits for as long as two lookups take. Raises what the lookup raises, Closed."""
+        """Ask the master who serves now; waits for as long as two lookups take. Raises what the
+        lookup raises, Closed.
+        """
         try:
             self._look_to_come().result()
         except ClosedError as error:
-            raise errors.Closed(f"this side was closed before the servers of {self.name!r} were looked up") from error
+            raise errors.Closed(
+                f"this side was closed before the servers of {self.name!r} were looked up"
+            ) from error
 
     def _look_to_come(self) -> Future:
         done = Future(self._node.waiter)
-        self.after_look(lambda failure: done.set_result(None) if failure is None else done.set_error(failure))
+        self.after_look(
+            lambda failure: done.set_result(None) if failure is None else done.set_error(failure)
+        )
         return done
 
     def changed(self) -> None:
@@ -150,8 +184,9 @@ class Directory:
         self.changed()
 
     def is_stale(self, error: BaseException, route: Route) -> bool:
-        """Whether a failure at that route makes another look worth while: not for every call of many that fail at once, but
-        always when a server says that it is not what our newest knowledge takes it for."""
+        """Whether a failure at that route makes another look worth while: not for every call of
+        many that fail at once, but always when a server says that it is not what our newest
+        knowledge takes it for."""
         if isinstance(error, errors.UnknownService) and self.routes.get(route.server_id) is route:
             return True
         return time.monotonic() - self._refreshed >= REFRESH_S_MIN
@@ -168,7 +203,8 @@ class Directory:
             then(None)
 
     def after_look(self, then: Then) -> None:
-        """Call then(what the look failed with, or None) in the reactor's thread, after a look at the master that begins now or
+        """Call then(what the look failed with, or None) in the reactor's thread, after a look at
+        the master that begins now or
         later: the one under way may have been answered before there was what is looked for."""
         with self._guard:
             if self._looking is not None:
@@ -184,7 +220,8 @@ class Directory:
             failure: BaseException | None = None
             try:
                 self._ask()
-            except Exception as error:  # the master is away, or this side was closed; whatever it is, somebody waits for it
+            except Exception as error:
+                # the master is away, or this side was closed; whatever it is, somebody waits for it
                 logger.debug("the servers of %r could not be looked up: %s", self.name, str(error))
                 failure = error
             with self._guard:

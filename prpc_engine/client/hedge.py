@@ -1,4 +1,5 @@
-"""A second request where the answer is slow: when it goes, and which answer counts. Decides only: no clock, no I/O.
+"""A second request where the answer is slow: when it goes, and which answer counts. Decides only:
+no clock, no I/O.
 
     race      event                                          next    done by the caller
     on        next_at comes, and hedge() allows one          on      send one more, elsewhere
@@ -21,12 +22,15 @@ from prpc_engine.errors import ConfigError
 from prpc_engine.rpc.call import NEVER
 from shard import is_count, is_finite
 
-HEDGE_SHARE = 0.05  # of all calls: what a quantile of 0.95 asks for, and no more when all answers become slow together
-HEDGE_DELAY_S_MIN = 0.001  # an earlier hedge costs more than the wait for an answer that takes so short
+# of all calls: what a quantile of 0.95 asks for, and no more when all answers become slow together
+HEDGE_SHARE = 0.05
+# an earlier hedge costs more than the wait for an answer that takes so short
+HEDGE_DELAY_S_MIN = 0.001
 SAMPLES_MIN = 64  # answers before a quantile is believed: 3 above that of 0.95
 SAMPLES_EVERY = 64  # answers from one look at all buckets to the next
 SAMPLES_MAX = 2048  # then every bucket is halved: what was long ago counts for less and less
-BUCKETS_PER_DOUBLING = 4  # a bucket's upper bound is 19 % above its lower one: the error of the quantile, at most
+# a bucket's upper bound is 19 % above its lower one: the error of the quantile, at most
+BUCKETS_PER_DOUBLING = 4
 BUCKET_OF_1_S = 20 * BUCKETS_PER_DOUBLING  # bucket 0 holds all below 1 us
 BUCKETS = BUCKET_OF_1_S + 12 * BUCKETS_PER_DOUBLING  # the last holds all above an hour
 
@@ -37,9 +41,10 @@ R = TypeVar("R")
 class HedgePolicy:
     """When the same is asked of a second server. Only for idempotent methods.
 
-    delay_s      seconds without an answer before a hedge; None: as long as `quantile` of the answers take
-    quantile     of the latencies: 0.95 hedges the slowest 5 %
-    hedges_max   a call, besides its first request
+    delay_s     seconds without an answer before a hedge; None: as long as `quantile` of the answers
+                take
+    quantile    of the latencies: 0.95 hedges the slowest 5 %
+    hedges_max  a call, besides its first request
 
     Raises ConfigError.
     """
@@ -50,15 +55,23 @@ class HedgePolicy:
 
     def __post_init__(self) -> None:
         if self.delay_s is not None and not is_finite(self.delay_s, 0.0):
-            raise ConfigError(f"delay_s={self.delay_s!r}: seconds from 0.0 are allowed, or None for a quantile")
+            raise ConfigError(
+                f"delay_s={self.delay_s!r}: seconds from 0.0 are allowed, or None for a quantile"
+            )
         if not is_finite(self.quantile, 0.0) or not 0.0 < self.quantile < 1.0:
-            raise ConfigError(f"quantile={self.quantile!r}: more than 0 and less than 1 is allowed, as 0.95")
+            raise ConfigError(
+                f"quantile={self.quantile!r}: more than 0 and less than 1 is allowed, as 0.95"
+            )
         if not is_count(self.hedges_max, 1):
-            raise ConfigError(f"hedges_max={self.hedges_max!r}: 1 or more are allowed; for none, leave hedging out")
+            raise ConfigError(
+                f"hedges_max={self.hedges_max!r}: 1 or more are allowed; for none, "
+                "leave hedging out"
+            )
 
 
 class LatencyQuantile:
-    """A quantile of recent latencies: one log2 and one list entry an answer, an upper bound at most 19 % too high.
+    """A quantile of recent latencies: one log2 and one list entry an answer, an upper bound at most
+    19 % too high.
 
     Two threads that observe at once may lose a sample, which changes nothing.
     """
@@ -72,7 +85,11 @@ class LatencyQuantile:
 
     def observe(self, latency_s: float) -> None:
         """One more answer."""
-        bucket = int(math.log2(latency_s) * BUCKETS_PER_DOUBLING + BUCKET_OF_1_S) if latency_s > 1e-6 else 0
+        bucket = (
+            int(math.log2(latency_s) * BUCKETS_PER_DOUBLING + BUCKET_OF_1_S)
+            if latency_s > 1e-6
+            else 0
+        )
         self._counts[bucket if bucket < BUCKETS else BUCKETS - 1] += 1
         self._samples += 1
         if self._samples >= self._look_at:
@@ -103,7 +120,9 @@ class HedgeStatistics:
 
 
 class Hedger:
-    """Hedging of one method. The budget is shared by all hedged methods of a client: RetryBudget(HEDGE_SHARE)."""
+    """Hedging of one method. The budget is shared by all hedged methods of a client:
+    RetryBudget(HEDGE_SHARE).
+    """
 
     def __init__(self, policy: HedgePolicy, budget: RetryBudget) -> None:
         self.policy = policy
@@ -133,7 +152,8 @@ class Race(Generic[A, R]):
     hedger    has the policy, the budget and the latencies of all hedged calls of the method
     deadline  of the call, by the clock of `now`; NEVER: there is none
 
-    Attempts are whatever the caller has for them (a Call), routes what str() names. Owned by one call;
+    Attempts are whatever the caller has for them (a Call), routes what str() names. Owned by one
+    call;
     not thread-safe. States: the table at the file's head.
     """
 
@@ -165,9 +185,11 @@ class Race(Generic[A, R]):
         self.next_at = at if at < self._deadline else NEVER
 
     def hedge(self, now: float) -> tuple[R, ...] | None:
-        """The routes to avoid when one more request is to be sent now; None: send none, wait until next_at.
+        """The routes to avoid when one more request is to be sent now; None: send none, wait until
+        next_at.
 
-        Where no other route is there, or sending fails, forget it: the race goes on with those that are out.
+        Where no other route is there, or sending fails, forget it: the race goes on with those that
+        are out.
         """
         if self.is_over or now < self.next_at or now >= self._deadline:
             return None
@@ -178,7 +200,8 @@ class Race(Generic[A, R]):
         return self._routes
 
     def ended(self, attempt: A, error: BaseException | None, now: float) -> tuple[A, ...] | None:
-        """An attempt answered (error None, or one that is the answer) or failed. None: the race goes on, or was over before.
+        """An attempt answered (error None, or one that is the answer) or failed. None: the race
+        goes on, or was over before.
 
         Else it is over with this attempt's outcome, and those returned are to be cancelled.
         """
@@ -193,7 +216,8 @@ class Race(Generic[A, R]):
         losers = tuple(self._out)
         if is_answer:
             self._hedger.won += attempt is not self._first
-            # A loser took at least so long. Left out, the quantile would see quick answers only, fall, and hedge ever more.
+            # A loser took at least so long. Left out, the quantile would see quick answers only,
+            # fall, and hedge ever more.
             for since in (sent, *self._out.values()):
                 self._hedger.latencies.observe(now - since)
         self._out.clear()

@@ -1,15 +1,22 @@
-"""A client that hedges: the same is asked of a second server where the answer is slow (hedge.py decides when).
+"""A client that hedges: the same is asked of a second server where the answer is slow (hedge.py
+decides when).
 
-    event                                   in                what is done
-    first request                           caller's thread   encoded once, its arrays copied; sent as any call on the slow path
-    the timer of the next hedge             reactor           not idempotent, or no other server: none; else one more Call, sent
-    an answer to the first request          reactor           the hedges are cancelled
-    an answer to a hedge                    reactor           the first request is withdrawn, the call completed with that answer
-    an attempt fails, others are out        reactor           remembered for the error's text; the call waits for the others
-    the last attempt fails                  reactor           Dispatcher.decide(), as for any call; a retry is not hedged
+    event                             in               what is done
+    first request                     caller's thread  encoded once, its arrays copied; sent as any
+                                                       call on the slow path
+    the timer of the next hedge       reactor          not idempotent, or no other server: none;
+                                                       else one more Call, sent
+    an answer to the first request    reactor          the hedges are cancelled
+    an answer to a hedge              reactor          the first request is withdrawn, the call
+                                                       completed with that answer
+    an attempt fails, others are out  reactor          remembered for the error's text; the call
+                                                       waits for the others
+    the last attempt fails            reactor          Dispatcher.decide(), as for any call; a retry
+                                                       is not hedged
 
-The call that the user holds is the first attempt; hedges are calls of their own. Arrays are copied (but for those of the slab),
-because more than one connection may still hold them when the caller has its answer.
+The call that the user holds is the first attempt; hedges are calls of their own. Arrays are copied
+(but for those of the slab), because more than one connection may still hold them when the caller
+has its answer.
 """
 
 from __future__ import annotations
@@ -39,9 +46,13 @@ class Hedge(Call):
 
 
 class Contest:
-    """One hedged call: its race, its hedges, and the timer of the next. In the reactor's thread, but for begin() and failed()."""
+    """One hedged call: its race, its hedges, and the timer of the next. In the reactor's thread,
+    but for begin() and failed().
+    """
 
-    def __init__(self, hedger: Hedger, dispatcher: Dispatcher, directory: Directory, node: Node) -> None:
+    def __init__(
+        self, hedger: Hedger, dispatcher: Dispatcher, directory: Directory, node: Node
+    ) -> None:
         self._hedger = hedger
         self._dispatcher = dispatcher
         self._directory = directory
@@ -67,7 +78,9 @@ class Contest:
             self._timer = self._reactor.timers.call_at(self._race.next_at, self._hedge)
 
     def _hedge(self, is_told: bool = False) -> None:
-        """It is time to ask another server. `is_told`: the servers were asked what is idempotent."""
+        """It is time to ask another server. `is_told`:
+        the servers were asked what is idempotent.
+        """
         self._timer = None
         call, race = self._call, self._race
         if call.finished or race.is_over:
@@ -76,7 +89,9 @@ class Contest:
         is_idempotent = self._dispatcher.is_idempotent(method)
         if is_idempotent is None and not is_told:
             self._dispatcher.describe(partial(self._hedge, True))
-        if not is_idempotent or all(route in race.routes for route in self._directory.routes.values()):
+        if not is_idempotent or all(
+            route in race.routes for route in self._directory.routes.values()
+        ):
             return
         now = time.monotonic()
         avoid = race.hedge(now)
@@ -86,7 +101,12 @@ class Contest:
         if isinstance(route, Sought) or route in avoid:
             return
         hedge = Hedge(
-            self._node.waiter, asked=(method, route), body=call.body, blocks=call.blocks, sent=now, overall=call.overall
+            self._node.waiter,
+            asked=(method, route),
+            body=call.body,
+            blocks=call.blocks,
+            sent=now,
+            overall=call.overall,
         )
         race.sent(hedge, route, now)
         self._hedges.append(hedge)
@@ -95,10 +115,12 @@ class Contest:
         self._dispatcher.send(hedge, route)
         self._arm()
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------
 
     def failed(self, call: Call, error: BaseException) -> bool:
-        """Told by the first attempt instead of its end; True: the call stays pending. From any thread."""
+        """Told by the first attempt instead of its end; True: the call stays pending. From any
+        thread.
+        """
         if not is_retriable(error):
             return False
         if isinstance(error, errors.DeadlineExceeded) and time.monotonic() >= call.overall:
@@ -146,7 +168,8 @@ class Contest:
 
     def _clear(self, call: Future) -> None:
         error = None if call.finished == VALUE else call._outcome
-        self._race.ended(self._call, error, time.monotonic())  # for the latencies, unless a hedge has won
+        # for the latencies, unless a hedge has won
+        self._race.ended(self._call, error, time.monotonic())
         for hedge in self._hedges:
             hedge.cancel()
         if self._timer is not None:
@@ -161,7 +184,8 @@ class HedgingClient(RpcClient):
         super().__init__(*settings)
         self._policy = hedge
         self._hedge_budget = RetryBudget(HEDGE_SHARE, guard=threading.Lock())
-        self._hedgers: dict[str, Hedger] = {}  # of methods that are idempotent, or may be for all that is known yet
+        # of methods that are idempotent, or may be for all that is known yet
+        self._hedgers: dict[str, Hedger] = {}
 
     def statistics(self) -> ClientStatistics:
         """A snapshot."""
@@ -173,7 +197,9 @@ class HedgingClient(RpcClient):
             hedges_refused=sum(each.refused for each in hedgers),
         )
 
-    def _request(self, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool) -> Call:
+    def _request(
+        self, method: str, args: tuple[Any, ...], timeout_s: float | None, stable: bool
+    ) -> Call:
         self._check_open()
         self._check_method(method)
         if self._dispatcher.is_idempotent(method) is False:

@@ -1,8 +1,10 @@
-"""Messages that arrived and were not received, and the threads that wait for one: what dealers are made of.
+"""Messages that arrived and were not received, and the threads that wait for one: what dealers are
+made of.
 
-what                             ends a wait of
-Mailbox.terminate(), close()     everybody at that mailbox, with Terminated; restart() takes terminate() back
-Ending.end_waits(), end()        one dealer, at whichever mailbox it waits; end() for good
+what                          ends a wait of
+Mailbox.terminate(), close()  everybody at that mailbox, with Terminated; restart() takes
+                              terminate() back
+Ending.end_waits(), end()     one dealer, at whichever mailbox it waits; end() for good
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from shard import ClosedError, Future
 
 
 class Terminated(errors.Closed):
-    """The dealer, its client, its server or its service was closed; or terminated, and then restart() lets it go on."""
+    """The dealer, its client, its server or its service was closed; or terminated, and then
+    restart() lets it go on.
+    """
 
 
 class Ending:
@@ -65,13 +69,19 @@ class Mailbox:
 
     `is_stale(message)` says as one is about to be received that nobody wants it any more."""
 
-    def __init__(self, name: str, waiter: Waits | None, is_stale: Callable[[Any], bool] = lambda message: False) -> None:
+    def __init__(
+        self,
+        name: str,
+        waiter: Waits | None,
+        is_stale: Callable[[Any], bool] = lambda message: False,
+    ) -> None:
         self.name = name
         self.is_terminated = False
         self._closed = ""  # why
         self._waiter = waiter
         self._is_stale = is_stale
-        self._messages: OrderedDict[int, Any] = OrderedDict()  # by ticket, in order: any can be taken out without a search
+        # by ticket, in order: any can be taken out without a search
+        self._messages: OrderedDict[int, Any] = OrderedDict()
         self._next_ticket = itertools.count().__next__
         self._waiting: deque[Future] = deque()
 
@@ -95,7 +105,9 @@ class Mailbox:
                 pass
 
     def get(self, timeout_s: float | None, ending: Ending | None = None) -> Any:
-        """The next message. Raises TimeoutError, Terminated, what `ending` says, and ConfigError for an impossible timeout."""
+        """The next message. Raises TimeoutError, Terminated, what `ending` says, and ConfigError
+        for an impossible timeout.
+        """
         if timeout_s is not None:
             check_timeout(timeout_s, TIMEOUT_S_MAX)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -118,15 +130,21 @@ class Mailbox:
                 arrived.set_result(None)
             try:
                 with ending.may_end(arrived):
-                    arrived.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                    arrived.result(
+                        None if deadline is None else max(0.0, deadline - time.monotonic())
+                    )
             except TimeoutError:
                 if self._give_up(arrived):
-                    raise TimeoutError(f"{self.name} received nothing within {timeout_s} s") from None
+                    raise TimeoutError(
+                        f"{self.name} received nothing within {timeout_s} s"
+                    ) from None
             except BaseException as error:  # terminated or closed meanwhile, or Ctrl-C
                 if not self._give_up(arrived):
                     self._wake_one()  # in our place
                 if isinstance(error, ClosedError):  # of the driver
-                    raise Terminated(f"{self.name} waits no longer: its service was closed here") from error
+                    raise Terminated(
+                        f"{self.name} waits no longer: its service was closed here"
+                    ) from error
                 raise
 
     def _give_up(self, arrived: Future) -> bool:
@@ -144,7 +162,8 @@ class Mailbox:
         self.is_terminated = True
         with contextlib.suppress(IndexError):  # nobody waits any more
             while True:
-                self._waiting.popleft().set_error(self.terminated())  # which restart() does not take back
+                # which restart() does not take back
+                self._waiting.popleft().set_error(self.terminated())
 
     def close(self, why: str) -> None:
         """As terminate(), for good."""

@@ -1,4 +1,6 @@
-"""The way to one server: its entry at the master, the peer once connected, and the calls that wait for the connection."""
+"""The way to one server: its entry at the master, the peer once connected, and the calls that wait
+for the connection.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,42 @@ from prpc_engine.rpc.peer import Peer
 
 
 class Route:
-    """Leads to one server: what the master says of it, its peer once connected, and the calls that wait for that.
+    """Leads to one server: what the master says of it, its peer once connected, and the calls that
+    wait for that.
 
     entry     what the master says of the server
     is_local  whether it is on this host
     owner     the Directory that made it; None: it stands for a server that is not known here
     figures   of its client: calls that fail count there; None: nobody counts them
 
-    `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls keep
-    their order. `waiting` is changed under the dispatcher's guard.
+    `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls
+    keep their order. `waiting` is changed under the dispatcher's guard.
     """
 
-    __slots__ = ("addresses", "figures", "is_local", "marks", "owner", "peer", "rank", "server_id", "target", "text", "waiting")
+    __slots__ = (
+        "addresses",
+        "figures",
+        "is_local",
+        "marks",
+        "owner",
+        "peer",
+        "rank",
+        "server_id",
+        "target",
+        "text",
+        "waiting",
+    )
 
-    def __init__(self, entry: ServerEntry, is_local: bool, owner: object = None, figures: CallFigures | None = None) -> None:
+    def __init__(
+        self,
+        entry: ServerEntry,
+        is_local: bool,
+        owner: object = None,
+        figures: CallFigures | None = None,
+    ) -> None:
         self.figures = figures  # of its client: calls that fail count there
-        self.owner = owner  # the Directory that made it: by it a client knows its own calls in the table of a peer
+        # the Directory that made it: by it a client knows its own calls in the table of a peer
+        self.owner = owner
         self.server_id = entry.server_id
         self.rank = entry.rank
         self.is_local = is_local
@@ -54,11 +76,16 @@ class Route:
 
 
 class Sought(Route):
-    """Stands for a server that is not known here. After a look at the master find() says which it is, or raises NoServer."""
+    """Stands for a server that is not known here. After a look at the master find() says which it
+    is, or raises NoServer.
+    """
 
     __slots__ = ("find",)
 
-    def __init__(self, service: str, text: str, find: Callable[[], Route], figures: CallFigures | None = None) -> None:
-        super().__init__(ServerEntry(service, -1, 0, -1, ()), False, figures=figures)  # no call is sent over it
+    def __init__(
+        self, service: str, text: str, find: Callable[[], Route], figures: CallFigures | None = None
+    ) -> None:
+        # no call is sent over it
+        super().__init__(ServerEntry(service, -1, 0, -1, ()), False, figures=figures)
         self.text = text
         self.find = find

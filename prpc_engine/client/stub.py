@@ -1,12 +1,13 @@
 """Typed stubs: a client behind the methods of a Protocol, which type checkers then see.
 
     class Shop(Protocol):                                     shop = client.bind(Shop)
-        def buy(self, count: int, gift: bool = False) -> str: ...     shop.buy(3)              client.call("buy", 3, False)
-        async def stock(self, what: str) -> int: ...                  await shop.stock("a")    await client.submit("stock", "a")
-        def orders(self) -> Iterator[str]: ...                        for x in shop.orders()   client.stream("orders")
+        def buy(self, count: int, gift: bool = False) -> str: ...     shop.buy(3)             client.call("buy", 3, False)
+        async def stock(self, what: str) -> int: ...                  await shop.stock("a")   await client.submit("stock", "a")
+        def orders(self) -> Iterator[str]: ...                        for x in shop.orders()  client.stream("orders")
 
-Arguments are resolved against the Protocol's signature before anything is sent: calls carry positional arguments only, so
-keywords and defaults become positional ones, and wrong ones raise TypeError here. A default of `...` stands for the server's own
+Arguments are resolved against the Protocol's signature before anything is sent: calls carry
+positional arguments only, so keywords and defaults become positional ones, and wrong ones raise
+TypeError here. A default of `...` stands for the server's own
 default: what is left out is then not sent.
 """
 
@@ -22,9 +23,20 @@ from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.context import wait_in_ms
 
 P = TypeVar("P")
-_ITERATORS = ("AsyncGenerator", "AsyncIterable", "AsyncIterator", "Generator", "Iterable", "Iterator")
+_ITERATORS = (
+    "AsyncGenerator",
+    "AsyncIterable",
+    "AsyncIterator",
+    "Generator",
+    "Iterable",
+    "Iterator",
+)
 _ITERATOR_TYPES = {getattr(collections.abc, name) for name in _ITERATORS}
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
 
 
 class Verbs(Protocol):
@@ -53,27 +65,36 @@ def bind(
     stream_timeout_s: float | None = None,
     check: bool = False,
 ) -> P:
-    """An object with the methods of `protocol`, a class, that calls the client's service. Also RpcClient.bind().
+    """An object with the methods of `protocol`, a class, that calls the client's service. Also
+    RpcClient.bind().
 
     timeout_s         for each call; stream_timeout_s for the whole of each stream
     check             ask a server now whether it has these methods
 
-    Raises TypeError for a class whose methods cannot be called from afar, BadArguments for seconds that are none, and with
-    check=True ConfigError, which names what is missing, and what RpcClient.describe() raises. `protocol` is annotated as a
-    callable because type checkers refuse an abstract class where type[P] is asked for.
+    Raises TypeError for a class whose methods cannot be called from afar, BadArguments for seconds
+    that are none, and with check=True ConfigError, which names what is missing, and what
+    RpcClient.describe() raises. `protocol` is annotated as a callable because type checkers refuse
+    an abstract class where type[P] is asked for.
     """
     wait_in_ms(timeout_s)
     wait_in_ms(stream_timeout_s, "stream_timeout_s")
     if not inspect.isclass(protocol):
-        raise TypeError(f"bind() takes a class whose methods are to be called, a typing.Protocol say; not {protocol!r}")
-    methods = {name: _Method(protocol, name, function) for name, function in _functions(protocol).items()}
+        raise TypeError(
+            "bind() takes a class whose methods are to be called, a typing.Protocol say; "
+            f"not {protocol!r}"
+        )
+    methods = {
+        name: _Method(protocol, name, function) for name, function in _functions(protocol).items()
+    }
     if not methods:
         raise TypeError(f"{protocol.__qualname__} has no public methods to call")
     if check:
         _check(client, protocol, methods)
     stub: Any = _Stub(client, protocol)
     for name, method in methods.items():
-        stub.__dict__[name] = method.caller(client, stream_timeout_s if method.is_stream else timeout_s)
+        stub.__dict__[name] = method.caller(
+            client, stream_timeout_s if method.is_stream else timeout_s
+        )
     return stub  # type: ignore[no-any-return]
 
 
@@ -86,7 +107,9 @@ class _Stub:
 
     def __getattr__(self, name: str) -> Any:  # of what is no attribute
         methods = ", ".join(sorted(key for key in self.__dict__ if not key.startswith("_")))
-        raise AttributeError(f"{self._protocol.__qualname__} has no method {name!r}; it has: {methods}")
+        raise AttributeError(
+            f"{self._protocol.__qualname__} has no method {name!r}; it has: {methods}"
+        )
 
     def __repr__(self) -> str:
         return f"<{self._protocol.__qualname__} of service {self._client}>"
@@ -104,9 +127,14 @@ class _Method:
             parameters = list(signature.parameters.values())[1:]  # without self
             signature = signature.replace(parameters=parameters)
         self.signature = signature
-        unsendable = [str(one) for one in signature.parameters.values() if one.kind not in _POSITIONAL]
+        unsendable = [
+            str(one) for one in signature.parameters.values() if one.kind not in _POSITIONAL
+        ]
         if unsendable:
-            raise TypeError(f"{self.text} takes {', '.join(unsendable)} by keyword only: calls carry positional arguments only")
+            raise TypeError(
+                f"{self.text} takes {', '.join(unsendable)} by keyword only: "
+                "calls carry positional arguments only"
+            )
         self.is_async = inspect.iscoroutinefunction(function)
         self.is_stream = (
             inspect.isgeneratorfunction(function)
@@ -114,7 +142,9 @@ class _Method:
             or _is_iterator(signature.return_annotation)
         )
         self._count = len(signature.parameters)
-        self._has_rest = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in signature.parameters.values())
+        self._has_rest = any(
+            one.kind is inspect.Parameter.VAR_POSITIONAL for one in signature.parameters.values()
+        )
 
     def arguments(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """The positional arguments to send. Raises TypeError."""
@@ -136,7 +166,10 @@ class _Method:
             else:
                 values = (value,)
             if left_out and values:
-                raise TypeError(f"{self.text}: {name!r} cannot be sent without {left_out!r}, whose default only the server knows")
+                raise TypeError(
+                    f"{self.text}: {name!r} cannot be sent without {left_out!r}, "
+                    "whose default only the server knows"
+                )
             sent.extend(values)
         return tuple(sent)
 
@@ -163,7 +196,11 @@ class _Method:
 
 
 def _later(
-    verb: Callable[..., Any], name: str, args: tuple[Any, ...], timeout_s: float | None, is_awaited: bool
+    verb: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    timeout_s: float | None,
+    is_awaited: bool,
 ) -> Coroutine[Any, Any, Any]:
     """What an `async def` gives: nothing is sent before it is awaited."""
 
@@ -185,8 +222,8 @@ def _functions(protocol: type) -> dict[str, Callable[..., Any]]:
 
 
 def _is_iterator(annotation: Any) -> bool:
-    """Whether an annotation, or its text, says that items come one by one. Texts are not evaluated: their names may be known to
-    type checkers only."""
+    """Whether an annotation, or its text, says that items come one by one. Texts are not evaluated:
+    their names may be known to type checkers only."""
     if isinstance(annotation, str):
         return annotation.partition("[")[0].rpartition(".")[2].strip() in _ITERATORS
     return (get_origin(annotation) or annotation) in _ITERATOR_TYPES
@@ -195,10 +232,19 @@ def _is_iterator(annotation: Any) -> bool:
 def _check(client: Verbs, protocol: type, methods: dict[str, _Method]) -> None:
     described = client.describe()
     there = ", ".join(sorted(described))
-    faults = [f"{name}{method.signature} is missing" for name, method in methods.items() if name not in described]
+    faults = [
+        f"{name}{method.signature} is missing"
+        for name, method in methods.items()
+        if name not in described
+    ]
     for name, method in methods.items():
         is_stream = described.get(name, {}).get("kind") == "stream"
         if name in described and is_stream and not method.is_stream:
-            faults.append(f"{name}() is a stream there: annotate it to return Iterator or AsyncIterator")
+            faults.append(
+                f"{name}() is a stream there: annotate it to return Iterator or AsyncIterator"
+            )
     if faults:
-        raise ConfigError(f"service {client} does not serve {protocol.__qualname__}: {'; '.join(faults)}; it has: {there}")
+        raise ConfigError(
+            f"service {client} does not serve {protocol.__qualname__}: {'; '.join(faults)}; "
+            f"it has: {there}"
+        )

@@ -1,4 +1,6 @@
-"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest (settings/network.py)."""
+"""What a Server is told beside its place in the cluster. The NETWORK_* variables say the rest
+(settings/network.py).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ SHARDS_MAX = 64
 class ServerConfig:
     """Raises ConfigError; a Server it is given to does so for the rest.
 
-    tensor_fuse   receives of one source and step leave together (fuse.py). None: as PRPC_TENSOR_FUSE says, else not
-    shards        processes that answer receives over tcp, all at the task's data port (relay.py); None: as many as
-                  NETWORK_PS_CORE_NUMBER or NETWORK_WORKER_CORE_NUMBER say, where they are set, say more than 1, and leave a core
-                  to the application; else 0
-    transports    for data, in order of preference; None: shm, unix, tcp. Control is tcp
-    secret        the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
-    limits, tls   as of RpcService
-    tensors_max   tensors and requests that may wait here; None: as REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE says, else 65,536
-    bytes_max     of the tensors that may wait here
+    tensor_fuse  receives of one source and step leave together (fuse.py). None: as PRPC_TENSOR_FUSE
+                 says, else not
+    shards       processes that answer receives over tcp, all at the task's data port (relay.py);
+                 None: as many as NETWORK_PS_CORE_NUMBER or NETWORK_WORKER_CORE_NUMBER say, where
+                 they are set, say more than 1, and leave a core to the application; else 0
+    transports   for data, in order of preference; None: shm, unix, tcp. Control is tcp
+    secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
+                 host; or NO_SECRET
+    limits, tls  as of RpcService
+    tensors_max  tensors and requests that may wait here; None: as
+                 REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE says, else 65,536
+    bytes_max    of the tensors that may wait here
     """
 
     tensor_fuse: bool | None = None

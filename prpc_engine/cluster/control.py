@@ -1,11 +1,14 @@
-"""What two tasks tell each other when they meet, at the control address of the one that is asked. No I/O here.
+"""What two tasks tell each other when they meet, at the control address of the one that is asked.
+No I/O here.
 
 hello(plan, task, incarnation)  ->  [plan, task, incarnation, data addresses]
 
-plan         names.py: they must be the same, or the two tasks would not mean the same by a task's number
+plan         names.py: they must be the same, or the two tasks would not mean the same by a task's
+             number
 task         the device of who speaks: an address that leads to another task is found at once
 incarnation  of its process, random: another one later means that the task was started again
-data         most preferred first; a tcp one counts only by rule "exchange", and only its port: see data_addresses()
+data         most preferred first; a tcp one counts only by rule "exchange", and only its port: see
+             data_addresses()
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ class Facts:
     def read(cls, answer: object, address: Address) -> Facts:
         """An answer to hello(). Raises RpcError for anything else."""
         match answer:
-            case [str(plan), str(task), int(incarnation), [*data]] if data and all(isinstance(one, str) for one in data):
+            case [str(plan), str(task), int(incarnation), [*data]] if data and all(
+                isinstance(one, str) for one in data
+            ):
                 return cls(plan, task, incarnation, tuple(map(str, data)))
         raise RpcError(f"{address} answers, but not as a task of a cluster does: {answer!r:.100}")
 
@@ -41,7 +46,8 @@ def check_plan(ours: str, our_task: str, theirs: str, their_task: str) -> None:
     """Raises ConfigError where two tasks were started with different plans."""
     if ours != theirs:
         raise ConfigError(
-            f"{our_task} and {their_task} do not have the same cluster: {our_task} has {ours}; {their_task} has {theirs}. Start "
+            f"{our_task} and {their_task} do not have the same cluster: {our_task} has {ours}; "
+            f"{their_task} has {theirs}. Start "
             "all tasks with one ClusterSpec, and one .endpoint_map or PRPC_DATA_PORT_OFFSET"
         )
 
@@ -50,13 +56,16 @@ def check_task(facts: Facts, expected: str, address: Address) -> None:
     """Raises ConfigError where another task answers at the address."""
     if facts.task != expected:
         raise ConfigError(
-            f"{facts.task} answers at {address}, which is the address of {expected} in the cluster: mend the cluster"
+            f"{facts.task} answers at {address}, which is the address of {expected} in the "
+            "cluster: mend the cluster"
         )
 
 
 def data_addresses(facts: Facts, control: Address, data: Address | None) -> list[str]:
-    """Where to connect to for the task's data. `data`: by rule "file" or "offset". By rule "exchange", the host is the one that
-    we reached its control port at: it may listen at all of its addresses, and does not know which of them we can reach."""
+    """Where to connect to for the task's data. `data`: by rule "file" or "offset". By rule
+    "exchange", the host is the one that
+    we reached its control port at: it may listen at all of its addresses, and does not know which
+    of them we can reach."""
     found = []
     for told in facts.data:
         if told.startswith("tcp://"):

@@ -1,4 +1,6 @@
-"""The cores that a task keeps its communication threads or shards on, where its DISABLE_PIN_CORES is 0 (network.py)."""
+"""The cores that a task keeps its communication threads or shards on, where its DISABLE_PIN_CORES
+is 0 (network.py).
+"""
 
 from __future__ import annotations
 
@@ -14,5 +16,7 @@ def locks_folder() -> Path:
 
 
 def take_cores(count: int) -> CoreLocks:
-    """So many that no other task of this host has; none, and a warning, where there are not so many. Whoever asks closes it."""
+    """So many that no other task of this host has; none, and a warning, where there are not so
+    many. Whoever asks closes it.
+    """
     return CoreLocks.take(count, locks_folder())

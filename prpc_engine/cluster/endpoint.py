@@ -1,17 +1,18 @@
-"""Where a task is reached: what listens for it, on one reactor that whoever waits turns (shard/loop/driver.py) and one slab.
+"""Where a task is reached: what listens for it, on one reactor that whoever waits turns
+(shard/loop/driver.py) and one slab.
 
     node      listens at                                    serves
     data      shared memory, and tcp by the rule of         receive, abort
               endpoint_map.py: its address, or any port
     control   tcp, the task's address in the cluster        hello
 
-Both live in this process. Communication shards (relay.py) take the answers over tcp out of it, where somebody asks for them; they
-share the data port.
+Both live in this process. Communication shards (relay.py) take the answers over tcp out of it,
+where somebody asks for them; they share the data port.
 
-    setting     without shards: the thread in run(), and else the progress thread     with shards
-    polling     run(), and threads that wait, never sleep; the progress thread        that, and shards never sleep
-                does, as it would keep the interpreter from threads that compute
-    pin_cores   both stay on one core                                                 each shard stays on one of its own
+    setting    without shards: the thread in run(), and else the progress thread  with shards
+    polling    run(), and threads that wait, never sleep; the progress thread     that, and shards never sleep
+               does, as it would keep the interpreter from threads that compute
+    pin_cores  both stay on one core                                              each shard stays on one of its own
 """
 
 from __future__ import annotations
@@ -36,7 +37,14 @@ from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject as Methods
 from prpc_engine.service.shard_statistics import ShardFigures
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import TlsSettings, allow_from, check_environment, limits_from, secret_from, transports_from
+from prpc_engine.settings.config import (
+    TlsSettings,
+    allow_from,
+    check_environment,
+    limits_from,
+    secret_from,
+    transports_from,
+)
 from prpc_engine.settings.network import NetworkSettings
 from shard import Driver, Limits, pin, restore, usable_cores
 
@@ -88,20 +96,30 @@ def place_from(
     )
 
 
-def _shards_from(task: str, transports: tuple[str, ...], config: ServerConfig, settings: NetworkSettings) -> int:
-    """How many communication shards. Raises ConfigError where the config wants some, and there can be none."""
+def _shards_from(
+    task: str, transports: tuple[str, ...], config: ServerConfig, settings: NetworkSettings
+) -> int:
+    """How many communication shards. Raises ConfigError where the config wants some, and there can
+    be none.
+    """
     asked, why = config.shards, ""
     if asked is None:
         # A script that asked for none need not be one that can start processes.
         is_asked = settings.cores > 1 and not settings.origins["cores"].startswith("default")
         asked = settings.cores if is_asked else 0
         if len(usable_cores()) <= asked:
-            why = f"{len(usable_cores())} usable cores are not one for each, and one for the application"
+            why = (
+                f"{len(usable_cores())} usable cores are not one for each, "
+                "and one for the application"
+            )
     if not {"shm", "tcp"} <= set(transports):
         why = f"they need shared memory and tcp, and transports are {', '.join(transports)}"
     if not asked or not why:
         return asked
-    text = f"{task} has no communication shards, {asked} were asked for: {why}; its own process answers"
+    text = (
+        f"{task} has no communication shards, {asked} were asked for: {why}; "
+        "its own process answers"
+    )
     if config.shards is not None:
         raise errors.ConfigError(text)
     logger.warning("%s", text)
@@ -109,21 +127,33 @@ def _shards_from(task: str, transports: tuple[str, ...], config: ServerConfig, s
 
 
 class Endpoint:
-    """Listens at a task's data and control address, and starts its communication shards where some are asked for.
+    """Listens at a task's data and control address, and starts its communication shards where some
+    are asked for.
 
     place         what to listen at, and how
     methods       what other tasks may ask of the data node, by name; answered from serve() on
-    on_peer_lost  called with each peer of the data node whose connection is over, in the reactor's thread
+    on_peer_lost  called with each peer of the data node whose connection is over, in the reactor's
+                  thread
 
-    Owned by a Server, which closes it. Raises AddressInUse, ConfigError. Nodes and settings: the tables
-    at the file's head.
+    Owned by a Server, which closes it. Raises AddressInUse, ConfigError. Nodes and settings: the
+    tables at the file's head.
     """
 
-    def __init__(self, place: Place, methods: Mapping[str, Callable[..., Any]], on_peer_lost: Callable[[Peer], None]) -> None:
-        multiprocess = sys.modules.get("multiprocess")  # where it is not loaded, nothing of it has started this process
-        if multiprocess is not None and getattr(multiprocess.current_process(), "_inheriting", False):  # as it looks itself
+    def __init__(
+        self,
+        place: Place,
+        methods: Mapping[str, Callable[..., Any]],
+        on_peer_lost: Callable[[Peer], None],
+    ) -> None:
+        # where it is not loaded, nothing of it has started this process
+        multiprocess = sys.modules.get("multiprocess")
+        # as it looks itself
+        if multiprocess is not None and getattr(
+            multiprocess.current_process(), "_inheriting", False
+        ):
             raise errors.ConfigError(
-                f"{place.task} is started while a shard of it imports the script: make the Server under "
+                f"{place.task} is started while a shard of it imports the script: "
+                "make the Server under "
                 '`if __name__ == "__main__":`, which shards do not run'
             )
         self._place = place
@@ -143,15 +173,29 @@ class Endpoint:
             if place.shards:
                 self._relays = Relays(place.shards, place.polling, place.pin_cores, driver)
                 closing.callback(self._relays.close)
-                host, port = _listening_host(place.data.host), int(self.data.address("tcp").rpartition(":")[2])
-                self._relays.serve(place.task, self.data, methods, place.secret, place.limits, host, port, place.tls)
+                host, port = (
+                    _listening_host(place.data.host),
+                    int(self.data.address("tcp").rpartition(":")[2]),
+                )
+                self._relays.serve(
+                    place.task,
+                    self.data,
+                    methods,
+                    place.secret,
+                    place.limits,
+                    host,
+                    port,
+                    place.tls,
+                )
             elif place.pin_cores:
                 locks = take_cores(1)
                 closing.callback(locks.close)
                 for self._core in locks.cores:
                     driver.pin(self._core)
             self._closing = closing.pop_all()
-        self.address = replace(place.control, port=int(self.control.address("tcp").rpartition(":")[2]))
+        self.address = replace(
+            place.control, port=int(self.control.address("tcp").rpartition(":")[2])
+        )
 
     def _node(self, what: str, transports: Sequence[str], address: Address) -> Node:
         place = self._place
@@ -174,7 +218,8 @@ class Endpoint:
             )
         except errors.AddressInUse as error:
             raise errors.AddressInUse(
-                f"{text}: the port is taken; end who has it (ss -ltnp names it), perhaps an earlier run of this task, or give "
+                f"{text}: the port is taken; end who has it (ss -ltnp names it), "
+                "perhaps an earlier run of this task, or give "
                 "all tasks a cluster or .endpoint_map with another"
             ) from error
         except errors.ConfigError as error:
@@ -184,11 +229,15 @@ class Endpoint:
         """Answer. Who came before finds no service, and asks again (link.py)."""
         allow = allow_from(None)
         self.data.servers[DATA_TARGET] = Methods("data", 0, DATA_TARGET, self._methods, allow=allow)
-        self.control.servers[CONTROL_TARGET] = Methods("control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow)
+        self.control.servers[CONTROL_TARGET] = Methods(
+            "control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow
+        )
         self.driver.take_over()
 
     def run(self, timeout_s: float | None) -> None:
-        """Answer from this thread, for `timeout_s` seconds at most or until driver.stop_running()."""
+        """Answer from this thread, for `timeout_s` seconds at most or until
+        driver.stop_running().
+        """
         before = None if self._core is None else pin(self._core)
         try:
             self.driver.run(timeout_s)
@@ -207,8 +256,8 @@ class Endpoint:
         return self._relays.connections() if self._relays is not None else ()
 
     def figures_of_shards(self, timeout_s: float) -> tuple[ShardFigures, ...]:
-        """What each shard did, in order; () without shards. Waits for `timeout_s` seconds at most, for
-        all of them.
+        """What each shard did, in order; () without shards. Waits for `timeout_s` seconds at most,
+        for all of them.
         """
         return self._relays.figures(timeout_s) if self._relays is not None else ()
 
@@ -227,7 +276,9 @@ class Endpoint:
 
 
 def _listening_host(host: str) -> str:
-    """All addresses of this host, as a cluster's name for it may be none of them; but a loopback one stays what it is."""
+    """All addresses of this host, as a cluster's name for it may be none of them; but a loopback
+    one stays what it is.
+    """
     if host == "localhost" or host.startswith("127.") or host == "::1":
         return host
     return "::" if ":" in host else "0.0.0.0"

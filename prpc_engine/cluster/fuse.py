@@ -1,11 +1,15 @@
-"""Receives that leave together: those of one source and step, while somebody fuses, in one request. No I/O here.
+"""Receives that leave together: those of one source and step, while somebody fuses, in one request.
+No I/O here.
 
-    receives of a step are collected    while its fuse() scope is open, or all the time with tensor_fuse
-    they leave                          when the scope ends; when FUSED_MAX keys are collected; when anybody waits for one of the
-                                        step, looks whether it is done, or adds a callback: then those of all sources leave
+    receives of a step are collected  while its fuse() scope is open, or all the time with
+                                      tensor_fuse
+    they leave                        when the scope ends; when FUSED_MAX keys are collected; when
+                                      anybody waits for one of the step, looks whether it is done,
+                                      or adds a callback: then those of all sources leave
 
-Those with different timeouts leave in requests of their own. A fused request is answered when the last of its tensors is there:
-do not fuse what the source sends only after it has what you make of another one of them.
+Those with different timeouts leave in requests of their own. A fused request is answered when the
+last of its tensors is there: do not fuse what the source sends only after it has what you make of
+another one of them.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from typing import Any
 from prpc_engine.cluster.receipt import Message, Receipt
 from shard import Waiter
 
-FUSED_MAX = 1024  # keys of one request: more than two tasks exchange at one level of a graph, a quarter of a message's arrays
+# keys of one request: more than two tasks exchange at one level of a graph, a quarter of a
+# message's arrays
+FUSED_MAX = 1024
 
 
 class FuseCollector:
@@ -33,7 +39,11 @@ class FuseCollector:
     """
 
     def __init__(
-        self, is_always: bool, waiter: Waiter, guard: AbstractContextManager[Any], leave: Callable[[Message], None]
+        self,
+        is_always: bool,
+        waiter: Waiter,
+        guard: AbstractContextManager[Any],
+        leave: Callable[[Message], None],
     ) -> None:
         self.under_way: set[Message] = set()  # collected, or not answered yet
         self._is_always = is_always
@@ -51,7 +61,9 @@ class FuseCollector:
         with self._guard:
             message = self._collected.get(place)
             if message is None:
-                message = self._collected[place] = Message(number, step, timeout_s, self.under_way, self.flush)
+                message = self._collected[place] = Message(
+                    number, step, timeout_s, self.under_way, self.flush
+                )
             message.keys.append(key)
             receipt = Receipt.of(message, self._waiter)
             is_full = len(message.keys) >= FUSED_MAX
@@ -61,7 +73,9 @@ class FuseCollector:
             self._leave(message)
         return receipt
 
-    def receive_many(self, number: int, step: int, keys: list[str], timeout_s: float, whole: bool = True) -> Receipt:
+    def receive_many(
+        self, number: int, step: int, keys: list[str], timeout_s: float, whole: bool = True
+    ) -> Receipt:
         """Several by one request that leaves at once: their list, when all are there."""
         message = Message(number, step, timeout_s, self.under_way, self.flush)
         message.keys, message.whole = keys, whole

@@ -1,15 +1,20 @@
-"""Tensors that come after their receiver has given up waiting: kept for whoever receives them in that step next. No I/O here.
+"""Tensors that come after their receiver has given up waiting: kept for whoever receives them in
+that step next. No I/O here.
 
-A tensor is taken from its source once, and its transfer may take longer than its receiver waits. So a request whose deadline
-passes, or that is cancelled, stays under way as a straggler, and its source is told that nobody waits.
+A tensor is taken from its source once, and its transfer may take longer than its receiver waits. So
+a request whose deadline passes, or that is cancelled, stays under way as a straggler, and its
+source is told that nobody waits.
 
-    event                                     straggler                 tensors
-    expect()                                  under way
-    settle() with tensors: they were taken    over                      kept; dropped, and logged, where there is no room
-    settle() without: they were not, or the   over                      at the source still, or lost with the connection
+    event                                    straggler              tensors
+    expect()                                 under way
+    settle() with tensors: they were taken   over                   kept; dropped, and logged, where
+                                                                    there is no room
+    settle() without: they were not, or the  over                   at the source still, or lost
+                                                                    with the connection
       connection was lost
-    forget(): the step ends                   settled for who waits     dropped, and those that come later too
-    take()                                    waited for before         handed out, once
+    forget(): the step ends                  settled for who waits  dropped, and those that come
+                                                                    later too
+    take()                                   waited for before      handed out, once
 
 Bounds: as many stragglers as calls may be in flight, and the tensors by bytes and by count.
 """
@@ -47,12 +52,15 @@ class _Step:
 
 
 class Late:
-    """Keeps tensors that came after their receiver had given up, for who receives them in that step next.
+    """Keeps tensors that came after their receiver had given up, for who receives them in that step
+    next.
 
     guard      the lock of what is kept
-    bytes_max  of all tensors kept; those beyond it, or beyond TENSORS_MAX, are dropped, and a warning says so
+    bytes_max  of all tensors kept; those beyond it, or beyond TENSORS_MAX, are dropped, and a
+               warning says so
 
-    Owned by a Server; thread-safe. Tasks go by their numbers (names.py). Events: the table at the file's head.
+    Owned by a Server; thread-safe. Tasks go by their numbers (names.py). Events: the table at the
+    file's head.
     """
 
     def __init__(self, guard: AbstractContextManager[Any], bytes_max: int) -> None:
@@ -82,12 +90,15 @@ class Late:
         with self._guard:
             there = self._steps.get(step)
             is_wanted = there is not None and self._remove(there, straggler)
-            found = dict(zip(straggler.keys, tensors, strict=False)) if is_wanted and tensors else {}
+            found = (
+                dict(zip(straggler.keys, tensors, strict=False)) if is_wanted and tensors else {}
+            )
             is_kept = there is None or self._keep(there, source, found)
             self._drop_if_empty(step)
         if not is_kept:
             logger.warning(
-                "%d tensors of step %d came after their deadline and are lost: %d bytes of such tensors wait, %d may "
+                "%d tensors of step %d came after their deadline and are lost: "
+                "%d bytes of such tensors wait, %d may "
                 "(bytes_max), or %d tensors; begin another step",
                 len(found),
                 step,
@@ -102,14 +113,18 @@ class Late:
         self.settle(self.expect(source, step, list(tensors)), list(tensors.values()))
 
     def waits_for(self, source: int, step: int, keys: Sequence[str]) -> list[Straggler] | None:
-        """The stragglers to wait for before these are taken; None: neither is one of them under way, nor is a tensor here."""
+        """The stragglers to wait for before these are taken; None: neither is one of them under
+        way, nor is a tensor here.
+        """
         if not self._steps:
             return None
         with self._guard:
             there = self._steps.get(step)
             if there is None:
                 return None
-            found = dict.fromkeys(one for key in keys for one in there.stragglers.get((source, key), ()))
+            found = dict.fromkeys(
+                one for key in keys for one in there.stragglers.get((source, key), ())
+            )
             is_here = any((source, key) in there.tensors for key in keys)
         return list(found) if found or is_here else None
 
@@ -119,7 +134,11 @@ class Late:
             there = self._steps.get(step)
             if there is None:
                 return {}
-            found = {key: there.tensors.pop((source, key)) for key in keys if (source, key) in there.tensors}
+            found = {
+                key: there.tensors.pop((source, key))
+                for key in keys
+                if (source, key) in there.tensors
+            }
             self._count -= len(found)
             self.nbytes -= _bytes_of(found.values())
             self._drop_if_empty(step)
@@ -135,11 +154,13 @@ class Late:
                 return
             self._count -= len(there.tensors)
             self.nbytes -= _bytes_of(there.tensors.values())
-            stragglers = dict.fromkeys(one for several in there.stragglers.values() for one in several)
+            stragglers = dict.fromkeys(
+                one for several in there.stragglers.values() for one in several
+            )
         for one in stragglers:
             one.set_result(None)
 
-    # -- under the guard -------------------------------------------------------------------------------------------------
+    # -- under the guard ---------------------------------------------------------------------------
 
     def _remove(self, there: _Step, straggler: Straggler) -> bool:
         """Whether it was expected."""
@@ -155,7 +176,9 @@ class Late:
         return is_wanted
 
     def _keep(self, there: _Step, source: int, tensors: dict[str, Tensor]) -> bool:
-        tensors = {key: tensor for key, tensor in tensors.items() if (source, key) not in there.tensors}
+        tensors = {
+            key: tensor for key, tensor in tensors.items() if (source, key) not in there.tensors
+        }
         nbytes = _bytes_of(tensors.values())
         if self.nbytes + nbytes > self._bytes_max or self._count + len(tensors) > TENSORS_MAX:
             return not tensors

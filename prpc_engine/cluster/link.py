@@ -1,16 +1,22 @@
-"""The way to one other task: found through its control address, then its data address; and what waits for it.
+"""The way to one other task: found through its control address, then its data address; and what
+waits for it.
 
-    state        event                                         next
-    down         something is to be sent                       connecting, in a thread of its own
-    connecting   hello answered, data connected                up: what waits leaves, in its order
-    connecting   no answer there, first time                   connecting; one line in the log; what is not patient fails
-    connecting   no answer there, later                        connecting, with growing pauses
-    connecting   connection timeout, or nothing waits any more down: what waits fails with TaskUnreachable
-    connecting   other cluster, other secret                   down: what waits fails with that, at once
-    up           connection lost                               down: what is under way fails with TaskLost, at once
-    any          close()                                       closed: what waits fails with Closed
+    state       event                                         next
+    down        something is to be sent                       connecting, in a thread of its own
+    connecting  hello answered, data connected                up: what waits leaves, in its order
+    connecting  no answer there, first time                   connecting; one line in the log; what
+                                                              is not patient fails
+    connecting  no answer there, later                        connecting, with growing pauses
+    connecting  connection timeout, or nothing waits any more down: what waits fails with
+                TaskUnreachable
+    connecting  other cluster, other secret                   down: what waits fails with that, at
+                                                              once
+    up          connection lost                               down: what is under way fails with
+                                                              TaskLost, at once
+    any         close()                                       closed: what waits fails with Closed
 
-Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from then on.
+Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from
+then on.
 """
 
 from __future__ import annotations
@@ -44,7 +50,8 @@ from prpc_engine.settings.address import Address
 from shard import VALUE, Future, ShardError, Timer
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address, and for the answer to hello()
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0  # between attempts: a task that comes up is found soon, one that does not costs little
+# between attempts: a task that comes up is found soon, one that does not costs little
+PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 WAITING_MAX = 65536  # requests for a task that is not connected
 
 logger = logging.getLogger("prpc")
@@ -56,7 +63,8 @@ class LinkStatistics:
 
     state: str  # "down", "connecting", "up"
     transport: str  # "" when it is not up
-    choice: Choice | None  # how it was chosen, and why not those before it; None when it is not up, or the task chose
+    # how it was chosen, and why not those before it; None when it is not up, or the task chose
+    choice: Choice | None
     incarnation: int  # of the task when it was last connected; 0: never
     waiting: int  # requests that wait for the connection
     requests: int  # sent over it, or to be
@@ -68,12 +76,14 @@ Settle = Callable[[Any], object]  # told what a request brought after all, or No
 class Errand(Future):
     """One request on its way to another task.
 
-    `straggle`: what it brings must not be lost. When its deadline passes, or it is cancelled, its call stays under way;
-    straggle() is called before anybody hears of that, and what it returns once the call has ended."""
+    `straggle`: what it brings must not be lost. When its deadline passes, or it is cancelled, its
+    call stays under way; straggle() is called before anybody hears of that, and what it returns
+    once the call has ended."""
 
     method: str = ""
     what: str = ""  # for texts
-    arguments: Callable[[int], tuple[Any, ...]] | None = None  # told the incarnation of the task; may raise
+    # told the incarnation of the task; may raise
+    arguments: Callable[[int], tuple[Any, ...]] | None = None
     deadline: float = 0.0
     is_patient: bool = True  # it waits while the task does not come up
     timer: Timer | None = None
@@ -88,7 +98,8 @@ class Errand(Future):
             return False
         settle = None if self.straggle is None else self.straggle()
         ended = Future.cancel(self, error)
-        call = self.call  # after its end: whoever sends it sets this, and looks for the end after that
+        # after its end: whoever sends it sets this, and looks for the end after that
+        call = self.call
         if settle is not None:
             self._leave_behind(call if ended else None, settle, True)
         elif call is not None:
@@ -117,29 +128,34 @@ class Errand(Future):
             self._leave_behind(call, self.straggle(), True)
 
     def _leave_behind(self, call: Call | None, settle: Settle, tells: bool) -> None:
-        """The call goes on without the errand, once: two threads may find at the same time that it has ended. `tells`: the task
-        does not know yet."""
+        """The call goes on without the errand, once: two threads may find at the same time that it
+        has ended. `tells`: the task does not know yet."""
         try:
             claim = self.claims.pop() if call is not None else None
         except IndexError:
             claim = None
-        if call is None or claim is None:  # another thread has ended it, or sends it still, and sees to this
+        # another thread has ended it, or sends it still, and sees to this
+        if call is None or claim is None:
             settle(None)
             return
         self.call = None
-        call.add_done_callback(lambda done: settle(done._outcome if done.finished == VALUE else None))
+        call.add_done_callback(
+            lambda done: settle(done._outcome if done.finished == VALUE else None)
+        )
         if tells and call.table is not None:
             call.table.send_cancel(call.call_id)
 
 
 class Link:
-    """Connects to one other task when there is something to send, and sends it requests, one by one.
-    Owned by a Server; thread-safe.
+    """Connects to one other task when there is something to send, and sends it requests, one by
+    one. Owned by a Server; thread-safe.
 
     `task`, `control`  who that is, and where; `data`: by rule "file" or "offset"
     `me`               what to say of this side
-    `on_failure`       called after each attempt that failed, before anybody is told, in the thread that connects
-    `patience_s`       how long what is patient waits for the task to come up, in seconds; then: TaskUnreachable
+    `on_failure`       called after each attempt that failed, before anybody is told, in the thread
+                       that connects
+    `patience_s`       how long what is patient waits for the task to come up, in seconds; then:
+                       TaskUnreachable
 
     States: the table at the file's head.
     """
@@ -185,7 +201,7 @@ class Link:
             requests=self._requests,
         )
 
-    # -- requests --------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def submit(
         self,
@@ -196,8 +212,8 @@ class Link:
         is_patient: bool = True,
         straggle: Callable[[], Settle] | None = None,
     ) -> Errand:
-        """Ask the task; never waits. The errand, which says what `straggle` is, ends within `timeout_s`. Raises Closed,
-        Backpressure."""
+        """Ask the task; never waits. The errand, which says what `straggle` is, ends within
+        `timeout_s`. Raises Closed, Backpressure."""
         self._requests += 1
         errand = Errand(
             self._data_node.waiter,
@@ -218,10 +234,15 @@ class Link:
             if self._closed:
                 raise self._closed_error()
             if self._waiting is None:
-                threading.Thread(target=self._connect, name=f"prpc-link-{self.task}", daemon=True).start()
+                threading.Thread(
+                    target=self._connect, name=f"prpc-link-{self.task}", daemon=True
+                ).start()
                 self._waiting = []
             elif len(self._waiting) >= WAITING_MAX:
-                raise errors.Backpressure(f"{len(self._waiting)} requests wait for {self._text}, {WAITING_MAX} may; slow down")
+                raise errors.Backpressure(
+                    f"{len(self._waiting)} requests wait for {self._text}, {WAITING_MAX} may; "
+                    "slow down"
+                )
             self._waiting.append(errand)
         self._data_node.reactor.call_soon(partial(self._arm, errand))
         return errand
@@ -232,7 +253,15 @@ class Link:
             assert errand.arguments is not None
             arguments = errand.arguments(self.incarnation)
             client = None if errand.straggle is None else errand
-            call = peer.request(self._route, errand.method, method_key(errand.method), arguments, max(0.0, left_s), True, client)
+            call = peer.request(
+                self._route,
+                errand.method,
+                method_key(errand.method),
+                arguments,
+                max(0.0, left_s),
+                True,
+                client,
+            )
         except errors.NotSent as error:
             self._fail(errand, self._lost(errand, error))
             return
@@ -252,7 +281,8 @@ class Link:
         elif isinstance(error, errors.MaybeExecuted | errors.NotSent):
             error = self._lost(errand, error)
         elif isinstance(error, errors.DeadlineExceeded):
-            # The task counts from when the request came: what we ask next would find it waiting still, and taking, for nobody.
+            # The task counts from when the request came: what we ask next would find it waiting
+            # still, and taking, for nobody.
             if isinstance(call, Call) and call.table is not None:
                 call.table.send_cancel(call.call_id)
             self._late(errand, error)
@@ -262,26 +292,31 @@ class Link:
     def _late(self, errand: Errand, error: BaseException) -> bool:
         return errand.set_error(
             errors.DeadlineExceeded(
-                f"{errand.what} did not come from {self._text} in time: look whether that task sends it, and for this step and "
+                f"{errand.what} did not come from {self._text} in time: "
+                "look whether that task sends it, and for this step and "
                 f"task, or allow a larger timeout_s ({error})"
             )
         )
 
     def _lost(self, errand: Errand, error: BaseException) -> TaskLost:
         return TaskLost(
-            f"{errand.what} was asked of {self._text}, which was lost: {error}; a tensor that was on its way is lost with the "
+            f"{errand.what} was asked of {self._text}, which was lost: {error}; "
+            "a tensor that was on its way is lost with the "
             "connection: begin another step"
         )
 
     def _fail(self, errand: Errand, error: BaseException) -> None:
-        # In the reactor: whoever waits may have it parked, and would not see what another thread completes.
+        # In the reactor: whoever waits may have it parked, and would not see what another thread
+        # completes.
         self._data_node.reactor.call_soon(partial(errand.set_error, error))
         if self._closed:
             errand.set_error(error)  # perhaps it turns no more
 
     def _arm(self, errand: Errand) -> None:
         if not errand.finished and errand.call is None:
-            errand.timer = self._data_node.reactor.timers.call_at(errand.deadline, partial(self._expire, errand))
+            errand.timer = self._data_node.reactor.timers.call_at(
+                errand.deadline, partial(self._expire, errand)
+            )
             errand.add_done_callback(self._disarm)
 
     def _disarm(self, errand: Future) -> None:
@@ -293,12 +328,13 @@ class Link:
         if errand.call is None:  # else the peer's table sees to it
             errand.set_error(
                 errors.DeadlineExceeded(
-                    f"{errand.what} was not asked of {self._text} before the deadline: it is not connected{self._why}; start it, "
+                    f"{errand.what} was not asked of {self._text} before the deadline: "
+                    f"it is not connected{self._why}; start it, "
                     "allow a larger timeout_s, or look whether it can be reached"
                 )
             )
 
-    # -- connecting, in a thread of its own --------------------------------------------------------------------------------
+    # -- connecting, in a thread of its own --------------------------------------------------------
 
     def _connect(self) -> None:
         started = time.monotonic()
@@ -309,14 +345,20 @@ class Link:
                 peer = self._meet()
             except errors.NotAPeer as error:  # to wait does not help
                 self._on_failure()
-                self._end(errors.ConfigError(f"{error}; start {self.task} with the protocol of this task, or mend the cluster"))
+                self._end(
+                    errors.ConfigError(
+                        f"{error}; start {self.task} with the protocol of this task, "
+                        "or mend the cluster"
+                    )
+                )
                 return
             except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded) as error:
                 self._on_failure()
                 self._why = f" ({error})"
                 waited_s = time.monotonic() - started
                 text = (
-                    f"{self._text} does not answer ({waited_s:.1f} s): {error}; start it, or allow more time by "
+                    f"{self._text} does not answer ({waited_s:.1f} s): {error}; start it, "
+                    "or allow more time by "
                     f"NETWORK_MAX_CONNECTION_TIMEOUT, which is {self._patience_s * 1e3:.0f} ms"
                 )
                 if waited_s >= self._patience_s:
@@ -326,8 +368,15 @@ class Link:
                     return
                 if not is_told:
                     is_told = True
-                    logger.warning("waiting for %s, for up to %.3g s: %s", self._text, self._patience_s, str(error))
-            except Exception as error:  # another cluster, another secret, closed; or a bug, which those that wait must hear of
+                    logger.warning(
+                        "waiting for %s, for up to %.3g s: %s",
+                        self._text,
+                        self._patience_s,
+                        str(error),
+                    )
+            except Exception as error:
+                # another cluster, another secret, closed; or a bug, which those that wait must hear
+                # of
                 self._on_failure()
                 self._end(self._failure(error))
                 return
@@ -341,10 +390,14 @@ class Link:
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
 
     def _meet(self) -> Peer:
-        """Ask who is there, connect to its data address, and ask again: it may have been started anew in between."""
+        """Ask who is there, connect to its data address, and ask again: it may have been started
+        anew in between.
+        """
         facts = self._ask_facts()
         peer = self._data_node.peer_at(
-            data_addresses(facts, self._control, self._data), CONNECT_TIMEOUT_S, f"data of {self._text}"
+            data_addresses(facts, self._control, self._data),
+            CONNECT_TIMEOUT_S,
+            f"data of {self._text}",
         )
         if self._ask_facts().incarnation != facts.incarnation:
             raise errors.NotSent(f"{self.task} was started again while it was connected to")
@@ -354,15 +407,24 @@ class Link:
     def _ask_facts(self) -> Facts:
         if self._closed:
             raise self._closed_error()
-        control = self._control_node.peer_at([f"tcp://{self._control}"], CONNECT_TIMEOUT_S, self._text)
+        control = self._control_node.peer_at(
+            [f"tcp://{self._control}"], CONNECT_TIMEOUT_S, self._text
+        )
         me = self._me
         call = control.request(
-            self._hello_route, HELLO, method_key(HELLO), (me.plan, me.task, me.incarnation), CONNECT_TIMEOUT_S, True
+            self._hello_route,
+            HELLO,
+            method_key(HELLO),
+            (me.plan, me.task, me.incarnation),
+            CONNECT_TIMEOUT_S,
+            True,
         )
         try:
             facts = Facts.read(call.result(), self._control)
         except errors.UnknownService:
-            raise errors.NotSent(f"who listens at {self._control} is no task of a cluster, or has not started yet") from None
+            raise errors.NotSent(
+                f"who listens at {self._control} is no task of a cluster, or has not started yet"
+            ) from None
         check_plan(me.plan, me.task, facts.plan, self.task)
         check_task(facts, self.task, self._control)
         return facts
@@ -373,15 +435,21 @@ class Link:
             return error
         if isinstance(error, ShardError):
             return errors.Closed(f"{self.task} was not asked: {error}")
-        logger.error("connecting to %s failed: %s: %s", self._text, type(error).__name__, str(error))
+        logger.error(
+            "connecting to %s failed: %s: %s", self._text, type(error).__name__, str(error)
+        )
         return errors.RpcError(f"{self._text} was not asked: {type(error).__name__}: {error}")
 
     def _goes_on(self, error: errors.RpcError) -> bool:
-        """After an attempt: what is not patient fails; whether anything else waits. If not, whatever comes next begins anew."""
+        """After an attempt: what is not patient fails; whether anything else waits. If not,
+        whatever comes next begins anew.
+        """
         with self._guard:
             assert self._waiting is not None
             hasty = [errand for errand in self._waiting if not errand.is_patient]
-            patient = [errand for errand in self._waiting if errand.is_patient and not errand.finished]
+            patient = [
+                errand for errand in self._waiting if errand.is_patient and not errand.finished
+            ]
             self._waiting = patient if patient and not self._closed else None
             goes_on = self._waiting is not None
         for errand in hasty:

@@ -1,8 +1,10 @@
 """What the tasks of a cluster call each other and themselves. No I/O here.
 
-device    "/job:worker/task:1", as TensorFlow writes it: in send(to=...) and recv(source=...)
-number    position of the task in the cluster, sorted by job and index: on the wire, where both sides have one cluster
-plan      what all tasks must have alike: the fingerprint of the cluster, and where its data goes; compared when two meet
+device  "/job:worker/task:1", as TensorFlow writes it: in send(to=...) and recv(source=...)
+number  position of the task in the cluster, sorted by job and index: on the wire, where both sides
+        have one cluster
+plan    what all tasks must have alike: the fingerprint of the cluster, and where its data goes;
+        compared when two meet
 """
 
 from __future__ import annotations
@@ -11,12 +13,20 @@ import hashlib
 from collections.abc import Iterable, Mapping
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.settings.cluster_spec import EVALUATOR, TASKS_MAX, ClusterSpec, Task, TfConfig, parse_tf_config
+from prpc_engine.settings.cluster_spec import (
+    EVALUATOR,
+    TASKS_MAX,
+    ClusterSpec,
+    Task,
+    TfConfig,
+    parse_tf_config,
+)
 from prpc_engine.settings.config import check_number
 from prpc_engine.settings.endpoint_map import DataEndpoints
 from prpc_engine.settings.network import TASK_INDEX
 
-FINGERPRINT_CHARS = 12  # of SHA-256: enough to tell the clusters of a site apart, short enough to compare by eye
+# of SHA-256: enough to tell the clusters of a site apart, short enough to compare by eye
+FINGERPRINT_CHARS = 12
 
 
 def device(task: Task) -> str:
@@ -73,18 +83,24 @@ def _ranges(indices: Iterable[int]) -> str:
 
 
 def who_am_i(
-    cluster: ClusterSpec | Mapping[str, object] | None, job_name: str | None, task_index: int | None, environ: Mapping[str, str]
+    cluster: ClusterSpec | Mapping[str, object] | None,
+    job_name: str | None,
+    task_index: int | None,
+    environ: Mapping[str, str],
 ) -> tuple[ClusterSpec, Task]:
     """The cluster, and which of its tasks this process is.
 
-    What is None comes from TF_CONFIG when the cluster does; the index else from TASK_INDEX; and where there is one job, or one
-    task of the job, from there. Raises ConfigError.
+    What is None comes from TF_CONFIG when the cluster does; the index else from TASK_INDEX; and
+    where there is one job, or one task of the job, from there. Raises ConfigError.
     """
     config: TfConfig | None = None
     if cluster is None:
         text = environ.get("TF_CONFIG")
         if text is None:
-            raise ConfigError("cluster=None, and TF_CONFIG is not set: pass a ClusterSpec or a dict, or set TF_CONFIG")
+            raise ConfigError(
+                "cluster=None, and TF_CONFIG is not set: pass a ClusterSpec or a dict, "
+                "or set TF_CONFIG"
+            )
         config = parse_tf_config(text)
     spec = config.cluster if config is not None else ClusterSpec(cluster or {})
     if not spec.addresses:
@@ -94,10 +110,16 @@ def who_am_i(
         job_name = told.job
     if job_name is None:
         if len(spec.jobs) > 1:
-            raise ConfigError(f"job_name=None: this process is of one of the jobs {', '.join(spec.jobs)}; say which")
+            raise ConfigError(
+                f"job_name=None: this process is of one of the jobs {', '.join(spec.jobs)}; "
+                "say which"
+            )
         job_name = spec.jobs[0]
     if job_name == EVALUATOR and job_name not in spec.jobs:
-        raise ConfigError("an evaluator that is not in the cluster has no Server: it reads checkpoints, and no task talks to it")
+        raise ConfigError(
+            "an evaluator that is not in the cluster has no Server: it reads checkpoints, "
+            "and no task talks to it"
+        )
     if task_index is None and told is not None and told.job == job_name:
         task_index = told.index
     if task_index is None:
@@ -105,7 +127,10 @@ def who_am_i(
     if task_index is None:
         indices = spec.task_indices(job_name)
         if len(indices) != 1:
-            raise ConfigError(f"task_index=None: job {job_name!r} has the tasks {_ranges(indices)}; say which, or set TASK_INDEX")
+            raise ConfigError(
+                f"task_index=None: job {job_name!r} has the tasks {_ranges(indices)}; say which, "
+                "or set TASK_INDEX"
+            )
         task_index = indices[0]
     check_number("task_index", task_index, 0, TASKS_MAX - 1)
     spec.task_address(job_name, task_index)

@@ -1,11 +1,13 @@
-"""What somebody who receives a tensor holds, and the message that asks for it, alone or with others. No I/O here.
+"""What somebody who receives a tensor holds, and the message that asks for it, alone or with
+others. No I/O here.
 
-message     until                               then
-collecting  fuse.py says so                     left: one request for all of its keys
-left        answered                            each receipt has its tensor
-left        the request failed                  each receipt has the error
-left        all receipts were cancelled         the request is withdrawn
-any         its step is aborted or cleaned up   each receipt has the error, and the request is withdrawn
+message     until                              then
+collecting  fuse.py says so                    left: one request for all of its keys
+left        answered                           each receipt has its tensor
+left        the request failed                 each receipt has the error
+left        all receipts were cancelled        the request is withdrawn
+any         its step is aborted or cleaned up  each receipt has the error, and the request is
+                                               withdrawn
 """
 
 from __future__ import annotations
@@ -20,13 +22,21 @@ Leave = Callable[["Message"], Future]  # sends it; the future of the list of its
 
 
 class Message:
-    """One request for tensors of one source and step. Whoever made it fills it, and lets it leave once.
+    """One request for tensors of one source and step. Whoever made it fills it, and lets it leave
+    once.
 
-    `under_way`: where it is found, from its first receipt to its end. `hurry()` sees to it that it leaves, or will have left
-    soon.
+    `under_way`: where it is found, from its first receipt to its end. `hurry()` sees to it that it
+    leaves, or will have left soon.
     """
 
-    def __init__(self, number: int, step: int, timeout_s: float, under_way: set[Message], hurry: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        step: int,
+        timeout_s: float,
+        under_way: set[Message],
+        hurry: Callable[[int], None],
+    ) -> None:
         self.number = number  # of the source
         self.step = step
         self.timeout_s = timeout_s  # from when it leaves
@@ -61,7 +71,8 @@ class Message:
             for receipt in receipts:
                 receipt.set_result(call._outcome)
         else:
-            for receipt, tensor in zip(receipts, call._outcome, strict=False):  # none when it was ended before
+            # none when it was ended before
+            for receipt, tensor in zip(receipts, call._outcome, strict=False):
                 receipt.set_result(tensor)
 
     def end(self, error: BaseException) -> None:
@@ -79,14 +90,20 @@ class Message:
 
     def given_up(self) -> None:
         """A receipt was cancelled: nobody may be waiting any more."""
-        if self.left and self._call is not None and all(receipt.finished for receipt in self.receipts):
+        if (
+            self.left
+            and self._call is not None
+            and all(receipt.finished for receipt in self.receipts)
+        ):
             self.end(Cancelled("all of its receivers gave it up"))
 
 
 class Receipt(Future):
-    """The future of one tensor, or of several asked for together: result(timeout_s), done(), await; cancel() gives it up.
+    """The future of one tensor, or of several asked for together: result(timeout_s), done(), await;
+    cancel() gives it up.
 
-    A tensor that was on its way as it was given up is kept for another receive of its key and step."""
+    A tensor that was on its way as it was given up is kept for another receive of its key and step.
+    """
 
     message: Message | None = None
 
@@ -95,7 +112,8 @@ class Receipt(Future):
         """One more of that message."""
         receipt = cls(waiter, message=message)
         message.receipts.append(receipt)
-        message._under_way.add(message)  # only now: one that was ended while nobody waited for it would be found no more
+        # only now: one that was ended while nobody waited for it would be found no more
+        message._under_way.add(message)
         return receipt
 
     def _hurry(self) -> None:
@@ -108,7 +126,9 @@ class Receipt(Future):
         return Future.done(self)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The tensor; None for a dead one. Raises the error it ended with, or TimeoutError after `timeout_s` seconds."""
+        """The tensor; None for a dead one. Raises the error it ended with, or TimeoutError after
+        `timeout_s` seconds.
+        """
         self._hurry()
         return Future.result(self, timeout_s)
 

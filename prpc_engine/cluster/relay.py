@@ -1,21 +1,26 @@
-"""Communication shards of a task: processes that answer other tasks' receives over tcp, each with its own connections and slab,
-all behind the task's one data port.
+"""Communication shards of a task: processes that answer other tasks' receives over tcp, each with
+its own connections and slab, all behind the task's one data port.
 
     what                                     runs in
     the table, send(), recv(), hello         the application
     a receive that comes over shared memory  the application: a hop would gain nothing
-    a receive that comes over tcp, and       a shard: it greets, decodes, asks the application over shared memory, and answers
+    a receive that comes over tcp, and       a shard: it greets, decodes, asks the application over
+                                             shared memory, and answers
       whatever else a task may ask here
-    a tcp connection, until its hello        the application, which hands it to the shard with the fewest
-                                             (shard/transport/shared_port.py); while none lives, it stays there
+    a tcp connection, until its hello        the application, which hands it to the shard with the
+                                             fewest (shard/transport/shared_port.py); while none
+                                             lives, it stays there
     what this task receives from others      the application, over connections of its own
 
 A shard writes a large tensor to its socket out of the application's slab, which lends it.
 
-    a shard died                             its connections end: who waits there gets TaskLost, which names what was asked; what
-                                             the application had ready for them is ready again, unless it was on its way
-    meanwhile                                who connects, those tasks among them, gets one of the others
-    it is started again (shard/group/restart.py)   it gets the next connections, as it has the fewest
+    a shard died                             its connections end: who waits there gets TaskLost,
+                                             which names what was asked; what the application had
+                                             ready for them is ready again, unless it was on its way
+    meanwhile                                who connects, those tasks among them, gets one of the
+                                             others
+    it is started again (shard/group/restart.py)   it gets the next connections, as it has the
+                                                   fewest
     it stays down                            the task's log says so, and who answers in its place
 
 A shard is a spawned process: who asks for some makes the Server under `if __name__ == "__main__":`.
@@ -58,7 +63,8 @@ from shard import (
     this_shard,
 )
 
-OPEN_TIMEOUT_S = 30.0  # for a shard to reach its application, on a machine that is starting a whole job
+# for a shard to reach its application, on a machine that is starting a whole job
+OPEN_TIMEOUT_S = 30.0
 RESTART = RestartPolicy("on-failure")
 
 logger = logging.getLogger("prpc")
@@ -82,17 +88,25 @@ class RelaySettings:
 
 
 class Relays:
-    """The communication shards of one task, on the application's side. Owned by its Server. Raises ConfigError, ShardError."""
+    """The communication shards of one task, on the application's side. Owned by its Server. Raises
+    ConfigError, ShardError.
+    """
 
     def __init__(self, count: int, polling: bool, wants_cores: bool, driver: Driver) -> None:
         self._locks = take_cores(count) if wants_cores else CoreLocks((), ())
         self._driver = driver
         self._dealer: SocketDistributor | None = None
         self._task = "this task"
-        self._staying = set(range(count))  # shards that live, or will again; the supervisor's thread changes it
+        # shards that live, or will again; the supervisor's thread changes it
+        self._staying = set(range(count))
         try:
             self._group = ShardGroup(
-                count, polling=polling, pin=False, driver=driver, restart=RESTART, on_change=self._shard_changed
+                count,
+                polling=polling,
+                pin=False,
+                driver=driver,
+                restart=RESTART,
+                on_change=self._shard_changed,
             )
             self._reader = ShardReader(self._group, figures_of_relay)
         except ValueError as error:
@@ -113,7 +127,9 @@ class Relays:
         port: int,
         tls: TlsSettings | None,
     ) -> None:
-        """Have every shard, and each that is started again, answer what comes to the tcp port of the task's data node."""
+        """Have every shard, and each that is started again, answer what comes to the tcp port of
+        the task's data node.
+        """
         self._task = task
         dealer = self._dealer = SocketDistributor(self._driver.reactor)
         settings = RelaySettings(
@@ -138,7 +154,8 @@ class Relays:
             self._staying.discard(index)
             others = ", ".join(map(str, sorted(self._staying)))
             logger.error(
-                "%s: communication shard %d stays down: what was asked through it ended with TaskLost, and %s in its place (%s)",
+                "%s: communication shard %d stays down: what was asked through it ended with "
+                "TaskLost, and %s in its place (%s)",
                 self._task,
                 index,
                 f"shard {others} answers" if others else "the task's own process answers",
@@ -155,7 +172,9 @@ class Relays:
         return self._dealer.connections() if self._dealer is not None else ()
 
     def figures(self, timeout_s: float) -> tuple[ShardFigures, ...]:
-        """What each shard did, in order; waits for `timeout_s` seconds at most, for all together."""
+        """What each shard did, in order;
+        waits for `timeout_s` seconds at most, for all together.
+        """
         return self._reader.read(timeout_s)
 
     def close(self) -> None:
@@ -166,7 +185,7 @@ class Relays:
         self._locks.close()
 
 
-# -- in a shard ----------------------------------------------------------------------------------------------------------
+# -- in a shard ------------------------------------------------------------------------------------
 
 
 class _Relay:
@@ -179,17 +198,32 @@ class _Relay:
             bind_memory(settings.cores[shard.index])
         slab.use_slab(shard.slab)
         self.node = Node(
-            shard.reactor, None, shard.slab, settings.secret, settings.limits, ("shm",), settings.host, 0, settings.tls
+            shard.reactor,
+            None,
+            shard.slab,
+            settings.secret,
+            settings.limits,
+            ("shm",),
+            settings.host,
+            0,
+            settings.tls,
         )
         shard.at_stop(self.node.close)
         self._application = self.node.peer_at(settings.application, OPEN_TIMEOUT_S, settings.task)
         self._route = FixedRoute(DATA_TARGET, settings.task)
         self._under_way: defaultdict[Peer | None, set[Call]] = defaultdict(set)
         self.node.on_peer_lost = self._peer_lost
-        methods: dict[str, Callable[..., Any]] = {name: self._forwarder(name) for name in settings.methods}
+        methods: dict[str, Callable[..., Any]] = {
+            name: self._forwarder(name) for name in settings.methods
+        }
         methods[RECEIVE] = self._receive
-        self.node.servers[DATA_TARGET] = ServedObject("data", shard.index, DATA_TARGET, methods, allow=allow_from(None))
-        self.node.take(DistributedPort(settings.dealer, settings.key, (settings.host, settings.port)))  # last: it is ready now
+        self.node.servers[DATA_TARGET] = ServedObject(
+            "data", shard.index, DATA_TARGET, methods, allow=allow_from(None)
+        )
+        # last: it is ready now
+        self.node.take(
+            DistributedPort(settings.dealer, settings.key, (settings.host, settings.port))
+        )
 
     def _forwarder(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         async def forward(*arguments: Any) -> Any:
@@ -200,7 +234,9 @@ class _Relay:
     async def _ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
         asker = calling_peer()
         # Its deadline is that of who asks us (context.py).
-        call = self._application.request(self._route, method, method_key(method), arguments, None, True)
+        call = self._application.request(
+            self._route, method, method_key(method), arguments, None, True
+        )
         under_way = self._under_way[asker]
         under_way.add(call)
         try:
@@ -212,9 +248,13 @@ class _Relay:
             under_way.discard(call)  # not by the asker's name: it may be forgotten already
 
     def _receive(self, *arguments: Any) -> Deferred:
-        """A tensor may be on its way here as its receiver gives up: the application is told so, and its word is passed on."""
+        """A tensor may be on its way here as its receiver gives up: the application is told so, and
+        its word is passed on.
+        """
         asker = calling_peer()
-        call = self._application.request(self._route, RECEIVE, method_key(RECEIVE), arguments, None, True, _OUTLIVING)
+        call = self._application.request(
+            self._route, RECEIVE, method_key(RECEIVE), arguments, None, True, _OUTLIVING
+        )
         under_way = self._under_way[asker]
         under_way.add(call)
 

@@ -1,28 +1,36 @@
-"""Where tensors wait for their receivers: one table at each source. No I/O, no clock; whoever owns it hands the lock in.
+"""Where tensors wait for their receivers: one table at each source. No I/O, no clock; whoever owns
+it hands the lock in.
 
     step -> (destination, key) -> entry         destination: the number of a task (names.py)
 
-    entry          put()       ask()       its request ends unanswered       all tensors of its request are there
-    (none)         ready       wanted
-    ready          Duplicate   held
-    wanted         held        replaces    (none)
-    held           Duplicate   replaces    ready                             taken: the tensors go, the entry stays
-    taken          Duplicate   Duplicate
+    entry   put()      ask()      its request ends unanswered  all tensors of its request are there
+    (none)  ready      wanted
+    ready   Duplicate  held
+    wanted  held       replaces   (none)
+    held    Duplicate  replaces   ready                        taken: the tensors go, the entry
+                                                               stays
+    taken   Duplicate  Duplicate
 
-A request names one key or more and is answered when all their tensors are there: one that comes early waits. Then take() takes
-them, in the thread that also ends requests: so what ends unanswered has taken nothing. A tensor is taken at most once; that of a
-request that ended before it was answered (deadline, lost or cancelled receiver) is ready again.
+A request names one key or more and is answered when all their tensors are there: one that comes
+early waits. Then take() takes
+them, in the thread that also ends requests: so what ends unanswered has taken nothing. A tensor is
+taken at most once; that of a request that ended before it was answered (deadline, lost or cancelled
+receiver) is ready again.
 
-One that names a key of another that still waits replaces it: a receiver whose deadline has passed may ask again before the end of
-its first request is known here. Should somebody wait for the first one still, that is told Duplicate.
+One that names a key of another that still waits replaces it: a receiver whose deadline has passed
+may ask again before the end of its first request is known here. Should somebody wait for the first
+one still, that is told Duplicate.
 
-    step           abort()     every request in it ends with the error, its tensors go, and what comes later gets the error too
-                   cleanup()   the same for requests; then the step is forgotten, and its number may be used anew
-                   met()       remembers which incarnation of a task took part: another one later is TaskRestarted
+    step  abort()    every request in it ends with the error, its tensors go, and what comes later
+                     gets the error too
+          cleanup()  the same for requests; then the step is forgotten, and its number may be used
+                     anew
+          met()      remembers which incarnation of a task took part: another one later is
+                     TaskRestarted
 
-Bounds: what waits (tensors and wanted keys) by count, tensors by bytes, entries in all and steps by constants. Where there are
-too many steps or entries, the oldest steps in which nothing waits are forgotten: what goes with them is the refusal of their
-duplicates, and that they were aborted.
+Bounds: what waits (tensors and wanted keys) by count, tensors by bytes, entries in all and steps by
+constants. Where there are too many steps or entries, the oldest steps in which nothing waits are
+forgotten: what goes with them is the refusal of their duplicates, and that they were aborted.
 """
 
 from __future__ import annotations
@@ -47,7 +55,8 @@ Tensor = NDArray[Any] | None  # None: a dead one
 
 
 class TensorEntry:
-    """What a step has under one key for one destination: its tensor, the request for it, or that it was taken.
+    """What a step has under one key for one destination: its tensor, the request for it, or that it
+    was taken.
 
     Changed by its Rendezvous alone, under the guard. States: the table at the file's head.
     """
@@ -61,7 +70,9 @@ class TensorEntry:
 
 
 class TensorRequest:
-    """One receiver's request for tensors of one step. `answer` is not touched here: its owner completes it."""
+    """One receiver's request for tensors of one step. `answer` is not touched here: its owner
+    completes it.
+    """
 
     __slots__ = ("answer", "asker", "destination", "entries", "keys", "missing", "step")
 
@@ -83,18 +94,25 @@ class Step:
 
 
 class Rendezvous:
-    """Holds a task's tensors until their receivers ask for them, and requests until their tensors are there.
+    """Holds a task's tensors until their receivers ask for them, and requests until their tensors
+    are there.
 
     guard        the lock of the table
     tensors_max  tensors and wanted keys that wait, in all steps
     bytes_max    of the tensors that wait
 
-    Owned by a Server; thread-safe. put() and ask() raise Duplicate, StepAborted and Backpressure, met()
-    TaskRestarted; met() and abort() raise Backpressure where STEPS_MAX steps all have something that
+    Owned by a Server; thread-safe. put() and ask() raise Duplicate, StepAborted and Backpressure,
+    met() TaskRestarted; met() and abort() raise Backpressure where STEPS_MAX steps all have
+    something that
     waits. States: the tables at the file's head.
     """
 
-    def __init__(self, guard: AbstractContextManager[Any], tensors_max: int = TENSORS_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        guard: AbstractContextManager[Any],
+        tensors_max: int = TENSORS_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
         self._guard = guard
         self._tensors_max, self._bytes_max = tensors_max, bytes_max
         self._steps: dict[int, Step] = {}  # oldest first
@@ -108,7 +126,9 @@ class Rendezvous:
         return len(self._steps)
 
     def met(self, step: int, number: int, incarnation: int, name: str) -> None:
-        """That incarnation of a task takes part in the step. Raises TaskRestarted when it was another one before."""
+        """That incarnation of a task takes part in the step. Raises TaskRestarted when it was
+        another one before.
+        """
         with self._guard:
             before = self._step(step).incarnations.setdefault(number, incarnation)
         if before != incarnation:
@@ -121,11 +141,16 @@ class Rendezvous:
             there = self._living(step)
             entry = there.entries.get((destination, key))
             if entry is not None and (entry.is_ready or entry.is_taken):
-                raise Duplicate(f"{key!r} of step {step} was sent before: send one tensor a key and step, or cleanup({step})")
+                raise Duplicate(
+                    f"{key!r} of step {step} was sent before: send one tensor a key and step, "
+                    f"or cleanup({step})"
+                )
             if size and self.nbytes + size > self._bytes_max:
                 raise Backpressure(
-                    f"{key!r} of step {step}, {size} bytes, was not sent: {self.nbytes} bytes wait for their receivers, "
-                    f"{self._bytes_max} may; receive them, or cleanup() steps that are over, or allow more by bytes_max"
+                    f"{key!r} of step {step}, {size} bytes, was not sent: "
+                    f"{self.nbytes} bytes wait for their receivers, "
+                    f"{self._bytes_max} may; receive them, or cleanup() steps that are over, "
+                    "or allow more by bytes_max"
                 )
             if entry is None:
                 self._make_room(there, step, key, 1)
@@ -146,8 +171,8 @@ class Rendezvous:
     def ask(
         self, step: int, destination: int, keys: Sequence[str], asker: object
     ) -> tuple[TensorRequest, list[Tensor] | None, Iterable[TensorRequest]]:
-        """A receiver wants these. The tensors when all are there, else None: put() will give them; and the requests that this one
-        replaces, to be ended with Duplicate."""
+        """A receiver wants these. The tensors when all are there, else None: put() will give them;
+        and the requests that this one replaces, to be ended with Duplicate."""
         with self._guard:
             there = self._living(step)
             found = [there.entries.get((destination, key)) for key in keys]
@@ -156,8 +181,10 @@ class Rendezvous:
                 if entry is not None:
                     if entry.is_taken:
                         raise Duplicate(
-                            f"{key!r} of step {step} was sent to its receiver before, and a tensor is received once; if it did "
-                            "not come there, as its connection was lost on the way, it is lost: begin another step"
+                            f"{key!r} of step {step} was sent to its receiver before, "
+                            "and a tensor is received once; if it did "
+                            "not come there, as its connection was lost on the way, it is lost: "
+                            "begin another step"
                         )
                     if entry.request is not None:
                         replaced[entry.request] = None
@@ -217,7 +244,7 @@ class Rendezvous:
         there = self._steps.get(step)
         return None if there is None or there.error is None else StepAborted(there.error)
 
-    # -- under the guard -------------------------------------------------------------------------------------------------
+    # -- under the guard ---------------------------------------------------------------------------
 
     def _step(self, step: int) -> Step:
         there = self._steps.get(step)
@@ -237,7 +264,8 @@ class Rendezvous:
         oldest = next((number for number, one in self._steps.items() if not one.waiting), None)
         if oldest is None:
             raise Backpressure(
-                f"tensors or requests wait in {len(self._steps)} steps, and in {self._entries} entries in all; {STEPS_MAX} steps "
+                f"tensors or requests wait in {len(self._steps)} steps, "
+                f"and in {self._entries} entries in all; {STEPS_MAX} steps "
                 f"and {ENTRIES_MAX} entries may: cleanup() steps that are over"
             )
         self._entries -= len(self._steps.pop(oldest).entries)
@@ -245,7 +273,8 @@ class Rendezvous:
     def _make_room(self, there: Step, step: int, key: str, more: int) -> None:
         if self.waiting + more > self._tensors_max:
             raise Backpressure(
-                f"{key!r} of step {step}: {self.waiting} tensors and requests wait already, {self._tensors_max} may; receive "
+                f"{key!r} of step {step}: {self.waiting} tensors and requests wait already, "
+                f"{self._tensors_max} may; receive "
                 "them, or cleanup() steps that are over"
             )
         there.waiting += 1  # so that it is not what is forgotten
@@ -284,12 +313,18 @@ class Rendezvous:
         request.entries = []
 
     def _empty(self, there: Step) -> list[TensorRequest]:
-        requests = list(dict.fromkeys(entry.request for entry in there.entries.values() if entry.request is not None))
+        requests = list(
+            dict.fromkeys(
+                entry.request for entry in there.entries.values() if entry.request is not None
+            )
+        )
         for request in requests:
             request.entries = []
         self._entries -= len(there.entries)
         self.waiting -= there.waiting
-        self.nbytes -= sum(entry.tensor.nbytes for entry in there.entries.values() if entry.tensor is not None)
+        self.nbytes -= sum(
+            entry.tensor.nbytes for entry in there.entries.values() if entry.tensor is not None
+        )
         there.entries.clear()
         there.waiting = 0
         return requests
@@ -298,6 +333,7 @@ class Rendezvous:
 def restarted(step: int, name: str, before: int, now: int) -> TaskRestarted:
     """Two incarnations of one task in one step."""
     return TaskRestarted(
-        f"step {step}: {name} was started again (incarnation {before:x} then, {now:x} now), and what the first one held is lost: "
+        f"step {step}: {name} was started again (incarnation {before:x} then, {now:x} now), "
+        "and what the first one held is lost: "
         "begin another step"
     )

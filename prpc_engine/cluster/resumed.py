@@ -1,7 +1,10 @@
-"""A receive of tensors some of which came after an earlier receiver's deadline, or may still (late.py).
+"""A receive of tensors some of which came after an earlier receiver's deadline, or may still
+(late.py).
 
-it waits for the stragglers that were to bring them        until all have settled, or its deadline passes
-it takes what is here, and asks the source for the rest    until that is answered; when it fails, what it took is kept again
+it waits for the stragglers that were to bring them      until all have settled, or its deadline
+                                                         passes
+it takes what is here, and asks the source for the rest  until that is answered; when it fails, what
+                                                         it took is kept again
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from prpc_engine.cluster.late import Late, Straggler
 from prpc_engine.cluster.rendezvous import Tensor
 from shard import VALUE, Future, Reactor, Waiter, gather
 
-Ask = Callable[[int, int, Sequence[str], float], Future]  # source, step, keys, seconds: the future of their tensors
+# source, step, keys, seconds: the future of their tensors
+Ask = Callable[[int, int, Sequence[str], float], Future]
 
 
 class Resumed(Future, kw_only=True):
@@ -43,7 +47,8 @@ class Resumed(Future, kw_only=True):
         if self.rest is None:  # else that has a deadline of its own
             self.set_error(
                 errors.DeadlineExceeded(
-                    f"{self.what} has not come whole in time: receive it again with a larger timeout_s, or look why it is slow"
+                    f"{self.what} has not come whole in time: receive it again with a larger "
+                    "timeout_s, or look why it is slow"
                 )
             )
 
@@ -56,7 +61,9 @@ class Resumed(Future, kw_only=True):
             self._end(here)
             return
         try:
-            rest = self.rest = self.ask(self.source, self.step, missing, max(0.0, self.deadline - time.monotonic()))
+            rest = self.rest = self.ask(
+                self.source, self.step, missing, max(0.0, self.deadline - time.monotonic())
+            )
         except Exception as error:
             self.late.keep(self.source, self.step, here)
             self.set_error(error)
@@ -89,8 +96,17 @@ def resume(
     ask: Ask,
     timeout_s: float,
 ) -> Future:
-    """Receive them within `timeout_s` seconds, once those `stragglers` have settled. Never waits."""
-    fields: dict[str, Any] = {"late": late, "source": source, "step": step, "keys": keys, "what": what, "ask": ask}
+    """Receive them within `timeout_s` seconds, once those `stragglers` have settled.
+    Never waits.
+    """
+    fields: dict[str, Any] = {
+        "late": late,
+        "source": source,
+        "step": step,
+        "keys": keys,
+        "what": what,
+        "ask": ask,
+    }
     resumed = Resumed(waiter, deadline=time.monotonic() + timeout_s, **fields)
     if stragglers:
         timer = reactor.call_later(timeout_s, resumed._expire)

@@ -1,15 +1,18 @@
-"""A task of a cluster: it listens at its control and data address, and exchanges named tensors with the other tasks.
+"""A task of a cluster: it listens at its control and data address, and exchanges named tensors with
+the other tasks.
 
     state     start()                      stop()      join(), send(), recv(), ...
     NEW       STARTED; NEW when it fails   STOPPED     Closed
     STARTED   STARTED                      STOPPED     what they do
     STOPPED   Closed                       STOPPED     Closed; join() returns
 
-There is no master: the ClusterSpec is the registry, and who listens where is found by control.py and link.py. All of it lives in
-this process, but for the communication shards that endpoint.py starts where somebody asks for them.
+There is no master: the ClusterSpec is the registry, and who listens where is found by control.py
+and link.py. All of it lives in this process, but for the communication shards that endpoint.py
+starts where somebody asks for them.
 
-Receive-driven: send() puts a tensor into the table here (rendezvous.py), where it waits until its receiver asks for it. Arrays
-from prpc_engine.empty() are not copied, and over shared memory the receiver reads that very memory; others are copied once.
+Receive-driven: send() puts a tensor into the table here (rendezvous.py), where it waits until its
+receiver asks for it. Arrays from prpc_engine.empty() are not copied, and over shared memory the
+receiver reads that very memory; others are copied once.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ PROTOCOLS = ("prpc", "grpc++")  # two names of one
 STEP_MAX = (1 << 63) - 1
 KEY_CHARS_MAX = 1024  # what TensorFlow makes of devices, edge, frame and iteration is some 200
 KEYS_MAX = 4096  # of one request: as many arrays as one message may have
-COPY_BYTES_MAX = 16 << 10  # up to here a copy of its own is cheaper than one on the slab: it travels within the message
+# up to here a copy of its own is cheaper than one on the slab: it travels within the message
+COPY_BYTES_MAX = 16 << 10
 ABORT_TIMEOUT_S = 5.0  # for all tasks to be told
 JOIN_S_MAX = 2_000_000.0  # 23 days: what epoll can wait; None: for ever
 ABORTS_AT_ONCE = 64  # each may need a connection, made by a thread
@@ -67,7 +71,9 @@ logger = logging.getLogger("prpc")
 
 
 class State(enum.Enum):
-    """Where a Server stands: before start(), after it, or after stop(). Events: the table at the file's head."""
+    """Where a Server stands: before start(), after it, or after stop(). Events: the table at the
+    file's head.
+    """
 
     NEW = "new"
     STARTED = "started"
@@ -98,26 +104,29 @@ class ServerStatistics:
     shard_connections: tuple[int, ...]  # of each of them
     waiting: int  # tensors and requests in the table here
     waiting_bytes: int  # of the tensors
-    late_bytes: int  # of tensors of others that came after their deadline here, and are kept for another recv() of their step
+    # of tensors of others that came after their deadline here, and are kept for another recv() of
+    # their step
+    late_bytes: int
     steps: int  # remembered by the table
     links: Mapping[str, LinkStatistics]  # by device
     slab: SlabStatistics
 
 
 class Server:
-    """Makes this process one task of a cluster, which sends named tensors to the other tasks and receives theirs.
-    Thread-safe. A context manager.
+    """Makes this process one task of a cluster, which sends named tensors to the other tasks and
+    receives theirs. Thread-safe. A context manager.
 
     cluster     a ClusterSpec, a dict as it takes, or None: as TF_CONFIG says
-    job_name    which job, and which of its tasks, this process is; None: as TF_CONFIG or TASK_INDEX says, or where only one
+    job_name    which job, and which of its tasks, this process is; None: as TF_CONFIG or TASK_INDEX
+                says, or where only one
     task_index  is possible
     protocol    "prpc" or "grpc++", which mean the same
     config      see ServerConfig
     start       start() at once
     methods     more of what other tasks may ask(), by name; they run as the methods of any service
 
-    Tasks are named by device, "/job:ps/task:0"; a step is a number from 0 on, and what the tasks do together under one.
-    Raises ConfigError; and as start() does.
+    Tasks are named by device, "/job:ps/task:0"; a step is a number from 0 on, and what the tasks do
+    together under one. Raises ConfigError; and as start() does.
 
     States: the table at the file's head.
     """
@@ -134,11 +143,14 @@ class Server:
     ) -> None:
         if protocol not in PROTOCOLS:
             raise errors.ConfigError(
-                f"protocol={protocol!r}: {' and '.join(map(repr, PROTOCOLS))} are allowed, and mean the same"
+                f"protocol={protocol!r}: {' and '.join(map(repr, PROTOCOLS))} are allowed, "
+                "and mean the same"
             )
         config = ServerConfig() if config is None else config
         if not isinstance(config, ServerConfig):
-            raise errors.ConfigError(f"config={config!r:.100}: ServerConfig(...) is expected, or None")
+            raise errors.ConfigError(
+                f"config={config!r:.100}: ServerConfig(...) is expected, or None"
+            )
         spec, task = who_am_i(cluster, job_name, task_index, os.environ)
         self.server_def = ServerDef(spec, task.job, task.index, protocol)
         self.settings = NetworkSettings.for_task(spec, task.job, os.environ)
@@ -149,24 +161,35 @@ class Server:
         self._task = device(task)
         self._number = self._names.number(self._task)
         plan, data = plan_of(spec, self._endpoints), self._endpoints.addresses.get(task)
-        self._place = place_from(self._task, plan, spec.addresses[task], data, config, self.settings)
-        self._fuses = self.settings.tensor_fuse if config.tensor_fuse is None else config.tensor_fuse
+        self._place = place_from(
+            self._task, plan, spec.addresses[task], data, config, self.settings
+        )
+        self._fuses = (
+            self.settings.tensor_fuse if config.tensor_fuse is None else config.tensor_fuse
+        )
         self._guard = threading.Lock()
         self._changing = threading.Lock()  # of the state
         self._table = Rendezvous(
-            threading.Lock(), config.tensors_max or self.settings.flow_control_max or TENSORS_MAX, config.bytes_max
+            threading.Lock(),
+            config.tensors_max or self.settings.flow_control_max or TENSORS_MAX,
+            config.bytes_max,
         )
         self._late = Late(threading.Lock(), config.bytes_max)
         self._links: dict[int, Link] = {}
-        self._methods: dict[str, Callable[..., Any]] = {**(methods or {}), RECEIVE: self._receive, ABORT: self._abort_here}
-        self.on_peer_lost: Callable[[Peer], None] = _ignore  # whoever had asked for something is gone
+        self._methods: dict[str, Callable[..., Any]] = {
+            **(methods or {}),
+            RECEIVE: self._receive,
+            ABORT: self._abort_here,
+        }
+        # whoever had asked for something is gone
+        self.on_peer_lost: Callable[[Peer], None] = _ignore
         self._verbs = TensorVerbs()
         self._map_told = ""  # what was logged about the file last
         self.state = State.NEW
         if start:
             self.start()
 
-    # -- life ------------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Listen. Raises AddressInUse, ConfigError, and Closed after stop()."""
@@ -175,10 +198,14 @@ class Server:
                 raise self._stopped()
             if self.state is State.NEW:
                 self._at = Endpoint(self._place, self._methods, self._peer_lost)
-                self._collector = FuseCollector(self._fuses, self._at.driver, threading.Lock(), self._leave)
+                self._collector = FuseCollector(
+                    self._fuses, self._at.driver, threading.Lock(), self._leave
+                )
                 self._at.serve()
                 self.state = State.STARTED
-                self._at.driver.reactor.call_soon(partial(self._log_verbs_later, self._verbs.copy()))
+                self._at.driver.reactor.call_soon(
+                    partial(self._log_verbs_later, self._verbs.copy())
+                )
 
     @property
     def target(self) -> str:
@@ -186,7 +213,9 @@ class Server:
         return f"prpc://{self._at.address if self.state is State.STARTED else self._place.control}"
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Serve from this thread until stop(), for `timeout_s` seconds at most; whether it was stopped. Raises ConfigError."""
+        """Serve from this thread until stop(), for `timeout_s` seconds at most; whether it was
+        stopped. Raises ConfigError.
+        """
         if timeout_s is not None:
             check_timeout(timeout_s, JOIN_S_MAX)
         if self.state is State.NEW:
@@ -196,7 +225,9 @@ class Server:
         return self.state is State.STOPPED
 
     def stop(self) -> None:
-        """Hang up on all tasks: what they wait for here fails with TaskLost, what waits here with Closed. Again: does nothing."""
+        """Hang up on all tasks: what they wait for here fails with TaskLost, what waits here with
+        Closed. Again: does nothing.
+        """
         with self._changing:
             before, self.state = self.state, State.STOPPED
             if before is not State.STARTED:
@@ -212,7 +243,12 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _stopped(self) -> errors.Closed:
@@ -245,12 +281,16 @@ class Server:
         )
 
     def figures(self) -> NodeFigures:
-        """Of what this process does itself: whom it talks to about tensors, and what it answers. Raises Closed."""
+        """Of what this process does itself: whom it talks to about tensors, and what it answers.
+        Raises Closed.
+        """
         self._check_started()
         return NodeFigures.of(self._at.data)
 
     def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
-        """The same of each communication shard: they are asked, for `timeout_s` seconds at most. Raises Closed, ConfigError."""
+        """The same of each communication shard: they are asked, for `timeout_s` seconds at most.
+        Raises Closed, ConfigError.
+        """
         self._check_started()
         check_timeout(timeout_s)
         return self._at.figures_of_shards(timeout_s)
@@ -265,13 +305,14 @@ class Server:
 
         self._at.driver.reactor.call_later(PERIOD_S, log)
 
-    # -- tensors ---------------------------------------------------------------------------------------------------------
+    # -- tensors -----------------------------------------------------------------------------------
 
     def send(self, key: str, tensor: object, *, to: str, step: int, is_dead: bool = False) -> None:
         """Have a tensor ready for a task that receives `key` in that step. Never waits.
 
-        An array of prpc_engine.empty() is sent as it is when its receiver asks; anything else is copied here. A dead tensor is
-        None, sent with is_dead=True. Raises Duplicate, StepAborted, Backpressure, BadArguments, ConfigError, ShmFull.
+        An array of prpc_engine.empty() is sent as it is when its receiver asks; anything else is
+        copied here. A dead tensor is None, sent with is_dead=True. Raises Duplicate, StepAborted,
+        Backpressure, BadArguments, ConfigError, ShmFull.
         """
         self._check_started()
         step = _whole(step)
@@ -279,7 +320,8 @@ class Server:
         number = self._names.number(to)
         if is_dead != (tensor is None):
             raise errors.BadArguments(
-                f"{key!r}: a dead tensor is None with is_dead=True, a living one an array with is_dead=False"
+                f"{key!r}: a dead tensor is None with is_dead=True, "
+                "a living one an array with is_dead=False"
             )
         ready = self._table.put(step, number, key, None if is_dead else self._kept(key, tensor))
         self._verbs.send += 1
@@ -287,38 +329,60 @@ class Server:
             self._at.driver.reactor.call_soon(partial(self._answer, ready))
 
     def recv(self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Tensor:
-        """The tensor that `source` sends here under `key` in that step; None for a dead one. It is read-only.
+        """The tensor that `source` sends here under `key` in that step; None for a dead one. It is
+        read-only.
 
-        Waits for it, and for `source` to come up, for `timeout_s` seconds at most. A tensor that was on its way when that was
-        over is received by the next recv() of the same key and step. Raises DeadlineExceeded, TaskLost, TaskUnreachable,
-        TaskRestarted, StepAborted, Duplicate, ConfigError, AuthenticationFailed."""
-        tensor: Tensor = self.submit_recv(key, source=source, step=step, timeout_s=timeout_s).result()
+        Waits for it, and for `source` to come up, for `timeout_s` seconds at most. A tensor that
+        was on its way when that was over is received by the next recv() of the same key and step.
+        Raises DeadlineExceeded, TaskLost, TaskUnreachable, TaskRestarted, StepAborted, Duplicate,
+        ConfigError, AuthenticationFailed."""
+        tensor: Tensor = self.submit_recv(
+            key, source=source, step=step, timeout_s=timeout_s
+        ).result()
         return tensor
 
-    def submit_recv(self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """The future of recv(): .result(), .done(), .cancel(), or await. The timeout counts from when the request leaves: at
-        once, or with others (fuse.py)."""
+    def submit_recv(
+        self, key: str, *, source: str, step: int, timeout_s: float = TIMEOUT_S
+    ) -> Receipt:
+        """The future of recv(): .result(), .done(), .cancel(), or await. The timeout counts from
+        when the request leaves: at once, or with others (fuse.py)."""
         number, step = self._check_receive(source, step, timeout_s)
         _check_key(key)
         return self._collector.receive(number, step, key, timeout_s)
 
-    def recv_many(self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> list[Tensor]:
-        """As recv(), of several tensors by one request: in order of `keys`, as soon as all are there."""
-        tensors: list[Tensor] = self.submit_recv_many(keys, source=source, step=step, timeout_s=timeout_s).result()
+    def recv_many(
+        self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S
+    ) -> list[Tensor]:
+        """As recv(), of several tensors by one request: in order of `keys`, as soon as all are
+        there.
+        """
+        tensors: list[Tensor] = self.submit_recv_many(
+            keys, source=source, step=step, timeout_s=timeout_s
+        ).result()
         return tensors
 
-    def submit_recv_many(self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S) -> Receipt:
+    def submit_recv_many(
+        self, keys: Sequence[str], *, source: str, step: int, timeout_s: float = TIMEOUT_S
+    ) -> Receipt:
         """The future of recv_many()."""
         number, step = self._check_receive(source, step, timeout_s)
-        if isinstance(keys, str) or not isinstance(keys, Sequence) or not 1 <= len(keys) <= KEYS_MAX:
-            raise errors.BadArguments(f"keys={keys!r:.100}: a list of 1 to {KEYS_MAX} of them is allowed")
+        if (
+            isinstance(keys, str)
+            or not isinstance(keys, Sequence)
+            or not 1 <= len(keys) <= KEYS_MAX
+        ):
+            raise errors.BadArguments(
+                f"keys={keys!r:.100}: a list of 1 to {KEYS_MAX} of them is allowed"
+            )
         for key in keys:
             _check_key(key)
         return self._collector.receive_many(number, step, list(keys), timeout_s)
 
     @contextlib.contextmanager
     def fuse(self, step: int) -> Iterator[None]:
-        """Receives of that step leave together, one request a source: at the end of this, or when somebody waits for one."""
+        """Receives of that step leave together, one request a source: at the end of this, or when
+        somebody waits for one.
+        """
         self._check_started()
         step = _whole(step)
         self._collector.open(step)
@@ -327,11 +391,14 @@ class Server:
         finally:
             self._collector.close(step)
 
-    def abort(self, step: int, error: BaseException | str, timeout_s: float = ABORT_TIMEOUT_S) -> tuple[str, ...]:
-        """Give a step up everywhere: what waits in it at any task ends with StepAborted, and so does what comes later.
+    def abort(
+        self, step: int, error: BaseException | str, timeout_s: float = ABORT_TIMEOUT_S
+    ) -> tuple[str, ...]:
+        """Give a step up everywhere: what waits in it at any task ends with StepAborted, and so
+        does what comes later.
 
-        Returns the tasks that could not be told within `timeout_s` seconds, which the log names too: one that is not there, or
-        comes up later, hears of it when it asks somebody here."""
+        Returns the tasks that could not be told within `timeout_s` seconds, which the log names
+        too: one that is not there, or comes up later, hears of it when it asks somebody here."""
         self._check_started()
         step = _whole(step)
         check_timeout(timeout_s)
@@ -339,24 +406,41 @@ class Server:
         text = f"step {step} was aborted by {self._task}: {what}"
         self._abort_here(step, text)
         deadline = time.monotonic() + timeout_s
-        others, untold = [number for number in range(len(self._names.tasks)) if number != self._number], []
+        others, untold = (
+            [number for number in range(len(self._names.tasks)) if number != self._number],
+            [],
+        )
         for first in range(0, len(others), ABORTS_AT_ONCE):
             links = [self._link(number) for number in others[first : first + ABORTS_AT_ONCE]]
             left_s = max(0.0, deadline - time.monotonic())
             told = [
-                (link, link.submit(ABORT, f"the abort of step {step}", lambda _: (step, text), left_s, is_patient=False))
+                (
+                    link,
+                    link.submit(
+                        ABORT,
+                        f"the abort of step {step}",
+                        lambda _: (step, text),
+                        left_s,
+                        is_patient=False,
+                    ),
+                )
                 for link in links
             ]
             for link, errand in told:
                 failure = errand.error()
                 if failure is not None:
                     untold.append(link.task)
-                    logger.warning("%s does not know that step %d was aborted: %s", link.task, step, str(failure))
+                    logger.warning(
+                        "%s does not know that step %d was aborted: %s",
+                        link.task,
+                        step,
+                        str(failure),
+                    )
         return tuple(untold)
 
     def cleanup(self, step: int) -> None:
-        """Forget a step that is over here: its tensors go, what still waits in it ends with StepAborted. Its number may be used
-        again once all tasks have cleaned up."""
+        """Forget a step that is over here: its tensors go, what still waits in it ends with
+        StepAborted. Its number may be used again once all tasks have cleaned up."""
         self._check_started()
         step = _whole(step)
         text = f"step {step} was cleaned up at {self._task} while this waited"
@@ -368,16 +452,21 @@ class Server:
         self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float,
         is_patient: bool = True,
     ) -> Errand:  # fmt: skip
-        """Ask a task, this one too, for one of the `methods` of its Server; `what` is for texts, `arguments` is told the
-        incarnation of the task, and what is patient waits while the task does not come up. Never waits itself; the errand ends as
-        that of Link.submit(). Raises Closed, Backpressure, ConfigError."""
+        """Ask a task, this one too, for one of the `methods` of its Server; `what` is for texts,
+        `arguments` is told the incarnation of the task, and what is patient waits while the task
+        does not come up. Never waits itself; the errand ends as that of Link.submit(). Raises
+        Closed, Backpressure, ConfigError."""
         self._check_started()
         check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
-        return self._link(self._names.number(task)).submit(method, what, arguments, timeout_s, is_patient)
+        return self._link(self._names.number(task)).submit(
+            method, what, arguments, timeout_s, is_patient
+        )
 
-    # -- what others ask, in the reactor's thread --------------------------------------------------------------------------
+    # -- what others ask, in the reactor's thread --------------------------------------------------
 
-    def _receive(self, step: int, keys: list[str], number: int, incarnation: int, wanted: int) -> list[Tensor] | Future:
+    def _receive(
+        self, step: int, keys: list[str], number: int, incarnation: int, wanted: int
+    ) -> list[Tensor] | Future:
         """Tensors of `step` for task `number`; `wanted` is the incarnation that it takes us for."""
         if wanted != self._at.me.incarnation:
             raise restarted(step, self._task, wanted, self._at.me.incarnation)
@@ -385,7 +474,9 @@ class Server:
         request, tensors, replaced = self._table.ask(step, number, keys, calling_peer())
         for one in replaced:
             key = next(key for key in one.keys if key in keys)
-            one.answer.set_error(Duplicate(f"{key!r} of step {step} was asked for again: a tensor is received once"))
+            one.answer.set_error(
+                Duplicate(f"{key!r} of step {step} was asked for again: a tensor is received once")
+            )
         if tensors is not None:
             self._verbs.answer += 1
             return tensors
@@ -414,7 +505,7 @@ class Server:
         for request in requests:
             self._at.driver.reactor.call_soon(partial(request.answer.set_error, StepAborted(text)))
 
-    # -- what we ask -----------------------------------------------------------------------------------------------------
+    # -- what we ask -------------------------------------------------------------------------------
 
     def _check_receive(self, source: str, step: int, timeout_s: float) -> tuple[int, int]:
         """The number of the source, and the step."""
@@ -428,15 +519,30 @@ class Server:
 
     def _send(self, message: Message) -> Future:
         error = self._table.error(message.step)
-        if error is not None:  # looked at only now: whoever aborts the step later finds the message under way
+        # looked at only now: whoever aborts the step later finds the message under way
+        if error is not None:
             raise error
         late = self._late.waits_for(message.number, message.step, message.keys)
         if late is None:
             return self._ask_for(message.number, message.step, message.keys, message.timeout_s)
         number, step, keys = message.number, message.step, message.keys
-        what = f"{_named(keys)} of step {step}, which was on its way from {self._link(number).task} before,"
+        what = (
+            f"{_named(keys)} of step {step}, which was on its way from {self._link(number).task} "
+            "before,"
+        )
         driver = self._at.driver
-        return resume(driver, driver.reactor, self._late, late, number, step, keys, what, self._ask_for, message.timeout_s)
+        return resume(
+            driver,
+            driver.reactor,
+            self._late,
+            late,
+            number,
+            step,
+            keys,
+            what,
+            self._ask_for,
+            message.timeout_s,
+        )
 
     def _ask_for(self, number: int, step: int, keys: Sequence[str], timeout_s: float) -> Errand:
         count = len(keys)
@@ -451,7 +557,13 @@ class Server:
             return step, keys, self._number, self._at.me.incarnation, incarnation
 
         what = f"{_named(keys)} of step {step}"
-        return link.submit(RECEIVE, what, arguments, timeout_s, straggle=partial(self._straggle, number, step, keys))
+        return link.submit(
+            RECEIVE,
+            what,
+            arguments,
+            timeout_s,
+            straggle=partial(self._straggle, number, step, keys),
+        )
 
     def _straggle(self, number: int, step: int, keys: Sequence[str]) -> Settle:
         straggler = self._late.expect(number, step, keys)
@@ -464,19 +576,30 @@ class Server:
         link = self._links.get(number)
         if link is None:
             task = self._names.tasks[number]
-            control = self._at.address if number == self._number else self._names.cluster.addresses[task]
+            control = (
+                self._at.address if number == self._number else self._names.cluster.addresses[task]
+            )
             data = self._endpoints.addresses.get(task)
             patience_s = self.settings.connection_timeout_s
             with self._guard:
                 self._check_started()  # again: stop() closes those that there are
                 link = self._links.get(number) or Link(
-                    device(task), control, data, self._at.me, self._at.control, self._at.data, patience_s, self._look_at_map
+                    device(task),
+                    control,
+                    data,
+                    self._at.me,
+                    self._at.control,
+                    self._at.data,
+                    patience_s,
+                    self._look_at_map,
                 )
                 self._links[number] = link
         return link
 
     def _look_at_map(self) -> None:
-        """A task cannot be reached, or has another plan: perhaps somebody has written other addresses into .endpoint_map."""
+        """A task cannot be reached, or has another plan: perhaps somebody has written other
+        addresses into .endpoint_map.
+        """
         try:
             self._map_file.check_unchanged()
         except errors.ConfigError as error:
@@ -485,7 +608,9 @@ class Server:
                 logger.warning("%s", str(error))
 
     def _kept(self, key: str, tensor: object) -> NDArray[Any]:
-        """The tensor as it is now: its owner may change it once send() returns, unless it asked for shared memory."""
+        """The tensor as it is now: its owner may change it once send() returns, unless it asked for
+        shared memory.
+        """
         array = _array(key, tensor)
         if array.flags.c_contiguous and self._at.data.slab.block_of(array) is not None:
             return array
@@ -510,9 +635,12 @@ def _array(key: str, tensor: object) -> NDArray[Any]:
         if not array.dtype.hasobject:
             return array
         why = "its elements are objects"
-    except (ValueError, TypeError) as error:  # rows of different lengths, and what does not want to be one
+    except (ValueError, TypeError) as error:
+        # rows of different lengths, and what does not want to be one
         why = str(error)
-    raise errors.BadArguments(f"{key!r} is {type(tensor).__name__}, no tensor: an array of numbers is expected; {why}")
+    raise errors.BadArguments(
+        f"{key!r} is {type(tensor).__name__}, no tensor: an array of numbers is expected; {why}"
+    )
 
 
 def _whole(step: Any) -> int:
@@ -528,4 +656,6 @@ def _whole(step: Any) -> int:
 
 def _check_key(key: object) -> None:
     if not isinstance(key, str) or not 1 <= len(key) <= KEY_CHARS_MAX:
-        raise errors.BadArguments(f"key={key!r:.100}: a str of 1 to {KEY_CHARS_MAX} characters is allowed")
+        raise errors.BadArguments(
+            f"key={key!r:.100}: a str of 1 to {KEY_CHARS_MAX} characters is allowed"
+        )

@@ -17,7 +17,9 @@ from prpc_engine.kv.table.table import DenseTable, SparseTable
 
 @dataclass(frozen=True)
 class BaselineReport:
-    """auc, test_loss: on the test set at the end. losses: of each batch before its step, in order."""
+    """auc, test_loss: on the test set at the end. losses:
+    of each batch before its step, in order.
+    """
 
     auc: float
     test_loss: float
@@ -31,7 +33,9 @@ class BaselineReport:
         return self.examples / self.train_s
 
 
-def train_baseline(flights: Flights, settings: DemoSettings, after_batch: Callable[[], object] = lambda: None) -> BaselineReport:
+def train_baseline(
+    flights: Flights, settings: DemoSettings, after_batch: Callable[[], object] = lambda: None
+) -> BaselineReport:
     """Train for settings.epochs and evaluate once. after_batch() may raise to end it."""
     rows = SparseTable(settings.row_dim, settings.optimizer, settings.row_initializer)
     dense = DenseTable(settings.dense_shape, settings.optimizer, settings.dense_initializer)
@@ -54,7 +58,9 @@ def train_baseline(flights: Flights, settings: DemoSettings, after_batch: Callab
 
 
 def trivial_auc(flights: Flights) -> float:
-    """Test AUC of scoring each flight by how often those of its scheduled hour were late in the training set."""
+    """Test AUC of scoring each flight by how often those of its scheduled hour were late in the
+    training set.
+    """
     hour = FIELDS.index("hour")
     size = len(flights.vocabulary)
     counts = np.bincount(flights.train.ordinals[:, hour], minlength=size)

@@ -1,7 +1,8 @@
 """The demo's processes on this machine: started by spawn, watched, and ended whatever happens.
 
-Every role ends when its process is told so by SIGTERM, and with this process by PR_SET_PDEATHSIG; what does not end in time
-is killed. Ctrl-C goes to the whole terminal, so the roles ignore it: this process decides.
+Every role ends when its process is told so by SIGTERM, and with this process by PR_SET_PDEATHSIG;
+what does not end in time is killed. Ctrl-C goes to the whole terminal, so the roles ignore it: this
+process decides.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 import multiprocess
 
-STOP_TIMEOUT_S = 1.2  # for SIGTERM to be obeyed; after it comes SIGKILL, so that Ctrl-C ends all within 2 s
+# for SIGTERM to be obeyed; after it comes SIGKILL, so that Ctrl-C ends all within 2 s
+STOP_TIMEOUT_S = 1.2
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,7 +39,9 @@ class Role:
         if code is None:
             return f"{self.name} (pid {self.process.pid}) is running"
         if code < 0:
-            return f"{self.name} (pid {self.process.pid}) was killed by {signal.Signals(-code).name}"
+            return (
+                f"{self.name} (pid {self.process.pid}) was killed by {signal.Signals(-code).name}"
+            )
         return f"{self.name} (pid {self.process.pid}) ended with exit code {code}"
 
 
@@ -60,7 +64,9 @@ class Cluster:
     def start(self, name: str, main: Callable[..., None], *args: Any) -> Role:
         """A process that runs main(*args), an importable function."""
         # Not daemonic: a server may have shard processes of its own.
-        process = self._context.Process(target=_live, name=f"prpc-demo-{name}", args=(os.getpid(), main, args))
+        process = self._context.Process(
+            target=_live, name=f"prpc-demo-{name}", args=(os.getpid(), main, args)
+        )
         process.start()
         role = Role(name, process)
         self.roles.append(role)
@@ -68,7 +74,9 @@ class Cluster:
 
     def dead(self) -> list[Role]:
         """Roles whose process ended without having said that it was done."""
-        return [role for role in self.roles if not role.finished and role.process.exitcode is not None]
+        return [
+            role for role in self.roles if not role.finished and role.process.exitcode is not None
+        ]
 
     def stop(self) -> None:
         """End all processes, within STOP_TIMEOUT_S and a moment."""
@@ -89,5 +97,10 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.stop()

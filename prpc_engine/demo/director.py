@@ -1,11 +1,13 @@
-"""The demo itself: start a cluster on this machine, train, watch, and hold the result against one process with plain numpy.
+"""The demo itself: start a cluster on this machine, train, watch, and hold the result against one
+process with plain numpy.
 
-    master, director    this process: the master, the progress, the live AUC, and in the end the baseline
-    server 0..          tables, in the process or in its shards
-    worker 0..          each trains its share of the batches
+    master, director  this process: the master, the progress, the live AUC, and in the end the
+                      baseline
+    server 0..        tables, in the process or in its shards
+    worker 0..        each trains its share of the batches
 
-A worker that dies is said, and the others go on. A server that dies takes its tables with it: that ends the demo with
-ServerLost, unless there are copies of them (recovery.py).
+A worker that dies is said, and the others go on. A server that dies takes its tables with it: that
+ends the demo with ServerLost, unless there are copies of them (recovery.py).
 """
 
 from __future__ import annotations
@@ -23,7 +25,14 @@ from prpc_engine.demo.cluster import Cluster, Role
 from prpc_engine.demo.data import Flights, load_flights
 from prpc_engine.demo.model import prepare
 from prpc_engine.demo.recovery import KILL_AT, DemoServers, Recovery
-from prpc_engine.demo.roles import DIRECTOR, START_TIMEOUT_S, DemoJob, connect_tables, run_server, run_worker
+from prpc_engine.demo.roles import (
+    DIRECTOR,
+    START_TIMEOUT_S,
+    DemoJob,
+    connect_tables,
+    run_server,
+    run_worker,
+)
 from prpc_engine.demo.settings import DemoSettings
 from prpc_engine.demo.training import create_tables, evaluate
 from prpc_engine.errors import RpcError
@@ -140,9 +149,11 @@ def run_demo(
     replicas: int = 0,
     kill_server: bool = False,
 ) -> Report:
-    """Run it; show(state) is called some twenty times a second. Raises DemoError and the errors of prpc_engine.
+    """Run it; show(state) is called some twenty times a second. Raises DemoError and the errors of
+    prpc_engine.
 
-    replicas: copies of the tables at other servers; kill_server: kill -9 of a server in the middle, which needs one.
+    replicas: copies of the tables at other servers; kill_server: kill -9 of a server in the middle,
+    which needs one.
     """
     state = RunState()
     show(state)
@@ -155,12 +166,17 @@ def run_demo(
         show(state)
         with RpcService(master.address, secret=secret) as service:
             desk = _Desk(state, workers)
-            service.create_server(DIRECTOR, {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")})
+            service.create_server(
+                DIRECTOR,
+                {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")},
+            )
             direction = _Direction(service, job, flights, state, desk, cluster, kill_server, show)
             auc = direction.run()
     state.phase = "training the baseline in one process"
     baseline = train_baseline(flights, settings, lambda: show(state))
-    return _report(auc, flights, settings, desk, workers, baseline, job, direction.servers.recoveries)
+    return _report(
+        auc, flights, settings, desk, workers, baseline, job, direction.servers.recoveries
+    )
 
 
 class _Direction:
@@ -191,7 +207,9 @@ class _Direction:
             return cluster.start(f"server {index}", run_server, job, index)
 
         self.servers = DemoServers(job.servers, job.replicas, start, self._auc)
-        self._workers = [cluster.start(f"worker {index}", run_worker, job, index) for index in range(job.workers)]
+        self._workers = [
+            cluster.start(f"worker {index}", run_worker, job, index) for index in range(job.workers)
+        ]
         self._show = show
 
     def run(self) -> float:
@@ -211,14 +229,18 @@ class _Direction:
         if not self._desk.finished_workers:
             raise AllWorkersLost("all workers were lost: " + "; ".join(self._state.notes))
         if self._is_to_kill:
-            self._state.notes.append("training was over before a server was killed: --epochs makes it longer")
+            self._state.notes.append(
+                "training was over before a server was killed: --epochs makes it longer"
+            )
         self.servers.join()
         self._state.auc = self._evaluate()
         self._show(self._state)
         return self._state.auc
 
     def _is_over(self) -> bool:
-        """Whether every worker finished or was lost. One may be both: its end was seen before its last word was heard."""
+        """Whether every worker finished or was lost. One may be both: its end was seen before its
+        last word was heard.
+        """
         return len(self._lost | self._desk.finished_workers.keys()) == self._job.workers
 
     def _connect(self) -> TableWorker:
@@ -258,18 +280,23 @@ class _Direction:
             raise ServerLost(f"{role.death} before training began: run `prpc demo` again")
         if role is not None and not self._job.replicas:
             raise ServerLost(
-                f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} examples, and its tables "
-                "with it: run `prpc demo` again, with --replicas 1 for copies of the tables at other servers"
+                f"{role.death} after {self._state.examples:,} of {self._state.examples_total:,} "
+                "examples, and its tables "
+                "with it: run `prpc demo` again, with --replicas 1 for copies of the tables at "
+                "other servers"
             )
         for index, role in enumerate(self._workers):
-            has_ended = role.process.exitcode is not None  # first: what it said before, has arrived then
+            # first: what it said before, has arrived then
+            has_ended = role.process.exitcode is not None
             if index in self._lost or index in self._desk.finished_workers:
                 continue
             if has_ended:
                 self._lost.add(index)
                 self._desk.arrived(index)
                 reason = self._desk.failures.get(index)
-                self._state.notes.append(role.death + (f": {reason}" if reason else "") + "; the others go on")
+                self._state.notes.append(
+                    role.death + (f": {reason}" if reason else "") + "; the others go on"
+                )
 
 
 def _report(
@@ -301,7 +328,10 @@ def _report(
         baseline_examples_per_s=baseline.examples_per_s,
         messages_per_s=sum(summary["messages"] for summary in done) / seconds,
         megabytes_per_s=sum(summary["bytes"] for summary in done) / seconds / 1e6,
-        call_us={name: float(np.percentile(latencies, q)) for name, q in (("p50", 50), ("p99", 99), ("p99.9", 99.9))},
+        call_us={
+            name: float(np.percentile(latencies, q))
+            for name, q in (("p50", 50), ("p99", 99), ("p99.9", 99.9))
+        },
         spent={name: value / worked for name, value in spent.items()},
         test_examples=len(flights.test),
         rows_dropped=flights.rows_dropped,

@@ -44,7 +44,9 @@ class DemoJob:
 
 def run_server(job: DemoJob, index: int) -> None:
     """Serve tables until SIGTERM."""
-    with RpcService(job.master, shards=job.shards, polling=job.polling, secret=job.secret) as service:
+    with RpcService(
+        job.master, shards=job.shards, polling=job.polling, secret=job.secret
+    ) as service:
         # No exception: it could land in a destructor and be lost.
         signal.signal(signal.SIGTERM, lambda signum, frame: service.stop_serving())
         if not job.replicas:
@@ -52,7 +54,9 @@ def run_server(job: DemoJob, index: int) -> None:
             service.serve_forever()
             return
         partitions = PARTITIONS_A_SERVER * job.servers
-        with ElasticServer(service, partitions=partitions, replicas=job.replicas, servers=job.servers):
+        with ElasticServer(
+            service, partitions=partitions, replicas=job.replicas, servers=job.servers
+        ):
             service.serve_forever()
 
 
@@ -71,15 +75,25 @@ def run_worker(job: DemoJob, index: int) -> None:
         try:
             kv = connect_tables(service, job, START_TIMEOUT_S)
             create_tables(kv, job.settings)
-            director.call("ready", index, timeout_s=START_TIMEOUT_S)  # answered when all workers are
+            # answered when all workers are
+            director.call("ready", index, timeout_s=START_TIMEOUT_S)
             _train(job, index, service, director, kv, flights)
         except RpcError as error:
             with contextlib.suppress(RpcError):  # it may be ending, too
-                director.call("failed", index, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+                director.call(
+                    "failed", index, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                )
             raise SystemExit(1) from None  # the director says it better than a traceback
 
 
-def _train(job: DemoJob, index: int, service: RpcService, director: RpcClient, kv: TableWorker, flights: Any) -> None:
+def _train(
+    job: DemoJob,
+    index: int,
+    service: RpcService,
+    director: RpcClient,
+    kv: TableWorker,
+    flights: Any,
+) -> None:
     spent = {"prepare": 0.0, "pull": 0.0, "compute": 0.0, "push": 0.0}
     examples = batches = 0
     losses = 0.0
@@ -95,7 +109,13 @@ def _train(job: DemoJob, index: int, service: RpcService, director: RpcClient, k
             spent[name] += getattr(step, f"{name}_s")
         if time.perf_counter() - reported >= REPORT_EVERY_S:
             director.notify("progress", index, examples, losses / batches)
-            total, examples, batches, losses, reported = total + examples, 0, 0, 0.0, time.perf_counter()
+            total, examples, batches, losses, reported = (
+                total + examples,
+                0,
+                0,
+                0.0,
+                time.perf_counter(),
+            )
     seconds = time.perf_counter() - started
     messages, sent = (now - then for now, then in zip(_traffic(service), before, strict=True))
     summary = {
@@ -113,7 +133,9 @@ def _train(job: DemoJob, index: int, service: RpcService, director: RpcClient, k
 def _traffic(service: RpcService) -> tuple[int, int]:
     """(messages, bytes) to and from all peers so far; a request and its reply are two messages."""
     peers = service.statistics().peers
-    return 2 * sum(peer.requests for peer in peers), sum(p.traffic.bytes_sent + p.traffic.bytes_received for p in peers)
+    return 2 * sum(peer.requests for peer in peers), sum(
+        p.traffic.bytes_sent + p.traffic.bytes_received for p in peers
+    )
 
 
 def _probe(kv: TableWorker) -> list[float]:

@@ -1,4 +1,6 @@
-"""What the demo trains with: one set of numbers for the workers and for the baseline that they are held against."""
+"""What the demo trains with: one set of numbers for the workers and for the baseline that they are
+held against.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ DENSE_TABLE = "flights.dense"
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The values were chosen by the baseline's own curve, for one purpose: that it has flattened at the end.
+    """The values were chosen by the baseline's own curve, for one purpose: that it has flattened at
+    the end.
 
-    Asynchronous workers take the same steps from slightly older values, so where the curve still climbs steeply they
-    trail the baseline, and where it is flat they meet it. 4096 examples a batch make 64 batches an epoch. Gradients are
-    means over the batch, some 1e-3 an element: beside an initial_accumulator of 0.1 Adagrad would never adapt and only
-    crawl, hence 1e-5 (test AUC after the first epoch 0.70 instead of 0.65). initial_scale must not be 0: where all
-    embeddings are 0, so are their gradients.
+    Asynchronous workers take the same steps from slightly older values, so where the curve still
+    climbs steeply they trail the baseline, and where it is flat they meet it. 4096 examples a batch
+    make 64 batches an epoch. Gradients are
+    means over the batch, some 1e-3 an element: beside an initial_accumulator of 0.1 Adagrad would
+    never adapt and only crawl, hence 1e-5 (test AUC after the first epoch 0.70 instead of 0.65).
+    initial_scale must not be 0: where all embeddings are 0, so are their gradients.
     """
 
     epochs: int = 5
@@ -31,8 +35,10 @@ class DemoSettings:
     initial_accumulator: float = 1e-5
     initial_scale: float = 0.05
     seed: int = 1
-    pushes_in_flight_max: int = 2  # gradients on their way hide the round trip; more of them only grow older
-    pull_ahead: bool = True  # ask for the next batch's rows before computing this one: one step older, no waiting
+    # gradients on their way hide the round trip; more of them only grow older
+    pushes_in_flight_max: int = 2
+    # ask for the next batch's rows before computing this one: one step older, no waiting
+    pull_ahead: bool = True
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_examples", "embedding_dim"):

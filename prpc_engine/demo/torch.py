@@ -1,8 +1,11 @@
-"""The demo's model in PyTorch: the same factorization machine as model.py, with its gradients by autograd.
+"""The demo's model in PyTorch: the same factorization machine as model.py, with its gradients by
+autograd.
 
-    python -m prpc_engine.demo.torch      trains it on tables in two shards, and one process with numpy beside it; needs torch
+    python -m prpc_engine.demo.torch  trains it on tables in two shards, and one process with numpy
+                                      beside it; needs torch
 
-What model.py works out by hand is ten lines here; the price is autograd's: a row and a gradient for each (example, field).
+What model.py works out by hand is ten lines here; the price is autograd's: a row and a gradient for
+each (example, field).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class FactorizationMachine(torch.nn.Module):  # type: ignore[misc, unused-ignore
 
     def __init__(self, kv: TableWorker, settings: DemoSettings) -> None:
         super().__init__()
-        self.rows = Embedding(kv, ROWS_TABLE, settings.row_dim, settings.optimizer, settings.row_initializer)
+        self.rows = Embedding(
+            kv, ROWS_TABLE, settings.row_dim, settings.optimizer, settings.row_initializer
+        )
         self.linear = torch.nn.Linear(len(NUMERIC), 1)
         torch.nn.init.zeros_(self.linear.weight)
         torch.nn.init.zeros_(self.linear.bias)
@@ -44,7 +49,9 @@ class FactorizationMachine(torch.nn.Module):  # type: ignore[misc, unused-ignore
         return logits
 
 
-def train(kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int = 0, workers: int = 1) -> FactorizationMachine:
+def train(
+    kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int = 0, workers: int = 1
+) -> FactorizationMachine:
     """Train this worker's share of all epochs; the model, whose rows are on the servers."""
     model = FactorizationMachine(kv, settings)
     optimizer = Optimizer(model, kv, DENSE_TABLE, settings.optimizer)
@@ -52,7 +59,9 @@ def train(kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int =
     for epoch in range(settings.epochs):
         for part in epoch_batches(flights.train, settings, epoch, rank, workers):
             optimizer.zero_grad()
-            loss(model(*_tensors(part, flights.vocabulary)), torch.from_numpy(part.labels)).backward()
+            loss(
+                model(*_tensors(part, flights.vocabulary)), torch.from_numpy(part.labels)
+            ).backward()
             optimizer.step()
     return model
 
@@ -63,14 +72,22 @@ def evaluate(model: FactorizationMachine, flights: Flights) -> float:
         return auc(flights.test.labels, model(*_tensors(flights.test, flights.vocabulary)).numpy())
 
 
-def _tensors(examples: Examples, vocabulary: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+def _tensors(
+    examples: Examples, vocabulary: npt.NDArray[np.int64]
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(vocabulary[examples.ordinals]), torch.from_numpy(examples.numeric)
 
 
 def main() -> None:
-    """Train the model with PyTorch on tables in shards, and with numpy in this process; print the AUC of both."""
+    """Train the model with PyTorch on tables in shards, and with numpy in this process; print the
+    AUC of both.
+    """
     flights, settings = load_flights(), DemoSettings()
-    with Master() as master, RpcService(master.address, shards=SHARDS) as servers, RpcService(master.address) as service:
+    with (
+        Master() as master,
+        RpcService(master.address, shards=SHARDS) as servers,
+        RpcService(master.address) as service,
+    ):
         TableServer(servers)
         model = train(TableWorker(service, expected_servers=SHARDS), flights, settings)
         print(f"test AUC, torch on {SHARDS} shards:   {evaluate(model, flights):.4f}")

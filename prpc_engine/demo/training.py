@@ -1,12 +1,14 @@
-"""A worker's life: pull the rows of a batch, compute, push their gradients, and do not wait for what can travel.
+"""A worker's life: pull the rows of a batch, compute, push their gradients, and do not wait for
+what can travel.
 
     prepare    find the batch's keys
     pull       wait for its rows (asked for while the batch before was computed)
     compute    forward and backward
     push       hand the gradients over; wait only when too many are on their way
 
-A process per role needs no more than this: every worker calls create_tables(), which finds what another has made, and
-then runs train() to its end; who wants to know how good it is calls evaluate() at any time.
+A process per role needs no more than this: every worker calls create_tables(), which finds what
+another has made, and then runs train() to its end; who wants to know how good it is calls
+evaluate() at any time.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Progress:
-    """One batch is done. loss: its mean log loss before the step; keys: how many different ones it had.
+    """One batch is done. loss: its mean log loss before the step; keys: how many different ones it
+    had.
 
     The four times, in seconds, sum to the batch's, but for what the caller did between two records.
     """
@@ -76,13 +79,20 @@ class _Watch:
 
 
 def create_tables(kv: TableWorker, settings: DemoSettings) -> None:
-    """Make the model's two tables, or find them; ConfigError when they are there with other settings."""
+    """Make the model's two tables, or find them; ConfigError when they are there with other
+    settings.
+    """
     kv.create_sparse(ROWS_TABLE, settings.row_dim, settings.optimizer, settings.row_initializer)
-    kv.create_dense(DENSE_TABLE, settings.dense_shape, settings.optimizer, settings.dense_initializer)
+    kv.create_dense(
+        DENSE_TABLE, settings.dense_shape, settings.optimizer, settings.dense_initializer
+    )
 
 
-def train(kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int = 0, workers: int = 1) -> Iterator[Progress]:
-    """Train this worker's share of all epochs, one record a batch; when it ends, all its gradients are applied.
+def train(
+    kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int = 0, workers: int = 1
+) -> Iterator[Progress]:
+    """Train this worker's share of all epochs, one record a batch; when it ends, all its gradients
+    are applied.
 
     Raises what the calls raise: the first failure of a server ends the training.
     """
@@ -104,8 +114,14 @@ def train(kv: TableWorker, flights: Flights, settings: DemoSettings, rank: int =
             watch.lap("pull")
         gradients = forward_backward(rows, dense, batch)
         watch.lap("compute")
-        pushes.append((kv.submit_push(ROWS_TABLE, batch.keys, gradients.rows), kv.submit_push(DENSE_TABLE, gradients.dense)))
-        bound = settings.pushes_in_flight_max if step is not None else 0  # at the end all must have arrived
+        pushes.append(
+            (
+                kv.submit_push(ROWS_TABLE, batch.keys, gradients.rows),
+                kv.submit_push(DENSE_TABLE, gradients.dense),
+            )
+        )
+        # at the end all must have arrived
+        bound = settings.pushes_in_flight_max if step is not None else 0
         while len(pushes) > bound:
             for push in pushes.popleft():
                 push.result()
@@ -133,7 +149,9 @@ def evaluate(kv: TableWorker, test: Batch) -> Evaluation:
     return Evaluation(auc(test.labels, logits), float(np.mean(log_loss(logits, test.labels))))
 
 
-def _prepared(flights: Flights, settings: DemoSettings, rank: int, workers: int) -> Iterator[tuple[int, Batch]]:
+def _prepared(
+    flights: Flights, settings: DemoSettings, rank: int, workers: int
+) -> Iterator[tuple[int, Batch]]:
     """(epoch, batch) of all this worker's batches, in order."""
     for epoch in range(settings.epochs):
         for part in epoch_batches(flights.train, settings, epoch, rank, workers):

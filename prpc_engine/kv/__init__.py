@@ -1,19 +1,22 @@
-"""Key-value tables over the engine: pull rows, push gradients, and the optimizer runs where the rows live.
+"""Key-value tables over the engine: pull rows, push gradients, and the optimizer runs where the
+rows live.
 
     server:  TableServer(service)
     worker:  kv = TableWorker(service, expected_servers=2)
              kv.create_sparse("clicks", dim=9, optimizer={"name": "adagrad", "learning_rate": 0.05})
              rows = kv.pull("clicks", keys)
              kv.push("clicks", keys, grads)
-             kv.save("/checkpoints/job", step=1000, keep=3)      # and kv.restore("/checkpoints/job") -> 1000
+             kv.save("/checkpoints/job", step=1000, keep=3)      # and
+                                                                 kv.restore("/checkpoints/job") ->
+                                                                 1000
 
-Where servers come and go, ElasticServer takes the place of TableServer, and TableWorker(service, elastic=True) finds them:
-elastic.py.
+Where servers come and go, ElasticServer takes the place of TableServer, and TableWorker(service,
+elastic=True) finds them: elastic.py.
 
 The walk of a verb: worker -> partition -> lane -> (client, server) -> table -> index, optimizer.
 
-Beside them stand ps-lite's names (KVWorker, KVServer, start, finalize, ...), which prpc_engine.pslite holds: that package is
-imported when the first of them is asked for.
+Beside them stand ps-lite's names (KVWorker, KVServer, start, finalize, ...), which
+prpc_engine.pslite holds: that package is imported when the first of them is asked for.
 """
 
 from __future__ import annotations
@@ -36,7 +39,16 @@ from prpc_engine.kv.table.admission import Admission
 from prpc_engine.kv.table.compression import Cast, Compressor, Int8, TopK
 from prpc_engine.kv.table.eviction import Eviction
 from prpc_engine.kv.table.initializer import Constant, Initializer, Uniform
-from prpc_engine.kv.table.optimizer import Adagrad, Adam, Add, Assign, Ftrl, Momentum, Optimizer, Sgd
+from prpc_engine.kv.table.optimizer import (
+    Adagrad,
+    Adam,
+    Add,
+    Assign,
+    Ftrl,
+    Momentum,
+    Optimizer,
+    Sgd,
+)
 from prpc_engine.kv.table.schedule import Cosine, Exponential, Polynomial, Schedule, WarmUp
 from prpc_engine.kv.table.table import DenseTable, SparseTable, TableStatistics
 

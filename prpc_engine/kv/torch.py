@@ -1,27 +1,30 @@
-"""Models of PyTorch whose parameters and embeddings live in tables. Needs torch (extra `torch`); imported only when asked for.
+"""Models of PyTorch whose parameters and embeddings live in tables. Needs torch (extra `torch`);
+imported only when asked for.
 
     from prpc_engine.kv import torch as kv_torch
 
-    model = Model(kv_torch.EmbeddingBag(kv, "words", 64, {"name": "adagrad"}), ...)      # nn.Modules, inside and outside of it
+    model = Model(kv_torch.EmbeddingBag(kv, "words", 64, {"name": "adagrad"}), ...)  # nn.Modules, inside and outside of it
     optimizer = kv_torch.Optimizer(model, kv, "model", {"name": "adam", "learning_rate": 1e-3})
     for keys, labels in batches:
         optimizer.zero_grad()
         loss(model(keys), labels).backward()
         optimizer.step()
 
-    what                     lives in                   a batch                                     memory
-    parameters, float32      a dense table              step(): one push_pull for all of them       views of one array, as are
-    on the CPU               (parameters.py)                                                        their gradients: no copies
-    other parameters         the same                   the same                                    copied to and fro
-    embeddings               a sparse table             forward(): the batch's rows are pulled      one leaf tensor, to which
-                                                        step(): their gradients are pushed          backward() goes: no copies
+    what                 lives in         a batch                                 memory
+    parameters, float32  a dense table    step(): one push_pull for all of them   views of one array, as are
+    on the CPU           (parameters.py)                                          their gradients: no copies
+    other parameters     the same         the same                                copied to and fro
+    embeddings           a sparse table   forward(): the batch's rows are pulled  one leaf tensor, to which
+                                          step(): their gradients are pushed      backward() goes: no copies
 
-The table holds the parameters themselves, under the names of the model's state_dict: a file of a checkpoint loads into a model
-without any server, and a restored checkpoint is every worker's model (parameters.py). Buffers (running means of BatchNorm) stay
-with each worker, so they are in no checkpoint of the tables: load_state_dict(..., strict=False), or save them yourself.
+The table holds the parameters themselves, under the names of the model's state_dict: a file of a
+checkpoint loads into a model without any server, and a restored checkpoint is every worker's model
+(parameters.py). Buffers (running means of BatchNorm) stay with each worker, so they are in no
+checkpoint of the tables: load_state_dict(..., strict=False), or save them yourself.
 
-The state of optimizers is on the servers (in a checkpoint's files as "optimizer/..."); learning rates and their schedules are in
-the tables' specs. Without gradients (torch.no_grad(), eval()) embeddings are only read.
+The state of optimizers is on the servers (in a checkpoint's files as "optimizer/..."); learning
+rates and their schedules are in the tables' specs. Without gradients (torch.no_grad(), eval())
+embeddings are only read.
 """
 
 from __future__ import annotations
@@ -42,13 +45,16 @@ from prpc_engine.kv.table.optimizer import Optimizer as TableOptimizer
 
 Keys = npt.NDArray[np.int64]
 MODES = ("sum", "mean")
-FORWARDS_MAX = 1024  # whose rows wait for gradients: more means that nobody calls step() or zero_grad()
+# whose rows wait for gradients: more means that nobody calls step() or zero_grad()
+FORWARDS_MAX = 1024
 
 
 class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
-    """int64 keys of any shape -> their rows, float32[*shape, dim]. Keys are any int64: there is no vocabulary to size.
+    """int64 keys of any shape -> their rows, float32[*shape, dim]. Keys are any int64: there is no
+    vocabulary to size.
 
-    more: of TableWorker.create_sparse (dtype, admission, eviction, compression, consistency, timeout_s).
+    more: of TableWorker.create_sparse (dtype, admission, eviction, compression, consistency,
+    timeout_s).
     """
 
     def __init__(
@@ -65,7 +71,8 @@ class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         self.kv = kv
         self.table = table
         self.dim = dim
-        self._used: list[tuple[Keys, torch.Tensor]] = []  # since the last push: keys, and the rows whose gradients are to be
+        # since the last push: keys, and the rows whose gradients are to be
+        self._used: list[tuple[Keys, torch.Tensor]] = []
 
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """The rows; each key travels once."""
@@ -77,7 +84,11 @@ class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         used = [(keys, rows.grad.numpy()) for keys, rows in self._used if rows.grad is not None]
         self._used.clear()
         keys = np.concatenate([keys for keys, _ in used]) if used else np.empty(0, np.int64)
-        grads = np.concatenate([grads for _, grads in used]) if used else np.empty((0, self.dim), np.float32)
+        grads = (
+            np.concatenate([grads for _, grads in used])
+            if used
+            else np.empty((0, self.dim), np.float32)
+        )
         return self.kv.submit_push(self.table, keys, grads, timeout_s=timeout_s)
 
     def forget(self) -> None:
@@ -88,14 +99,17 @@ class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         """The rows of the different keys, and which of them each key has."""
         if not isinstance(keys, torch.Tensor) or keys.dtype != torch.int64:
             there = keys.dtype if isinstance(keys, torch.Tensor) else f"a {type(keys).__name__}"
-            raise BadArguments(f"embedding {self.table!r}: keys are {there}; a tensor of torch.int64 is allowed")
+            raise BadArguments(
+                f"embedding {self.table!r}: keys are {there}; a tensor of torch.int64 is allowed"
+            )
         asked, places = np.unique(keys.detach().cpu().numpy(), return_inverse=True)
         pulled = self.kv.pull(self.table, asked)
         rows = torch.from_numpy(pulled if pulled.flags.writeable else pulled.copy())
         if self.training and torch.is_grad_enabled():
             if len(self._used) >= FORWARDS_MAX:
                 raise BadArguments(
-                    f"embedding {self.table!r}: {FORWARDS_MAX} forwards without step() or zero_grad(); to read only, use "
+                    f"embedding {self.table!r}: {FORWARDS_MAX} forwards without step() "
+                    "or zero_grad(); to read only, use "
                     "torch.no_grad() or eval()"
                 )
             rows.requires_grad_()
@@ -115,30 +129,55 @@ class EmbeddingBag(Embedding):
     def forward(self, keys: torch.Tensor) -> torch.Tensor:
         """The rows of each line, together."""
         if isinstance(keys, torch.Tensor) and (keys.ndim != 2 or not keys.shape[1]):
-            raise BadArguments(f"embedding bag {self.table!r}: keys of shape {list(keys.shape)}; [n, fields] is allowed")
+            raise BadArguments(
+                f"embedding bag {self.table!r}: keys of shape {list(keys.shape)}; [n, "
+                "fields] is allowed"
+            )
         rows, places = self._rows(keys)
         return torch.nn.functional.embedding_bag(places, rows, mode=self.mode)
 
 
 class Optimizer:
-    """The parameters of `model` and the embeddings in it, kept on the servers: the values are those of the worker that comes
-    first, or of the checkpoint that was restored, and every model takes them here (parameters.py). Later changes of a parameter
-    become the servers', for all workers: by load_state_dict() at once, others with the next step(). One worker's are enough.
+    """The parameters of `model` and the embeddings in it, kept on the servers: the values are those
+    of the worker that comes first, or of the checkpoint that was restored, and every model takes
+    them here (parameters.py). Later changes of a parameter become the servers', for all workers: by
+    load_state_dict() at once, others with the next step(). One worker's are enough.
 
-    more: of TableWorker.create_dense (compression, consistency, split_bytes_min, timeout_s). Parameters are bound to arrays that
-    all of them share; do not move the model to another device or dtype after this.
+    more: of TableWorker.create_dense (compression, consistency, split_bytes_min, timeout_s).
+    Parameters are bound to arrays that all of them share; do not move the model to another device
+    or dtype after this.
     """
 
     def __init__(
-        self, model: torch.nn.Module, kv: TableWorker, table: str, optimizer: TableOptimizer | Mapping[str, Any], **more: Any
+        self,
+        model: torch.nn.Module,
+        kv: TableWorker,
+        table: str,
+        optimizer: TableOptimizer | Mapping[str, Any],
+        **more: Any,
     ) -> None:
         self._root = model
         self._embeddings = [module for module in model.modules() if isinstance(module, Embedding)]
-        self._model = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        start = {name: parameter.detach().to("cpu", torch.float32).numpy() for name, parameter in self._model.items()}
+        self._model = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        start = {
+            name: parameter.detach().to("cpu", torch.float32).numpy()
+            for name, parameter in self._model.items()
+        }
         self.parameters = Parameters(kv, table, start, optimizer, **more) if start else None
-        self._values = {name: torch.from_numpy(view) for name, view in self.parameters.values.items()} if self.parameters else {}
-        self._grads = {name: torch.from_numpy(view) for name, view in self.parameters.grads.items()} if self.parameters else {}
+        self._values = (
+            {name: torch.from_numpy(view) for name, view in self.parameters.values.items()}
+            if self.parameters
+            else {}
+        )
+        self._grads = (
+            {name: torch.from_numpy(view) for name, view in self.parameters.grads.items()}
+            if self.parameters
+            else {}
+        )
         self._copied = []  # parameters that cannot be views of ours
         for name, parameter in self._model.items():
             if parameter.dtype == torch.float32 and parameter.device.type == "cpu":
@@ -166,8 +205,13 @@ class Optimizer:
 
     def assign(self, *, timeout_s: float | None = None) -> None:
         """Make the parameters that were changed here the servers', for all workers."""
-        changed = [name for name, parameter in self._model.items() if parameter._version != self._versions[name]]
-        replaced = dict(self._root.named_parameters())  # load_state_dict(assign=True) puts others in their place
+        changed = [
+            name
+            for name, parameter in self._model.items()
+            if parameter._version != self._versions[name]
+        ]
+        # load_state_dict(assign=True) puts others in their place
+        replaced = dict(self._root.named_parameters())
         for name, parameter in self._model.items():
             if replaced.get(name, parameter) is not parameter:
                 self._model[name] = replaced[name]
@@ -184,7 +228,9 @@ class Optimizer:
         self._hand_out()
 
     def step(self, *, timeout_s: float | None = None) -> None:
-        """Push all gradients, and take the new values of the parameters. timeout_s: of each push, in seconds."""
+        """Push all gradients, and take the new values of the parameters. timeout_s: of each push,
+        in seconds.
+        """
         self.assign(timeout_s=timeout_s)
         for name, parameter in self._model.items():
             ours = self._grads[name]

@@ -1,4 +1,5 @@
-"""The master: names, ranks, ids, locks and barriers of a job, remembered through kill -9. From the ground up:
+"""The master: names, ranks, ids, locks and barriers of a job, remembered through kill -9. From the
+ground up:
 
 whereabouts  which process on which host someone is
 tree         the state: nodes that change by small steps

@@ -1,4 +1,6 @@
-"""Who answers a MasterClient's verbs: a session at our master, or whatever else has the face of a Backend."""
+"""Who answers a MasterClient's verbs: a session at our master, or whatever else has the face of a
+Backend.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from shard import Driver, Limits, Slab
 
 
 class Backend(Protocol):
-    """What a MasterClient stands on: who answers the verbs. Ours is TcpBackend; one for ZooKeeper would compose them."""
+    """What a MasterClient stands on: who answers the verbs. Ours is TcpBackend; one for ZooKeeper
+    would compose them.
+    """
 
     @property
     def address(self) -> str:
@@ -30,10 +34,13 @@ class Backend(Protocol):
         """Whether there is a connection with a session now."""
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float) -> Any:
-        """One verb (see methods.py); raises the errors of prpc_engine.errors, soon after `timeout_s` at the latest."""
+        """One verb (see methods.py); raises the errors of prpc_engine.errors, soon after
+        `timeout_s` at the latest.
+        """
 
     def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
-        """Call callback(event) for each change of the node and all below it; the handle for unwatch().
+        """Call callback(event) for each change of the node and all below it; the handle for
+        unwatch().
 
         existing  begin with an event for each node there is
 
@@ -48,7 +55,9 @@ class Backend(Protocol):
 
 
 class SessionBackend:
-    """A backend on a session that somebody else owns, such as an RpcService's: `owner`, who is not dropped while this is held."""
+    """A backend on a session that somebody else owns, such as an RpcService's: `owner`, who is not
+    dropped while this is held.
+    """
 
     def __init__(self, session: MasterSession, owner: object = None) -> None:
         self._session = session
@@ -66,8 +75,8 @@ class SessionBackend:
         return self._session.connected
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float) -> Any:
-        """One verb, over the session. Raises what is in prpc_engine.errors, soon after `timeout_s` at
-        the latest.
+        """One verb, over the session. Raises what is in prpc_engine.errors, soon after `timeout_s`
+        at the latest.
         """
         return self._session.ask(verb, *arguments, timeout_s=timeout_s)
 
@@ -85,7 +94,9 @@ class SessionBackend:
 
 
 class TcpBackend(SessionBackend):
-    """A backend with a reactor, a node and a session of its own. Raises MasterUnreachable, AuthenticationFailed, ConfigError."""
+    """A backend with a reactor, a node and a session of its own. Raises MasterUnreachable,
+    AuthenticationFailed, ConfigError.
+    """
 
     def __init__(
         self,
@@ -102,12 +113,20 @@ class TcpBackend(SessionBackend):
         check_timeout(timeout_s)
         check_lease(lease_s, heartbeat_s)
         check_root(root)
-        self._driver = Driver(False, "prpc-master-client", math.inf)  # no stalls: users' callbacks run in other threads
+        # no stalls: users' callbacks run in other threads
+        self._driver = Driver(False, "prpc-master-client", math.inf)
         self._slab = Slab()
         started = time.monotonic()
         try:
             self._node = Node(
-                self._driver.reactor, self._driver, self._slab, secret_from(secret), limits_from(limits), (), "127.0.0.1", 0
+                self._driver.reactor,
+                self._driver,
+                self._slab,
+                secret_from(secret),
+                limits_from(limits),
+                (),
+                "127.0.0.1",
+                0,
             )
         except BaseException:
             self._driver.close()
@@ -129,7 +148,9 @@ class TcpBackend(SessionBackend):
             close_dropped(self, f"MasterClient of {self.address}", self.close, self._node.pid)
 
     def close(self) -> None:
-        """End the watches and the session, then the node and its reactor. A second close does nothing."""
+        """End the watches and the session, then the node and its reactor. A second close does
+        nothing.
+        """
         if self._closed:
             return
         self._closed = True

@@ -1,13 +1,16 @@
-"""A client of the master: names, ids, locks, barriers, roles and the state of a task, for all processes of a job.
+"""A client of the master: names, ids, locks, barriers, roles and the state of a task, for all
+processes of a job.
 
     with MasterClient("127.0.0.1:7000") as client:
         with client.lock("checkpoint", timeout_s=10.0):
             ...
         client.barrier("epoch", 8, timeout_s=60.0)
 
-Every verb blocks for `timeout_s` seconds at most, goes on over a master that is restarted meanwhile, and raises the errors of
-prpc_engine.errors: Rejected and its kin where the master refuses, DeadlineExceeded with who is missing, MasterUnreachable where
-nobody answers, MaybeExecuted where the session expired in the middle. Paths are those of the client's root.
+Every verb blocks for `timeout_s` seconds at most, goes on over a master that is restarted
+meanwhile, and raises the errors of
+prpc_engine.errors: Rejected and its kin where the master refuses, DeadlineExceeded with who is
+missing, MasterUnreachable where nobody answers, MaybeExecuted where the session expired in the
+middle. Paths are those of the client's root.
 """
 
 from __future__ import annotations
@@ -40,12 +43,15 @@ __all__ = [
     "TreeValue",
 ]
 
-LOCAL_SCHEMES = ("memory://", "shm://", "unix://")  # of addresses that lead nowhere from another process, or another host
+# of addresses that lead nowhere from another process, or another host
+LOCAL_SCHEMES = ("memory://", "shm://", "unix://")
 CREATE_ATTEMPTS_MAX = 8  # of a read and a write that others keep coming in between
 
 
 class TreeValue(NamedTuple):
-    """A node of the tree: its value, the version to compare with, and whether it goes with a session."""
+    """A node of the tree: its value, the version to compare with, and whether it goes with a
+    session.
+    """
 
     value: str
     version: int
@@ -61,8 +67,13 @@ class CommInfo:
 
     @property
     def endpoint(self) -> str:
-        """The first address that another host could use; the first where there is none such, and "" without any."""
-        return next((one for one in self.addresses if not one.startswith(LOCAL_SCHEMES)), (*self.addresses, "")[0])
+        """The first address that another host could use; the first where there is none such, and ""
+        without any.
+        """
+        return next(
+            (one for one in self.addresses if not one.startswith(LOCAL_SCHEMES)),
+            (*self.addresses, "")[0],
+        )
 
 
 class ServerInfo(NamedTuple):
@@ -95,10 +106,13 @@ class MasterClient:
     Thread-safe; a context manager.
 
     address      "host:port" of the master
-    root         whose tree, a name: jobs with different roots share a master and see nothing of each other
-    secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
-    lease_s      how long what this client owns outlives its silence: a host that vanished is noticed after so many seconds. A
-                 process that ended on the master's host is noticed at once
+    root         whose tree, a name: jobs with different roots share a master and see nothing of
+                 each other
+    secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
+                 host; or NO_SECRET
+    lease_s      how long what this client owns outlives its silence: a host that vanished is
+                 noticed after so many seconds. A process that ended on the master's host is noticed
+                 at once
     heartbeat_s  between signs of life; None: a fifth of the lease
     label        who this is, in others' errors; None: its pid
     timeout_s    for the master to answer at first
@@ -120,7 +134,9 @@ class MasterClient:
         backend: Backend | None = None,
     ) -> None:
         named = label or f"process {os.getpid()}"
-        self._backend = backend or TcpBackend(address, root, secret, limits, lease_s, heartbeat_s, named, timeout_s)
+        self._backend = backend or TcpBackend(
+            address, root, secret, limits, lease_s, heartbeat_s, named, timeout_s
+        )
         self._held: dict[_Held, _Held] = {}  # each by itself
 
     @property
@@ -140,25 +156,41 @@ class MasterClient:
     def __enter__(self) -> MasterClient:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _ask(self, timeout_s: float, verb: str, *arguments: Any) -> Any:
         check_timeout(timeout_s)
         return self._backend.ask(verb, *arguments, timeout_s=timeout_s)
 
-    # -- the tree ------------------------------------------------------------------------------------------------------
+    # -- the tree ----------------------------------------------------------------------------------
 
-    def tree_node_gen(self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ASK_TIMEOUT_S) -> str:
-        """Add a child named "_" and the next number of `path` in 10 digits; its name. Raises NoSuchNode."""
+    def tree_node_gen(
+        self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ASK_TIMEOUT_S
+    ) -> str:
+        """Add a child named "_" and the next number of `path` in 10 digits; its name. Raises
+        NoSuchNode.
+        """
         return str(self._ask(timeout_s, "tree_node_gen", path, value, ephemeral))
 
-    def tree_node_add(self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ASK_TIMEOUT_S) -> None:
-        """Add a node; an ephemeral one goes with this session. Raises NodeExists, and NoSuchNode where the parent is missing."""
+    def tree_node_add(
+        self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ASK_TIMEOUT_S
+    ) -> None:
+        """Add a node; an ephemeral one goes with this session. Raises NodeExists, and NoSuchNode
+        where the parent is missing.
+        """
         self._ask(timeout_s, "tree_node_add", path, value, ephemeral)
 
-    def tree_node_set(self, path: str, value: str, expected_version: int = -1, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """Give a node another value; its new version. With expected_version >= 0 only if it still has that version.
+    def tree_node_set(
+        self, path: str, value: str, expected_version: int = -1, timeout_s: float = ASK_TIMEOUT_S
+    ) -> int:
+        """Give a node another value; its new version. With expected_version >= 0 only if it still
+        has that version.
 
         Raises NoSuchNode, VersionMismatch."""
         return int(self._ask(timeout_s, "tree_node_set", path, value, expected_version))
@@ -167,8 +199,12 @@ class MasterClient:
         """A node's value and version. Raises NoSuchNode."""
         return TreeValue(*self._ask(timeout_s, "tree_node_get", path))
 
-    def tree_node_del(self, path: str, expected_version: int = -1, timeout_s: float = ASK_TIMEOUT_S) -> None:
-        """Delete a node without children. Raises NoSuchNode, VersionMismatch, Rejected when it has children."""
+    def tree_node_del(
+        self, path: str, expected_version: int = -1, timeout_s: float = ASK_TIMEOUT_S
+    ) -> None:
+        """Delete a node without children. Raises NoSuchNode, VersionMismatch, Rejected when it has
+        children.
+        """
         self._ask(timeout_s, "tree_node_del", path, expected_version)
 
     def tree_node_sub(self, path: str, timeout_s: float = ASK_TIMEOUT_S) -> list[str]:
@@ -188,13 +224,18 @@ class MasterClient:
         return TreeValue(*self._ask(timeout_s, "tree_wait", path))
 
     def tree_watch(
-        self, path: str, callback: Callable[[TreeEvent], object], existing: bool = False, timeout_s: float = ASK_TIMEOUT_S
+        self,
+        path: str,
+        callback: Callable[[TreeEvent], object],
+        existing: bool = False,
+        timeout_s: float = ASK_TIMEOUT_S,
     ) -> int:
-        """Call callback(event) for each change of the node and all below it; the handle for cancel_watch().
+        """Call callback(event) for each change of the node and all below it; the handle for
+        cancel_watch().
 
-        Callbacks run one after the other in a thread of their own and may use this client. Changes come in order and none is
-        missed while the session lasts; over a lost connection several of one node may come as one. existing: begin with an event
-        for each node there is."""
+        Callbacks run one after the other in a thread of their own and may use this client. Changes
+        come in order and none is missed while the session lasts; over a lost connection several of
+        one node may come as one. existing: begin with an event for each node there is."""
         check_timeout(timeout_s)
         return self._backend.watch(path, callback, timeout_s, existing)
 
@@ -214,7 +255,9 @@ class MasterClient:
                     return
                 except errors.NodeExists:
                     continue  # another client was faster
-        raise errors.Rejected(f"{path!r} was added and deleted {CREATE_ATTEMPTS_MAX} times by others: who owns it?")
+        raise errors.Rejected(
+            f"{path!r} was added and deleted {CREATE_ATTEMPTS_MAX} times by others: who owns it?"
+        )
 
     def _get_or_none(self, path: str, timeout_s: float) -> str | None:
         try:
@@ -232,7 +275,7 @@ class MasterClient:
     def _names(self, path: str, timeout_s: float) -> list[str]:
         return [name_of(part) for part in self.tree_node_sub(path, timeout_s)]
 
-    # -- nodes ---------------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------------------------------------
 
     def register_node(self, info: CommInfo, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """This session is the node of that rank. Raises NodeExists when another one is."""
@@ -240,26 +283,37 @@ class MasterClient:
 
     def get_comm_info(self, timeout_s: float = ASK_TIMEOUT_S) -> list[CommInfo]:
         """All nodes, in order of rank."""
-        return [CommInfo(rank, tuple(addresses)) for rank, addresses in self._ask(timeout_s, "get_comm_info")]
+        return [
+            CommInfo(rank, tuple(addresses))
+            for rank, addresses in self._ask(timeout_s, "get_comm_info")
+        ]
 
     def get_comm_info_of(self, rank: int, timeout_s: float = ASK_TIMEOUT_S) -> CommInfo | None:
         """The node of that rank, or None."""
-        return next((info for info in self.get_comm_info(timeout_s) if info.global_rank == rank), None)
+        return next(
+            (info for info in self.get_comm_info(timeout_s) if info.global_rank == rank), None
+        )
 
-    def watch_node(self, callback: Callback, existing: bool = False, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """As tree_watch(), for nodes that come (or change) and go; the last part of an event's path is the rank."""
+    def watch_node(
+        self, callback: Callback, existing: bool = False, timeout_s: float = ASK_TIMEOUT_S
+    ) -> int:
+        """As tree_watch(), for nodes that come (or change) and go; the last part of an event's path
+        is the rank.
+        """
         return self.tree_watch("/_node_", callback, existing, timeout_s)
 
     watch_comm_node = watch_node
 
-    # -- services ------------------------------------------------------------------------------------------------------
+    # -- services ----------------------------------------------------------------------------------
 
     def register_rpc_service(self, api: str, name: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
         """The rpc_id of a service of that api: 0, 1, ..., the same each time."""
         return int(self._ask(timeout_s, "register_rpc_service", api, name))
 
     def deregister_rpc_service(self, api: str, name: str, timeout_s: float = ASK_TIMEOUT_S) -> bool:
-        """Forget a service that has no servers; whether there was one. Raises Rejected while it has servers."""
+        """Forget a service that has no servers; whether there was one. Raises Rejected while it has
+        servers.
+        """
         return bool(self._ask(timeout_s, "del_rpc_service_info", api, name))
 
     del_rpc_service_info = deregister_rpc_service
@@ -267,42 +321,66 @@ class MasterClient:
     def register_server(
         self, api: str, name: str, rank: int, server_id: int = -1, timeout_s: float = ASK_TIMEOUT_S
     ) -> tuple[int, int]:
-        """(rpc_id, server id) of a server at the node of that rank; -1: the smallest free id. It goes with this session.
+        """(rpc_id, server id) of a server at the node of that rank; -1: the smallest free id. It
+        goes with this session.
 
         Raises Rejected when the id is taken."""
         given, _, rpc_id = self._ask(timeout_s, "register_server", name, server_id, api, rank)
         return rpc_id, given
 
-    def deregister_server(self, api: str, name: str, server_id: int, timeout_s: float = ASK_TIMEOUT_S) -> bool:
+    def deregister_server(
+        self, api: str, name: str, server_id: int, timeout_s: float = ASK_TIMEOUT_S
+    ) -> bool:
         """Forget a server; whether there was one."""
-        return self._delete_if_there(f"/_rpc_/{component(api)}/{component(name)}/{server_id}", timeout_s)
+        return self._delete_if_there(
+            f"/_rpc_/{component(api)}/{component(name)}/{server_id}", timeout_s
+        )
 
-    def get_rpc_service_info(self, api: str, timeout_s: float = ASK_TIMEOUT_S) -> list[RpcServiceInfo]:
+    def get_rpc_service_info(
+        self, api: str, timeout_s: float = ASK_TIMEOUT_S
+    ) -> list[RpcServiceInfo]:
         """All services of that api, sorted by name."""
         return [
             RpcServiceInfo(name, rpc_id, tuple(ServerInfo(*server) for server in servers))
             for name, rpc_id, servers in self._ask(timeout_s, "get_rpc_service_info", api)
         ]
 
-    def get_rpc_service_info_of(self, api: str, name: str, timeout_s: float = ASK_TIMEOUT_S) -> RpcServiceInfo | None:
+    def get_rpc_service_info_of(
+        self, api: str, name: str, timeout_s: float = ASK_TIMEOUT_S
+    ) -> RpcServiceInfo | None:
         """One service of that api, or None."""
-        return next((info for info in self.get_rpc_service_info(api, timeout_s) if info.rpc_service_name == name), None)
+        return next(
+            (
+                info
+                for info in self.get_rpc_service_info(api, timeout_s)
+                if info.rpc_service_name == name
+            ),
+            None,
+        )
 
-    def watch_rpc_service_info(self, callback: Callback, existing: bool = False, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """As tree_watch(), for services and servers of every api: /_rpc_/<api>/<name>/<server id>."""
+    def watch_rpc_service_info(
+        self, callback: Callback, existing: bool = False, timeout_s: float = ASK_TIMEOUT_S
+    ) -> int:
+        """As tree_watch(), for services and servers of every api:
+        /_rpc_/<api>/<name>/<server id>.
+        """
         return self.tree_watch("/_rpc_", callback, existing, timeout_s)
 
-    # -- ids, locks, barriers, roles -----------------------------------------------------------------------------------------
+    # -- ids, locks, barriers, roles ---------------------------------------------------------------
 
     def generate_id(self, key: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """A number larger than any before it of that key, and never the same twice until it is reset.
+        """A number larger than any before it of that key, and never the same twice until it is
+        reset.
 
-        A master with a journal counts 0, 1, 2, ...; one without begins with the microseconds since 1970, so that it gives no id
-        again that the master before it gave (as long as the clock of its host is not set back)."""
+        A master with a journal counts 0, 1, 2, ...; one without begins with the microseconds since
+        1970, so that it gives no id again that the master before it gave (as long as the clock of
+        its host is not set back)."""
         return int(self._ask(timeout_s, "generate_id", key))
 
     def count_up(self, key: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """0, 1, 2, ... for each key. A master without a journal begins with 0 again when it is restarted."""
+        """0, 1, 2, ... for each key. A master without a journal begins with 0 again when it is
+        restarted.
+        """
         return int(self._ask(timeout_s, "count_up", key))
 
     def reset_generate_id(self, key: str, timeout_s: float = ASK_TIMEOUT_S) -> None:
@@ -310,17 +388,22 @@ class MasterClient:
         self._ask(timeout_s, "reset_generate_id", key)
 
     def acquire_lock(self, name: str, timeout_s: float = ASK_TIMEOUT_S) -> int:
-        """Hold a lock until release_lock(), or until this session ends; its token, larger than that of any holder before, of this
-        master or of one before it at this address (without a journal: as long as the clock of its host is not set back).
+        """Hold a lock until release_lock(), or until this session ends; its token, larger than that
+        of any holder before, of this master or of one before it at this address (without a journal:
+        as long as the clock of its host is not set back).
 
-        First come, first served. Raises DeadlineExceeded with who holds it, Rejected where this thread does already."""
+        First come, first served. Raises DeadlineExceeded with who holds it, Rejected where this
+        thread does already."""
         return self._acquire(name, timeout_s).token
 
     def _acquire(self, name: str, timeout_s: float) -> _Held:
         here = threading.get_ident()
         held = self._find_held(name)
         if held is not None and held.thread == here:
-            raise errors.Rejected(f"lock {name!r} is held by this thread already (token {held.token}): release it first")
+            raise errors.Rejected(
+                f"lock {name!r} is held by this thread already (token {held.token}): "
+                "release it first"
+            )
         held = _Held(name, int(self._ask(timeout_s, "acquire_lock", name)), here)
         self._held[held] = held
         return held
@@ -332,7 +415,9 @@ class MasterClient:
         return max(latest_first, key=lambda held: held.thread == here, default=None)
 
     def release_lock(self, name: str, timeout_s: float = ASK_TIMEOUT_S) -> None:
-        """Let the next one have it. Raises Rejected when this client does not hold it: never did, or lost it."""
+        """Let the next one have it. Raises Rejected when this client does not hold it: never did,
+        or lost it.
+        """
         self._release(name, self._find_held(name), timeout_s)
 
     def _release(self, name: str, held: _Held | None, timeout_s: float) -> None:
@@ -346,13 +431,17 @@ class MasterClient:
             raise
         if not was_held:
             raise errors.Rejected(
-                f"lock {name!r} was lost before its release (token {held.token}): the session at the master at {self.endpoint} "
-                "ended meanwhile, and others may have held it; hand the token to what the lock protects, to fence that off"
+                f"lock {name!r} was lost before its release (token {held.token}): "
+                f"the session at the master at {self.endpoint} "
+                "ended meanwhile, and others may have held it; hand the token to what the lock "
+                "protects, to fence that off"
             )
 
     @contextmanager
     def lock(self, name: str, timeout_s: float = ASK_TIMEOUT_S) -> Iterator[int]:
-        """with client.lock("name", timeout_s=10.0) as token: see acquire_lock(). The release has its own time."""
+        """with client.lock("name", timeout_s=10.0) as token: see acquire_lock(). The release has
+        its own time.
+        """
         held = self._acquire(name, timeout_s)
         try:
             yield held.token
@@ -360,22 +449,32 @@ class MasterClient:
             self._release(name, held, ASK_TIMEOUT_S)
 
     def barrier(
-        self, name: str, count: int, timeout_s: float = ASK_TIMEOUT_S, member: str = "", expected: Sequence[str] = ()
+        self,
+        name: str,
+        count: int,
+        timeout_s: float = ASK_TIMEOUT_S,
+        member: str = "",
+        expected: Sequence[str] = (),
     ) -> None:
-        """Wait until `count` members have come here. The name can be used again, with another count, at once.
+        """Wait until `count` members have come here. The name can be used again, with another
+        count, at once.
 
         member    who this is, in others' errors; "": its rank if it has one, else its label
-        expected  who all should come: then DeadlineExceeded says who is missing. It does so too where all nodes of the job, by
-                  their ranks, are to come; else it says who came
+        expected  who all should come: then DeadlineExceeded says who is missing. It does so too
+                  where all nodes of the job, by their ranks, are to come; else it says who came
         """
         self._ask(timeout_s, "barrier", name, count, member, list(expected))
 
-    def alloc_role_rank(self, role: str, count: int, rank: int, timeout_s: float = ASK_TIMEOUT_S) -> tuple[int, list[int]]:
-        """Wait until `count` nodes took that role; (the place of `rank` among them, all their ranks in order of number)."""
+    def alloc_role_rank(
+        self, role: str, count: int, rank: int, timeout_s: float = ASK_TIMEOUT_S
+    ) -> tuple[int, list[int]]:
+        """Wait until `count` nodes took that role; (the place of `rank` among them, all their ranks
+        in order of number).
+        """
         everyone = list(self._ask(timeout_s, "alloc_role_rank", role, count, rank))
         return everyone.index(rank), everyone
 
-    # -- the state of the task -----------------------------------------------------------------------------------------------
+    # -- the state of the task ---------------------------------------------------------------------
 
     def set_task_ready(self, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """The task is ready, for all to see."""
@@ -397,7 +496,9 @@ class MasterClient:
         """Why the task has failed; None when it has not."""
         return self._get_or_none("/_task_state_/failed", timeout_s)
 
-    def watch_task_fail(self, callback: Callable[[str], object], timeout_s: float = ASK_TIMEOUT_S) -> int:
+    def watch_task_fail(
+        self, callback: Callable[[str], object], timeout_s: float = ASK_TIMEOUT_S
+    ) -> int:
         """Call callback(message) when the task fails, at once when it has; the handle."""
 
         def failed(event: TreeEvent) -> None:
@@ -410,7 +511,9 @@ class MasterClient:
         return f"/_task_state_/role {component(role)}"
 
     def add_task_node(self, role: str, value: str = "", timeout_s: float = ASK_TIMEOUT_S) -> str:
-        """This session does the task in that role, until del_task_node() or its end; the name of its node."""
+        """This session does the task in that role, until del_task_node() or its end; the name of
+        its node.
+        """
         with suppress(errors.NodeExists):  # the role's first one made it
             self.tree_node_add(self._role(role), timeout_s=timeout_s)
         return self.tree_node_gen(self._role(role), value, True, timeout_s)
@@ -426,11 +529,17 @@ class MasterClient:
         except errors.NoSuchNode:
             return []
 
-    def watch_task_node(self, role: str, callback: Callback, existing: bool = False, timeout_s: float = ASK_TIMEOUT_S) -> int:
+    def watch_task_node(
+        self,
+        role: str,
+        callback: Callback,
+        existing: bool = False,
+        timeout_s: float = ASK_TIMEOUT_S,
+    ) -> int:
         """As tree_watch(), for who takes and leaves that role."""
         return self.tree_watch(self._role(role), callback, existing, timeout_s)
 
-    # -- contexts and models -------------------------------------------------------------------------------------------------
+    # -- contexts and models -----------------------------------------------------------------------
 
     def add_context(self, storage_id: int, context: str, timeout_s: float = ASK_TIMEOUT_S) -> None:
         """Describe a storage. Raises NodeExists."""
@@ -472,6 +581,12 @@ class MasterClient:
         """Of all models, sorted."""
         return self._names("/_model_", timeout_s)
 
-    def watch_model(self, name: str, callback: Callback, existing: bool = False, timeout_s: float = ASK_TIMEOUT_S) -> int:
+    def watch_model(
+        self,
+        name: str,
+        callback: Callback,
+        existing: bool = False,
+        timeout_s: float = ASK_TIMEOUT_S,
+    ) -> int:
         """As tree_watch(), for one model."""
         return self.tree_watch(f"/_model_/{component(name)}", callback, existing, timeout_s)

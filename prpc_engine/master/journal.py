@@ -1,10 +1,14 @@
 """What the master remembers when it is killed: a snapshot, and a journal of the transactions since.
 
-    file in the folder   content                                              made
-    lock                 who serves from this folder: pid and start time      held by flock as long as the master runs
-    snapshot-<n>         the changes that make the tree as it was then        whole or not at all: written under another name,
-                                                                              fsync, rename, fsync of the folder
-    journal-<n>          the transactions after snapshot-<n> (0: from none)   one record appended for each
+    file in the folder  content                                             made
+    lock                who serves from this folder: pid and start time     held by flock as long as
+                                                                            the master runs
+    snapshot-<n>        the changes that make the tree as it was then       whole or not at all:
+                                                                            written under another
+                                                                            name, fsync, rename,
+                                                                            fsync of the folder
+    journal-<n>         the transactions after snapshot-<n> (0: from none)  one record appended for
+                                                                            each
 
     snapshot and journal     size  field     meaning
         header     0            8  magic     b"PRPCJRNL"
@@ -15,10 +19,10 @@
                    8            4  crc       CRC-32 of body
                   12       length  body      MessagePack [version of the tree after it, [changes]]
 
-All integers little-endian. A record is one transaction: it is there or not. A kill or a power cut can tear only the end: a record
-that is not all there, whose checksum fails at the very end, or a tail of zeros. That is cut off: it was never answered. Other
-damage is refused with its place, and so is a journal whose snapshot is not there. MessagePack through msgspec: loading runs no
-code.
+All integers little-endian. A record is one transaction: it is there or not. A kill or a power cut
+can tear only the end: a record that is not all there, whose checksum fails at the very end, or a
+tail of zeros. That is cut off: it was never answered. Other damage is refused with its place, and
+so is a journal whose snapshot is not there. MessagePack through msgspec: loading runs no code.
 """
 
 from __future__ import annotations
@@ -47,8 +51,10 @@ RECORD = struct.Struct("<III")
 assert (HEADER.size, RECORD.size) == (16, 12)  # the table above
 RECORD_BYTES_MAX = 1 << 30  # a session that ends with all it may own
 SNAPSHOT_CHANGES = 4096  # in one record of a snapshot: a MiB or so at a time
-SNAPSHOT_LENGTH = 1 << 20  # characters of their texts after which a record ends: values may have as many each
-# A journal this long, and longer than twice its snapshot, is replaced: replay stays within a second or so.
+# characters of their texts after which a record ends: values may have as many each
+SNAPSHOT_LENGTH = 1 << 20
+# A journal this long, and longer than twice its snapshot, is replaced: replay stays within a second
+# or so.
 COMPACT_BYTES = 16 << 20
 FILE_MODE, FOLDER_MODE = 0o600, 0o700  # it holds the sessions' tokens
 
@@ -69,13 +75,16 @@ def encode_record(version: int, changes: list[Change]) -> bytes:
     """One transaction. Raises JournalError when it is too long."""
     body = _encoder.encode((version, changes))
     if len(body) > RECORD_BYTES_MAX:
-        raise JournalError(f"a transaction of {len(body)} bytes, at most {RECORD_BYTES_MAX} allowed")
+        raise JournalError(
+            f"a transaction of {len(body)} bytes, at most {RECORD_BYTES_MAX} allowed"
+        )
     length = len(body).to_bytes(4, "little")
     return RECORD.pack(len(body), zlib.crc32(length), zlib.crc32(body)) + body
 
 
 def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
-    """All whole records, and how many bytes of `data` they take with the header; what follows is a torn tail.
+    """All whole records, and how many bytes of `data` they take with the header; what follows is a
+    torn tail.
 
     Raises JournalError for another format and for damage that no torn write explains."""
     header = encode_header()
@@ -84,8 +93,14 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
     if data[: HEADER.size] != header:
         if data[:8] == MAGIC and zlib.crc32(data[:12]).to_bytes(4, "little") == data[12:16]:
             found = int.from_bytes(data[8:12], "little")
-            raise JournalError(f"{name} has format {found}, this version reads format {FORMAT}: start the version that wrote it")
-        raise JournalError(f"{name} is damaged at byte 0: no header of a journal; restore the file, or start on another folder")
+            raise JournalError(
+                f"{name} has format {found}, this version reads format {FORMAT}: "
+                "start the version that wrote it"
+            )
+        raise JournalError(
+            f"{name} is damaged at byte 0: no header of a journal; restore the file, "
+            "or start on another folder"
+        )
     transactions: list[Transaction] = []
     at = HEADER.size
     while at < len(data):
@@ -108,14 +123,17 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
         try:
             transactions.append(_decoder.decode(body))
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-            raise JournalError(f"{name} has a record at byte {at} that is no transaction ({error}): {_RESTORE}") from error
+            raise JournalError(
+                f"{name} has a record at byte {at} that is no transaction ({error}): {_RESTORE}"
+            ) from error
         at = end
     return transactions, at
 
 
 def _damaged(name: str, at: int, data: bytes) -> JournalError:
     return JournalError(
-        f"{name} is damaged at byte {at} of {len(data)}, with more behind it: no torn write does that. {_RESTORE}"
+        f"{name} is damaged at byte {at} of {len(data)}, with more behind it: "
+        f"no torn write does that. {_RESTORE}"
     )
 
 
@@ -133,7 +151,8 @@ def _apply(tree: NodeTree, changes: Iterable[Change], name: str, data: bytes, nu
             tree.apply(change)
         except Exception as error:  # whatever a change does that somebody else has made up
             raise JournalError(
-                f"{name} has a record at byte {_place(data, number)} with a change that does not follow from those before: "
+                f"{name} has a record at byte {_place(data, number)} with a change that does not "
+                "follow from those before: "
                 f"{change!r:.200} ({type(error).__name__}: {error!s:.200})"
             ) from error
 
@@ -159,12 +178,17 @@ def replay(transactions: Iterable[Transaction], tree: NodeTree, name: str, data:
     """Make the tree go on. Raises JournalError when they do not follow from it."""
     for number, (version, changes) in enumerate(transactions):
         if version != tree.version + len(changes):
-            raise JournalError(f"{name} goes from version {tree.version} to {version} by {len(changes)} changes: one is missing")
+            raise JournalError(
+                f"{name} goes from version {tree.version} to {version} by {len(changes)} changes: "
+                "one is missing"
+            )
         _apply(tree, changes, name, data, number)
 
 
 def snapshot_records(tree: NodeTree) -> Iterator[bytes]:
-    """A whole snapshot, a record at a time. The last one is empty and has the tree's version: without it a snapshot is none."""
+    """A whole snapshot, a record at a time. The last one is empty and has the tree's version:
+    without it a snapshot is none.
+    """
     yield encode_header()
     changes: list[Change] = []
     length = 0
@@ -193,16 +217,19 @@ class Journal:
     """Keeps a master's changes in a folder, and brings its tree back from there after a restart.
     Owned by a Master, which closes it.
 
-    sync  every append reaches the disk before it returns, so that a power cut loses nothing that was answered. Without it a kill
-          of the process loses nothing, a power cut the last seconds.
+    sync  every append reaches the disk before it returns, so that a power cut loses nothing that
+          was answered. Without it a kill of the process loses nothing, a power cut the last
+          seconds.
 
-    Raises JournalError when another master serves from the folder, for damage, and when the folder cannot be used.
+    Raises JournalError when another master serves from the folder, for damage, and when the folder
+    cannot be used.
 
     Files and records: the tables at the file's head.
     """
 
     def __init__(self, folder: str | os.PathLike[str], sync: bool = True) -> None:
-        if not os.fspath(folder):  # an empty variable of a script; Path would take it for the working directory
+        # an empty variable of a script; Path would take it for the working directory
+        if not os.fspath(folder):
             raise JournalError("a journal in '': the name of a folder is expected")
         self.folder = Path(folder)
         self._sync = sync
@@ -211,9 +238,14 @@ class Journal:
             _make_folder(self.folder)
             self._lock_fd = self._lock()
         except OSError as error:
-            raise JournalError(f"{self.folder} cannot keep a journal: {error.strerror or error}; give another folder") from error
+            raise JournalError(
+                f"{self.folder} cannot keep a journal: {error.strerror or error}; "
+                "give another folder"
+            ) from error
         except ValueError as error:  # a NUL in its name
-            raise JournalError(f"{str(self.folder)!r} cannot keep a journal: {error}; give another folder") from error
+            raise JournalError(
+                f"{str(self.folder)!r} cannot keep a journal: {error}; give another folder"
+            ) from error
         self._fd = -1
         _journals.add(self)
 
@@ -226,7 +258,8 @@ class Journal:
             holder = os.pread(fd, 1024, 0).decode(errors="replace").strip()
             os.close(fd)
             raise JournalError(
-                f"another master serves from {self.folder}: {holder or 'it has just begun'}; end it first, or give another folder"
+                f"another master serves from {self.folder}: {holder or 'it has just begun'}; "
+                "end it first, or give another folder"
             ) from error
         os.ftruncate(fd, 0)
         _, pid, started = this_process().rsplit("/", 2)
@@ -238,13 +271,17 @@ class Journal:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def load(self, tree: NodeTree) -> None:
-        """Bring an empty tree to where the last master left it, and be ready to append. Raises JournalError."""
+        """Bring an empty tree to where the last master left it, and be ready to append. Raises
+        JournalError.
+        """
         try:
             snapshots, journals = self._numbers("snapshot"), self._numbers("journal")
             self._number = snapshots[-1] if snapshots else 0
-            if journals and journals[-1] > self._number:  # a snapshot is on the disk before its journal is made
+            # a snapshot is on the disk before its journal is made
+            if journals and journals[-1] > self._number:
                 raise JournalError(
-                    f"{self.folder}/journal-{journals[-1]} goes on from snapshot-{journals[-1]}, which is not there. {_RESTORE}"
+                    f"{self.folder}/journal-{journals[-1]} goes on from snapshot-{journals[-1]}, "
+                    f"which is not there. {_RESTORE}"
                 )
             if snapshots:
                 path = self.folder / f"snapshot-{self._number}"
@@ -255,7 +292,9 @@ class Journal:
             self._open_journal(tree)
             self._remove_old()
         except OSError as error:
-            raise JournalError(f"{error.filename or self.folder} cannot be read or written: {error.strerror}") from error
+            raise JournalError(
+                f"{error.filename or self.folder} cannot be read or written: {error.strerror}"
+            ) from error
 
     def _open_journal(self, tree: NodeTree | None) -> None:
         """Of this number: replayed into the tree, or made anew where that is None."""
@@ -283,8 +322,9 @@ class Journal:
         self._bytes = os.fstat(fd).st_size
 
     def append(self, version: int, changes: list[Change]) -> None:
-        """Write one transaction after which the tree has that version. Raises JournalError, and from then on for ever: what is
-        in memory and what is on disk differ, and only a restart makes them one again."""
+        """Write one transaction after which the tree has that version. Raises JournalError, and
+        from then on for ever: what is in memory and what is on disk differ, and only a restart
+        makes them one again."""
         if self._broken is None:
             record = encode_record(version, changes)
             try:
@@ -296,7 +336,8 @@ class Journal:
             except OSError as error:
                 self._broken = error
         raise JournalError(
-            f"the journal in {self.folder} cannot be written: {self._broken.strerror}; make room and start the master again: "
+            f"the journal in {self.folder} cannot be written: {self._broken.strerror}; "
+            "make room and start the master again: "
             "it answers nothing until then; nothing that it answered is lost"
         )
 
@@ -306,7 +347,9 @@ class Journal:
         return self._bytes > max(COMPACT_BYTES, 2 * self._snapshot_bytes)
 
     def compact(self, tree: NodeTree) -> None:
-        """Write the tree as a snapshot and begin a new journal. A failure leaves the old pair, which goes on."""
+        """Write the tree as a snapshot and begin a new journal. A failure leaves the old pair,
+        which goes on.
+        """
         self._number += 1
         path = self.folder / f"snapshot-{self._number}"
         unfinished = path.with_suffix(".tmp")
@@ -323,13 +366,16 @@ class Journal:
             with contextlib.suppress(OSError):  # it may never have been made
                 unfinished.unlink()
             self._snapshot_bytes = self._bytes  # try again when the journal is twice as long
-            logger.warning("no snapshot in %s: %s; the journal goes on growing", self.folder, str(error))
+            logger.warning(
+                "no snapshot in %s: %s; the journal goes on growing", self.folder, str(error)
+            )
             return
         try:
             self._sync_folder()
             self._open_journal(None)
         except OSError as error:
-            self._broken = error  # the new snapshot counts already: nothing may go to the old journal any more
+            # the new snapshot counts already: nothing may go to the old journal any more
+            self._broken = error
             return
         try:
             self._remove_old()
@@ -369,7 +415,9 @@ class Journal:
 
 
 def _leave_to_the_parent() -> None:
-    """In the child of a fork: the lock is held as long as any process has it open, and it is the parent's."""
+    """In the child of a fork: the lock is held as long as any process has it open, and it is the
+    parent's.
+    """
     for journal in list(_journals):
         journal._leave()
 

@@ -1,12 +1,17 @@
-"""Where sessions meet: locks and barriers, on nodes of the tree. No I/O and no clock here: waiting is the master's.
+"""Where sessions meet: locks and barriers, on nodes of the tree. No I/O and no clock here: waiting
+is the master's.
 
-    path below /<root>                       value        there from, to
-    _lock_/<name>/<token>                    a Claim      acquire, release; the smallest token holds the lock
-    _barrier_/<name>/<session>.<request>     an Arrival   arrive, the barrier opens or the member gives up
+    path below /<root>                    value       there from, to
+    _lock_/<name>/<token>                 a Claim     acquire, release; the smallest token holds the
+                                                      lock
+    _barrier_/<name>/<session>.<request>  an Arrival  arrive, the barrier opens or the member gives
+                                                      up
 
-All are ephemeral: what a dead session held or waited for goes with it. Both may be asked again under the same request number,
-of a restarted master too: a claim is found by its request, and an opened barrier leaves its answer with every member's session.
-A token grows with every claim, over restarts of the master too: it fences off writes of holders that lost the lock unaware.
+All are ephemeral: what a dead session held or waited for goes with it. Both may be asked again
+under the same request number,
+of a restarted master too: a claim is found by its request, and an opened barrier leaves its answer
+with every member's session. A token grows with every claim, over restarts of the master too: it
+fences off writes of holders that lost the lock unaware.
 """
 
 from __future__ import annotations
@@ -21,7 +26,8 @@ from prpc_engine.master.registry import Registry
 
 TOKEN_DIGITS = 16
 NAMES_SHOWN_MAX = 32  # in the text of an error
-# Members of a barrier that is given up, to say who is missing: all do it at once, and each looks at all.
+# Members of a barrier that is given up, to say who is missing: all do it at once, and each looks at
+# all.
 NAMES_LOOKED_MAX = 256
 MEMBERS_MAX = OWNED_MAX
 
@@ -43,14 +49,19 @@ class Arrival(_Asked, frozen=True):
 
     count: int
     member: str
-    item: int | None  # what the members tell each other: all items, sorted, are the barrier's answer; None: nothing
+    # what the members tell each other: all items, sorted, are the barrier's answer; None: nothing
+    item: int | None
     expected: tuple[str, ...] = ()
 
 
 def listed(names: Sequence[str]) -> str:
     """Names for the text of an error."""
     shown = ", ".join(names[:NAMES_SHOWN_MAX]) or "nobody"
-    return shown if len(names) <= NAMES_SHOWN_MAX else f"{shown} and {len(names) - NAMES_SHOWN_MAX} more"
+    return (
+        shown
+        if len(names) <= NAMES_SHOWN_MAX
+        else f"{shown} and {len(names) - NAMES_SHOWN_MAX} more"
+    )
 
 
 def role_of(name: str) -> str:
@@ -59,7 +70,8 @@ def role_of(name: str) -> str:
 
 
 class LocksAndBarriers:
-    """Decides who holds which lock and when a barrier opens, by ephemeral nodes of the master's tree.
+    """Decides who holds which lock and when a barrier opens, by ephemeral nodes of the master's
+    tree.
 
     registry  whose tree has the claims and arrivals as nodes; nothing is kept here
 
@@ -74,21 +86,25 @@ class LocksAndBarriers:
     def _directory(self, session: int, kind: str, part: str) -> str:
         return f"{self._registry.full_path(session, '')}/{kind}/{part}"
 
-    # -- locks ---------------------------------------------------------------------------------------------------------
+    # -- locks -------------------------------------------------------------------------------------
 
     def _claims(self, directory: str) -> dict[str, None]:
         """In the order of their tokens, in which they were made."""
         return self._nodes[directory].children if directory in self._nodes else {}
 
     def _own(self, session: int, directory: str) -> list[str]:
-        """Paths of the session's claims there. It looks at what is less: a queue may be long, and so may be what one owns."""
+        """Paths of the session's claims there. It looks at what is less: a queue may be long, and
+        so may be what one owns.
+        """
         owned, claims = self._registry.tree.sessions[session].owned, self._claims(directory)
         if len(owned) <= len(claims):
             return [path for path in owned if path.startswith(f"{directory}/")]
         return [path for part in claims if (path := f"{directory}/{part}") in owned]
 
     def claim(self, session: int, name: str, request: int, label: str) -> int:
-        """Stand in the queue of a lock, or find the place taken before under that request; the token."""
+        """Stand in the queue of a lock, or find the place taken before under that request; the
+        token.
+        """
         directory = self._directory(session, "_lock_", component(name))
         if directory not in self._nodes:
             self._registry.put(directory, "", 0)
@@ -96,11 +112,15 @@ class LocksAndBarriers:
             if msgspec.json.decode(self._nodes[path].value, type=Claim).request == request:
                 return int(path.rpartition("/")[2])
         token = self._registry.count("#lock", self._registry.first_token)
-        self._registry.put(f"{directory}/{token:0{TOKEN_DIGITS}}", encoded(Claim(request, label)), session)
+        self._registry.put(
+            f"{directory}/{token:0{TOKEN_DIGITS}}", encoded(Claim(request, label)), session
+        )
         return token
 
     def ahead(self, session: int, name: str, token: int) -> str | None:
-        """The path of the claim just before this one, None for the holder. Raises RegistryError when the claim is gone."""
+        """The path of the claim just before this one, None for the holder. Raises RegistryError
+        when the claim is gone.
+        """
         directory = self._directory(session, "_lock_", component(name))
         claims = self._claims(directory)
         own = f"{token:0{TOKEN_DIGITS}}"
@@ -134,7 +154,9 @@ class LocksAndBarriers:
         return True
 
     def forget(self, session: int, request: int) -> bool:
-        """Give up what that request claimed or waits for: who asked has lost patience meanwhile; whether there was anything."""
+        """Give up what that request claimed or waits for: who asked has lost patience meanwhile;
+        whether there was anything.
+        """
         for path in self._registry.tree.sessions[session].owned:
             kind = path.split("/")[2]
             if kind in ("_lock_", "_barrier_"):
@@ -144,7 +166,7 @@ class LocksAndBarriers:
                     return True
         return False
 
-    # -- barriers ------------------------------------------------------------------------------------------------------
+    # -- barriers ----------------------------------------------------------------------------------
 
     def _arrivals(self, directory: str, most: int = MEMBERS_MAX) -> list[tuple[int, Arrival]]:
         """(session, arrival) of all that wait, or of so many."""
@@ -153,7 +175,8 @@ class LocksAndBarriers:
         return [(node.owner, msgspec.json.decode(node.value, type=Arrival)) for node in nodes]
 
     def arrive(self, session: int, part: str, arrival: Arrival) -> str:
-        """A member is there; the path to watch. The last one opens the barrier: then each member's session has its answer.
+        """A member is there; the path to watch. The last one opens the barrier: then each member's
+        session has its answer.
 
         Raises RegistryError for a count that is not that of those who wait."""
         if not 1 <= arrival.count <= MEMBERS_MAX:
@@ -165,7 +188,8 @@ class LocksAndBarriers:
         first = self._arrivals(directory, 1)
         if first and first[0][1].count != arrival.count:
             raise RegistryError(
-                f"barrier {part!r} is under way for {first[0][1].count} members ({self._who_waits(directory)} "
+                f"barrier {part!r} is under way for {first[0][1].count} members "
+                f"({self._who_waits(directory)} "
                 f"wait there), not for {arrival.count}: give all the same count"
             )
         if self._count_waiting(directory) + 1 < arrival.count:
@@ -175,7 +199,8 @@ class LocksAndBarriers:
             return path
         waiting = self._arrivals(directory)
         members = [*waiting, (session, arrival)]
-        answer = encoded(sorted(one.item for _, one in members if one.item is not None))  # once, for all
+        # once, for all
+        answer = encoded(sorted(one.item for _, one in members if one.item is not None))
         for owner, one in members:
             self._registry.note_encoded(owner, one.request, answer)
         for owner, one in waiting:

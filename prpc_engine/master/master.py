@@ -3,8 +3,9 @@
     with Master("127.0.0.1:0") as master:
         print(master.address)
 
-With a journal it remembers: killed and started again at the same address, its clients go on where they were. The data plane never
-passes through here, and does not notice. `prpc master` is this as a process of its own.
+With a journal it remembers: killed and started again at the same address, its clients go on where
+they were. The data plane never passes through here, and does not notice. `prpc master` is this as a
+process of its own.
 """
 
 from __future__ import annotations
@@ -25,19 +26,29 @@ from prpc_engine.master.registry import FIRST_TARGET, Registry
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.method import ENGINE
 from prpc_engine.rpc.server import ServedObject
-from prpc_engine.settings.config import TlsSettings, allow_from, check_seconds, check_stall_budget, limits_from, secret_from
+from prpc_engine.settings.config import (
+    TlsSettings,
+    allow_from,
+    check_seconds,
+    check_stall_budget,
+    limits_from,
+    secret_from,
+)
 from shard import STALL_BUDGET_S, Driver, Future, Limits, Slab
 
-# Without a journal targets begin anywhere below this: whoever still asks for one that an earlier master gave reaches nobody.
+# Without a journal targets begin anywhere below this: whoever still asks for one that an earlier
+# master gave reaches nobody.
 FIRST_TARGET_MAX = 1 << 31
 logger = logging.getLogger("prpc")
 
 
 def first_number() -> int:
-    """Where a master begins to count that knows nothing of those before it: microseconds since 1970.
+    """Where a master begins to count that knows nothing of those before it: microseconds since
+    1970.
 
-    No master gives a number a microsecond, so all that one gives are below those of the next, as long as the host's clock is not
-    set back between the two by more than the first one lived. Below 2**53 until the year 2255: a float holds them.
+    No master gives a number a microsecond, so all that one gives are below those of the next, as
+    long as the host's clock is not set back between the two by more than the first one lived. Below
+    2**53 until the year 2255: a float holds them.
     """
     return time.time_ns() // 1000
 
@@ -46,13 +57,17 @@ class Master:
     """A master in this process, served by a thread of its own. A context manager.
 
     address  "host:port" to listen at; port 0 takes any free one, and `.address` says which
-    secret   the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
-    journal  a folder to remember in; None: what it knows ends with it, and its clients join the next one anew. Tokens of locks
-             and generated ids grow over restarts all the same: without a journal they begin with the microseconds since 1970
+    secret   the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
+             host; or NO_SECRET
+    journal  a folder to remember in; None: what it knows ends with it, and its clients join the
+             next one anew. Tokens of locks and generated ids grow over restarts all the same:
+             without a journal they begin with the microseconds since 1970
     sync     see Journal
-    stall_budget_s  a request that keeps the master from others for more seconds is named in the log; math.inf: none is
+    stall_budget_s  a request that keeps the master from others for more seconds is named in the
+                    log; math.inf: none is
 
-    Raises AddressInUse, JournalError, and ConfigError for a bad address or one that other hosts reach without a secret.
+    Raises AddressInUse, JournalError, and ConfigError for a bad address or one that other hosts
+    reach without a secret.
     """
 
     def __init__(
@@ -97,7 +112,9 @@ class Master:
         self._slab = Slab()
         try:
             self._methods = MasterMethods(self._driver.reactor, registry, self._journal)
-            served = ServedObject("master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None))
+            served = ServedObject(
+                "master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None)
+            )
             self._node = Node(
                 self._driver.reactor,
                 self._driver,
@@ -151,14 +168,22 @@ class Master:
     def __enter__(self) -> Master:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> Master:
         return self
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -180,7 +205,10 @@ def close_in_reactor(driver: Driver, node: Node) -> None:
     try:
         done.result(CLOSE_TIMEOUT_S)
     except TimeoutError:
-        logger.warning("a handler is still running %s s after close(): its peers find out when it returns", CLOSE_TIMEOUT_S)
+        logger.warning(
+            "a handler is still running %s s after close(): its peers find out when it returns",
+            CLOSE_TIMEOUT_S,
+        )
     finally:
         driver.close()
 
@@ -190,6 +218,7 @@ def master_error(address: str, error: errors.RpcError, started: float) -> errors
     if isinstance(error, errors.AuthenticationFailed | errors.Rejected):
         return error
     return errors.MasterUnreachable(
-        f"no master answers at {address} ({time.monotonic() - started:.1f} s): {error}; start one with Master({address!r}), or "
+        f"no master answers at {address} ({time.monotonic() - started:.1f} s): {error}; "
+        f"start one with Master({address!r}), or "
         "mend the address"
     )

@@ -1,8 +1,10 @@
-"""What the master answers: it binds sessions to connections, and makes what the registry decides durable, known and waited for.
+"""What the master answers: it binds sessions to connections, and makes what the registry decides
+durable, known and waited for.
 
-A verb runs in one turn of the reactor: the registry decides, the journal has the changes, watchers and waiting verbs hear of
-them, and only then it is answered. A verb that waits (a lock, a barrier, a look-up) is a task that sleeps until a node changes. A
-change is sent once to each session that watches a node above it: a join costs as many messages as there are watchers.
+A verb runs in one turn of the reactor: the registry decides, the journal has the changes, watchers
+and waiting verbs hear of them, and only then it is answered. A verb that waits (a lock, a barrier,
+a look-up) is a task that sleeps until a node changes. A change is sent once to each session that
+watches a node above it: a join costs as many messages as there are watchers.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ import msgspec
 from prpc_engine import errors
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.locks_and_barriers import Arrival, LocksAndBarriers, role_of
-from prpc_engine.master.namespace import NoSuchNode, RegistryError, SessionExpired, TimedOut, component
+from prpc_engine.master.namespace import (
+    NoSuchNode,
+    RegistryError,
+    SessionExpired,
+    TimedOut,
+    component,
+)
 from prpc_engine.master.protocol import WATCH_ROUTE
 from prpc_engine.master.registry import DEFAULT_API, Registry
 from prpc_engine.master.tree import Change, Kind, SessionRecord
@@ -34,13 +42,15 @@ from shard import Future, Reactor
 logger = logging.getLogger("prpc")
 CHANGED = method_key("changed")
 TOKEN_BYTES = 16
-# Changes kept for watchers that come back after a moment; who was away longer gets a snapshot. Some MiB of short values.
+# Changes kept for watchers that come back after a moment; who was away longer gets a snapshot. Some
+# MiB of short values.
 HISTORY_MAX = 16384
 HISTORY_LENGTH_MAX = 64 << 20  # characters of their values
 WATCHES_PER_SESSION_MAX = 4096  # each costs a change a look
 SHOWN_MAX = 200  # characters of a wrong argument in the text of its error
 
-# Verbs of the registry that are answered at once; those of MasterMethods below that wait are found by WAITING.
+# Verbs of the registry that are answered at once; those of MasterMethods below that wait are found
+# by WAITING.
 VERBS = (
     "count_up",
     "deregister_server",
@@ -85,7 +95,9 @@ class MasterStatistics:
 
 @dataclass(frozen=True)
 class _Asker:
-    """Who waits: its session and request, over which connection, and until when on the reactor's clock."""
+    """Who waits: its session and request, over which connection, and until when on the reactor's
+    clock.
+    """
 
     session: int
     request: int
@@ -111,12 +123,15 @@ class _Verb:
         if not self._required <= len(given) <= len(self._types):
             raise RegistryError(f"{self.text} was asked with {len(given)} arguments")
         checked = []
-        for name, kind, value in zip(self._names, self._types, given, strict=False):  # the last ones have defaults
+        # the last ones have defaults
+        for name, kind, value in zip(self._names, self._types, given, strict=False):
             try:
                 checked.append(msgspec.convert(value, kind))
             except msgspec.ValidationError as error:
                 shown = repr(value)[:SHOWN_MAX]
-                raise RegistryError(f"{self.text} was asked with {name}={shown}: {error}") from error
+                raise RegistryError(
+                    f"{self.text} was asked with {name}={shown}: {error}"
+                ) from error
         return checked
 
 
@@ -148,7 +163,9 @@ class MasterMethods:
         self._history_from = registry.version  # what came after it is in the history
         self._waiting: defaultdict[str, list[Future]] = defaultdict(list)
         self._verbs = {name: _Verb(name, getattr(registry, name), 1) for name in VERBS}
-        self._verbs |= {name: _Verb(name, getattr(self._meetings, name), 1) for name in MEETING_VERBS}
+        self._verbs |= {
+            name: _Verb(name, getattr(self._meetings, name), 1) for name in MEETING_VERBS
+        }
         self._waits = {name: _Verb(name, getattr(self, f"_{name}"), 1) for name in WAITING}
         registry.start(reactor.clock())
         for session, known in list(registry.tree.sessions.items()):
@@ -176,31 +193,45 @@ class MasterMethods:
         """The methods of the wire, by name."""
         return {
             function.__name__: function
-            for function in (self.open_session, self.heartbeat, self.end_session, self.ask, self.watch, self.unwatch)
+            for function in (
+                self.open_session,
+                self.heartbeat,
+                self.end_session,
+                self.ask,
+                self.watch,
+                self.unwatch,
+            )
         }
 
-    # -- sessions ------------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
-    def open_session(self, session: int, token: str, lease_s: float, root: str, label: str, home: str) -> list[Any]:
-        """Open a session for the calling connection (`session` 0), or take one up again, whose token it
-        then has to show.
+    def open_session(
+        self, session: int, token: str, lease_s: float, root: str, label: str, home: str
+    ) -> list[Any]:
+        """Open a session for the calling connection (`session` 0), or take one up again, whose
+        token it then has to show.
 
-        The answer is [session, token, version of the tree]; lease_s (seconds), root, label and home are
-        those of a new session. Raises SessionExpired for one to take up that is over, RegistryError,
-        JournalError.
+        The answer is [session, token, version of the tree]; lease_s (seconds), root, label and home
+        are those of a new session. Raises SessionExpired for one to take up that is over,
+        RegistryError, JournalError.
         """
         peer = calling_peer()
         assert peer is not None
         self._check_journal()
         known = self._sessions.get(peer)
         if known is not None and known != session and known in self._registry.tree.sessions:
-            raise RegistryError(f"this connection has session {known} already: end it first, or open another connection")
+            raise RegistryError(
+                f"this connection has session {known} already: end it first, "
+                "or open another connection"
+            )
         now = self._reactor.clock()
         if session:
             self._registry.resume(session, token, now)
         else:
             token = secrets.token_hex(TOKEN_BYTES)
-            session = self._registry.open(SessionRecord(token, float(lease_s), root, label, home), now)
+            session = self._registry.open(
+                SessionRecord(token, float(lease_s), root, label, home), now
+            )
             self._commit()
         before = self._peers.get(session)
         self._unbind(session)
@@ -241,7 +272,9 @@ class MasterMethods:
             self._forget_watcher(path, session)
 
     def peer_lost(self, peer: Peer) -> None:
-        """A connection ended. Its session goes at once when its process is gone; else it has its lease to come back in."""
+        """A connection ended. Its session goes at once when its process is gone; else it has its
+        lease to come back in.
+        """
         session = self._sessions.get(peer)
         if session is None:
             return
@@ -263,12 +296,14 @@ class MasterMethods:
             self._commit_or_log()
         self._reactor.call_later(self._registry.look_every_s(), self._look)
 
-    # -- verbs -----------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------
 
     def ask(self, request: int, verb: str, arguments: list[Any], timeout_s: float) -> Any:
-        """Serve one verb of the calling session; its answer, or for verbs that wait a coroutine that returns it.
+        """Serve one verb of the calling session; its answer, or for verbs that wait a coroutine
+        that returns it.
 
-        request    the client's number: asked again under it, the verb is not served twice; 0: it has none
+        request    the client's number: asked again under it, the verb is not served twice; 0: it
+                   has none
         timeout_s  how long a verb that waits may wait, in seconds; others do not look at it
 
         Raises RegistryError and its kin, JournalError.
@@ -288,7 +323,10 @@ class MasterMethods:
             return waits.function(asker, *waits.arguments(arguments))
         known_verb = self._verbs.get(verb)
         if known_verb is None:
-            raise RegistryError(f"there is no verb {verb!r}; there are {', '.join(sorted({*self._verbs, *self._waits}))}")
+            raise RegistryError(
+                f"there is no verb {verb!r}; there are "
+                f"{', '.join(sorted({*self._verbs, *self._waits}))}"
+            )
         checked = known_verb.arguments(arguments)
         try:
             answer = known_verb.function(session, *checked)
@@ -303,7 +341,9 @@ class MasterMethods:
             raise self._failed
 
     def _commit(self) -> None:
-        """Make what was changed durable, then known. Raises JournalError: then this master answers nothing any more."""
+        """Make what was changed durable, then known. Raises JournalError: then this master answers
+        nothing any more.
+        """
         changes = self._registry.take_changes()
         if not changes:
             return
@@ -326,7 +366,7 @@ class MasterMethods:
         except errors.JournalError as error:
             logger.error("%s", error)
 
-    # -- verbs that wait -------------------------------------------------------------------------------------------------
+    # -- verbs that wait ---------------------------------------------------------------------------
 
     async def _changed(self, path: str, deadline: float) -> None:
         """Sleep until the node at `path` or one of its children changes, or until the deadline."""
@@ -345,8 +385,8 @@ class MasterMethods:
         self._check_journal()
 
     def _time_is_up(self, asker: _Asker) -> bool:
-        """Whether to give up what was asked for. Not when its connection was lost: it is asked again over the next one, or given
-        up by `forget`, or goes with the session."""
+        """Whether to give up what was asked for. Not when its connection was lost: it is asked
+        again over the next one, or given up by `forget`, or goes with the session."""
         if self._reactor.clock() < asker.deadline:
             return False
         if asker.peer.lost:
@@ -378,11 +418,14 @@ class MasterMethods:
             self._commit()
         while True:
             if session not in self._registry.tree.sessions:
-                raise SessionExpired(f"session {session} is over: its lease ended while it waited at {what}")
+                raise SessionExpired(
+                    f"session {session} is over: its lease ended while it waited at {what}"
+                )
             answer = self._registry.answered(session, arrival.request)
             if answer is not None:
                 return list(answer[0])
-            if path not in self._registry.tree.nodes:  # somebody cleared it away: it opens for others, and never for us
+            # somebody cleared it away: it opens for others, and never for us
+            if path not in self._registry.tree.nodes:
                 raise RegistryError(f"{what}: the arrival was deleted meanwhile")
             if self._time_is_up(asker):
                 text = self._meetings.give_up(session, part, arrival.request)
@@ -390,24 +433,40 @@ class MasterMethods:
                 raise TimedOut(f"{what} did not open: {text}")
             await self._changed(path, asker.deadline)
 
-    async def _barrier(self, asker: _Asker, name: str, count: int, member: str = "", expected: tuple[str, ...] = ()) -> list[int]:
+    async def _barrier(
+        self, asker: _Asker, name: str, count: int, member: str = "", expected: tuple[str, ...] = ()
+    ) -> list[int]:
         """[] once `count` members are there."""
         named = member or self._registry.title(asker.session)
-        return await self._meet(asker, component(name), f"barrier {name!r}", Arrival(asker.request, count, named, None, expected))
+        return await self._meet(
+            asker,
+            component(name),
+            f"barrier {name!r}",
+            Arrival(asker.request, count, named, None, expected),
+        )
 
     async def _alloc_role_rank(self, asker: _Asker, role: str, count: int, rank: int) -> list[int]:
         """The ranks of all members of the role, sorted, once they are `count`."""
         arrival = Arrival(asker.request, count, f"rank {rank}", rank)
         return await self._meet(asker, role_of(role), f"role {role!r}", arrival)
 
-    async def _lookup(self, asker: _Asker, service: str, expected: int, api: str = DEFAULT_API) -> list[list[Any]]:
-        """[server id, target, rank, addresses, marks] of each server, once there are `expected`, or of those at the deadline."""
+    async def _lookup(
+        self, asker: _Asker, service: str, expected: int, api: str = DEFAULT_API
+    ) -> list[list[Any]]:
+        """[server id, target, rank, addresses, marks] of each server, once there are `expected`, or
+        of those at the deadline.
+        """
         session = asker.session
-        path = f"{self._registry.full_path(session, '')}/_rpc_/{component(api)}/{component(service)}"
+        path = (
+            f"{self._registry.full_path(session, '')}/_rpc_/{component(api)}/{component(service)}"
+        )
         while True:
             found = self._registry.servers(session, service, api)
             if len(found) >= expected or self._time_is_up(asker):
-                return [[one.server_id, one.target, one.rank, list(one.addresses), one.marks] for one in found]
+                return [
+                    [one.server_id, one.target, one.rank, list(one.addresses), one.marks]
+                    for one in found
+                ]
             await self._changed(path, asker.deadline)
 
     async def _tree_wait(self, asker: _Asker, path: str) -> list[Any]:
@@ -420,7 +479,7 @@ class MasterMethods:
                     raise TimedOut(f"node {path!r} was not made") from error
             await self._changed(self._registry.full_path(asker.session, path), asker.deadline)
 
-    # -- who hears of changes ----------------------------------------------------------------------------------------------
+    # -- who hears of changes ----------------------------------------------------------------------
 
     def _wake(self, path: str) -> None:
         for change in self._waiting.pop(path, ()):
@@ -458,19 +517,28 @@ class MasterMethods:
             pushes[session].append([item[0], item[1], item[2][cut:], item[3], item[4]])
 
     def _push(self, session: int, items: list[list[Any]]) -> None:
-        self._pushed[session] += 1  # whether it arrives or not: the next number says that one is missing
+        # whether it arrives or not: the next number says that one is missing
+        self._pushed[session] += 1
         self._pushes += 1
         try:
-            self._peers[session].notify(WATCH_ROUTE, "changed", CHANGED, (self._pushed[session], items))
+            self._peers[session].notify(
+                WATCH_ROUTE, "changed", CHANGED, (self._pushed[session], items)
+            )
         except errors.RpcError as error:
             self._pushes_dropped += 1
-            logger.warning("session %d was not told of %d changes, and has to ask: %s", session, len(items), str(error))
+            logger.warning(
+                "session %d was not told of %d changes, and has to ask: %s",
+                session,
+                len(items),
+                str(error),
+            )
 
     def watch(self, path: str, known: int) -> list[Any]:
         """Tell the calling session of changes at `path` and below from now on; [version, pushes,
         whether a snapshot, items].
 
-        known  the version that the client has: items are the changes since; -1, or one too old: a snapshot
+        known  the version that the client has: items are the changes since; -1, or one too old: a
+               snapshot
 
         Raises RegistryError, JournalError.
         """
@@ -478,7 +546,10 @@ class MasterMethods:
         full = self._registry.full_path(session, path)
         watched = self._watched[session]
         if len(watched) >= WATCHES_PER_SESSION_MAX and full not in watched:
-            raise RegistryError(f"session {session} watches {WATCHES_PER_SESSION_MAX} nodes: watch one above them instead")
+            raise RegistryError(
+                f"session {session} watches {WATCHES_PER_SESSION_MAX} nodes: "
+                "watch one above them instead"
+            )
         watched.add(full)
         self._watchers[full][session] = None
         version, pushed = self._registry.version, self._pushed[session]
@@ -493,7 +564,9 @@ class MasterMethods:
         return [version, pushed, False, items]
 
     def unwatch(self, path: str) -> bool:
-        """Tell the calling session no more of changes at `path`; whether it watched that. Raises RegistryError."""
+        """Tell the calling session no more of changes at `path`; whether it watched that. Raises
+        RegistryError.
+        """
         session = self._calling()
         full = self._registry.full_path(session, path)
         if full not in self._watched[session]:

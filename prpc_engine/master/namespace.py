@@ -1,10 +1,12 @@
-"""Sessions with leases, and the tree of nodes that they make. No I/O and no clock here: `now` is handed in.
+"""Sessions with leases, and the tree of nodes that they make. No I/O and no clock here: `now` is
+handed in.
 
     session   opened --touch, resume--> opened           its lease begins anew
               opened --lease over, end--> ended          its ephemeral nodes go with it
 
-A session sees the tree below its root alone: jobs with different roots share a master. Names become path components with
-"%" and "/" escaped. Every verb leaves its changes in take_changes(), to be written before it is answered.
+A session sees the tree below its root alone: jobs with different roots share a master. Names become
+path components with "%" and "/" escaped. Every verb leaves its changes in take_changes(), to be
+written before it is answered.
 """
 
 from __future__ import annotations
@@ -18,19 +20,33 @@ from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord, TreeN
 from prpc_engine.settings.address import NAME_LENGTH_MAX
 
 PATH_LENGTH_MAX = 4096  # what file systems allow
-VALUE_LENGTH_MAX = 1 << 20  # a description, not data: it is kept in memory and sent to every watcher
+# a description, not data: it is kept in memory and sent to every watcher
+VALUE_LENGTH_MAX = 1 << 20
 NODES_MAX = 1 << 20  # of the whole tree: half a GiB of the master's memory
 COUNTERS_MAX = 1 << 20  # ids and sequences of the whole tree: a quarter of a GiB
 OWNED_MAX = 65536  # by one session: its servers, locks and ephemeral nodes
 SESSIONS_MAX = 65536
 SEQUENCE_DIGITS = 10
-LEASE_S_MIN, LEASE_S_MAX = 0.1, 3600.0  # below: a busy machine ends sessions that live; above: nobody would wait for it
+# below: a busy machine ends sessions that live; above: nobody would wait for it
+LEASE_S_MIN, LEASE_S_MAX = 0.1, 3600.0
 LOOKS_PER_LEASE = 4  # the master looks for ended leases this often in the shortest of them ...
 LOOK_EVERY_S_MAX = 1.0  # ... and at least this often
-AWAY_LOOKS = 3  # a look that comes this many intervals late: the master was stopped or starved, not its clients
+# a look that comes this many intervals late: the master was stopped or starved, not its clients
+AWAY_LOOKS = 3
 DEFAULT_ROOT = "root"
-# Made at once for every root; in those of CLEARED, a child without children is deleted with its last one.
-DIRECTORIES = ("_node_", "_shard_", "_task_state_", "_id_gen_", "_lock_", "_barrier_", "_rpc_", "_context_", "_model_")
+# Made at once for every root; in those of CLEARED, a child without children is deleted with its
+# last one.
+DIRECTORIES = (
+    "_node_",
+    "_shard_",
+    "_task_state_",
+    "_id_gen_",
+    "_lock_",
+    "_barrier_",
+    "_rpc_",
+    "_context_",
+    "_model_",
+)
 CLEARED = ("_lock_", "_barrier_")
 
 
@@ -90,11 +106,12 @@ def encoded(value: object) -> str:
 class Namespace:
     """Checks what sessions ask of the master's tree of nodes, and makes the changes that follow.
 
-    first_number  where ids and sessions begin: above all that an earlier master gave, where nothing is kept of it
+    first_number  where ids and sessions begin: above all that an earlier master gave, where nothing
+                  is kept of it
 
-    `session` is the number that open() gave, `now` in seconds of one clock. Not thread-safe: called in
-    the master's reactor. What is refused raises RegistryError or one of its kin. States of a session:
-    the table at the file's head.
+    `session` is the number that open() gave, `now` in seconds of one clock. Not thread-safe: called
+    in the master's reactor. What is refused raises RegistryError or one of its kin. States of a
+    session: the table at the file's head.
     """
 
     def __init__(self, first_number: int = 0) -> None:
@@ -119,7 +136,8 @@ class Namespace:
         return changes
 
     def count(self, key: str, first: int = 0) -> int:
-        """The next number of that key. Keys that begin with "#" are no paths, and those without a "/" are the master's own.
+        """The next number of that key. Keys that begin with "#" are no paths, and those without a
+        "/" are the master's own.
 
         Raises RegistryError for one more of the others than COUNTERS_MAX."""
         number = self.tree.counters.get(key, first)
@@ -130,10 +148,11 @@ class Namespace:
     def _check_counters(self, key: str) -> None:
         if key not in self.tree.counters and len(self.tree.counters) >= COUNTERS_MAX and "/" in key:
             raise RegistryError(
-                f"{COUNTERS_MAX} ids and sequences are counted already: reset some of those ids, or clear some paths"
+                f"{COUNTERS_MAX} ids and sequences are counted already: reset some of those ids, "
+                "or clear some paths"
             )
 
-    # -- sessions ------------------------------------------------------------------------------------------------------
+    # -- sessions ----------------------------------------------------------------------------------
 
     def start(self, now: float) -> None:
         """The master began: every session it remembers has its whole lease to come back in."""
@@ -144,15 +163,21 @@ class Namespace:
     def open(self, record: SessionRecord, now: float) -> int:
         """A new session's number, never given twice. Raises RegistryError."""
         if not LEASE_S_MIN <= record.lease_s <= LEASE_S_MAX:
-            raise RegistryError(f"a lease lasts {LEASE_S_MIN} to {LEASE_S_MAX} s, not {record.lease_s}")
+            raise RegistryError(
+                f"a lease lasts {LEASE_S_MIN} to {LEASE_S_MAX} s, not {record.lease_s}"
+            )
         if len(self.tree.sessions) >= SESSIONS_MAX:
             raise RegistryError(f"{SESSIONS_MAX} sessions are open: end some")
         if len(record.label) > NAME_LENGTH_MAX or len(record.home) > NAME_LENGTH_MAX:
             raise RegistryError(f"label and home have at most {NAME_LENGTH_MAX} characters")
         root = component(record.root)
-        if f"/{root}" not in self.tree.nodes and len(self.tree.nodes) + 1 + len(DIRECTORIES) > NODES_MAX:
+        if (
+            f"/{root}" not in self.tree.nodes
+            and len(self.tree.nodes) + 1 + len(DIRECTORIES) > NODES_MAX
+        ):
             raise RegistryError(
-                f"the tree has {len(self.tree.nodes)} nodes of at most {NODES_MAX}: no room for another root, {root!r}"
+                f"the tree has {len(self.tree.nodes)} nodes of at most {NODES_MAX}: "
+                f"no room for another root, {root!r}"
             )
         number = self.count("#sessions", max(1, self._first_number))
         self._make(Change(Kind.OPEN, text=encoded(record), owner=number))
@@ -166,7 +191,9 @@ class Namespace:
         """Its client is back, over another connection. Raises SessionExpired."""
         known = self.tree.sessions.get(session)
         if known is None or known.record.token != token:
-            raise SessionExpired(f"session {session} is not known here: its lease is over, or another master gave it")
+            raise SessionExpired(
+                f"session {session} is not known here: its lease is over, or another master gave it"
+            )
         self.touch(session, now)
 
     def touch(self, session: int, now: float) -> None:
@@ -176,7 +203,9 @@ class Namespace:
     def _session(self, session: int) -> SessionRecord:
         known = self.tree.sessions.get(session)
         if known is None:
-            raise SessionExpired(f"session {session} is over: nothing was heard of it for its lease")
+            raise SessionExpired(
+                f"session {session} is over: nothing was heard of it for its lease"
+            )
         return known.record
 
     def end(self, session: int) -> bool:
@@ -192,11 +221,15 @@ class Namespace:
 
     def look_every_s(self) -> float:
         """How long expire() may wait for its next call."""
-        shortest = min((session.record.lease_s for session in self.tree.sessions.values()), default=LEASE_S_MAX)
+        shortest = min(
+            (session.record.lease_s for session in self.tree.sessions.values()), default=LEASE_S_MAX
+        )
         return min(LOOK_EVERY_S_MAX, shortest / LOOKS_PER_LEASE)
 
     def expire(self, now: float) -> list[int]:
-        """End the sessions whose lease is over; which. Leases stand still while the master itself is away."""
+        """End the sessions whose lease is over; which. Leases stand still while the master itself
+        is away.
+        """
         look_s = self.look_every_s()
         if self._looked is not None and now - self._looked > AWAY_LOOKS * look_s:
             away_s = now - self._looked - look_s
@@ -207,7 +240,7 @@ class Namespace:
             self.end(session)
         return over
 
-    # -- answers given before ----------------------------------------------------------------------------------------------
+    # -- answers given before ----------------------------------------------------------------------
 
     def answered(self, session: int, request: int) -> list[Any] | None:
         """[the answer] when that request was served before."""
@@ -227,7 +260,7 @@ class Namespace:
         """Whether the verb under way has changed anything."""
         return bool(self._changes)
 
-    # -- the tree ------------------------------------------------------------------------------------------------------
+    # -- the tree ----------------------------------------------------------------------------------
 
     def full_path(self, session: int, path: str) -> str:
         """The session's path in the whole tree; "" is its root. Raises RegistryError."""
@@ -235,7 +268,8 @@ class Namespace:
         if not well_formed or (path and (path[0] != "/" or "" in path[1:].split("/"))):
             shown = path[:NAME_LENGTH_MAX] if isinstance(path, str) else path
             raise RegistryError(
-                f"{shown!r} is no path: it begins with /, has no empty part and does not end with /, "
+                f"{shown!r} is no path: it begins with /, has no empty part and does not end with "
+                "/, "
                 f"and has at most {PATH_LENGTH_MAX} characters"
             )
         return f"/{component(self._session(session).root)}{path}"
@@ -248,15 +282,21 @@ class Namespace:
         return node
 
     def put(self, full: str, value: str, owner: int) -> None:
-        """A new node; its parent is there and stays. Raises RegistryError, NoSuchNode, NodeExists."""
+        """A new node; its parent is there and stays.
+        Raises RegistryError, NoSuchNode, NodeExists.
+        """
         if not isinstance(value, str) or len(value) > VALUE_LENGTH_MAX:
             raise RegistryError(f"a value is a str of at most {VALUE_LENGTH_MAX} characters")
         above = full.rpartition("/")[0]
         parent = self.tree.nodes.get(above)
         if parent is None:
-            raise NoSuchNode(f"there is no node {above!r} to have {full!r} as a child: add it first")
+            raise NoSuchNode(
+                f"there is no node {above!r} to have {full!r} as a child: add it first"
+            )
         if parent.owner:
-            raise RegistryError(f"{above!r} is ephemeral and can have no child: it goes with its session")
+            raise RegistryError(
+                f"{above!r} is ephemeral and can have no child: it goes with its session"
+            )
         if full in self.tree.nodes:
             raise NodeExists(f"there is a node {full!r} already")
         if len(self.tree.nodes) >= NODES_MAX:
@@ -278,7 +318,9 @@ class Namespace:
         self.put(self.full_path(session, path), value, session if ephemeral else 0)
 
     def tree_node_gen(self, session: int, path: str, value: str, ephemeral: bool) -> str:
-        """A child named "_" and the next number of its parent, in 10 digits; the name. Raises as tree_node_add()."""
+        """A child named "_" and the next number of its parent, in 10 digits; the name. Raises as
+        tree_node_add().
+        """
         full = self.full_path(session, path)
         self.node(full)
         self._check_counters(full)
@@ -291,7 +333,9 @@ class Namespace:
         return name
 
     def tree_node_set(self, session: int, path: str, value: str, expected_version: int) -> int:
-        """The node's new version. With expected_version >= 0 only if that is its version: compare and set."""
+        """The node's new version. With expected_version >= 0 only if that is its version: compare
+        and set.
+        """
         full = self.full_path(session, path)
         node = self.node(full)
         self._check_version(full, node, expected_version)
@@ -302,7 +346,9 @@ class Namespace:
 
     def _check_version(self, full: str, node: TreeNode, expected: int) -> None:
         if 0 <= expected != node.version:
-            raise VersionMismatch(f"{full!r} has version {node.version}, {expected} was expected: read it again")
+            raise VersionMismatch(
+                f"{full!r} has version {node.version}, {expected} was expected: read it again"
+            )
 
     def tree_node_get(self, session: int, path: str) -> list[Any]:
         """[value, version, whether it is ephemeral]. Raises NoSuchNode."""
@@ -320,7 +366,10 @@ class Namespace:
         if not path:
             raise RegistryError("the root stays")
         if node.children:
-            raise RegistryError(f"{full!r} has {len(node.children)} children: delete them first, or tree_clear_path()")
+            raise RegistryError(
+                f"{full!r} has {len(node.children)} children: delete them first, "
+                "or tree_clear_path()"
+            )
         self._check_version(full, node, expected_version)
         self.delete(full)
 
@@ -338,19 +387,25 @@ class Namespace:
         return len(found)
 
     def tree_look(self, session: int, path: str) -> list[list[Any]]:
-        """The node and all below it, parents first: [path in the session's tree, value, version] each; [] when there is none."""
+        """The node and all below it, parents first: [path in the session's tree, value, version]
+        each; [] when there is none.
+        """
         full = self.full_path(session, path)
         cut = len(self.full_path(session, ""))
         return [[at[cut:], node.value, node.version] for at, node in self.tree.below(full)]
 
-    # -- ids -----------------------------------------------------------------------------------------------------------
+    # -- ids ---------------------------------------------------------------------------------------
 
     def generate_id(self, session: int, key: str) -> int:
-        """The next number of that key; never twice, until it is reset. The first is 0, or larger where nothing is kept."""
+        """The next number of that key; never twice, until it is reset. The first is 0, or larger
+        where nothing is kept.
+        """
         return self.count(f"#id{self.full_path(session, '')}/{component(key)}", self._first_number)
 
     def count_up(self, session: int, key: str) -> int:
-        """0, 1, 2, ... for each key, as long as this tree is kept: another master may begin with 0 again."""
+        """0, 1, 2, ... for each key, as long as this tree is kept: another master may begin with 0
+        again.
+        """
         return self.count(f"#up{self.full_path(session, '')}/{component(key)}")
 
     def reset_generate_id(self, session: int, key: str) -> None:

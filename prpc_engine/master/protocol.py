@@ -1,21 +1,26 @@
-"""What the master and its clients say to each other; requests and notifications of the ordinary RPC.
+"""What the master and its clients say to each other; requests and notifications of the ordinary
+RPC.
 
-    to MASTER_TARGET           arguments                                     answer
-    open_session               session or 0, token, lease_s, root,           [session, token, version of the tree]
-                               label, home
-    heartbeat                                                                how many notifications were pushed to the session
-    end_session                                                              whether there was one
-    ask                        request or 0, verb, its arguments, timeout_s  the verb's
-    watch                      path, version known or -1                     [version, pushes, whether a snapshot, items]
-    unwatch                    path                                          whether it was watched
+    to MASTER_TARGET  arguments                                     answer
+    open_session      session or 0, token, lease_s, root,           [session, token, version of the
+                                                                    tree]
+                      label, home
+    heartbeat                                                       how many notifications were
+                                                                    pushed to the session
+    end_session                                                     whether there was one
+    ask               request or 0, verb, its arguments, timeout_s  the verb's
+    watch             path, version known or -1                     [version, pushes, whether a
+                                                                    snapshot, items]
+    unwatch           path                                          whether it was watched
 
     to WATCH_TARGET (at the client, a notification)
     changed                    its number among the session's, items
 
-A connection belongs to the session opened over it. A request is the client's number for what changes something or waits: asked
-again under that number it is not served twice. Items of a snapshot are [path, value, version of the node], parents first; else
-they are deltas: [version of the tree, Kind.PUT or Kind.DELETE, path, value, version of the node]. A client that misses a number
-of `changed` watches again from the version it knows.
+A connection belongs to the session opened over it. A request is the client's number for what
+changes something or waits: asked again under that number it is not served twice. Items of a
+snapshot are [path, value, version of the node], parents first; else
+they are deltas: [version of the tree, Kind.PUT or Kind.DELETE, path, value, version of the node]. A
+client that misses a number of `changed` watches again from the version it knows.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ WATCH_ROUTE = FixedRoute(WATCH_TARGET, "a watcher")
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of "host:port", port 0 for any free one; raises ConfigError with what is allowed."""
+    """The parts of "host:port", port 0 for any free one;
+    raises ConfigError with what is allowed.
+    """
     parsed = Address.parse(address, port_min=0)
     return parsed.host, parsed.port

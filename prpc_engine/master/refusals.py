@@ -15,11 +15,14 @@ KINDS: dict[str, type[errors.RpcError]] = {
 
 
 def refusal(asked: str, after_s: float, error: errors.RemoteError) -> errors.RpcError:
-    """The error for what was `asked` of the master `after_s` seconds ago; `error` itself where it is no refusal."""
+    """The error for what was `asked` of the master `after_s` seconds ago; `error` itself where it
+    is no refusal.
+    """
     kind = error.type_name.rpartition(".")[2]
     if kind == "TimedOut":
         return errors.DeadlineExceeded(
-            f"{asked}: {error.remote_message} (after {after_s:.3f} s); allow a larger timeout_s, or see to who is missing"
+            f"{asked}: {error.remote_message} (after {after_s:.3f} s); allow a larger timeout_s, "
+            "or see to who is missing"
         )
     refused = KINDS.get(kind)
     return error if refused is None else refused(f"{asked} was refused: {error.remote_message}")

@@ -1,16 +1,18 @@
 """A node and its servers as the master knows them: what the keeper makes again over a new session.
 
-    target of a server   first    what prepare_server() gave: its name at this node for good
-                         now      another one from every new session on; the node answers to both
-                         next     while it is registered again: the node answers to it before the master tells anybody
+    target of a server  first  what prepare_server() gave: its name at this node for good
+                        now    another one from every new session on; the node answers to both
+                        next   while it is registered again: the node answers to it before the
+                               master tells anybody
 
-    changed by           what                                     in which thread
-    registered()         a server is known to the master          the reactor's
-    take_back()          it is to be known no longer              any
-    anew()               all are registered over a new session    the keeper's, while the others go on
+    changed by    what                                   in which thread
+    registered()  a server is known to the master        the reactor's
+    take_back()   it is to be known no longer            any
+    anew()        all are registered over a new session  the keeper's, while the others go on
 
-A server that is taken back while it is registered again is taken back there, too. Should the connection be lost in between, it is
-registered again under the same number, which the master answers as it did before.
+A server that is taken back while it is registered again is taken back there, too. Should the
+connection be lost in between, it is registered again under the same number, which the master
+answers as it did before.
 """
 
 from __future__ import annotations
@@ -43,18 +45,22 @@ class _Registered:
 
 
 class Registration:
-    """Keeps what one node has told the master of itself and its servers, to tell it again over a new session.
+    """Keeps what one node has told the master of itself and its servers, to tell it again over a
+    new session.
 
     addresses  where other nodes reach it
     shard_of   for a shard, the rank of its node; -1: it is no shard
     rank       what the master gave it; changed by anew()
-    served     the node's own table of servers, by target: the new targets of a server are entered here
+    served     the node's own table of servers, by target: the new targets of a server are entered
+               here
 
-    Owned by a MasterSession. Which thread may call what: the table at the file's head. anew() raises
-    what asking the master raises.
+    Owned by a MasterSession. Which thread may call what: the table at the file's head. anew()
+    raises what asking the master raises.
     """
 
-    def __init__(self, addresses: list[str], shard_of: int, rank: int, served: dict[int, ServedObject]) -> None:
+    def __init__(
+        self, addresses: list[str], shard_of: int, rank: int, served: dict[int, ServedObject]
+    ) -> None:
         self.addresses = addresses
         self.shard_of = shard_of
         self.rank = rank
@@ -63,7 +69,9 @@ class Registration:
         self._servers: dict[int, _Registered] = {}  # by first target
 
     def registered(self, service: str, server_id: int, target: int, number: int) -> None:
-        """The master knows that server now. `number`: of a request that nothing else is asked by."""
+        """The master knows that server now. `number`:
+        of a request that nothing else is asked by.
+        """
         self._servers[target] = _Registered(service, server_id, target, number)
 
     def take_back(self, first: int) -> int:
@@ -74,10 +82,13 @@ class Registration:
                 return first
             for target in {known.target, known.next} - {first, 0}:
                 self._served.pop(target, None)
-            return known.next or known.target  # a new session may have heard of the next one, and of no other
+            # a new session may have heard of the next one, and of no other
+            return known.next or known.target
 
     def anew(self, token: str, ask: Ask) -> None:
-        """Join and register again, over the session of that token. Raises what `ask` raises; then once more, for what is left."""
+        """Join and register again, over the session of that token. Raises what `ask` raises; then
+        once more, for what is left.
+        """
         self.rank = ask(0, "join", self.addresses, self.shard_of, self.rank)
         for first, one in self._servers.copy().items():
             if one.token == token:
@@ -89,10 +100,22 @@ class Registration:
                 if server is None or not self._answers_to_next(first, one, server):
                     continue
                 marks = marks_of(server.describe())
-                ask(one.number, "register_server", one.service, one.server_id, DEFAULT_API, -1, one.next, marks)
+                ask(
+                    one.number,
+                    "register_server",
+                    one.service,
+                    one.server_id,
+                    DEFAULT_API,
+                    -1,
+                    one.next,
+                    marks,
+                )
             except errors.RemoteError as error:
                 logger.error(
-                    "server %d of %r could not be registered again: %s", one.server_id, one.service, error.remote_message
+                    "server %d of %r could not be registered again: %s",
+                    one.server_id,
+                    one.service,
+                    error.remote_message,
                 )
                 continue
             one.token = token
@@ -108,11 +131,14 @@ class Registration:
             return True
 
     def _moved(self, first: int, one: _Registered) -> bool:
-        """Whether that server is still wanted; then its next target is the one that the master knows."""
+        """Whether that server is still wanted; then its next target is the one that the master
+        knows.
+        """
         with self._guard:
             if self._servers.get(first) is not one:
                 return False
             before, one.target, one.next = one.target, one.next, 0
-            if before != first:  # so that a node which joins again and again answers to two, and not to ever more
+            # so that a node which joins again and again answers to two, and not to ever more
+            if before != first:
                 self._served.pop(before, None)
             return True

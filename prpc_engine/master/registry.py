@@ -1,4 +1,5 @@
-"""Nodes with ranks, services with servers: what the master knows of a job. No I/O and no clock here.
+"""Nodes with ranks, services with servers: what the master knows of a job. No I/O and no clock
+here.
 
     path below /<root>           value                              owner
     _node_/<rank>                a Member                           the node's session
@@ -6,8 +7,9 @@
     _rpc_/<api>/<service>        its rpc_id                         stays
     _rpc_/<api>/<service>/<id>   a Member, with its target          the server's session
 
-A rank is the smallest that no living node has. A target is a server's number in requests, never given twice, so that a
-request for a server that is gone can never reach another one. What a session registered goes when it ends.
+A rank is the smallest that no living node has. A target is a server's number in requests, never
+given twice, so that a request for a server that is gone can never reach another one. What a session
+registered goes when it ends.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ DEFAULT_API = "RpcService"
 
 @dataclass(frozen=True)
 class ServerEntry:
-    """One server of one service. `marks` are None where it did not say: its clients ask it when they must know."""
+    """One server of one service. `marks` are None where it did not say: its clients ask it when
+    they must know.
+    """
 
     service: str
     server_id: int
@@ -61,7 +65,8 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Registry(Namespace):
-    """Gives nodes their ranks and servers their targets, and says who serves what, on top of the tree.
+    """Gives nodes their ranks and servers their targets, and says who serves what, on top of the
+    tree.
 
     Where nothing is kept, these differ from start to start, so that no number is given again:
 
@@ -69,11 +74,13 @@ class Registry(Namespace):
     first_number  of ids and sessions: larger than that of any earlier start
     first_token   of locks: the same, and also where a journal begins
 
-    Not thread-safe: called in the master's reactor. What is refused raises RegistryError. Paths: the
-    table at the file's head.
+    Not thread-safe: called in the master's reactor. What is refused raises RegistryError. Paths:
+    the table at the file's head.
     """
 
-    def __init__(self, first_target: int = FIRST_TARGET, first_number: int = 0, first_token: int = 1) -> None:
+    def __init__(
+        self, first_target: int = FIRST_TARGET, first_number: int = 0, first_token: int = 1
+    ) -> None:
         super().__init__(first_number)
         self._first_target = first_target
         self.first_token = first_token
@@ -83,7 +90,9 @@ class Registry(Namespace):
         return full, self.node(full)
 
     def _member(self, session: int) -> Member | None:
-        """What join() made for this session. Nodes are remembered in the order they were made: it is among the first."""
+        """What join() made for this session. Nodes are remembered in the order they were made: it
+        is among the first.
+        """
         for path in self.tree.sessions[session].owned:
             if path.split("/")[2] in ("_node_", "_shard_"):
                 return msgspec.json.decode(self.tree.nodes[path].value, type=Member)
@@ -92,10 +101,15 @@ class Registry(Namespace):
     def title(self, session: int) -> str:
         """Who a session is, for people: its node's rank, else its label."""
         member = self._member(session)
-        return f"rank {member.rank}" if member is not None else self.tree.sessions[session].record.label or f"session {session}"
+        return (
+            f"rank {member.rank}"
+            if member is not None
+            else self.tree.sessions[session].record.label or f"session {session}"
+        )
 
     def join(self, session: int, addresses: list[str], shard_of: int, wanted: int) -> int:
-        """A rank: the smallest free, or `wanted` if that is free; that of its node for a shard, which says it in shard_of.
+        """A rank: the smallest free, or `wanted` if that is free; that of its node for a shard,
+        which says it in shard_of.
 
         Joining twice gives the same. Raises RegistryError."""
         nodes, directory = self._directory(session, "_node_")
@@ -120,13 +134,23 @@ class Registry(Namespace):
         """A node of a rank that its owner chose. Raises NodeExists, RegistryError."""
         if not isinstance(rank, int) or not 0 <= rank <= RANK_MAX:
             raise RegistryError(f"a rank is 0 to {RANK_MAX}, not {rank}")
-        self.put(f"{self._directory(session, '_node_')[0]}/{rank}", encoded(Member(rank, tuple(addresses))), session)
+        self.put(
+            f"{self._directory(session, '_node_')[0]}/{rank}",
+            encoded(Member(rank, tuple(addresses))),
+            session,
+        )
 
     def get_comm_info(self, session: int) -> list[list[Any]]:
         """[rank, addresses] of every node, in order of rank."""
         nodes, directory = self._directory(session, "_node_")
-        members = [msgspec.json.decode(self.tree.nodes[f"{nodes}/{name}"].value, type=Member) for name in directory.children]
-        return [[member.rank, list(member.addresses)] for member in sorted(members, key=lambda member: member.rank)]
+        members = [
+            msgspec.json.decode(self.tree.nodes[f"{nodes}/{name}"].value, type=Member)
+            for name in directory.children
+        ]
+        return [
+            [member.rank, list(member.addresses)]
+            for member in sorted(members, key=lambda member: member.rank)
+        ]
 
     def ranks(self, session: int) -> list[int]:
         """Of all living nodes, sorted."""
@@ -159,7 +183,9 @@ class Registry(Namespace):
         return True
 
     def prepare_server(self, session: int, service: str, server_id: int) -> list[int]:
-        """[server id, target] that register_server() may be asked for next: its node answers to it before anybody hears of it."""
+        """[server id, target] that register_server() may be asked for next: its node answers to it
+        before anybody hears of it.
+        """
         _, _, given = self._place(session, DEFAULT_API, service, server_id, -1)
         return [given, self.count("#targets", self._first_target)]
 
@@ -173,22 +199,33 @@ class Registry(Namespace):
         target: int = 0,
         marks: Marks | None = None,
     ) -> list[int]:
-        """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1 takes the smallest id free.
+        """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1
+        takes the smallest id free.
         `target`: what prepare_server() gave, or 0."""
         member, full, server_id = self._place(session, api, service, server_id, rank)
         rpc_id = self.register_rpc_service(session, api, service)
         target = target or self.count("#targets", self._first_target)
-        self.put(f"{full}/{server_id}", encoded(Member(member.rank, member.addresses, target, marks)), session)
+        self.put(
+            f"{full}/{server_id}",
+            encoded(Member(member.rank, member.addresses, target, marks)),
+            session,
+        )
         return [server_id, target, rpc_id]
 
-    def _place(self, session: int, api: str, service: str, server_id: int, rank: int) -> tuple[Member, str, int]:
-        """Of one more server: its node, the path of its service, and its id. Raises NodeExists (that id), RegistryError."""
+    def _place(
+        self, session: int, api: str, service: str, server_id: int, rank: int
+    ) -> tuple[Member, str, int]:
+        """Of one more server: its node, the path of its service, and its id. Raises NodeExists
+        (that id), RegistryError.
+        """
         if rank < 0:
             member = self._member(session)
             if member is None:
                 raise RegistryError("join before registering a server")
         else:
-            addresses: list[str] = next((addresses for other, addresses in self.get_comm_info(session) if other == rank), [])
+            addresses: list[str] = next(
+                (addresses for other, addresses in self.get_comm_info(session) if other == rank), []
+            )
             member = Member(rank, tuple(addresses))
         full = self._service(session, api, service)
         if len(self.tree.sessions[session].owned) >= OWNED_MAX:
@@ -198,14 +235,19 @@ class Registry(Namespace):
             server_id = next(free for free in itertools.count() if str(free) not in taken)
         elif str(server_id) in taken:
             other = msgspec.json.decode(self.tree.nodes[f"{full}/{server_id}"].value, type=Member)
-            raise NodeExists(f"server {server_id} of {service!r} exists already, at rank {other.rank}")
+            raise NodeExists(
+                f"server {server_id} of {service!r} exists already, at rank {other.rank}"
+            )
         return member, full, server_id
 
     def deregister_server(self, session: int, target: int) -> bool:
         """Forget one server of this session; whether there was one."""
         for path in self.tree.sessions[session].owned:
             value = self.tree.nodes[path].value
-            if path.split("/")[2] == "_rpc_" and msgspec.json.decode(value, type=Member).target == target:
+            if (
+                path.split("/")[2] == "_rpc_"
+                and msgspec.json.decode(value, type=Member).target == target
+            ):
                 self.delete(path)
                 return True
         return False
@@ -217,11 +259,15 @@ class Registry(Namespace):
         found = []
         for name in sorted(node.children if node is not None else (), key=natural):
             one = msgspec.json.decode(self.tree.nodes[f"{full}/{name}"].value, type=Member)
-            found.append(ServerEntry(service, int(name), one.target, one.rank, one.addresses, one.marks))
+            found.append(
+                ServerEntry(service, int(name), one.target, one.rank, one.addresses, one.marks)
+            )
         return found
 
     def get_rpc_service_info(self, session: int, api: str) -> list[list[Any]]:
-        """[service, rpc_id, [[server id, rank], ...]] of every service of that api, sorted by name."""
+        """[service, rpc_id, [[server id, rank], ...]] of every service of that api, sorted by
+        name.
+        """
         full = f"{self._directory(session, '_rpc_')[0]}/{component(api)}"
         node = self.tree.nodes.get(full)
         found: list[list[Any]] = []
@@ -233,4 +279,6 @@ class Registry(Namespace):
 
     def services(self, session: int) -> list[str]:
         """Names of all services of RpcService that have a server, sorted."""
-        return [name for name, _, servers in self.get_rpc_service_info(session, DEFAULT_API) if servers]
+        return [
+            name for name, _, servers in self.get_rpc_service_info(session, DEFAULT_API) if servers
+        ]

@@ -1,12 +1,17 @@
-"""A client's session at the master: opened, kept by heartbeats, taken up again after a lost connection, replaced when it expired.
+"""A client's session at the master: opened, kept by heartbeats, taken up again after a lost
+connection, replaced when it expired.
 
-    state     event                        what follows
-    down      connected, session opened    up: what was asked meanwhile is sent
-    up        connection lost              down: the keeper connects again, with jittered backoff; what was not answered waits
-    down      resumed within the lease     up: everything the session owns is still there; what was asked is asked again
-    down      lease was over               up with a new session: joined and registered again; see UNSAFE for what was asked
+    state  event                      what follows
+    down   connected, session opened  up: what was asked meanwhile is sent
+    up     connection lost            down: the keeper connects again, with jittered backoff; what
+                                      was not answered waits
+    down   resumed within the lease   up: everything the session owns is still there; what was asked
+                                      is asked again
+    down   lease was over             up with a new session: joined and registered again; see UNSAFE
+                                      for what was asked
 
-One thread, the keeper, connects and sends heartbeats, so that they go on while a handler has the reactor. All answers come
+One thread, the keeper, connects and sends heartbeats, so that they go on while a handler has the
+reactor. All answers come
 through futures: requests are made from any thread, and awaited in shards.
 """
 
@@ -38,36 +43,58 @@ from prpc_engine.rpc.peer import Peer
 from shard import Future, Timer
 
 logger = logging.getLogger("prpc")
-LEASE_S = 5.0  # how long a host that vanished stays a member; a process that died on the master's host goes at once
+# how long a host that vanished stays a member; a process that died on the master's host goes at
+# once
+LEASE_S = 5.0
 HEARTBEATS_PER_LEASE = 5  # so that some may be late on a busy machine
 CONNECT_TIMEOUT_S = 5.0  # for one attempt
-MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded)  # nobody answers yet, or has answered to the end
+# nobody answers yet, or has answered to the end
+MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded)
 OPEN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0  # for the master to hear that we close; it finds out by itself later
-# Between attempts: a master that restarts is found at once, and a thousand clients do not all come in the same moment.
+# Between attempts: a master that restarts is found at once, and a thousand clients do not all come
+# in the same moment.
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 2.0
 ASK_TIMEOUT_S = 30.0
-# Asked and not answered: while the master is away they wait here. More than the master holds for one of its servers.
+# Asked and not answered: while the master is away they wait here. More than the master holds for
+# one of its servers.
 REQUESTS_MAX = 65536
 
-# May have been done, and would be done twice or differently, when asked again over another session than before.
+# May have been done, and would be done twice or differently, when asked again over another session
+# than before.
 UNSAFE = frozenset(
-    {"barrier", "alloc_role_rank", "tree_node_gen", "tree_node_add", "tree_node_set", "tree_node_del", "tree_clear_path"}
+    {
+        "barrier",
+        "alloc_role_rank",
+        "tree_node_gen",
+        "tree_node_add",
+        "tree_node_set",
+        "tree_node_del",
+        "tree_clear_path",
+    }
 )
-CLAIMING = frozenset({"acquire_lock", "barrier", "alloc_role_rank"})  # leave something at the master until it is given up
+# leave something at the master until it is given up
+CLAIMING = frozenset({"acquire_lock", "barrier", "alloc_role_rank"})
 GIVING_UP = "forget"
-WAITING = CLAIMING | {"lookup", "tree_wait"}  # the master itself answers them at their deadline, and says what is missing
-ASK, OPEN, HEARTBEAT, END = (method_key(name) for name in ("ask", "open_session", "heartbeat", "end_session"))
+# the master itself answers them at their deadline, and says what is missing
+WAITING = CLAIMING | {"lookup", "tree_wait"}
+ASK, OPEN, HEARTBEAT, END = (
+    method_key(name) for name in ("ask", "open_session", "heartbeat", "end_session")
+)
 
 
 def check_lease(lease_s: float, heartbeat_s: float | None) -> float:
     """The heartbeat's interval. Raises ConfigError."""
     if not (errors.is_number(lease_s) and LEASE_S_MIN <= lease_s <= LEASE_S_MAX):
-        raise errors.ConfigError(f"lease_s={lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed")
+        raise errors.ConfigError(
+            f"lease_s={lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed"
+        )
     if heartbeat_s is None:
         return lease_s / HEARTBEATS_PER_LEASE
     if not (errors.is_number(heartbeat_s) and 0.0 < heartbeat_s <= lease_s / 2):
-        raise errors.ConfigError(f"heartbeat_s={heartbeat_s!r}: up to half of lease_s={lease_s!r} is allowed")
+        raise errors.ConfigError(
+            f"heartbeat_s={heartbeat_s!r}: up to half of lease_s={lease_s!r} is allowed"
+        )
     return heartbeat_s
 
 
@@ -91,12 +118,15 @@ class _Request:
 
 
 class MasterSession:
-    """Asks the master verbs over a session, keeps its lease, and opens it again after a lost connection.
-    Owned by who made the node (an RpcService, a MasterClient, a shard), and closed before it.
+    """Asks the master verbs over a session, keeps its lease, and opens it again after a lost
+    connection. Owned by who made the node (an RpcService, a MasterClient, a shard), and closed
+    before it.
 
-    opened          a future: done when the master answered for the first time, or with what kept it from that
-    open_timeout_s  for that first time: until then it is tried again and again, as the master may start later than its clients.
-                    What waiting cannot mend (another secret, another protocol) ends it at once
+    opened          a future: done when the master answered for the first time, or with what kept it
+                    from that
+    open_timeout_s  for that first time: until then it is tried again and again, as the master may
+                    start later than its clients. What waiting cannot mend (another secret, another
+                    protocol) ends it at once
     """
 
     def __init__(
@@ -112,13 +142,16 @@ class MasterSession:
         self.node = node
         self.address = address
         self.number = 0
-        self.on_open: Callable[[Peer, bool], None] = _ignore  # a connection, and whether over a new session
-        self.on_heartbeat: Callable[[Peer, int], None] = _ignore  # how many notifications there should have been
+        # a connection, and whether over a new session
+        self.on_open: Callable[[Peer, bool], None] = _ignore
+        # how many notifications there should have been
+        self.on_heartbeat: Callable[[Peer, int], None] = _ignore
         self.opened = Future(node.waiter)
         self._heartbeat_s = check_lease(lease_s, heartbeat_s)
         self._lease_s = float(lease_s)
         self._root = root
-        self._attempt_s = open_timeout_s  # for connecting, and for opening the session; later CONNECT_TIMEOUT_S
+        # for connecting, and for opening the session; later CONNECT_TIMEOUT_S
+        self._attempt_s = open_timeout_s
         self._open_timeout_s = open_timeout_s
         self._label = label or f"process {os.getpid()}"
         self._token = ""
@@ -141,20 +174,28 @@ class MasterSession:
         """Whether there is a connection with a session now."""
         return self._peer is not None
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def submit(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:
-        """The future of a verb's answer. It outlives connections, and ends soon after `timeout_s` in any case."""
+        """The future of a verb's answer. It outlives connections, and ends soon after `timeout_s`
+        in any case.
+        """
         if len(self._requests) >= REQUESTS_MAX and verb != GIVING_UP:
             raise errors.Backpressure(
-                f"{verb!r} was not asked of the master at {self.address}: {len(self._requests)} verbs wait for its answers, "
+                f"{verb!r} was not asked of the master at {self.address}: "
+                f"{len(self._requests)} verbs wait for its answers, "
                 f"{REQUESTS_MAX} may; wait for some of them first"
             )
         now = time.monotonic()
-        request = _Request(next(self._numbers), verb, arguments, now, timeout_s, Future(self.node.waiter))
+        request = _Request(
+            next(self._numbers), verb, arguments, now, timeout_s, Future(self.node.waiter)
+        )
         with self._lock:
             if self._closed:
-                raise errors.Closed(f"{verb!r} was asked of the master at {self.address}, but this client was closed before")
+                raise errors.Closed(
+                    f"{verb!r} was asked of the master at {self.address}, "
+                    "but this client was closed before"
+                )
             self._requests[request.number] = request
         self.node.reactor.call_soon(partial(self._arm, request, request.deadline))
         self._send(request)
@@ -187,7 +228,9 @@ class MasterSession:
             call.add_done_callback(partial(self._answered, request))
 
     def _send_over_the_next(self, request: _Request, error: errors.RpcError) -> None:
-        """Its connection is lost: the keeper sends it over the next one, unless it did so before it heard of this."""
+        """Its connection is lost: the keeper sends it over the next one, unless it did so before it
+        heard of this.
+        """
         self._last_error = str(error)
         before, request.peer = request.peer, None
         if self._peer is not before:
@@ -202,7 +245,8 @@ class MasterSession:
             kind = error.type_name.rpartition(".")[2]
             if kind == "SessionExpired":
                 request.peer = None
-                request.session = 0  # it was refused before it began, or what it waited for went with the session
+                # it was refused before it began, or what it waited for went with the session
+                request.session = 0
                 self._connect_anew()
             else:
                 asked = f"{self._asked(request)} at the master at {self.address}"
@@ -224,17 +268,25 @@ class MasterSession:
             return
         if request.timer is not None:
             self.node.reactor.call_soon(request.timer.cancel)
-        # In the reactor: whoever waits may have it parked, and would not see what another thread completes.
+        # In the reactor: whoever waits may have it parked, and would not see what another thread
+        # completes.
         soon = self.node.reactor.call_soon
         if error is None:
             soon(partial(request.future.set_result, answer))
             return
-        if request.verb in CLAIMING and request.session and not isinstance(error, errors.Rejected) and not self._closed:
+        if (
+            request.verb in CLAIMING
+            and request.session
+            and not isinstance(error, errors.Rejected)
+            and not self._closed
+        ):
             self._give_up(request)
         soon(partial(request.future.set_error, error))
 
     def _give_up(self, request: _Request) -> None:
-        """Nobody waits any more for what may have been claimed: let others have it, however long the master is away."""
+        """Nobody waits any more for what may have been claimed: let others have it, however long
+        the master is away.
+        """
         try:
             self.submit(GIVING_UP, request.number)
         except errors.Closed:
@@ -245,16 +297,20 @@ class MasterSession:
             request.timer = self.node.reactor.timers.call_at(when, partial(self._expire, request))
 
     def _expire(self, request: _Request) -> None:
-        now, last = time.monotonic(), request.deadline + (ANSWER_S if request.verb in WAITING else 0.0)
+        now, last = (
+            time.monotonic(),
+            request.deadline + (ANSWER_S if request.verb in WAITING else 0.0),
+        )
         if request.peer is not None and now < last:
             self._arm(request, last)
-        elif request.verb == GIVING_UP:  # goes on: what it gives up may be a lock that others wait for as long as we live
+        elif request.verb == GIVING_UP:
+            # goes on: what it gives up may be a lock that others wait for as long as we live
             request.asked = now
             self._arm(request, request.deadline)
         else:
             self._finish(request, self._late(request))
 
-    # -- errors ------------------------------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
     def _asked(self, request: _Request) -> str:
         shown = ", ".join(repr(one) for one in request.arguments)
@@ -264,44 +320,58 @@ class MasterSession:
         after_s = time.monotonic() - request.asked
         if request.peer is not None:
             return errors.DeadlineExceeded(
-                f"{self._asked(request)} was not answered by the master at {self.address} after {after_s:.3f} s: it is stopped "
+                f"{self._asked(request)} was not answered by the master at {self.address} after "
+                f"{after_s:.3f} s: it is stopped "
                 "or overloaded; look at it, or allow a larger timeout_s"
             )
         if request.session:
             return self._maybe(request, f"it did not come back within {after_s:.3f} s")
         return errors.MasterUnreachable(
-            f"{self._asked(request)} was not asked: no master answers at {self.address} for {after_s:.3f} s "
+            f"{self._asked(request)} was not asked: no master answers at {self.address} for "
+            f"{after_s:.3f} s "
             f"({self._last_error}); start it again there with the same --journal"
         )
 
     def _maybe(self, request: _Request, why: str) -> errors.RpcError:
         return errors.MaybeExecuted(
-            f"{self._asked(request)} was sent to the master at {self.address}, which was lost; {why} ({self._last_error}): it "
+            f"{self._asked(request)} was sent to the master at {self.address}, which was lost; "
+            f"{why} ({self._last_error}): it "
             "may have been done; look before you ask again"
         )
 
-    # -- the node and its servers ------------------------------------------------------------------------------------------
+    # -- the node and its servers ------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """What join() got; another one if the session had to be replaced and the rank was given away meanwhile."""
+        """What join() got; another one if the session had to be replaced and the rank was given
+        away meanwhile.
+        """
         return self._joined.rank if self._joined is not None else -1
 
-    def join(self, addresses: list[str], shard_of: int = -1, timeout_s: float = ASK_TIMEOUT_S) -> Future:
-        """The future of this node's rank; shard_of is the rank of the node that a shard belongs to."""
+    def join(
+        self, addresses: list[str], shard_of: int = -1, timeout_s: float = ASK_TIMEOUT_S
+    ) -> Future:
+        """The future of this node's rank;
+        shard_of is the rank of the node that a shard belongs to.
+        """
 
         def joined(rank: int) -> None:
             self._joined = Registration(addresses, shard_of, rank, self.node.servers)
 
-        return self._when_noted(joined, self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s))
+        return self._when_noted(
+            joined, self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s)
+        )
 
     def prepare_server(self, service: str, server_id: int) -> Future:
-        """The future of [server id, target] for register_server(). The node is to answer to that target by then."""
+        """The future of [server id, target] for register_server(). The node is to answer to that
+        target by then.
+        """
         return self.submit("prepare_server", service, server_id)
 
     def register_server(self, service: str, server_id: int, target: int) -> Future:
-        """The future of its end: others hear of that server, which prepare_server() gave a target. Should the session be replaced
-        it is registered again; the node then answers to two targets."""
+        """The future of its end: others hear of that server, which prepare_server() gave a target.
+        Should the session be replaced it is registered again; the node then answers to two targets.
+        """
 
         def registered(_: object) -> None:
             if self._joined is not None:
@@ -314,13 +384,17 @@ class MasterSession:
         return self._when_noted(registered, asked)
 
     def _take_back_unheard(self, target: int, asked: Future) -> None:
-        """Who asked gives up, and the master may have done it, or do it yet: then it would tell others of what nobody serves."""
+        """Who asked gives up, and the master may have done it, or do it yet: then it would tell
+        others of what nobody serves.
+        """
         if isinstance(asked.error(), errors.DeadlineExceeded | errors.MaybeExecuted):
             with contextlib.suppress(errors.Closed, errors.Backpressure):
                 self.submit("deregister_server", target)
 
     def _when_noted(self, noted: Callable[[Any], object], asked: Future) -> Future:
-        """The future of the same answer once noted(answer) was called: whoever waits for `asked` itself may go on before that."""
+        """The future of the same answer once noted(answer) was called: whoever waits for `asked`
+        itself may go on before that.
+        """
         ended = Future(self.node.waiter)
 
         def end(done: Future) -> None:
@@ -335,14 +409,25 @@ class MasterSession:
         return ended
 
     def deregister_server(self, target: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
-        """The future of whether the master knew it; `target` is the one that prepare_server() gave."""
+        """The future of whether the master knew it;
+        `target` is the one that prepare_server() gave.
+        """
         now = self._joined.take_back(target) if self._joined is not None else target
         return self.submit("deregister_server", now, timeout_s=timeout_s)
 
     def _now(self, peer: Peer, number: int, verb: str, *arguments: Any) -> Any:
-        return self.wait(peer.request(MASTER_ROUTE, "ask", ASK, (number, verb, list(arguments), 0.0), OPEN_TIMEOUT_S, False))
+        return self.wait(
+            peer.request(
+                MASTER_ROUTE,
+                "ask",
+                ASK,
+                (number, verb, list(arguments), 0.0),
+                OPEN_TIMEOUT_S,
+                False,
+            )
+        )
 
-    # -- the keeper --------------------------------------------------------------------------------------------------------
+    # -- the keeper --------------------------------------------------------------------------------
 
     def wait(self, future: Future) -> Any:
         """Its result, in a thread other than the reactor's. It has a deadline of its own."""
@@ -352,15 +437,21 @@ class MasterSession:
         future.add_done_callback(lambda _: done.set())
         done.wait(OPEN_TIMEOUT_S + ANSWER_S)
         if not future.done():  # the shard's reactor has stopped
-            raise errors.Closed(f"nobody drives the connection to the master at {self.address} any more")
+            raise errors.Closed(
+                f"nobody drives the connection to the master at {self.address} any more"
+            )
         return future.result()
 
     def direct(self, method: str, *arguments: Any) -> Any:
-        """One method of protocol.py over the connection there is, once. Raises NotSent when there is none."""
+        """One method of protocol.py over the connection there is, once. Raises NotSent when there
+        is none.
+        """
         peer = self._peer
         if peer is None:
             raise errors.NotSent(f"there is no connection to the master at {self.address} now")
-        return self.wait(peer.request(MASTER_ROUTE, method, method_key(method), arguments, ANSWER_S, False))
+        return self.wait(
+            peer.request(MASTER_ROUTE, method, method_key(method), arguments, ANSWER_S, False)
+        )
 
     def _keep(self) -> None:
         backoff_s = BACKOFF_S_MIN
@@ -380,10 +471,15 @@ class MasterSession:
                 if self._closed:
                     break
                 if not isinstance(error, errors.RpcError):
-                    logger.exception("the session at the master at %s has an error it did not expect", self.address)
+                    logger.exception(
+                        "the session at the master at %s has an error it did not expect",
+                        self.address,
+                    )
                 self._last_error = str(error).partition("\n")[0]
                 delay_s = random.uniform(0.0, backoff_s)
-                if not has_opened and not self._goes_on(error, give_up - time.monotonic() - delay_s, backoff_s):
+                if not has_opened and not self._goes_on(
+                    error, give_up - time.monotonic() - delay_s, backoff_s
+                ):
                     self.node.reactor.call_soon(partial(self.opened.set_error, error))
                     return
                 if isinstance(error, errors.AuthenticationFailed):
@@ -391,11 +487,15 @@ class MasterSession:
                 backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
             self._wake.wait(delay_s)
         if not has_opened:
-            closed = errors.Closed(f"this side was closed while it waited for the master at {self.address}")
+            closed = errors.Closed(
+                f"this side was closed while it waited for the master at {self.address}"
+            )
             self.node.reactor.call_soon(partial(self.opened.set_error, closed))
 
     def _goes_on(self, error: Exception, left_s: float, backoff_s: float) -> bool:
-        """Whether the master may be there at another try, after this one before the session was ever open."""
+        """Whether the master may be there at another try, after this one before the session was
+        ever open.
+        """
         if left_s <= 0.0 or isinstance(error, errors.NotAPeer) or not isinstance(error, MAY_COME):
             return False
         self._attempt_s = left_s
@@ -415,17 +515,22 @@ class MasterSession:
                 if error.type_name.rpartition(".")[2] != "SessionExpired":
                     raise
                 anew = True
-                logger.warning("the master at %s: %s; joining anew", self.address, error.remote_message)
+                logger.warning(
+                    "the master at %s: %s; joining anew", self.address, error.remote_message
+                )
         if anew or not self.number:
             self._open_session(peer, 0, "")
             self._anew = self._anew or anew
         if self._anew and self._joined is not None:
             self._joined.anew(self._token, partial(self._now, peer))
         with self._lock:
-            self._peer = peer  # before the look: whoever loses it from now on finds it here, and wakes us
+            # before the look: whoever loses it from now on finds it here, and wakes us
+            self._peer = peer
             if peer.lost or self._closed:
                 self._peer = None
-                raise errors.NotSent(f"the connection to the master at {self.address} was lost again")
+                raise errors.NotSent(
+                    f"the connection to the master at {self.address} was lost again"
+                )
             waiting = list(self._requests.values())
             anew, self._anew = self._anew, False
         self._attempt_s = CONNECT_TIMEOUT_S
@@ -436,10 +541,13 @@ class MasterSession:
 
     def _open_session(self, peer: Peer, number: int, token: str) -> None:
         arguments = (number, token, self._lease_s, self._root, self._label, self._home)
-        opening = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, self._attempt_s, False)
+        opening = peer.request(
+            MASTER_ROUTE, "open_session", OPEN, arguments, self._attempt_s, False
+        )
         try:
             self.number, self._token, _ = self.wait(opening)
-        except errors.DeadlineExceeded:  # it may be opened yet, over this connection, which can then have no other one
+        except errors.DeadlineExceeded:
+            # it may be opened yet, over this connection, which can then have no other one
             self.node.reactor.call_soon(peer.connection.close)
             raise
 
@@ -467,7 +575,7 @@ class MasterSession:
             self._connect_anew()
         before(peer)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
@@ -476,7 +584,9 @@ class MasterSession:
             self._finish(request, error)
 
     def close(self) -> None:
-        """Tell the master, so that what we own goes at once; end what waits. A second close, or one in a fork, does nothing."""
+        """Tell the master, so that what we own goes at once; end what waits. A second close, or one
+        in a fork, does nothing.
+        """
         if self.node.pid != os.getpid():
             return  # before any lock: a thread that is not here may have held it at the fork
         with self._lock:
@@ -490,8 +600,14 @@ class MasterSession:
                 if self.node.waiter is not None:
                     ending.result(CLOSE_TIMEOUT_S)
             except (errors.RpcError, TimeoutError) as error:
-                logger.info("the master at %s was not told that this client closes: %s", self.address, str(error))
-        self._fail_all(errors.Closed(f"this side closed its session at the master at {self.address} meanwhile"))
+                logger.info(
+                    "the master at %s was not told that this client closes: %s",
+                    self.address,
+                    str(error),
+                )
+        self._fail_all(
+            errors.Closed(f"this side closed its session at the master at {self.address} meanwhile")
+        )
         self._wake.set()
         if self.node.waiter is not None and threading.current_thread() is not self._keeper:
             self._keeper.join(CLOSE_TIMEOUT_S)

@@ -1,15 +1,17 @@
-"""The master's state: a tree of named nodes that changes only by changes, which are also what is written and told. No I/O here.
+"""The master's state: a tree of named nodes that changes only by changes, which are also what is
+written and told. No I/O here.
 
-    part      what it is                                                                     changed by
-    nodes     path -> value, version, owner (a session, or 0: it stays), names of children   PUT, DELETE
-    counters  key -> the next number: sequence nodes, ids, ranks of locks, targets           COUNT
-    sessions  id -> token, lease, what it owns, its latest answers                           OPEN, END, ANSWER
+    part      what it is                                                                    changed by
+    nodes     path -> value, version, owner (a session, or 0: it stays), names of children  PUT, DELETE
+    counters  key -> the next number: sequence nodes, ids, ranks of locks, targets          COUNT
+    sessions  id -> token, lease, what it owns, its latest answers                          OPEN, END, ANSWER
 
-One list of changes serves three readers: the journal writes it, watchers are told of its PUT and DELETE, and replaying it from
-the beginning, or a snapshot (the changes that make today's tree from nothing), gives the same tree. `version` counts them.
+One list of changes serves three readers: the journal writes it, watchers are told of its PUT and
+DELETE, and replaying it from the beginning, or a snapshot (the changes that make today's tree from
+nothing), gives the same tree. `version` counts them.
 
-Why answers belong to the state: who asked and lost the connection asks again under the same number, of a master that may have
-been restarted meanwhile, and must be answered the same, not served twice.
+Why answers belong to the state: who asked and lost the connection asks again under the same number,
+of a master that may have been restarted meanwhile, and must be answered the same, not served twice.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-# Answers that one session may ask for again: more than a process has threads, and 100 KiB at most for usual answers.
+# Answers that one session may ask for again: more than a process has threads, and 100 KiB at most
+# for usual answers.
 ANSWERS_MAX = 1024
 
 
@@ -89,8 +92,10 @@ class TreeSession:
 class NodeTree:
     """Holds the master's nodes, counters and sessions, and makes one change after the other.
 
-    The registry decides which changes there are; this only makes them. apply() raises KeyError for one
-    that does not fit. Not thread-safe: changed in the master's reactor, and by the journal before that.
+    The registry decides which changes there are; this only makes them. apply() raises KeyError for
+    one
+    that does not fit. Not thread-safe: changed in the master's reactor, and by the journal before
+    that.
     Parts: the table at the file's head.
     """
 
@@ -110,7 +115,9 @@ class NodeTree:
         elif kind is Kind.COUNT:
             self._count(change)
         elif kind is Kind.OPEN:
-            self.sessions[change.owner] = TreeSession(msgspec.json.decode(change.text, type=SessionRecord))
+            self.sessions[change.owner] = TreeSession(
+                msgspec.json.decode(change.text, type=SessionRecord)
+            )
         elif kind is Kind.END:
             del self.sessions[change.owner]
         else:
@@ -156,7 +163,9 @@ class NodeTree:
                 waiting.extend(f"{at}/{name}" for name in reversed(node.children))
 
     def snapshot(self) -> Iterator[Change]:
-        """The changes that make this tree from an empty one; its version is the caller's to note."""
+        """The changes that make this tree from an empty one;
+        its version is the caller's to note.
+        """
         for number, session in self.sessions.items():
             yield Change(Kind.OPEN, text=msgspec.json.encode(session.record).decode(), owner=number)
             for request, answer in session.answers.items():

@@ -1,17 +1,20 @@
-"""Watches of the master's tree, at the client: deltas come in, callbacks are called, gaps are filled.
+"""Watches of the master's tree, at the client: deltas come in, callbacks are called, gaps are
+filled.
 
-One thread, `prpc-master-watch`, does it all, one event after the other: so callbacks may ask the master, watch and unwatch, and
-nothing is locked while they run. It has everything below a watched path as of one version, and goes from version to version:
+One thread, `prpc-master-watch`, does it all, one event after the other: so callbacks may ask the
+master, watch and unwatch, and nothing is locked while they run. It has everything below a watched
+path as of one version, and goes from version to version:
 
-    comes in                                   what it does
-    deltas with the next number                applies those that are newer than the watch, and calls back
-    a number too high, or a heartbeat's        something was missed: watches again from the version it has
-    another connection to the master           the same
-    another session                            watches from the beginning, and calls back for what differs
-    a heartbeat, and a watch is behind         watches that one again: the master had been asked, and too slow to answer
+    comes in                             what it does
+    deltas with the next number          applies those that are newer than the watch, and calls back
+    a number too high, or a heartbeat's  something was missed: watches again from the version it has
+    another connection to the master     the same
+    another session                      watches from the beginning, and calls back for what differs
+    a heartbeat, and a watch is behind   watches that one again: the master had been asked, and too
+                                         slow to answer
 
-EVENTS_MAX events wait for it. While a callback holds it up for longer, deltas and heartbeats are dropped: what comes next has too
-high a number, and the thread reads anew what it missed.
+EVENTS_MAX events wait for it. While a callback holds it up for longer, deltas and heartbeats are
+dropped: what comes next has too high a number, and the thread reads anew what it missed.
 """
 
 from __future__ import annotations
@@ -35,13 +38,16 @@ from prpc_engine.rpc.server import ServedObject
 from shard import ClosedError, Future
 
 logger = logging.getLogger("prpc")
-# That wait for the thread: a message of deltas each, up to a MiB a value. Who is so many behind reads anew, one request a watch.
+# That wait for the thread: a message of deltas each, up to a MiB a value. Who is so many behind
+# reads anew, one request a watch.
 EVENTS_MAX = 1024
 
 
 @dataclass(frozen=True)
 class TreeEvent:
-    """One change of a node. `value` is None when it was deleted; `version` is that of the whole tree."""
+    """One change of a node. `value` is None when it was deleted; `version` is that of the whole
+    tree.
+    """
 
     path: str
     value: str | None
@@ -68,8 +74,9 @@ class Watches:
 
     session  whose on_open and on_heartbeat it sets, and whose node it serves WATCH_TARGET at
 
-    Owned by who owns the session, and closed before it. add(), cancel() and close() may be called from
-    any thread, and by callbacks. Those run one after the other in a thread of its own; what one raises
+    Owned by who owns the session, and closed before it. add(), cancel() and close() may be called
+    from any thread, and by callbacks. Those run one after the other in a thread of its own; what
+    one raises
     is logged. Events: the table at the file's head.
     """
 
@@ -87,9 +94,11 @@ class Watches:
         self._opening: tuple[Peer, bool] | None = None  # the latest connection, not taken up yet
         session.on_open = self._opened
         session.on_heartbeat = self._counted
-        session.node.servers[WATCH_TARGET] = ServedObject("watches", 0, WATCH_TARGET, {"changed": self._changed})
+        session.node.servers[WATCH_TARGET] = ServedObject(
+            "watches", 0, WATCH_TARGET, {"changed": self._changed}
+        )
 
-    # -- what comes in; from the reactor or the keeper -----------------------------------------------------------------------
+    # -- what comes in; from the reactor or the keeper ---------------------------------------------
 
     def _post(self, event: Callable[[], None]) -> None:
         if not self._watches:
@@ -99,7 +108,8 @@ class Watches:
             self._dropped += 1
             if self._dropped == 1:
                 logger.warning(
-                    "watches of the master at %s are %d events behind: a callback takes too long; what is dropped is read anew",
+                    "watches of the master at %s are %d events behind: a callback takes too long; "
+                    "what is dropped is read anew",
                     self._session.address,
                     EVENTS_MAX,
                 )
@@ -110,7 +120,10 @@ class Watches:
 
     def _opened(self, peer: Peer, anew: bool) -> None:
         with self._starting:
-            waiting, self._opening = self._opening, (peer, anew or (self._opening is not None and self._opening[1]))
+            waiting, self._opening = (
+                self._opening,
+                (peer, anew or (self._opening is not None and self._opening[1])),
+            )
         if waiting is None:  # else the event that is on its way takes up this connection
             self._events.put(self._start_over)
 
@@ -121,7 +134,7 @@ class Watches:
         peer = calling_peer()
         self._post(lambda: self._apply(peer, number, items))
 
-    # -- in the thread -----------------------------------------------------------------------------------------------------
+    # -- in the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
@@ -131,9 +144,13 @@ class Watches:
             try:
                 event()
             except errors.RpcError as error:  # the connection again: the next one starts over
-                logger.info("watches of the master at %s wait for it: %s", self._session.address, str(error))
+                logger.info(
+                    "watches of the master at %s wait for it: %s", self._session.address, str(error)
+                )
             except Exception:
-                logger.exception("watches of the master at %s go on after an error", self._session.address)
+                logger.exception(
+                    "watches of the master at %s go on after an error", self._session.address
+                )
 
     def _start_over(self) -> None:
         with self._starting:
@@ -148,7 +165,9 @@ class Watches:
         self._catch_up_all()
 
     def _check(self, peer: Peer | None, pushed: int) -> None:
-        """Catch up: all, unless every notification up to that number came; else those that could not before."""
+        """Catch up: all, unless every notification up to that number came; else those that could
+        not before.
+        """
         if peer is not self._peer:
             return
         if pushed > self._heard:
@@ -196,28 +215,34 @@ class Watches:
             if watch.known.get(path) != (value, node_version):
                 self._change(watch, path, value, node_version, silent)
 
-    def _change(self, watch: _Watch, path: str, value: str | None, node_version: int, silent: bool = False) -> None:
+    def _change(
+        self, watch: _Watch, path: str, value: str | None, node_version: int, silent: bool = False
+    ) -> None:
         if value is None:
             watch.known.pop(path, None)
         else:
             watch.known[path] = (value, node_version)
-        if silent or watch not in self._watches.values():  # an earlier callback may have cancelled it
+        # an earlier callback may have cancelled it
+        if silent or watch not in self._watches.values():
             return
         try:
             watch.callback(TreeEvent(path, value, node_version, watch.version))
         except Exception:
             logger.exception("the callback of a watch of %r raised", watch.path)
 
-    # -- for users -----------------------------------------------------------------------------------------------------
+    # -- for users ---------------------------------------------------------------------------------
 
     def add(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
-        """Call callback(event) for every change at `path` and below from now on, and with `existing` for what is there.
+        """Call callback(event) for every change at `path` and below from now on, and with
+        `existing` for what is there.
 
-        The handle. While the master is away it begins with the next connection, or heartbeat, and misses nothing from then on.
-        Raises DeadlineExceeded, Backpressure, Closed, and what the master refuses."""
+        The handle. While the master is away it begins with the next connection, or heartbeat, and
+        misses nothing from then on. Raises DeadlineExceeded, Backpressure, Closed, and what the
+        master refuses."""
         watch = _Watch(path, callback, silent=not existing)
         handle = next(self._handles)
-        done = Future(self._session.node.waiter)  # a handler may ask, and the master's answer needs its thread
+        # a handler may ask, and the master's answer needs its thread
+        done = Future(self._session.node.waiter)
 
         def begin() -> None:
             end: Callable[[], object] = partial(done.set_result, None)
@@ -231,12 +256,15 @@ class Watches:
             self._check_open(path)
             if self._thread is None:
                 self._peer = self._session._peer
-                self._thread = threading.Thread(target=self._run, name="prpc-master-watch", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="prpc-master-watch", daemon=True
+                )
                 self._thread.start()
             is_here = threading.current_thread() is self._thread
             if not is_here and self._events.qsize() >= EVENTS_MAX:
                 raise errors.Backpressure(
-                    f"watching {path!r} at the master at {self._session.address}: {EVENTS_MAX} events wait for callbacks of "
+                    f"watching {path!r} at the master at {self._session.address}: "
+                    f"{EVENTS_MAX} events wait for callbacks of "
                     "other watches; make those shorter, or try again later"
                 )
             if not is_here:
@@ -254,18 +282,26 @@ class Watches:
     def _begin(self, handle: int, watch: _Watch) -> None:
         """In the thread. Raises Rejected, Closed."""
         self._watches[handle] = watch
-        if watch.is_given_up or self._closed:  # looked at when it is there: who gives it up or closes afterwards finds it
+        # looked at when it is there: who gives it up or closes afterwards finds it
+        if watch.is_given_up or self._closed:
             self._watches.pop(handle, None)
             self._check_open(watch.path)
             return
         try:
             self._catch_up(watch)
         except errors.RemoteError as error:
-            if error.type_name.rpartition(".")[2] != "SessionExpired":  # the keeper hears of that, too, and opens another
+            # the keeper hears of that, too, and opens another
+            if error.type_name.rpartition(".")[2] != "SessionExpired":
                 self._watches.pop(handle, None)
-                raise errors.Rejected(f"watching {watch.path!r} was refused by the master: {error.remote_message}") from error
+                raise errors.Rejected(
+                    f"watching {watch.path!r} was refused by the master: {error.remote_message}"
+                ) from error
         except errors.RpcError as error:
-            logger.info("the watch of %r begins with the next connection or heartbeat: %s", watch.path, str(error))
+            logger.info(
+                "the watch of %r begins with the next connection or heartbeat: %s",
+                watch.path,
+                str(error),
+            )
 
     def _wait(self, done: Future, handle: int, watch: _Watch, timeout_s: float) -> None:
         where = f"watching {watch.path!r} at the master at {self._session.address}"
@@ -274,7 +310,8 @@ class Watches:
             return
         except TimeoutError:
             error: errors.RpcError = errors.DeadlineExceeded(
-                f"{where} took more than {timeout_s} s; a callback of another watch may still be running"
+                f"{where} took more than {timeout_s} s; a callback of another watch may still be "
+                "running"
             )
         except ClosedError:
             error = errors.Closed(f"{where}: this client was closed meanwhile")
@@ -292,11 +329,14 @@ class Watches:
         return True
 
     def _unwatch(self, path: str) -> None:
-        if all(other.path != path for other in list(self._watches.values())):  # other threads cancel theirs meanwhile
+        # other threads cancel theirs meanwhile
+        if all(other.path != path for other in list(self._watches.values())):
             self._session.direct("unwatch", path)
 
     def close(self) -> None:
-        """No callback begins after this. One that runs is not waited for long. In a fork: does nothing."""
+        """No callback begins after this. One that runs is not waited for long. In a fork: does
+        nothing.
+        """
         if self._session.node.pid != os.getpid():
             return  # before any lock: a thread that is not here may have held it at the fork
         with self._starting:

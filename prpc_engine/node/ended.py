@@ -1,4 +1,6 @@
-"""What connections did that are over, added up: a node's figures go on where those of its connections end."""
+"""What connections did that are over, added up: a node's figures go on where those of its
+connections end.
+"""
 
 from __future__ import annotations
 

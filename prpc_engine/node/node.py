@@ -1,7 +1,9 @@
-"""This process as others see it: a reactor, a slab, transports, listeners, servers, and one peer per other node.
+"""This process as others see it: a reactor, a slab, transports, listeners, servers, and one peer
+per other node.
 
-Peers are shared by all clients of the process: one connection per other node, made when it is first needed. paths.py says which
-of our transports is tried first, and Peer.choice which was taken, and why not the others.
+Peers are shared by all clients of the process: one connection per other node, made when it is first
+needed. paths.py says which of our transports is tried first, and Peer.choice which was taken, and
+why not the others.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ from shard import (
 from shard import Node as Identity
 
 logger = logging.getLogger("prpc")
-# Between two looks whether a connection is idle that is to be left for a better path; so many find it busy, then it is left so.
+# Between two looks whether a connection is idle that is to be left for a better path; so many find
+# it busy, then it is left so.
 LEAVE_S, LEAVE_LOOKS_MAX = 1.0, 10
 
 
@@ -79,9 +82,11 @@ class _Attempt:
 
 
 class Node:
-    """This process as other nodes see it: it listens, connects, and has one peer for each node it is connected to.
+    """This process as other nodes see it: it listens, connects, and has one peer for each node it
+    is connected to.
 
-    waiter        who turns the reactor while a thread waits; None in a shard, where nobody may block
+    waiter        who turns the reactor while a thread waits; None in a shard, where nobody may
+                  block
     transports    names, in order of preference; (): listen for nobody but this process
     host, port    to listen at by tcp
     tls           None: as the environment says
@@ -114,30 +119,40 @@ class Node:
         values = values or Values()
         if values.allow_pickle and not secret:
             raise errors.ConfigError(
-                "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): who may send a pickle may run anything here"
+                "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): "
+                "who may send a pickle may run anything here"
             )
-        self._make_archive = partial(Archive, allow_pickle=values.allow_pickle, compression=values.compression, limits=limits)
-        # For requests that wait for a connection, Peer.resend() sees to what is Lazy; refuses a compression that is not there.
+        self._make_archive = partial(
+            Archive, allow_pickle=values.allow_pickle, compression=values.compression, limits=limits
+        )
+        # For requests that wait for a connection, Peer.resend() sees to what is Lazy; refuses a
+        # compression that is not there.
         self.archive = self._make_archive(in_process=True)
         self.limits = limits
         self.reactor = reactor
         self.waiter = waiter
-        self.wait: Callable[[Future, float | None], bool] = waiter.wait if waiter is not None else _cannot_wait
+        self.wait: Callable[[Future, float | None], bool] = (
+            waiter.wait if waiter is not None else _cannot_wait
+        )
         self.slab = slab
         self._trimmer = Trimmer(slab, reactor)
         self.servers: dict[int, ServedObject] = {server.target: server for server in servers}
-        self.servers[ABOUT_TARGET] = about_server(lambda: self.addresses, self.servers, self.traffic, slab)
+        self.servers[ABOUT_TARGET] = about_server(
+            lambda: self.addresses, self.servers, self.traffic, slab
+        )
         self.on_peer_lost = on_peer_lost or _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
         self._accepted: set[Peer] = set()
         self._ended: dict[str, Ended] = {}  # by transport: what connections did that are over
-        self._left: set[Peer] = set()  # for a better path: no new calls, and closed when the last is answered
+        # for a better path: no new calls, and closed when the last is answered
+        self._left: set[Peer] = set()
         self._next_number = itertools.count().__next__  # of a connection, made or accepted
         self._connections_max = limits.connections_max
         self._attempts: dict[str, _Attempt] = {}  # to connect, under way; by the same
         self._paths = Paths()
         self._unusable: list[Refusal] = []  # what we may use, and this process cannot
-        # Of what is entered into _peers and _attempts, of _paths, _ended and _closed; never held while something waits.
+        # Of what is entered into _peers and _attempts, of _paths, _ended and _closed; never held
+        # while something waits.
         self._guard = threading.Lock()
         self.pid = os.getpid()
         self._closed = False
@@ -149,7 +164,8 @@ class Node:
             secret_name=USER_SECRET if isinstance(secret, UserSecret) else JOB_SECRET,
         )
         self._memory = MemoryTransport(identity, slab)
-        control = replace(identity, limits=replace(limits, connections_per_peer=1))  # to a master, whose messages are all small
+        # to a master, whose messages are all small
+        control = replace(identity, limits=replace(limits, connections_per_peer=1))
         self._advertise = advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
@@ -175,9 +191,13 @@ class Node:
                 self._listeners.append(transport.listen(listen_at[name], reactor, self._accept))
             if transports and not self._listeners:
                 why = "; ".join(map(str, self._unusable))
-                raise errors.ConfigError(f"none of the transports {list(transports)} works on this machine: {why}")
+                raise errors.ConfigError(
+                    f"none of the transports {list(transports)} works on this machine: {why}"
+                )
             # In-process peers find this node under its first address.
-            self._listeners.insert(0, self._memory.listen(f"memory://{identity.incarnation:x}", reactor, self._accept))
+            self._listeners.insert(
+                0, self._memory.listen(f"memory://{identity.incarnation:x}", reactor, self._accept)
+            )
         except AddressInUseError as error:
             self._close_listeners()
             raise errors.AddressInUse(str(error)) from error
@@ -197,18 +217,26 @@ class Node:
         return f"tcp://{Address(self._advertise.host, port)}"
 
     def address(self, scheme: str) -> str:
-        """Where one transport listens, without its scheme. Raises Closed when the node is, ConfigError where it never did."""
+        """Where one transport listens, without its scheme. Raises Closed when the node is,
+        ConfigError where it never did.
+        """
         for listener in self._listeners:
             if listener.address.startswith(scheme + "://"):
                 return listener.address.partition("://")[2]
         if self._closed:
-            raise errors.Closed(f"this node is closed and listens at no {scheme} address: ask for it before close()")
-        raise errors.ConfigError(f"this node listens at no {scheme} address: it was made without that transport")
+            raise errors.Closed(
+                f"this node is closed and listens at no {scheme} address: ask for it before close()"
+            )
+        raise errors.ConfigError(
+            f"this node listens at no {scheme} address: it was made without that transport"
+        )
 
-    # -- one port for several processes ----------------------------------------------------------------------------------
+    # -- one port for several processes ------------------------------------------------------------
 
     def deal_out(self, dealer: SocketDistributor) -> None:
-        """From now on the dealer's takers get what comes to this node's tcp port, while there are any."""
+        """From now on the dealer's takers get what comes to this node's tcp port, while there are
+        any.
+        """
         for listener in self._listeners:
             if isinstance(listener, TcpListener):
                 listener.share(dealer.deal)
@@ -217,21 +245,26 @@ class Node:
         """Accept what another process's dealer hands over, as if this node listened at its port."""
         self._listeners.append(self._tcp.listen_on(port, self.reactor, self._accept))
 
-    # -- peers ---------------------------------------------------------------------------------------------------------
+    # -- peers -------------------------------------------------------------------------------------
 
     def master_peer(self, address: str, timeout_s: float) -> Peer:
-        """The peer for the master at host:port; over tcp on one lane, whatever the data goes over. Raises as peer_at()."""
+        """The peer for the master at host:port; over tcp on one lane, whatever the data goes over.
+        Raises as peer_at().
+        """
         return self._peer([f"tcp://{address}"], [self._control], timeout_s, "the master")
 
     def peer_at(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
-        """The peer for a node that offers `addresses`, connecting if need be. Blocks for at most `timeout_s` an address.
+        """The peer for a node that offers `addresses`, connecting if need be. Blocks for at most
+        `timeout_s` an address.
 
         Raises NotSent with each transport's reason, AuthenticationFailed, Closed.
         """
         return self._peer(addresses, self._transports, timeout_s, asked)
 
     def near_peer(self, addresses: Sequence[str]) -> Peer | None:
-        """The peer for a node that is connected, or in this process; None for any other, and where peer_at() would raise."""
+        """The peer for a node that is connected, or in this process; None for any other, and where
+        peer_at() would raise.
+        """
         peer = self._peers.get(addresses[0])
         if peer is not None and not peer.lost:
             return peer
@@ -246,10 +279,17 @@ class Node:
         """Raises ForkedError in a fork of the process that made this node."""
         if self.pid != os.getpid():
             raise ForkedError(
-                f"made in process {self.pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
+                f"made in process {self.pid}, used in its fork {os.getpid()}: "
+                "start processes by spawn and make it there"
             )
 
-    def _peer(self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str) -> Peer:
+    def _peer(
+        self,
+        addresses: Sequence[str],
+        transports: Sequence[Transport],
+        timeout_s: float,
+        asked: str,
+    ) -> Peer:
         self.check_process()
         first = addresses[0]
         with self._guard:
@@ -270,7 +310,12 @@ class Node:
         return attempt.peer
 
     def _try_to_connect(
-        self, attempt: _Attempt, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str
+        self,
+        attempt: _Attempt,
+        addresses: Sequence[str],
+        transports: Sequence[Transport],
+        timeout_s: float,
+        asked: str,
     ) -> None:
         """Connect for all that wait for that node. Others connect to other nodes meanwhile."""
         try:
@@ -285,7 +330,9 @@ class Node:
                     self.reactor.call_soon(partial(self._leave_later, attempt.peer, choice.again_s))
                 self.reactor.call_soon(lambda: connection.attach(self.reactor))
             if is_news:
-                logger.log(logging.WARNING if choice.failed else logging.INFO, "%s: %s", asked, str(choice))
+                logger.log(
+                    logging.WARNING if choice.failed else logging.INFO, "%s: %s", asked, str(choice)
+                )
         except Exception as error:
             attempt.error = error
         finally:
@@ -294,34 +341,51 @@ class Node:
             attempt.ended.set()
 
     def _connect(
-        self, addresses: Sequence[str], transports: Sequence[Transport], timeout_s: float, asked: str
+        self,
+        addresses: Sequence[str],
+        transports: Sequence[Transport],
+        timeout_s: float,
+        asked: str,
     ) -> tuple[Connection[Any], Choice]:
         known = {transport.scheme: transport for transport in transports}
         with self._guard:
             paths = self._paths.arrange(addresses[0], known, self.reactor.clock())
-        refusals = {one.transport: one for one in self._unusable} | {name: rest for name, rest in paths if rest is not None}
+        refusals = {one.transport: one for one in self._unusable} | {
+            name: rest for name, rest in paths if rest is not None
+        }
         for name, _ in paths:
             refusals.pop(name, None)  # no other one has connected: it rests no longer
             way = self._go(known[name], addresses, timeout_s, asked)
             if isinstance(way, Connection):
-                return way, Choice(name, way.peer, addresses[-1], tuple(refusals.values()), self.reactor.clock())
-            if name != MemoryTransport.scheme:  # that another process is not this one goes without saying
+                return way, Choice(
+                    name, way.peer, addresses[-1], tuple(refusals.values()), self.reactor.clock()
+                )
+            # that another process is not this one goes without saying
+            if name != MemoryTransport.scheme:
                 refusals[name] = way
-        raise errors.NoPath(f"{asked} cannot be reached: " + "; ".join(map(str, refusals.values())), refusals.values())
+        raise errors.NoPath(
+            f"{asked} cannot be reached: " + "; ".join(map(str, refusals.values())),
+            refusals.values(),
+        )
 
     def _leave_later(self, peer: Peer, after_s: float, looks: int = LEAVE_LOOKS_MAX) -> None:
-        """Hang up on a peer in two steps, so that the next call tries the preferred path again. In the reactor.
+        """Hang up on a peer in two steps, so that the next call tries the preferred path again. In
+        the reactor.
 
-        When it is seen idle, or was busy at so many looks, it gets no new calls; when it is idle at a later look, it is closed. A
-        call on its way meanwhile gets its answer. Calls that follow those of a busy one may overtake them.
+        When it is seen idle, or was busy at so many looks, it gets no new calls; when it is idle at
+        a later look, it is closed. A call on its way meanwhile gets its answer. Calls that follow
+        those of a busy one may overtake them.
         """
 
         def look() -> None:
             if peer.connection.error is not None:
                 return
             if peer.is_idle and peer.lost:
-                # Lost, not closed: what a slow thread is still about to send here goes over the other path.
-                peer.connection.close(PeerLostError(f"{peer.connection.peer} is reached by another path from now on"))
+                # Lost, not closed: what a slow thread is still about to send here goes over the
+                # other path.
+                peer.connection.close(
+                    PeerLostError(f"{peer.connection.peer} is reached by another path from now on")
+                )
                 return
             if not peer.lost and (peer.is_idle or not looks):
                 peer.lost = True
@@ -333,22 +397,30 @@ class Node:
         self.reactor.call_later(after_s, look)
 
     def _forget(self, peer: Peer) -> list[str]:
-        """Its node is not connected to any more; the addresses by which it was known. With the guard held: another thread may be
-        about to enter the next peer of that node."""
+        """Its node is not connected to any more; the addresses by which it was known. With the
+        guard held: another thread may be about to enter the next peer of that node."""
         addresses = [address for address, one in self._peers.items() if one is peer]
         for address in addresses:
             del self._peers[address]
         return addresses
 
-    def _go(self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str) -> Connection[Any] | Refusal:
-        """Try one path. Raises AuthenticationFailed and NotAPeer: the others would lead to the same place."""
+    def _go(
+        self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str
+    ) -> Connection[Any] | Refusal:
+        """Try one path. Raises AuthenticationFailed and NotAPeer: the others would lead to the same
+        place.
+        """
         name = transport.scheme
         address = next((one for one in addresses if one.startswith(f"{name}://")), None)
         if address is None:
             return Refusal(name, f"not offered by {addresses[-1]}", False)
         try:
             reason = transport.cannot_reach(address)
-            return transport.connect(address, timeout_s) if reason is None else Refusal(name, reason, False)
+            return (
+                transport.connect(address, timeout_s)
+                if reason is None
+                else Refusal(name, reason, False)
+            )
         except AuthenticationError as error:
             raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
         except ForeignProtocolError as error:
@@ -359,36 +431,61 @@ class Node:
             return Refusal(name, f"{address}: {error.strerror or error}", True)
 
     def is_local(self, addresses: Sequence[str]) -> bool:
-        """Whether one of these addresses is of this process, or reached without leaving this host."""
+        """Whether one of these addresses is of this process, or reached without leaving this
+        host.
+        """
         near = [transport for transport in self._transports if transport is not self._tcp]
         return any(
-            address.startswith(one.scheme + "://") and one.cannot_reach(address) is None for one in near for address in addresses
+            address.startswith(one.scheme + "://") and one.cannot_reach(address) is None
+            for one in near
+            for address in addresses
         )
 
     @property
     def choices(self) -> dict[str, str]:
-        """For each node that we have connected to: the path that was taken, and why those before it were not."""
-        return {peer.choice.node: str(peer.choice) for peer in list(self._peers.values()) if peer.choice is not None}
+        """For each node that we have connected to: the path that was taken, and why those before it
+        were not.
+        """
+        return {
+            peer.choice.node: str(peer.choice)
+            for peer in list(self._peers.values())
+            if peer.choice is not None
+        }
 
     def peers(self) -> list[Peer]:
         """All nodes we are connected to, whoever called."""
         return [*list(self._peers.values()), *list(self._left), *list(self._accepted)]
 
     def traffic(self) -> tuple[list[Peer], dict[str, Ended]]:
-        """All nodes we are connected to, and by transport what connections did that are over: of one moment, none in both."""
+        """All nodes we are connected to, and by transport what connections did that are over: of
+        one moment, none in both.
+        """
         with self._guard:
             return self.peers(), dict(self._ended)
 
     def _accept(self, connection: Connection[Any]) -> None:
         if len(self._accepted) >= self._connections_max:
-            logger.warning("hung up on %s: %d connections are open already", connection.peer, self._connections_max)
+            logger.warning(
+                "hung up on %s: %d connections are open already",
+                connection.peer,
+                self._connections_max,
+            )
             connection.close()
             return
         self._accepted.add(self._peer_over(connection))
 
     def _peer_over(self, connection: Connection[Any], choice: Choice | None = None) -> Peer:
         archive = self._make_archive(in_process=connection.transport == MemoryTransport.scheme)
-        return Peer(connection, self.reactor, self.waiter, self.servers, self._lost, archive, choice, self._next_number())
+        return Peer(
+            connection,
+            self.reactor,
+            self.waiter,
+            self.servers,
+            self._lost,
+            archive,
+            choice,
+            self._next_number(),
+        )
 
     def _lost(self, peer: Peer) -> None:
         error = peer.connection.error
@@ -404,7 +501,7 @@ class Node:
                     self._paths.broke(address, peer.choice, str(error), self.reactor.clock())
         self.on_peer_lost(peer)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:

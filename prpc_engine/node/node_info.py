@@ -1,10 +1,12 @@
-"""What a node says of itself to whoever got through the handshake: where else it is reached, and what it runs.
+"""What a node says of itself to whoever got through the handshake: where else it is reached, and
+what it runs.
 
-    method   arguments   answer
-    about                {"version", "python", "process", "addresses", "services", "time_s"}
-    ping                 None: a round trip, and nothing else
-    statistics           {"process", "peers", "ended", "servers", "slab"}: PeerStatistics, Ended by transport, ServerStatistics
-                         by "service/server id" and SlabStatistics as they are now, as dicts; a shard answers for itself
+    method   arguments  answer
+    about               {"version", "python", "process", "addresses", "services", "time_s"}
+    ping                None: a round trip, and nothing else
+    statistics          {"process", "peers", "ended", "servers", "slab"}: PeerStatistics, Ended by
+                        transport, ServerStatistics by "service/server id" and SlabStatistics as
+                        they are now, as dicts; a shard answers for itself
 
 Every node serves this at ABOUT_TARGET. `prpc doctor --peer` and `prpc top` are who ask.
 """
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from prpc_engine.rpc.peer import Peer
     from shard import Slab
 
-Connections = tuple[list["Peer"], dict[str, "Ended"]]  # that are, and by transport what those did that are over
+# that are, and by transport what those did that are over
+Connections = tuple[list["Peer"], dict[str, "Ended"]]
 ABOUT_TARGET = 8  # below what a master gives to servers
 ABOUT_ROUTE = FixedRoute(ABOUT_TARGET, "the node itself")
 ABOUT, PING, STATISTICS = "about", "ping", "statistics"
@@ -48,7 +51,9 @@ def about_server(
             "python": platform.python_version(),
             "process": this_process(),  # as whereabouts.py has it
             "addresses": addresses(),  # most preferred first
-            "services": sorted({one.service for target, one in servers.copy().items() if target != ABOUT_TARGET}),
+            "services": sorted(
+                {one.service for target, one in servers.copy().items() if target != ABOUT_TARGET}
+            ),
             "time_s": time.time(),
         }
 

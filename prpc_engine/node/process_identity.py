@@ -1,7 +1,8 @@
 """Which process on which host a session belongs to, and whether that process is gone.
 
-A connection that ends says nothing about the process behind it: the network may have cut it. On the process's own host one
-can look. A process is known by boot id, pid namespace, pid and start time, so that a reused pid is not taken for it.
+A connection that ends says nothing about the process behind it: the network may have cut it. On the
+process's own host one can look. A process is known by boot id, pid namespace, pid and start time,
+so that a reused pid is not taken for it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Fields of /proc/pid/stat from behind the name, which may hold spaces: in proc(5) state is 3, flags 9, start time 22.
+# Fields of /proc/pid/stat from behind the name, which may hold spaces: in proc(5) state is 3, flags
+# 9, start time 22.
 STATE, FLAGS, START_TIME = 0, 6, 19
-PF_EXITING = 0x4  # set before the kernel closes a dying process's sockets: whoever sees those closed sees this
+# set before the kernel closes a dying process's sockets: whoever sees those closed sees this
+PF_EXITING = 0x4
 
 
 def _host() -> str:
@@ -29,7 +32,9 @@ def this_process() -> str:
 
 
 def process_is_gone(home: str) -> bool:
-    """Whether that process certainly runs no more. False for one of another host: nobody here sees it."""
+    """Whether that process certainly runs no more. False for one of another host: nobody here sees
+    it.
+    """
     host, _, process = home.rpartition("/")
     host, _, pid = host.rpartition("/")
     if host != _host() or not pid.isdecimal():
@@ -38,4 +43,8 @@ def process_is_gone(home: str) -> bool:
         fields = _stat(int(pid))
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return fields[START_TIME] != process or fields[STATE] in "ZX" or bool(int(fields[FLAGS]) & PF_EXITING)
+    return (
+        fields[START_TIME] != process
+        or fields[STATE] in "ZX"
+        or bool(int(fields[FLAGS]) & PF_EXITING)
+    )

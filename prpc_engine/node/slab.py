@@ -1,4 +1,6 @@
-"""The slab of this process: where empty() makes arrays, and where ordinary ones are copied to when they are sent."""
+"""The slab of this process: where empty() makes arrays, and where ordinary ones are copied to when
+they are sent.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _slab: Slab | None = None
 
 
 def default_slab() -> Slab:
-    """One for all services of the process; PRPC_SLAB_BYTES_MAX bounds it. A process made by fork() gets its own."""
+    """One for all services of the process; PRPC_SLAB_BYTES_MAX bounds it. A process made by fork()
+    gets its own.
+    """
     global _slab
     with _making:
         if _slab is None:
@@ -34,7 +38,9 @@ def use_slab(slab: Slab) -> None:
 
 
 def _begin_anew_in_fork() -> None:
-    """The slab is the parent's, and another thread of the parent may have held the lock for ever after."""
+    """The slab is the parent's, and another thread of the parent may have held the lock for ever
+    after.
+    """
     global _making, _slab
     _making, _slab = threading.Lock(), None
 
@@ -43,12 +49,13 @@ os.register_at_fork(after_in_child=_begin_anew_in_fork)
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """An uninitialised array in shared memory, C-ordered and 64-byte aligned: sending it to a process on this host costs
-    the same whatever its size.
+    """An uninitialised array in shared memory, C-ordered and 64-byte aligned: sending it to a
+    process on this host costs the same whatever its size.
 
-    What is sent is the memory itself, of the whole array or of a contiguous part of it that has more than 16 KiB: what you write
-    into it after sending it is what the receiver may see. Smaller parts, strided ones and ordinary arrays are copied when they
-    are sent. Raises ShmFull, and TypeError for dtypes that hold Python objects.
+    What is sent is the memory itself, of the whole array or of a contiguous part of it that has
+    more than 16 KiB: what you write into it after sending it is what the receiver may see. Smaller
+    parts, strided ones and ordinary arrays are copied when they are sent. Raises ShmFull, and
+    TypeError for dtypes that hold Python objects.
     """
     try:
         return default_slab().empty(shape, dtype)

@@ -1,4 +1,5 @@
-"""ps-lite's names over this engine: the same roles, node ids, groups, key ranges, verbs and DMLC_* variables.
+"""ps-lite's names over this engine: the same roles, node ids, groups, key ranges, verbs and DMLC_*
+variables.
 
     start()                                          every process: scheduler, servers, workers
     if is_server():
@@ -11,9 +12,10 @@
 
     prpc launch -s 2 -w 4 -- python train.py
 
-The walk of a verb: kv_worker -> slicer -> wire -> customer (timestamps) -> batcher, outbox (priority; alone or with others) ->
-the engine -> endpoint -> customer_router -> kv_server -> its handle. Node ids and groups are in ids.py, variables in
-environment.py. The same names are in prpc_engine.kv and prpc_engine.kv.pslite.
+The walk of a verb: kv_worker -> slicer -> wire -> customer (timestamps) -> batcher, outbox
+(priority; alone or with others) -> the engine -> endpoint -> customer_router -> kv_server -> its
+handle. Node ids and groups are in ids.py, variables in environment.py. The same names are in
+prpc_engine.kv and prpc_engine.kv.pslite.
 """
 
 from prpc_engine.pslite.default_handle import KVServerDefaultHandle

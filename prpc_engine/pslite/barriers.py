@@ -2,14 +2,18 @@
 
     event                                  what follows
     nodes come, others are missing         they wait
-    the last ones come                     all that wait are answered at once: (); the group's next barrier begins
-    their patience is over                 answered with the ids of those that are missing, and they wait no more
+    the last ones come                     all that wait are answered at once: (); the group's next
+                                           barrier begins
+    their patience is over                 answered with the ids of those that are missing, and they
+                                           wait no more
     their call has ended (dead, given up)  they wait no more
-    one comes that has passed more of      those with fewer did not hear that theirs was open (its holder died while it told
-    them than others                       them, say): they are answered now, and the barrier goes on without them
+    one comes that has passed more of      those with fewer did not hear that theirs was open (its
+                                           holder died while it told
+    them than others                       them, say): they are answered now, and the barrier goes
+                                           on without them
 
-One call may bring several nodes: those that one process is. It says how many barriers of the group it has passed; ANY, where it
-cannot know, because it took the place of a process that died.
+One call may bring several nodes: those that one process is. It says how many barriers of the group
+it has passed; ANY, where it cannot know, because it took the place of a process that died.
 """
 
 from __future__ import annotations
@@ -32,8 +36,17 @@ class Barriers:
         self._waiting: dict[int, dict[int, Future]] = {}  # {group: {node: what its call waits for}}
         self._passed: dict[Future, int] = {}  # by those that wait
 
-    def arrive(self, group: int, expected: Sequence[int], nodes: Sequence[int], call: Future, passed: int = ANY) -> bool:
-        """Whether the barrier is open for that call. Else it is completed later: tell leave() when it is."""
+    def arrive(
+        self,
+        group: int,
+        expected: Sequence[int],
+        nodes: Sequence[int],
+        call: Future,
+        passed: int = ANY,
+    ) -> bool:
+        """Whether the barrier is open for that call. Else it is completed later: tell leave() when
+        it is.
+        """
         waiting = self._waiting.setdefault(group, {})
         for each in dict.fromkeys(waiting.values()):
             if ANY < self._passed[each] < passed:
@@ -70,5 +83,7 @@ class Barriers:
         return set(self._waiting.get(group, ()))
 
     @staticmethod
-    def _missing(waiting: dict[int, Future], expected: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
+    def _missing(
+        waiting: dict[int, Future], expected: Sequence[int], nodes: Sequence[int]
+    ) -> tuple[int, ...]:
         return tuple(each for each in expected if each not in waiting and each not in nodes)

@@ -1,29 +1,36 @@
-"""The way from one customer to one node: what leaves alone, what leaves with others, and what comes back for each.
+"""The way from one customer to one node: what leaves alone, what leaves with others, and what comes
+back for each.
 
-    in one call             is answered by, for each
-    one message             its answer, when there is one; or its error
-    several small ones,     None, bytes, an array,   as it would be alone
-    endpoint.kv_many()      a tuple
-                            a list                   its handler raised: the error's name, text and traceback
-                            an int                   no answer yet: late() of that number is answered by it, when there is one
-                                                     (FORGOTTEN, by late(): that server does not know the number)
+    in one call          is answered by, for each
+    one message          its answer, when there is one; or its error
+    several small ones,  None, bytes, an array,   as it would be alone
+    endpoint.kv_many()   a tuple
+                         a list                   its handler raised: the error's name, text and
+                                                  traceback
+                         an int                   no answer yet: late() of that number is answered
+                                                  by it, when there is one (FORGOTTEN, by late():
+                                                  that server does not know the number)
 
-A message leaves at once, alone, while few are on their way. Small ones that come then wait for each other, until there are
-enough of them, an answer comes, or somebody makes progress, as a thread that waits does:
+A message leaves at once, alone, while few are on their way. Small ones that come then wait for each
+other, until there are enough of them, an answer comes, or somebody makes progress, as a thread that
+waits does:
 
-    bytes of its arrays, and of its answer's          leave together                        why
-    up to INLINE_BYTES_MAX, all in the head           up to INLINE_TOGETHER_BYTES_MAX       the engine packs them in one piece
-    up to BESIDE_BYTES_MAX, and if it has arrays      up to BESIDE_TOGETHER_BYTES_MAX       a call costs more than copying them;
-    beside the head they stay as they are                                                   the other side begins before all came
-    more                                              never                                 both sides should be at work
+    bytes of its arrays, and of its answer's      leave together                   why
+    up to INLINE_BYTES_MAX, all in the head       up to INLINE_TOGETHER_BYTES_MAX  the engine packs them in one piece
+    up to BESIDE_BYTES_MAX, and if it has arrays  up to BESIDE_TOGETHER_BYTES_MAX  a call costs more than copying them;
+    beside the head they stay as they are                                          the other side begins before all came
+    more                                          never                            both sides should be at work
 
-Of a call that left alone and answers a whole request, with nothing to be done at its end, nobody is told when it ends: who waits
-for the request looks at the call, and the lane does once the next one has left, while the other side works. Being told would
-take a microsecond of the caller's time between the answer and wait()'s return.
+Of a call that left alone and answers a whole request, with nothing to be done at its end, nobody is
+told when it ends: who waits for the request looks at the call, and the lane does once the next one
+has left, while the other side works. Being told would take a microsecond of the caller's time
+between the answer and wait()'s return.
 
-Once a server has answered late, the next ALONE_AFTER_LATE of them go one by one: asking again would cost each a call of its own.
+Once a server has answered late, the next ALONE_AFTER_LATE of them go one by one: asking again would
+cost each a call of its own.
 
-Where messages get lost (PS_DROP_MSG) or are sent again (PS_RESEND), each is a call of its own: reliable.py.
+Where messages get lost (PS_DROP_MSG) or are sent again (PS_RESEND), each is a call of its own:
+reliable.py.
 """
 
 from __future__ import annotations
@@ -48,9 +55,11 @@ from prpc_engine.pslite.wire import FORGOTTEN, INLINE_BYTES_MAX
 from shard import VALUE, Future
 
 ALONE_AFTER_LATE = 4096
-INLINE_TOGETHER_BYTES_MAX = 14 << 10  # of their arrays: with their heads, what the engine still packs in one piece
+# of their arrays: with their heads, what the engine still packs in one piece
+INLINE_TOGETHER_BYTES_MAX = 14 << 10
 BESIDE_BYTES_MAX = 128 << 10  # of one: copying it takes as long as a call
-BESIDE_TOGETHER_BYTES_MAX = 512 << 10  # some 50 us of copying, before the other side has anything to do
+# some 50 us of copying, before the other side has anything to do
+BESIDE_TOGETHER_BYTES_MAX = 512 << 10
 
 
 class Batcher:
@@ -101,7 +110,9 @@ class Batcher:
             if is_admitted:  # the usual way
                 sent = None
                 try:
-                    call: Future = self._submit_to(self._node, part.kind, *part.arguments, timeout_s=part.timeout_s)
+                    call: Future = self._submit_to(
+                        self._node, part.kind, *part.arguments, timeout_s=part.timeout_s
+                    )
                 except Exception as error:
                     call = _failed(error)
                 request = part.request
@@ -119,7 +130,12 @@ class Batcher:
                     return
                 sent = self._pump()
                 if not stable and (self._resend_s or not part.is_taken):
-                    part.arguments = tuple([each.copy() if isinstance(each, np.ndarray) else each for each in part.arguments])
+                    part.arguments = tuple(
+                        [
+                            each.copy() if isinstance(each, np.ndarray) else each
+                            for each in part.arguments
+                        ]
+                    )
         if sent is None:
             self._hear(partial(self._answered, part), call)
         else:
@@ -142,13 +158,20 @@ class Batcher:
             call.add_done_callback(partial(self._answered, part))
 
     def _admit_among_others(self, part: NodePart, stable: bool) -> tuple[bool, Kind | None]:
-        """Whether it may leave at once all the same, and else what it may leave together with. Under the lock."""
+        """Whether it may leave at once all the same, and else what it may leave together with.
+        Under the lock.
+        """
         if self._unheard:
             self.hear_all()  # some may have ended, and at the end of the others what waits leaves
             if self._outbox.admit(part.nbytes, ALONE_MAX):
                 return True, None
         count = len(part.arguments)
-        if part.kind is not KV or part.nbytes > BESIDE_BYTES_MAX or count > 2 or (count == 2 and not stable):
+        if (
+            part.kind is not KV
+            or part.nbytes > BESIDE_BYTES_MAX
+            or count > 2
+            or (count == 2 and not stable)
+        ):
             return self._outbox.admit(part.nbytes, MESSAGES_MAX), None
         if self._alone:
             self._alone -= 1
@@ -170,21 +193,29 @@ class Batcher:
         while parts := self._outbox.take():
             for part in parts:
                 part.is_taken = True
-            sent.append((parts, self._send(parts[0]) if len(parts) == 1 else self._send_together(parts)))
+            sent.append(
+                (parts, self._send(parts[0]) if len(parts) == 1 else self._send_together(parts))
+            )
         return sent
 
     def _listen(self, sent: list[tuple[list[NodePart], Future]]) -> None:
         """Without the lock: what completes meanwhile runs the user's callback here and now."""
         for parts, call in sent:
-            self._hear(partial(self._answered, parts[0]) if len(parts) == 1 else partial(self._answered_together, parts), call)
+            self._hear(
+                partial(self._answered, parts[0])
+                if len(parts) == 1
+                else partial(self._answered_together, parts),
+                call,
+            )
 
     def _hear(self, hear: Callable[[Future], object], call: Future) -> None:
-        if call.finished:  # it failed at once, as the next ones may: one after the other, not one within the other
+        # it failed at once, as the next ones may: one after the other, not one within the other
+        if call.finished:
             self._reactor.call_soon(partial(hear, call))
         else:
             call.add_done_callback(hear)
 
-    # -- alone -------------------------------------------------------------------------------------------------------------
+    # -- alone -------------------------------------------------------------------------------------
 
     def _send(self, part: NodePart) -> Future:
         """Call the node. What is wrong becomes the outcome. Under the lock."""
@@ -201,22 +232,32 @@ class Batcher:
             left_s = min(left_s, self._resend_s * min(PATIENCE_GROWTH_MAX, 2**part.attempts))
             part.attempts += 1
             number = self._incarnation, self._number, part.sequence, next(iter(self._unanswered))
-            return self._submit_to(self._node, "once", *number, part.kind, *part.arguments, timeout_s=left_s)
+            return self._submit_to(
+                self._node, "once", *number, part.kind, *part.arguments, timeout_s=left_s
+            )
         except Exception as error:
             return _failed(error)
 
     def _left_s(self, part: NodePart) -> float:
         left_s = part.deadline - self._clock()
         if left_s <= 0:
-            raise errors.DeadlineExceeded(f"{ids.name_of(self._node)} took too long with what was sent before: slow down")
+            raise errors.DeadlineExceeded(
+                f"{ids.name_of(self._node)} took too long with what was sent before: slow down"
+            )
         return left_s
 
     def _answered(self, part: NodePart, call: Future) -> None:
         error = call._outcome if call.finished != VALUE else None
         if not self._is_plain:
             if self._dice is not None and self._dice.drops():
-                error = errors.DeadlineExceeded(f"the answer of {ids.name_of(self._node)} was dropped (PS_DROP_MSG)")
-            if self._resend_s and isinstance(error, errors.DeadlineExceeded) and part.deadline > self._clock():
+                error = errors.DeadlineExceeded(
+                    f"the answer of {ids.name_of(self._node)} was dropped (PS_DROP_MSG)"
+                )
+            if (
+                self._resend_s
+                and isinstance(error, errors.DeadlineExceeded)
+                and part.deadline > self._clock()
+            ):
                 pause_s = 0.0 if error is call._outcome else self._resend_s
                 self._reactor.call_soon(partial(self._send_again_after, part, pause_s))
                 return
@@ -241,10 +282,12 @@ class Batcher:
 
         self._reactor.call_later(pause_s, send)
 
-    # -- together ----------------------------------------------------------------------------------------------------------
+    # -- together ----------------------------------------------------------------------------------
 
     def _send_together(self, parts: list[NodePart]) -> Future:
-        """As _send(), of parts of equal timeouts. The last one's deadline is that of all: they came within a moment."""
+        """As _send(), of parts of equal timeouts. The last one's deadline is that of all: they came
+        within a moment.
+        """
         try:
             left_s = self._left_s(parts[-1])
             messages = itertools.chain.from_iterable([part.arguments for part in parts])
@@ -264,10 +307,16 @@ class Batcher:
             for part in parts:
                 self._succeed(part, None)
             return
-        late = [(part, answer) for part, answer in zip(parts, answers, strict=True) if type(answer) is int]
+        late = [
+            (part, answer)
+            for part, answer in zip(parts, answers, strict=True)
+            if type(answer) is int
+        ]
         with self._lock:
             self._alone = ALONE_AFTER_LATE if late else 0
-        self._finished([part for part, answer in zip(parts, answers, strict=True) if type(answer) is not int])
+        self._finished(
+            [part for part, answer in zip(parts, answers, strict=True) if type(answer) is not int]
+        )
         for part, answer in zip(parts, answers, strict=True):
             if type(answer) is list:
                 self._fail(part.request, self._error_of(*answer))
@@ -291,8 +340,12 @@ class Batcher:
     def _answered_late(self, part: NodePart, call: Future) -> None:
         self._finished([part])
         error = call._outcome if call.finished != VALUE else None
-        if isinstance(error, errors.NotSent) or (error is None and type(call._outcome) is int and call._outcome == FORGOTTEN):
-            error = errors.MaybeExecuted(f"{ids.name_of(self._node)} was lost, or replaced, after it had taken the request")
+        if isinstance(error, errors.NotSent) or (
+            error is None and type(call._outcome) is int and call._outcome == FORGOTTEN
+        ):
+            error = errors.MaybeExecuted(
+                f"{ids.name_of(self._node)} was lost, or replaced, after it had taken the request"
+            )
         if error is None:
             self._succeed(part, call._outcome)
         else:

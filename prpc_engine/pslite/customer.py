@@ -1,13 +1,16 @@
-"""Requests of one customer: each has a timestamp, goes to some nodes, and is done when all of them have answered, or one failed.
+"""Requests of one customer: each has a timestamp, goes to some nodes, and is done when all of them
+have answered, or one failed.
 
-    state     event                                  next
-    open      an answer comes, others are missing    open
-    open      the last answer comes                  done: finish(timestamp, answers) runs, then wait() returns
-    open      a part fails: lost peer, deadline,     failed: wait() raises that error; answers of others are dropped
-              handler raised; or finish() raises
+    state  event                                next
+    open   an answer comes, others are missing  open
+    open   the last answer comes                done: finish(timestamp, answers) runs, then wait()
+                                                returns
+    open   a part fails: lost peer, deadline,   failed: wait() raises that error; answers of others
+                                                are dropped
+           handler raised; or finish() raises
 
-Timestamps are 0, 1, 2, ... for each customer. Every part has a deadline, so every wait ends. What is done is forgotten; errors
-are kept for wait(), the last FAILED_MAX of them.
+Timestamps are 0, 1, 2, ... for each customer. Every part has a deadline, so every wait ends. What
+is done is forgotten; errors are kept for wait(), the last FAILED_MAX of them.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from prpc_engine.pslite.reliable import Dice
 from prpc_engine.pslite.request import MISSING, NodePart, Timestamp
 from shard import VALUE, ClosedError
 
-REQUEST_TIMEOUT_S = 60.0  # of a request that is given none: servers may wait for other workers before they answer
+# of a request that is given none: servers may wait for other workers before they answer
+REQUEST_TIMEOUT_S = 60.0
 FAILED_MAX = 4096
 
 logger = logging.getLogger("prpc")
@@ -44,7 +48,9 @@ class Customer:
     head.
     """
 
-    def __init__(self, postoffice: Postoffice, app_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def __init__(
+        self, postoffice: Postoffice, app_id: int, request_timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self.app_id = app_id
         self.request_timeout_s = request_timeout_s
         self._postoffice, self._number = postoffice, next(postoffice.customers)
@@ -58,7 +64,9 @@ class Customer:
         self._failed: dict[int, BaseException] = {}
         self._lanes: dict[int, Batcher] = {}
         settings = postoffice.settings
-        self._dice = Dice(settings.drop_percent, settings.drop_seed, 0) if settings.drop_percent else None
+        self._dice = (
+            Dice(settings.drop_percent, settings.drop_seed, 0) if settings.drop_percent else None
+        )
 
     def request(
         self,
@@ -70,14 +78,18 @@ class Customer:
         timeout_s: float | None = None,
         stable: bool = False,
     ) -> int:
-        """Send (node, arguments, bytes with the answer) parts; the timestamp. finish(timestamp, answers) runs when all have
-        come, in their order, if it is given.
+        """Send (node, arguments, bytes with the answer) parts; the timestamp. finish(timestamp,
+        answers) runs when all have come, in their order, if it is given.
 
-        stable  arrays among the arguments stay as they are until it is done: those that have to wait here are not copied
-        Raises Backpressure where there is no room for the first part; where there is none for a later one, wait() does."""
+        stable  arrays among the arguments stay as they are until it is done: those that have to
+                wait here are not copied
+        Raises Backpressure where there is no room for the first part; where there is none for a
+        later one, wait() does."""
         count = len(parts)
         answers = [MISSING] * count
-        request = self._open[timestamp] = Timestamp(self._driver, 0, None, None, None, timestamp, count, answers, finish, parts)
+        request = self._open[timestamp] = Timestamp(
+            self._driver, 0, None, None, None, timestamp, count, answers, finish, parts
+        )
         if not count:
             self._complete(request)
         if timeout_s is None:
@@ -102,8 +114,9 @@ class Customer:
     def wait(self, timestamp: int, timeout_s: float | None = None) -> None:
         """Return once that request is done and its callback has run. Again, and from any thread.
 
-        Raises what it failed with (MaybeExecuted, NotSent, RemoteError, DeadlineExceeded, ...), DeadlineExceeded after
-        `timeout_s` seconds; None waits for the request's own deadline. BadArguments for a timestamp that was not given yet."""
+        Raises what it failed with (MaybeExecuted, NotSent, RemoteError, DeadlineExceeded, ...),
+        DeadlineExceeded after `timeout_s` seconds; None waits for the request's own deadline.
+        BadArguments for a timestamp that was not given yet."""
         request = self._open.get(timestamp)
         if request is None:
             if self._failed or not 0 <= timestamp < self._given:
@@ -116,7 +129,9 @@ class Customer:
                     return
                 self._hear_all()
             left_s = timeout_s if call is None or call.finished else 0.0
-            if (request.finished or self._driver.wait(request, left_s)) and request.finished == VALUE:
+            if (
+                request.finished or self._driver.wait(request, left_s)
+            ) and request.finished == VALUE:
                 return
             request.result(0)  # raises
         except errors.RpcError:
@@ -127,11 +142,14 @@ class Customer:
             waits = zip(request.parts, request.answers, strict=False)
             silent = [ids.name_of(node) for (node, _, _), answer in waits if answer is MISSING]
             why = (
-                f"not answered after {timeout_s} s by: {', '.join(silent)}; wait longer, or look what they do"
+                f"not answered after {timeout_s} s by: {', '.join(silent)}; wait longer, "
+                "or look what they do"
                 if silent
                 else f"not done after {timeout_s} s: all have answered, and its callback still runs"
             )
-            raise errors.DeadlineExceeded(f"request {timestamp} of app {self.app_id} is {why}") from None
+            raise errors.DeadlineExceeded(
+                f"request {timestamp} of app {self.app_id} is {why}"
+            ) from None
 
     async def wait_async(self, timestamp: int) -> None:
         """wait() for a coroutine, of asyncio or of a handler: until the request's own deadline."""
@@ -151,14 +169,20 @@ class Customer:
             if error is not None:
                 raise error.with_traceback(None)
         if not 0 <= timestamp < self._given and not 0 <= timestamp < self._count_given():
-            raise errors.BadArguments(f"timestamp {timestamp} was not given by this customer: it has given {self._given} so far")
+            raise errors.BadArguments(
+                f"timestamp {timestamp} was not given by this customer: "
+                f"it has given {self._given} so far"
+            )
 
     def _count_given(self) -> int:
-        self._given = int(repr(self._timestamps)[len("count(") : -1])  # the count's next number, without taking it
+        # the count's next number, without taking it
+        self._given = int(repr(self._timestamps)[len("count(") : -1])
         return self._given
 
     def _raise_closed(self, timestamp: int) -> NoReturn:
-        raise errors.Closed(f"request {timestamp} of app {self.app_id} was under way when this process left the job") from None
+        raise errors.Closed(
+            f"request {timestamp} of app {self.app_id} was under way when this process left the job"
+        ) from None
 
     def is_done(self, timestamp: int) -> bool:
         """Whether wait() would return, or raise, at once."""
@@ -168,7 +192,7 @@ class Customer:
             return self._driver.closing or (call is not None and call.done())
         return timestamp < self._count_given()
 
-    # -- parts -------------------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def _hear_all(self) -> None:
         for lane in list(self._lanes.values()):
@@ -208,11 +232,14 @@ class Customer:
         if self._driver.leads_here():
             request.set_error(error)
         else:
-            self._reactor.call_soon(partial(request.set_error, error))  # whoever waits may have it parked
+            # whoever waits may have it parked
+            self._reactor.call_soon(partial(request.set_error, error))
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """The error without what its traceback holds: the arrays of the request, for as long as it is kept."""
+    """The error without what its traceback holds: the arrays of the request, for as long as it is
+    kept.
+    """
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None

@@ -1,11 +1,13 @@
 """KVServerDefaultHandle: the sum of everything that was pushed to a key, whatever its length.
 
     index    key -> row
-    starts   int64[rows]   where in `values` a row's first element is
-    lengths  int64[rows]   how many elements it has, fixed by the first push of its key
-    values   float[n]      all rows, each where the first push of its key put it: keys that came together lie together
+    starts   int64[rows]  where in `values` a row's first element is
+    lengths  int64[rows]  how many elements it has, fixed by the first push of its key
+    values   float[n]     all rows, each where the first push of its key put it: keys that came
+                          together lie together
 
-So the usual request, keys that were first pushed together, is one slice of `values`; any other is gathered by numpy.
+So the usual request, keys that were first pushed together, is one slice of `values`; any other is
+gathered by numpy.
 """
 
 from __future__ import annotations
@@ -60,20 +62,29 @@ class KVServerDefaultHandle:
         keys, vals, lens = pairs.keys, pairs.vals, pairs.lens
         if not len(keys):
             return
-        lengths = np.full(len(keys), len(vals) // len(keys), np.int64) if lens is None else lens.astype(np.int64)
+        lengths = (
+            np.full(len(keys), len(vals) // len(keys), np.int64)
+            if lens is None
+            else lens.astype(np.int64)
+        )
         if len(lengths) != len(keys) or int(lengths.min()) < 0 or int(lengths.sum()) != len(vals):
-            raise BadArguments(f"a push of {len(keys)} keys and {len(vals)} vals, whose lens do not fit them")
+            raise BadArguments(
+                f"a push of {len(keys)} keys and {len(vals)} vals, whose lens do not fit them"
+            )
         rows = self._index.lookup(keys.view(np.int64))
         known = rows >= 0
         wrong = self._lengths[rows[known]] != lengths[known]
         if wrong.any():
             at = int(np.flatnonzero(known)[wrong.argmax()])
             raise BadArguments(
-                f"key {keys[at]} has {self._lengths[rows[at]]} values since its first push, and {lengths[at]} were pushed now"
+                f"key {keys[at]} has {self._lengths[rows[at]]} values since its first push, "
+                f"and {lengths[at]} were pushed now"
             )
         kept = vals.dtype if self._values is None else self._values.dtype
         if vals.dtype is not kept and not np.can_cast(vals.dtype, kept, "same_kind"):
-            raise BadArguments(f"values are {kept} since the first push, and {vals.dtype} were pushed now")
+            raise BadArguments(
+                f"values are {kept} since the first push, and {vals.dtype} were pushed now"
+            )
         if not known.all():
             self._add_keys(keys[~known], lengths[~known], vals.dtype)
             rows = self._index.lookup(keys.view(np.int64))
@@ -81,12 +92,17 @@ class KVServerDefaultHandle:
         self._values[self._where(rows)] += vals
 
     def pull(self, keys: Keys) -> tuple[Vals, Lens | None]:
-        """A copy of the values, and their lengths unless all are equal. Raises BadArguments for a key that nobody pushed."""
+        """A copy of the values, and their lengths unless all are equal. Raises BadArguments for a
+        key that nobody pushed.
+        """
         rows = self._index.lookup(keys.view(np.int64))
         absent = rows < 0
         if self._values is None or absent.any():
             if not self._is_scalar:
-                raise BadArguments(f"key {keys[absent.argmax()]} was never pushed, so its length is not known; push it first")
+                raise BadArguments(
+                    f"key {keys[absent.argmax()]} was never pushed, so its length is not known; "
+                    "push it first"
+                )
             vals = np.zeros(len(keys), np.float32 if self._values is None else self._values.dtype)
             if self._values is not None:
                 vals[~absent] = self._values[self._starts[rows[~absent]]]
@@ -95,7 +111,9 @@ class KVServerDefaultHandle:
         is_even = not len(lengths) or bool((lengths == lengths[0]).all())
         where = self._where(rows)
         vals = self._values[where]
-        return vals.copy() if isinstance(where, slice) else vals, None if is_even else lengths.astype(np.int32)
+        return vals.copy() if isinstance(
+            where, slice
+        ) else vals, None if is_even else lengths.astype(np.int32)
 
     def _where(self, rows: npt.NDArray[np.int64]) -> Where:
         """The elements of those rows, in their order."""
@@ -127,7 +145,9 @@ class KVServerDefaultHandle:
 
 
 def _grown(array: npt.NDArray[Any], least: int) -> npt.NDArray[Any]:
-    """A longer copy, zero behind what was there: at least doubled, so that what is moved is paid for by what is new."""
+    """A longer copy, zero behind what was there: at least doubled, so that what is moved is paid
+    for by what is new.
+    """
     longer = np.zeros(max(least, 2 * len(array)), array.dtype)
     longer[: len(array)] = array
     return longer

@@ -22,16 +22,28 @@ LATE_MAX = 65536  # answers that are to come later, of requests that came togeth
 
 
 class NodeEndpoint:
-    """Its public methods are those of the RPC server. `dice` loses what arrives; None: nothing is lost."""
+    """Its public methods are those of the RPC server. `dice` loses what arrives; None: nothing is
+    lost.
+    """
 
     def __init__(
-        self, customer_router: CustomerRouter, reactor: Reactor, members: Callable[[int], Sequence[int]], dice: Dice | None
+        self,
+        customer_router: CustomerRouter,
+        reactor: Reactor,
+        members: Callable[[int], Sequence[int]],
+        dice: Dice | None,
     ) -> None:
-        self._customer_router, self._reactor, self._members, self._dice = customer_router, reactor, members, dice
+        self._customer_router, self._reactor, self._members, self._dice = (
+            customer_router,
+            reactor,
+            members,
+            dice,
+        )
         self._early, self._handlers = customer_router.early, customer_router.handlers[KV]
         self._arrivals, self.meetings = Arrivals(), Barriers()
         self._late: dict[int, Future] = {}
-        self._numbers = itertools.count(secrets.randbits(62))  # those of another process of this node id are others
+        # those of another process of this node id are others
+        self._numbers = itertools.count(secrets.randbits(62))
 
     def hello(self) -> None:
         """Connect."""
@@ -43,14 +55,19 @@ class NodeEndpoint:
         return self._take_kv(head, *arrays)
 
     def kv_many(self, patience_s: float, *messages: Any) -> Any:
-        """Several small ones in order, each head followed by the array beside it if there is one, each with an answer of its own:
+        """Several small ones in order, each head followed by the array beside it if there is one,
+        each with an answer of its own:
         batcher.py. None: all are answered by None.
 
         What is not answered yet can be asked for by late() for patience_s seconds."""
         answers = []
         for message, following in zip(messages, (*messages[1:], b""), strict=True):
             if type(message) is bytes:
-                answers.append(self._answer_of(message) if type(following) is bytes else self._answer_of(message, following))
+                answers.append(
+                    self._answer_of(message)
+                    if type(following) is bytes
+                    else self._answer_of(message, following)
+                )
         late = [number for number in answers if type(number) is int]
         if late:
             self._reactor.call_later(patience_s, partial(self._forget, late))
@@ -66,7 +83,9 @@ class NodeEndpoint:
             if not isinstance(answer, Future):
                 return answer
             if len(self._late) >= LATE_MAX:
-                raise Backpressure(f"{LATE_MAX} requests are to be answered later: wait() for some first")
+                raise Backpressure(
+                    f"{LATE_MAX} requests are to be answered later: wait() for some first"
+                )
         except (Exception, SystemExit) as error:  # as the engine does for one alone
             return list(told(error))
         number = next(self._numbers)
@@ -83,7 +102,9 @@ class NodeEndpoint:
             return Future()
         return self._customer_router.take(SIMPLE, app_id, message)
 
-    def once(self, incarnation: int, lane: int, sequence: int, floor: int, kind: str, *message: Any) -> Any:
+    def once(
+        self, incarnation: int, lane: int, sequence: int, floor: int, kind: str, *message: Any
+    ) -> Any:
         """One of those, which may come again: reliable.py."""
         if self._dice is not None and self._dice.drops():
             return Future()
@@ -91,11 +112,15 @@ class NodeEndpoint:
         return self._arrivals.answer((incarnation, lane), sequence, floor, partial(take, *message))
 
     def barrier(self, group: int, nodes: Sequence[int], patience_s: float, passed: int) -> Any:
-        """At the node that holds it: those nodes are there. (), or the ids of those that are not after patience_s seconds."""
+        """At the node that holds it: those nodes are there. (), or the ids of those that are not
+        after patience_s seconds.
+        """
         expected, call = self._members(group), Future()
         if self.meetings.arrive(group, expected, nodes, call, passed):
             return ()
-        timer = self._reactor.call_later(patience_s, partial(self.meetings.give_up, group, expected, call))
+        timer = self._reactor.call_later(
+            patience_s, partial(self.meetings.give_up, group, expected, call)
+        )
         peer = calling_peer()
 
         def lost(_: Peer) -> None:

@@ -1,7 +1,8 @@
 """Threads that run a server's handle, so that one worker's request is no obstacle to another's.
 
-Everything of one worker goes to one thread: its requests are handled in the order in which it sent them. The handle is then
-called from several threads at a time, and has to see to its own data; numpy lets them run side by side.
+Everything of one worker goes to one thread: its requests are handled in the order in which it sent
+them. The handle is then called from several threads at a time, and has to see to its own data;
+numpy lets them run side by side.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class HandlerThreads:
         self._name = name
         self._guard = threading.Lock()
         self._closed = False
-        self._queues: list[queue.SimpleQueue[Work | None]] = [queue.SimpleQueue() for _ in range(threads)]
+        self._queues: list[queue.SimpleQueue[Work | None]] = [
+            queue.SimpleQueue() for _ in range(threads)
+        ]
         self._threads = [
             threading.Thread(target=_run, args=(each,), name=f"{name}-{number}", daemon=True)
             for number, each in enumerate(self._queues)
@@ -37,11 +40,16 @@ class HandlerThreads:
             thread.start()
 
     def put(self, worker: int, work: Work) -> None:
-        """Have it run by the thread of that worker, after what came before. Raises Backpressure, and Closed after close()."""
+        """Have it run by the thread of that worker, after what came before. Raises Backpressure,
+        and Closed after close().
+        """
         chosen = self._queues[worker % len(self._queues)]
         waiting = chosen.qsize()
         if waiting >= WAITING_MAX:
-            raise Backpressure(f"{waiting} requests wait for a handler thread, {WAITING_MAX} may: wait() for some first")
+            raise Backpressure(
+                f"{waiting} requests wait for a handler thread, {WAITING_MAX} may: wait() "
+                "for some first"
+            )
         with self._guard:
             if self._closed:  # behind the end of the queue nobody would run it
                 raise Closed(f"{self._name} takes no more requests: its server was closed")
@@ -57,7 +65,11 @@ class HandlerThreads:
             if thread is not threading.current_thread():
                 thread.join(END_TIMEOUT_S)
                 if thread.is_alive():
-                    logger.warning("handler thread %s is busy %s s after its server was closed", thread.name, END_TIMEOUT_S)
+                    logger.warning(
+                        "handler thread %s is busy %s s after its server was closed",
+                        thread.name,
+                        END_TIMEOUT_S,
+                    )
 
 
 def _run(waiting: queue.SimpleQueue[Work | None]) -> None:

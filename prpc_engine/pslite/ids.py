@@ -8,10 +8,11 @@
     rank*2 + 8    a server: 8, 10, 12, ...
     rank*2 + 9    a worker: 9, 11, 13, ...
 
-With DMLC_GROUP_SIZE g each server and worker process has g instances, and the ids are theirs: the rank of instance i of process r
-is r*g + i.
+With DMLC_GROUP_SIZE g each server and worker process has g instances, and the ids are theirs: the
+rank of instance i of process r is r*g + i.
 
-Servers divide all of uint64 among them: range i is [MAX // n * i, MAX // n * (i + 1)), and the last one ends with the last key.
+Servers divide all of uint64 among them: range i is [MAX // n * i, MAX // n * (i + 1)), and the last
+one ends with the last key.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def role_of(node: int) -> str:
     if node == SCHEDULER:
         return "scheduler"
     if node < FIRST_SERVER:
-        raise ConfigError(f"{node} is no node's id: 1 is the scheduler, 8, 10, ... are servers, 9, 11, ... workers")
+        raise ConfigError(
+            f"{node} is no node's id: 1 is the scheduler, 8, 10, ... are servers, 9, 11, ... "
+            "workers"
+        )
     return "worker" if node % 2 else "server"
 
 
@@ -64,16 +68,31 @@ def name_of(node: int) -> str:
 
 
 def members(group: int, servers: int, workers: int) -> tuple[int, ...]:
-    """The ids of a group, or the one of a node, ascending within each role. Raises ConfigError for an unknown one."""
+    """The ids of a group, or the one of a node, ascending within each role. Raises ConfigError for
+    an unknown one.
+    """
     if 1 <= group <= ALL:
         scheduler = (SCHEDULER,) if group & SCHEDULER else ()
-        of_servers = tuple(node_id("server", rank) for rank in range(servers)) if group & SERVER_GROUP else ()
-        of_workers = tuple(node_id("worker", rank) for rank in range(workers)) if group & WORKER_GROUP else ()
+        of_servers = (
+            tuple(node_id("server", rank) for rank in range(servers))
+            if group & SERVER_GROUP
+            else ()
+        )
+        of_workers = (
+            tuple(node_id("worker", rank) for rank in range(workers))
+            if group & WORKER_GROUP
+            else ()
+        )
         return scheduler + of_servers + of_workers
-    count = {"server": servers, "worker": workers}.get(role_of(group), 1) if group >= FIRST_SERVER else 0
+    count = (
+        {"server": servers, "worker": workers}.get(role_of(group), 1)
+        if group >= FIRST_SERVER
+        else 0
+    )
     if rank_of(group) >= count:
         raise ConfigError(
-            f"{group} is no node or group of a job of {servers} servers and {workers} workers: groups are 1 to 7, servers "
+            f"{group} is no node or group of a job of {servers} servers and {workers} workers: "
+            "groups are 1 to 7, servers "
             f"8 to {2 * servers + 6}, workers 9 to {2 * workers + 7}"
         )
     return (group,)
@@ -82,4 +101,7 @@ def members(group: int, servers: int, workers: int) -> tuple[int, ...]:
 def key_ranges(servers: int) -> tuple[KeyRange, ...]:
     """The keys of each server, in order of rank."""
     width = KEY_MAX // servers
-    return tuple(KeyRange(width * rank, width * (rank + 1) if rank + 1 < servers else KEY_MAX + 1) for rank in range(servers))
+    return tuple(
+        KeyRange(width * rank, width * (rank + 1) if rank + 1 < servers else KEY_MAX + 1)
+        for rank in range(servers)
+    )

@@ -3,12 +3,14 @@
     server = KVServer(0)
     server.set_request_handle(KVServerDefaultHandle())
 
-Requests that come before the handle is set wait for it, in order. What the handle answers by response(), then or later, from any
-thread, is what the worker gets. What it raises, the worker's wait() raises as RemoteError.
+Requests that come before the handle is set wait for it, in order. What the handle answers by
+response(), then or later, from any thread, is what the worker gets. What it raises, the worker's
+wait() raises as RemoteError.
 
-handler_threads    where the handle runs
-0                  in the reactor's thread, one request at a time: the least time for each
-n                  in n threads, requests of one worker in one of them: in order, and beside those of others
+handler_threads  where the handle runs
+0                in the reactor's thread, one request at a time: the least time for each
+n                in n threads, requests of one worker in one of them: in order, and beside those of
+                 others
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from prpc_engine.pslite.wire import PULL, PUSH
 
 
 class KVMeta(msgspec.Struct, frozen=True, eq=False):
-    """Of one request: the worker's cmd, what it wants, its node id, its timestamp and its customer."""
+    """Of one request: the worker's cmd, what it wants, its node id, its timestamp and its
+    customer.
+    """
 
     cmd: int
     push: bool
@@ -75,29 +79,41 @@ class KVServer(SimpleApp):
             self.postoffice.on_close(self.close)
 
     def set_request_handle(self, handle: KVHandle) -> None:  # type: ignore[override]  # ps-lite's KVServer hides SimpleApp's too
-        """handle(meta, pairs, server) has to see to a server.response(meta, ...). Its arrays are read-only, and may be kept; but
-        for those of register_recv_buffer(). Raises BadArguments for what cannot be called."""
+        """handle(meta, pairs, server) has to see to a server.response(meta, ...). Its arrays are
+        read-only, and may be kept; but for those of register_recv_buffer(). Raises BadArguments for
+        what cannot be called."""
         if not callable(handle):
-            raise BadArguments(f"set_request_handle({handle!r}): a function of (meta, pairs, server) is allowed")
+            raise BadArguments(
+                f"set_request_handle({handle!r}): a function of (meta, pairs, server) is allowed"
+            )
         is_first, self._handle = self._handle is None, handle
         if is_first:
             self._customer_router.add_handler(KV, self.app_id, self._on_request)
 
-    def register_recv_buffer(self, worker_rank: int, keys: Keys, vals: Vals, lens: Lens | None = None) -> None:
-        """From now on what that worker pushes to that one key lands in `vals`, which the handle gets as pairs.vals: the same
-        memory each time, good until that worker's next push of the key is handled.
+    def register_recv_buffer(
+        self, worker_rank: int, keys: Keys, vals: Vals, lens: Lens | None = None
+    ) -> None:
+        """From now on what that worker pushes to that one key lands in `vals`, which the handle
+        gets as pairs.vals: the same memory each time, good until that worker's next push of the key
+        is handled.
 
-        Pushes have to be of that one key, and of exactly that type and length, else they are refused as BadArguments. Raises it
-        here for more than one key, and arrays that cannot be written."""
-        keys, buffer = check_keys("register_recv_buffer", keys), check_vals("register_recv_buffer", "vals", vals, True)
+        Pushes have to be of that one key, and of exactly that type and length, else they are
+        refused as BadArguments. Raises it here for more than one key, and arrays that cannot be
+        written."""
+        keys, buffer = (
+            check_keys("register_recv_buffer", keys),
+            check_vals("register_recv_buffer", "vals", vals, True),
+        )
         if len(keys) != 1 or (lens is not None and lens.tolist() != [len(buffer)]):
             raise BadArguments(
-                f"register_recv_buffer: one key, whose length is that of vals ({len(buffer)}), not {len(keys)} keys"
+                f"register_recv_buffer: one key, whose length is that of vals ({len(buffer)}), "
+                f"not {len(keys)} keys"
             )
         self._landings[ids.node_id("worker", worker_rank), int(keys[0])] = buffer
 
     def response(self, meta: Any, pairs: Any = None) -> None:
-        """Answer a request: with the pairs of a pull, with none for a push; simple ones as SimpleApp does. From any thread.
+        """Answer a request: with the pairs of a pull, with none for a push; simple ones as
+        SimpleApp does. From any thread.
 
         Raises Rejected the second time, BadArguments for an answer that is none."""
         if type(meta) is not KVMeta:
@@ -106,14 +122,21 @@ class KVServer(SimpleApp):
             meta.answer.give(None)
         elif pairs is None or len(pairs.keys) != meta.n_keys:
             got = "nothing" if pairs is None else f"{len(pairs.keys)}"
-            raise BadArguments(f"a pull of {meta.n_keys} keys is answered with KVPairs of as many, not of {got}")
+            raise BadArguments(
+                f"a pull of {meta.n_keys} keys is answered with KVPairs of as many, not of {got}"
+            )
         elif pairs.lens is not None and len(pairs.lens) != meta.n_keys:
-            raise BadArguments(f"a pull of {meta.n_keys} keys is answered with as many lens, not with {len(pairs.lens)}")
+            raise BadArguments(
+                f"a pull of {meta.n_keys} keys is answered with as many lens, "
+                f"not with {len(pairs.lens)}"
+            )
         else:
             meta.answer.give(wire.pack_answer(meta.n_keys, pairs.vals, pairs.lens))
 
     def close(self) -> None:
-        """Handle no more requests: they wait for the next server of this id. Again: does nothing."""
+        """Handle no more requests: they wait for the next server of this id. Again:
+        does nothing.
+        """
         super().close()
         self._customer_router.remove_handler(KV, self.app_id, self._on_request)
         if self._threads is not None:
@@ -125,14 +148,25 @@ class KVServer(SimpleApp):
         if self._is_grouped:
             sender = self.postoffice.process_of(sender)
         answer = Answer()
-        meta = KVMeta(cmd, flags & PUSH != 0, flags & PULL != 0, sender, timestamp, customer_id, n_keys, answer)
+        meta = KVMeta(
+            cmd,
+            flags & PUSH != 0,
+            flags & PULL != 0,
+            sender,
+            timestamp,
+            customer_id,
+            n_keys,
+            answer,
+        )
         if self._threads is None:
             self._run(meta, pairs)
             return answer.outcome()
         later = answer.outcome()
         try:
             self._threads.put(ids.rank_of(sender), partial(self._run_in_thread, meta, pairs))
-        except Closed:  # by another thread, after the customer_router gave us the request: it has others to give it to by now
+        except Closed:
+            # by another thread, after the customer_router gave us the request: it has others to
+            # give it to by now
             return self._customer_router.take(KV, self.app_id, (head, fields, arrays), arrays)
         return later
 
@@ -145,7 +179,8 @@ class KVServer(SimpleApp):
     def _run_in_thread(self, meta: KVMeta, pairs: KVPairs) -> None:
         try:
             self._run(meta, pairs)
-        except (Exception, SystemExit) as error:  # a handle that exits ends its request, not its thread
+        except (Exception, SystemExit) as error:
+            # a handle that exits ends its request, not its thread
             meta.answer.fail(error)
 
     def _landed(self, meta: KVMeta, pairs: KVPairs) -> KVPairs:
@@ -156,8 +191,10 @@ class KVServer(SimpleApp):
         buffer = self._landings[meta.sender, found[0]]
         if len(keys) != 1 or len(vals) != len(buffer) or vals.dtype != buffer.dtype:
             raise BadArguments(
-                f"a push of {len(keys)} keys with {vals.dtype}[{len(vals)}] by {ids.name_of(meta.sender)}: key {found[0]} has a "
-                f"registered buffer of {buffer.dtype}[{len(buffer)}], so push it alone, and of that length"
+                f"a push of {len(keys)} keys with {vals.dtype}[{len(vals)}] by "
+                f"{ids.name_of(meta.sender)}: key {found[0]} has a "
+                f"registered buffer of {buffer.dtype}[{len(buffer)}], so push it alone, "
+                "and of that length"
             )
         np.copyto(buffer, vals)
         return KVPairs(keys, buffer, pairs.lens, pairs.priority)

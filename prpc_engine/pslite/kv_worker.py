@@ -12,13 +12,15 @@
     push_pull    keys, vals, lens  outs          yes, but for outs
     zpush_pull   keys, vals, lens  outs          no
 
-What is filled need not be of the length that the servers send: an empty array (np.empty(0, np.float32), that is no view of
-another) is resized to it, in place, and of a longer one the first so many elements are filled. lens, empty or one for each key,
-say how long each value is, and so how many came.
+What is filled need not be of the length that the servers send: an empty array (np.empty(0,
+np.float32), that is no view of another) is resized to it, in place, and of a longer one the first
+so many elements are filled. lens, empty or one for each key, say how long each value is, and so how
+many came.
 
-Every verb returns a timestamp at once; its callback runs before wait() of it returns. In a coroutine: await
-kv.wait_async(kv.push(keys, vals)). What starts with z does not copy what has to wait here. Requests of one worker to one server
-are sent and handled in order, but for priority: of what has to wait here, the higher goes first.
+Every verb returns a timestamp at once; its callback runs before wait() of it returns. In a
+coroutine: await kv.wait_async(kv.push(keys, vals)). What starts with z does not copy what has to
+wait here. Requests of one worker to one server are sent and handled in order, but for priority: of
+what has to wait here, the higher goes first.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ Callback = Callable[[], object]
 
 
 class AnswerMismatch(RpcError):
-    """What the servers sent does not fit into the array that was to be filled, and that one cannot be resized."""
+    """What the servers sent does not fit into the array that was to be filled, and that one cannot
+    be resized.
+    """
 
 
 class KVWorker(SimpleApp):
@@ -83,20 +87,28 @@ class KVWorker(SimpleApp):
         timeout_s: float = START_TIMEOUT_S,
         instance: int = 0,
     ) -> None:
-        super().__init__(app_id, customer_id, request_handle, request_timeout_s=request_timeout_s, instance=instance)
+        super().__init__(
+            app_id,
+            customer_id,
+            request_handle,
+            request_timeout_s=request_timeout_s,
+            instance=instance,
+        )
         self._servers: Sequence[int] = self.postoffice.peers(ids.SERVER_GROUP, instance)
         self._ranges = self.postoffice.key_ranges
         self.set_slicer(by_ranges)
         self.postoffice.connect(self._servers, timeout_s)
 
     def set_slicer(self, slicer: Slicer) -> None:
-        """Who gets which keys is for slicer(pairs, ranges) to say: slicer.py. Raises BadArguments for what cannot be called."""
+        """Who gets which keys is for slicer(pairs, ranges) to say: slicer.py. Raises BadArguments
+        for what cannot be called.
+        """
         if not callable(slicer):
             raise BadArguments(f"set_slicer({slicer!r}): a function of (pairs, ranges) is allowed")
         self._slicer: Slicer = slicer
         self._is_whole = slicer is by_ranges and len(self._servers) == 1  # nothing to cut
 
-    # -- verbs ---------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------
 
     def push(
         self,
@@ -110,7 +122,9 @@ class KVWorker(SimpleApp):
     ) -> int:
         """Send values to the servers of their keys; the timestamp."""
         finish = None if callback is None else partial(_call_back, callback)
-        return self._send(PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, False)
+        return self._send(
+            PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, False
+        )
 
     def zpush(
         self,
@@ -122,10 +136,12 @@ class KVWorker(SimpleApp):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> int:
-        """push() of arrays that stay as they are until it is done: what has to wait is not copied. Arrays of prpc_engine.empty()
-        are not copied over shared memory either."""
+        """push() of arrays that stay as they are until it is done: what has to wait is not copied.
+        Arrays of prpc_engine.empty() are not copied over shared memory either."""
         finish = None if callback is None else partial(_call_back, callback)
-        return self._send(PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, True)
+        return self._send(
+            PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, True
+        )
 
     def pull(
         self,
@@ -167,7 +183,9 @@ class KVWorker(SimpleApp):
         priority: int = 0,
         timeout_s: float | None = None,
     ) -> int:
-        """push() and then pull() of the same keys in one message each way; fills outs, as pull() its vals. The timestamp."""
+        """push() and then pull() of the same keys in one message each way; fills outs, as pull()
+        its vals. The timestamp.
+        """
         return self._push_pull(keys, vals, outs, lens, cmd, callback, priority, timeout_s, False)
 
     def zpush_pull(
@@ -184,7 +202,7 @@ class KVWorker(SimpleApp):
         """push_pull() of arrays that stay as they are until it is done."""
         return self._push_pull(keys, vals, outs, lens, cmd, callback, priority, timeout_s, True)
 
-    # -- parts -----------------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------
 
     def _pull(
         self,
@@ -204,7 +222,9 @@ class KVWorker(SimpleApp):
                 check_lens("pull", keys, lens)
             check_vals("pull", "lens", lens, is_written=True)
         finish = partial(_fill, "pull", keys, out, lens, callback)
-        return self._send(PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable, out.nbytes)
+        return self._send(
+            PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable, out.nbytes
+        )
 
     def _push_pull(
         self,
@@ -236,21 +256,28 @@ class KVWorker(SimpleApp):
         customer, servers = self._customer, self._servers
         timestamp = customer.new_timestamp()
         if self._is_whole and len(pairs.keys):
-            arguments, nbytes = wire.pack(self.app_id, self.node, self.customer_id, cmd, timestamp, flags, pairs)
+            arguments, nbytes = wire.pack(
+                self.app_id, self.node, self.customer_id, cmd, timestamp, flags, pairs
+            )
             part = servers[0], arguments, nbytes + answer_bytes
-            return customer.request(timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable)
+            return customer.request(
+                timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable
+            )
         header = self.app_id, self.node, self.customer_id, cmd, timestamp
         slicer = self._slicer  # another thread may set one meanwhile
         slices = slicer(pairs, self._ranges)
         if slicer is not by_ranges:
             check_slices(slices, pairs.keys, self._ranges)
-            in_order = sorted(zip(self._servers, slices, strict=True), key=_first_key)  # answers are put together in that order
+            # answers are put together in that order
+            in_order = sorted(zip(self._servers, slices, strict=True), key=_first_key)
             servers, slices = [server for server, _ in in_order], [each for _, each in in_order]
         parts = []
         for server, each in zip(servers, slices, strict=True):
             if each is not None and len(each.keys):
                 arguments, nbytes = wire.pack(*header, flags, each)
-                parts.append((server, arguments, nbytes + answer_bytes * len(each.keys) // len(pairs.keys)))
+                parts.append(
+                    (server, arguments, nbytes + answer_bytes * len(each.keys) // len(pairs.keys))
+                )
         return customer.request(timestamp, KV, parts, finish, pairs.priority, timeout_s, stable)
 
 
@@ -271,7 +298,9 @@ def _fill(
     timestamp: int,
     packed: list[Any],
 ) -> None:
-    """Copy what the servers sent into the caller's arrays. Raises AnswerMismatch, and then nothing was copied."""
+    """Copy what the servers sent into the caller's arrays. Raises AnswerMismatch, and then nothing
+    was copied.
+    """
     answers = [wire.read_answer(each) for each in packed]
     total = 0
     for _, vals, _ in answers:
@@ -279,10 +308,12 @@ def _fill(
     if total > len(out):
         if not is_resizable(out):
             raise AnswerMismatch(
-                f"{verb} of {len(keys)} keys: the servers sent {total} values, there is room for {len(out)}; give an array "
+                f"{verb} of {len(keys)} keys: the servers sent {total} values, "
+                f"there is room for {len(out)}; give an array "
                 "that fits, or an empty one of your own, to be resized"
             )
-        out.resize(total, refcheck=False)  # of what was empty there is no view whose memory would go
+        # of what was empty there is no view whose memory would go
+        out.resize(total, refcheck=False)
     if lens is not None and len(lens) < len(keys):
         lens.resize(len(keys), refcheck=False)
     begin = 0

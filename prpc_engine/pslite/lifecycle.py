@@ -34,12 +34,14 @@ def start(
     do_barrier: bool = True,
     timeout_s: float = START_TIMEOUT_S,
 ) -> int:
-    """Join the job that the DMLC_* variables describe; the node id. With do_barrier returns when all have started.
+    """Join the job that the DMLC_* variables describe; the node id. With do_barrier returns when
+    all have started.
 
     role, rank  go before DMLC_ROLE and DMLC_RANK; -1: the smallest rank that is free
     timeout_s   for the scheduler and a free place, and for the barrier once more
 
-    Raises ConfigError, AddressInUse, MasterUnreachable, AuthenticationFailed, DeadlineExceeded (who is missing)."""
+    Raises ConfigError, AddressInUse, MasterUnreachable, AuthenticationFailed, DeadlineExceeded (who
+    is missing)."""
     global _postoffice
     with _changing:
         is_first = _postoffice is None
@@ -56,11 +58,16 @@ def start(
                 _leave(postoffice)
                 raise
         elif role not in (None, postoffice.role):
-            raise errors.ConfigError(f"start({customer_id}, {role!r}): this process is a {postoffice.role}, all of its customers")
+            raise errors.ConfigError(
+                f"start({customer_id}, {role!r}): this process is a {postoffice.role}, "
+                "all of its customers"
+            )
     try:
         if not is_first:
             node = postoffice.add_customer(customer_id, rank, timeout_s)
-        logger.info("%s (id %d) has joined the job at %s", ids.name_of(node), node, postoffice.settings.root)
+        logger.info(
+            "%s (id %d) has joined the job at %s", ids.name_of(node), node, postoffice.settings.root
+        )
         if do_barrier:
             postoffice.barrier(customer_id, ids.ALL, timeout_s)
     except BaseException:
@@ -70,13 +77,21 @@ def start(
     return node
 
 
-def start_async(customer_id: int = 0, role: str | None = None, rank: int = -1, timeout_s: float = START_TIMEOUT_S) -> int:
+def start_async(
+    customer_id: int = 0,
+    role: str | None = None,
+    rank: int = -1,
+    timeout_s: float = START_TIMEOUT_S,
+) -> int:
     """start() without the barrier: the way in for a node that takes the place of one that died."""
     return start(customer_id, role, rank, False, timeout_s)
 
 
-def finalize(customer_id: int = 0, do_barrier: bool = True, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
-    """Leave the job; with do_barrier when all have come here. Only customer 0 ends this process's part in it, also where the
+def finalize(
+    customer_id: int = 0, do_barrier: bool = True, timeout_s: float = BARRIER_TIMEOUT_S
+) -> None:
+    """Leave the job; with do_barrier when all have come here. Only customer 0 ends this process's
+    part in it, also where the
     barrier fails, whose error is raised then: DeadlineExceeded says who is missing."""
     postoffice = get_postoffice()
     is_open = False
@@ -103,7 +118,9 @@ def _leave(postoffice: Postoffice, after_barrier: bool = False) -> None:
 
 
 def _be_verbose(verbose: int) -> None:
-    """The log as PS_VERBOSE wants it: on stderr, where the application has arranged for nothing else."""
+    """The log as PS_VERBOSE wants it: on stderr, where the application has arranged for nothing
+    else.
+    """
     if verbose:
         logger.setLevel(LEVELS[min(verbose, len(LEVELS) - 1)])
         if not logger.hasHandlers():
@@ -120,7 +137,9 @@ def get_postoffice() -> Postoffice:
     """That of this process. Raises Closed where it has not started, or has left."""
     postoffice = _postoffice
     if postoffice is None:
-        raise errors.Closed("this process is in no job: start() comes first, and finalize() ends it")
+        raise errors.Closed(
+            "this process is in no job: start() comes first, and finalize() ends it"
+        )
     return postoffice
 
 

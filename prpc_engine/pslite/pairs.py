@@ -61,23 +61,35 @@ def check_pairs(verb: str, keys: object, vals: object, lens: object, priority: i
 def check_keys(verb: str, keys: object) -> Keys:
     """`keys` if they are uint64[n] and strictly increasing, else BadArguments."""
     if not isinstance(keys, np.ndarray) or keys.dtype != _KEY or keys.ndim != 1:
-        raise BadArguments(f"{verb}: keys are {_described(keys)}; a numpy array uint64[n] is allowed")
+        raise BadArguments(
+            f"{verb}: keys are {_described(keys)}; a numpy array uint64[n] is allowed"
+        )
     if len(keys) > 1:
         wrong = keys[1:] <= keys[:-1]
         if wrong.any():
             at = int(wrong.argmax())
             raise BadArguments(
-                f"{verb}: keys[{at}] is {keys[at]} and keys[{at + 1}] is {keys[at + 1]}; sort them, sum up what is there twice"
+                f"{verb}: keys[{at}] is {keys[at]} and keys[{at + 1}] is {keys[at + 1]}; "
+                "sort them, sum up what is there twice"
             )
     return keys
 
 
 def check_vals(verb: str, name: str, vals: object, is_written: bool = False) -> Vals:
     """`vals` if it is a contiguous numpy array of numbers, as one dimension, else BadArguments."""
-    if not isinstance(vals, np.ndarray) or vals.dtype.kind not in NUMBERS or not vals.flags.c_contiguous:
-        raise BadArguments(f"{verb}: {name} are {_described(vals)}; a contiguous numpy array of numbers is allowed")
+    if (
+        not isinstance(vals, np.ndarray)
+        or vals.dtype.kind not in NUMBERS
+        or not vals.flags.c_contiguous
+    ):
+        raise BadArguments(
+            f"{verb}: {name} are {_described(vals)}; a contiguous numpy array of numbers is allowed"
+        )
     if is_written and not vals.flags.writeable:
-        raise BadArguments(f"{verb}: {name} are read-only; the answer is written into them, so give an array of your own")
+        raise BadArguments(
+            f"{verb}: {name} are read-only; the answer is written into them, "
+            "so give an array of your own"
+        )
     return vals if vals.ndim == 1 else vals.reshape(-1)
 
 
@@ -85,25 +97,37 @@ def check_layout(verb: str, keys: Keys, vals: Vals, lens: object) -> Lens | None
     """`lens` if vals fit it, or None where they are of one length; else BadArguments."""
     if lens is None:
         if (len(keys) and len(vals) % len(keys)) or (not len(keys) and len(vals)):
-            raise BadArguments(f"{verb}: {len(vals)} vals for {len(keys)} keys do not divide; give lens, one length for each key")
+            raise BadArguments(
+                f"{verb}: {len(vals)} vals for {len(keys)} keys do not divide; give lens, "
+                "one length for each key"
+            )
         return None
     checked = check_lens(verb, keys, lens)
     if len(checked) and int(checked.min()) < 0:
-        raise BadArguments(f"{verb}: lens[{int(checked.argmin())}] is {checked.min()}; 0 and more are allowed")
+        raise BadArguments(
+            f"{verb}: lens[{int(checked.argmin())}] is {checked.min()}; 0 and more are allowed"
+        )
     if int(checked.sum(dtype=np.int64)) != len(vals):
-        raise BadArguments(f"{verb}: lens add up to {checked.sum(dtype=np.int64)}, and there are {len(vals)} vals")
+        raise BadArguments(
+            f"{verb}: lens add up to {checked.sum(dtype=np.int64)}, and there are {len(vals)} vals"
+        )
     return checked
 
 
 def check_lens(verb: str, keys: Keys, lens: object) -> Lens:
     """`lens` if they are int32, one for each key, else BadArguments."""
     if not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or lens.shape != keys.shape:
-        raise BadArguments(f"{verb}: lens are {_described(lens)}; a numpy array int32[{len(keys)}] is allowed, one for each key")
+        raise BadArguments(
+            f"{verb}: lens are {_described(lens)}; a numpy array int32[{len(keys)}] is allowed, "
+            "one for each key"
+        )
     return lens
 
 
 def is_resizable(array: Vals | Lens) -> bool:
-    """Whether its length may become another one in place: it is empty, has one axis, and owns its memory."""
+    """Whether its length may become another one in place: it is empty, has one axis, and owns its
+    memory.
+    """
     return isinstance(array, np.ndarray) and array.shape == (0,) and array.flags.owndata
 
 

@@ -1,18 +1,23 @@
 """This process's place in a job: its node ids, the way to all other nodes, and their barriers.
 
-    state    event                                             next
-    new      the scheduler's master answers                    member
-    member   a customer starts: node ids of its roles are free one more place for each; what is sent there is answered here
-    member   all ids of the role are taken by living nodes     waits until one is free, by the deadline
-    any      close()                                           closed: the places are free at once, as when the process dies
+    state   event                                             next
+    new     the scheduler's master answers                    member
+    member  a customer starts: node ids of its roles are free one more place for each; what is sent
+            there is answered here
+    member  all ids of the role are taken by living nodes     waits until one is free, by the
+                                                              deadline
+    any     close()                                           closed: the places are free at once,
+                                                              as when the process dies
 
-A place is a role, a customer and an instance. Its node id is the server id of a server of one service, which the master gives to
-one living session only: so the id of a process that died is free when its session is over, and whoever starts next takes it: as
-often as wanted.
+A place is a role, a customer and an instance. Its node id is the server id of a server of one
+service, which the master gives to
+one living session only: so the id of a process that died is free when its session is over, and
+whoever starts next takes it: as often as wanted.
 
-A barrier is one call to the node that holds it, answered when the last one has come: to the scheduler where it is one of the
-group, else to the group's first, so that nobody else has to run for it. When the holder dies, those that wait wait for the next
-process of its node id, as they do for any other that died, and come to it again.
+A barrier is one call to the node that holds it, answered when the last one has come: to the
+scheduler where it is one of the group, else to the group's first, so that nobody else has to run
+for it. When the holder dies, those that wait wait for the next process of its node id, as they do
+for any other that died, and come to it again.
 """
 
 from __future__ import annotations
@@ -45,11 +50,19 @@ JOB_PATH = "/_pslite_"  # in the master's tree: the number of the job, and how m
 START_TIMEOUT_S = 60.0  # for the scheduler to listen, for a free place, for servers to be there
 BARRIER_TIMEOUT_S = 600.0  # members may have much to do before they come
 BARRIER_ANSWER_S = 5.0  # for the holder, which ends a barrier's wait, to say who is missing
-LEAVE_TIMEOUT_S = 10.0  # for the others to hear that the last barrier is open, before the scheduler ends
+# for the others to hear that the last barrier is open, before the scheduler ends
+LEAVE_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at the scheduler
 CONNECT_PAUSE_S = 0.02  # between attempts, as nobody tells us when a port opens
-# What is raised when a node has died, has not come up, or leaves; of what was under way there as it left, Cancelled.
-GONE = (errors.NotSent, errors.MaybeExecuted, errors.UnknownService, errors.Stopping, errors.Cancelled)
+# What is raised when a node has died, has not come up, or leaves; of what was under way there as it
+# left, Cancelled.
+GONE = (
+    errors.NotSent,
+    errors.MaybeExecuted,
+    errors.UnknownService,
+    errors.Stopping,
+    errors.Cancelled,
+)
 
 logger = logging.getLogger("prpc")
 Place = tuple[str, int, int]  # role, customer id, instance
@@ -68,7 +81,9 @@ class Postoffice:
     scheduler in timeout_s seconds).
     """
 
-    def __init__(self, settings: JobSettings, timeout_s: float = START_TIMEOUT_S, left_job: int = 0) -> None:
+    def __init__(
+        self, settings: JobSettings, timeout_s: float = START_TIMEOUT_S, left_job: int = 0
+    ) -> None:
         self.settings = settings
         self.role = settings.role
         self.key_ranges = ids.key_ranges(settings.servers)
@@ -107,7 +122,8 @@ class Postoffice:
     def _join(self, left_job: int, timeout_s: float) -> RpcService:
         """Connect to the scheduler, as soon as there is one of another job than `left_job`."""
         settings = self.settings
-        lanes = replace(limits_from(None), connections_per_peer=1)  # one lane: messages of one worker to one server stay in order
+        # one lane: messages of one worker to one server stay in order
+        lanes = replace(limits_from(None), connections_per_peer=1)
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(CONNECT_PAUSE_S, deadline - time.monotonic())
@@ -136,7 +152,8 @@ class Postoffice:
                 service.close()
             if time.monotonic() >= deadline:
                 raise errors.MasterUnreachable(
-                    f"{self.role}: no scheduler at {settings.root} within {timeout_s} s; start one with DMLC_ROLE=scheduler, "
+                    f"{self.role}: no scheduler at {settings.root} within {timeout_s} s; "
+                    "start one with DMLC_ROLE=scheduler, "
                     f"or mend DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT ({why})"
                 )
             time.sleep(CONNECT_PAUSE_S)
@@ -148,13 +165,20 @@ class Postoffice:
     def _job_of(self, service: RpcService) -> tuple[int, tuple[int, ...]]:
         """What the scheduler calls this job, which no other is called; its _counts."""
         if self.role == "scheduler":
-            with contextlib.suppress(errors.NodeExists):  # an attempt before this one got no answer, or no further
-                service.master_client.tree_node_add(JOB_PATH, " ".join(map(str, (self.incarnation, *self._counts))))
-        number, *counts = map(int, service.master_client.tree_wait(JOB_PATH, CONNECT_TIMEOUT_S).value.split())
+            # an attempt before this one got no answer, or no further
+            with contextlib.suppress(errors.NodeExists):
+                service.master_client.tree_node_add(
+                    JOB_PATH, " ".join(map(str, (self.incarnation, *self._counts)))
+                )
+        number, *counts = map(
+            int, service.master_client.tree_wait(JOB_PATH, CONNECT_TIMEOUT_S).value.split()
+        )
         return number, tuple(counts)
 
     def _check_counts(self, theirs: tuple[int, ...], service: RpcService) -> None:
-        """Nodes that count differently would send one key to different servers. Raises ConfigError."""
+        """Nodes that count differently would send one key to different servers.
+        Raises ConfigError.
+        """
         if theirs != self._counts:
             service.close()
             names = "DMLC_NUM_SERVER", "DMLC_NUM_WORKER", "DMLC_GROUP_SIZE"
@@ -163,7 +187,9 @@ class Postoffice:
                 for name, own, their in zip(names, self._counts, theirs, strict=True)
                 if own != their
             ]
-            raise errors.ConfigError(f"{'; '.join(wrong)} ({self.settings.root}): all nodes of a job need the same")
+            raise errors.ConfigError(
+                f"{'; '.join(wrong)} ({self.settings.root}): all nodes of a job need the same"
+            )
 
     @property
     def driver(self) -> Driver:
@@ -176,27 +202,36 @@ class Postoffice:
             self._changed.notify_all()
 
     def _wait_for_change(self, seen: int, deadline: float) -> bool:
-        """Until a node comes or goes after the `seen`-th change; False when the deadline passes first."""
+        """Until a node comes or goes after the `seen`-th change; False when the deadline passes
+        first.
+        """
         with self._changed:
             while self._changes == seen:
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())):
                     return False
             return time.monotonic() < deadline
 
-    # -- places --------------------------------------------------------------------------------------------------------
+    # -- places ------------------------------------------------------------------------------------
 
-    def add_customer(self, customer_id: int, rank: int = -1, timeout_s: float = START_TIMEOUT_S) -> int:
-        """Take the places of that customer, one for each role and instance; the node id of the first. `rank` is wanted, else the
-        smallest free one is taken.
+    def add_customer(
+        self, customer_id: int, rank: int = -1, timeout_s: float = START_TIMEOUT_S
+    ) -> int:
+        """Take the places of that customer, one for each role and instance; the node id of the
+        first. `rank` is wanted, else the smallest free one is taken.
 
-        Raises ConfigError for a customer that has one, DeadlineExceeded where all are taken for `timeout_s` seconds, Rejected
-        for what else the scheduler refuses."""
+        Raises ConfigError for a customer that has one, DeadlineExceeded where all are taken for
+        `timeout_s` seconds, Rejected for what else the scheduler refuses."""
         instances = 1 if self.role == "scheduler" else self.settings.group_size
-        places = [(role, customer_id, instance) for role in self.settings.roles for instance in range(instances)]
+        places = [
+            (role, customer_id, instance)
+            for role in self.settings.roles
+            for instance in range(instances)
+        ]
         with self._guard:
             if places[0] in self._places:
                 raise errors.ConfigError(
-                    f"customer {customer_id} of this process was started before: finalize() it, or take another id"
+                    f"customer {customer_id} of this process was started before: finalize() it, "
+                    "or take another id"
                 )
             self._places.update(dict.fromkeys(places, 0))
         deadline = time.monotonic() + timeout_s
@@ -226,7 +261,11 @@ class Postoffice:
                 node = ids.node_id(role, wanted)
                 customer_router = CustomerRouter(ids.name_of(node), self.driver.reactor)
                 settings = self.settings
-                dice = Dice(settings.drop_percent, settings.drop_seed, node) if settings.drop_percent else None
+                dice = (
+                    Dice(settings.drop_percent, settings.drop_seed, node)
+                    if settings.drop_percent
+                    else None
+                )
                 endpoint = NodeEndpoint(customer_router, self.driver.reactor, self.members, dice)
                 try:
                     server = self._service.create_server(SERVICE, endpoint, node)
@@ -242,10 +281,19 @@ class Postoffice:
                     raise
                 return node
             if not self._wait_for_change(seen, deadline):
-                what = ids.name_of(ids.node_id(role, rank)) if rank >= 0 else f"each of {count} {role}s"
-                more = f"a larger DMLC_NUM_{role.upper()} at every node allows more" if role != "scheduler" else "a job has one"
+                what = (
+                    ids.name_of(ids.node_id(role, rank))
+                    if rank >= 0
+                    else f"each of {count} {role}s"
+                )
+                more = (
+                    f"a larger DMLC_NUM_{role.upper()} at every node allows more"
+                    if role != "scheduler"
+                    else "a job has one"
+                )
                 raise errors.DeadlineExceeded(
-                    f"no place for one more {role} within {timeout_s} s: {what} is a living node; {more}"
+                    f"no place for one more {role} within {timeout_s} s: {what} is a living node; "
+                    f"{more}"
                 )
 
     def _give_back(self, node: int) -> None:
@@ -253,31 +301,41 @@ class Postoffice:
         del self._customer_routers[node], self._endpoints[node]
         self._servers.pop(node).close()
 
-    # -- facts -----------------------------------------------------------------------------------------------------------
+    # -- facts -------------------------------------------------------------------------------------
 
     @property
     def my_rank(self) -> int:
-        """Of the customer that started first, within its (first) role. Raises ConfigError before start()."""
+        """Of the customer that started first, within its (first) role. Raises ConfigError before
+        start().
+        """
         role, places = self.settings.roles[0], self._places.copy().items()
-        first = min((place for place, node in places if node and place[0] == role), default=(role, 0, 0))
+        first = min(
+            (place for place, node in places if node and place[0] == role), default=(role, 0, 0)
+        )
         return ids.rank_of(self.node_of(first[1])) // self.settings.group_size
 
     def node_of(self, customer_id: int, role: str | None = None, instance: int = 0) -> int:
-        """The node id of that customer; of a joint process's `role`, "server" or "worker". Raises ConfigError where it was not
-        started."""
+        """The node id of that customer; of a joint process's `role`, "server" or "worker". Raises
+        ConfigError where it was not started."""
         role = role or self.settings.roles[0]
         node = self._places.get((role, customer_id, instance), 0)
         if not node:
-            if self._places.get((role, customer_id, 0)):  # a place that is being taken has no node yet
+            # a place that is being taken has no node yet
+            if self._places.get((role, customer_id, 0)):
                 raise errors.ConfigError(
-                    f"instance {instance} of {self.settings.group_size} (DMLC_GROUP_SIZE): they begin with 0"
+                    f"instance {instance} of {self.settings.group_size} (DMLC_GROUP_SIZE): "
+                    "they begin with 0"
                 )
-            raise errors.ConfigError(f"customer {customer_id} was not started in this process: start({customer_id}) comes first")
+            raise errors.ConfigError(
+                f"customer {customer_id} was not started in this process: start({customer_id}) "
+                "comes first"
+            )
         return node
 
     def expect_requests(self) -> None:
-        """Others ask this process, whatever its threads do: somebody must always listen, which costs each wait a thread switch.
-        Of a worker where nobody expects them, requests may wait for the engine's STANDBY_S, 20 ms."""
+        """Others ask this process, whatever its threads do: somebody must always listen, which
+        costs each wait a thread switch. Of a worker where nobody expects them, requests may wait
+        for the engine's STANDBY_S, 20 ms."""
         with self._guard:
             self._expects_requests = True
             self.driver.take_over()
@@ -299,21 +357,29 @@ class Postoffice:
         """members() of a group that an instance talks to: those of its own number."""
         size = self.settings.group_size
         every = self.members(group)
-        return every if size == 1 else tuple(x for x in every if x == ids.SCHEDULER or ids.rank_of(x) % size == instance)
+        return (
+            every
+            if size == 1
+            else tuple(x for x in every if x == ids.SCHEDULER or ids.rank_of(x) % size == instance)
+        )
 
     def process_of(self, node: int) -> int:
         """The node id that this one would have if there was one instance in each process."""
         return ids.node_id(ids.role_of(node), ids.rank_of(node) // self.settings.group_size)
 
     def get_dead_nodes(self, timeout_s: float = CONNECT_TIMEOUT_S) -> list[int]:
-        """Ids of those that should be there and are not: not started yet, or found dead. A process that died on the scheduler's
-        host is so at once, a silent host after PS_HEARTBEAT_TIMEOUT seconds. Raises DeadlineExceeded."""
-        found = self._service.master_client.get_rpc_service_info_of("RpcService", SERVICE, timeout_s)
+        """Ids of those that should be there and are not: not started yet, or found dead. A process
+        that died on the scheduler's host is so at once, a silent host after PS_HEARTBEAT_TIMEOUT
+        seconds. Raises DeadlineExceeded."""
+        found = self._service.master_client.get_rpc_service_info_of(
+            "RpcService", SERVICE, timeout_s
+        )
         living = {server.server_id for server in found.servers} if found is not None else set()
         return [node for node in self.members(ids.ALL) if node not in living]
 
     def connect(self, nodes: tuple[int, ...], timeout_s: float = START_TIMEOUT_S) -> None:
-        """Wait until those nodes are there and connected: from then on messages to one of them stay in order.
+        """Wait until those nodes are there and connected: from then on messages to one of them stay
+        in order.
 
         Raises DeadlineExceeded with the names of those that are not."""
         deadline = time.monotonic() + timeout_s
@@ -323,46 +389,73 @@ class Postoffice:
             try:
                 self.client.refresh()
                 while missing and missing[0] in self.client.server_ids:
-                    left_s = min(CONNECT_TIMEOUT_S, max(CONNECT_PAUSE_S, deadline - time.monotonic()))
+                    left_s = min(
+                        CONNECT_TIMEOUT_S, max(CONNECT_PAUSE_S, deadline - time.monotonic())
+                    )
                     self.client.call_to(missing[0], "hello", timeout_s=left_s)
                     del missing[0]
             except errors.MasterUnreachable:
                 raise
             except (*GONE, errors.DeadlineExceeded):
-                # It is just coming up, or has died, or leaves, and the master does not know yet; or it, or the scheduler, stands
-                # still for longer than one attempt.
+                # It is just coming up, or has died, or leaves, and the master does not know yet; or
+                # it, or the scheduler, stands still for longer than one attempt.
                 time.sleep(CONNECT_PAUSE_S)
                 seen -= 1
             if missing and not self._wait_for_change(seen, deadline):
                 names = ", ".join(map(ids.name_of, missing))
-                raise errors.DeadlineExceeded(f"not there within {timeout_s} s: {names}; start them, or look why they died")
+                raise errors.DeadlineExceeded(
+                    f"not there within {timeout_s} s: {names}; start them, or look why they died"
+                )
 
-    # -- barriers ----------------------------------------------------------------------------------------------------------
+    # -- barriers ----------------------------------------------------------------------------------
 
     def barrier(self, customer_id: int, group: int, timeout_s: float = BARRIER_TIMEOUT_S) -> None:
-        """Wait until every node of a group is here: all places of this customer that belong to it come at once.
+        """Wait until every node of a group is here: all places of this customer that belong to it
+        come at once.
 
-        Raises ConfigError where this node is not one of them, DeadlineExceeded with the names of those that are missing,
-        MasterUnreachable where the scheduler was to hold it and is lost."""
+        Raises ConfigError where this node is not one of them, DeadlineExceeded with the names of
+        those that are missing, MasterUnreachable where the scheduler was to hold it and is lost."""
         first = self.node_of(customer_id)
         expected = self.members(group)
-        nodes = [node for (_, customer, _), node in self._places.copy().items() if customer == customer_id and node in expected]
+        nodes = [
+            node
+            for (_, customer, _), node in self._places.copy().items()
+            if customer == customer_id and node in expected
+        ]
         if not nodes:
-            raise errors.ConfigError(f"{ids.name_of(first)} is not in group {group}, whose barrier it came to")
+            raise errors.ConfigError(
+                f"{ids.name_of(first)} is not in group {group}, whose barrier it came to"
+            )
         if len(nodes) == len(expected):
             return
         passed = self._passed.get((customer_id, group), 0)
         with self._inside():
-            missing = self._meet(group, expected, nodes, time.monotonic() + timeout_s, ANY if self.is_recovery else passed)
+            missing = self._meet(
+                group,
+                expected,
+                nodes,
+                time.monotonic() + timeout_s,
+                ANY if self.is_recovery else passed,
+            )
         if missing:
             raise errors.DeadlineExceeded(
-                f"the barrier of group {group} did not open within {timeout_s} s: {len(expected) - len(missing)} of "
+                f"the barrier of group {group} did not open within {timeout_s} s: "
+                f"{len(expected) - len(missing)} of "
                 f"{len(expected)} arrived; missing: {', '.join(map(ids.name_of, missing))}"
             )
         self._passed[customer_id, group] = passed + 1
 
-    def _meet(self, group: int, expected: Sequence[int], nodes: Sequence[int], deadline: float, passed: int) -> Sequence[int]:
-        """Come to the node that holds that barrier; who is missing when the deadline has passed, or nobody."""
+    def _meet(
+        self,
+        group: int,
+        expected: Sequence[int],
+        nodes: Sequence[int],
+        deadline: float,
+        passed: int,
+    ) -> Sequence[int]:
+        """Come to the node that holds that barrier; who is missing when the deadline has passed, or
+        nobody.
+        """
         holder = expected[0]
         while True:
             patience_s = max(0.0, deadline - time.monotonic())
@@ -373,16 +466,28 @@ class Postoffice:
                 if holder not in self.client.server_ids:
                     self.connect((holder,), patience_s)
                 missing: Sequence[int] = self.client.call_to(
-                    holder, "barrier", group, nodes, patience_s, passed, timeout_s=patience_s + BARRIER_ANSWER_S
+                    holder,
+                    "barrier",
+                    group,
+                    nodes,
+                    patience_s,
+                    passed,
+                    timeout_s=patience_s + BARRIER_ANSWER_S,
                 )
                 return missing
             except GONE as error:
                 if holder == ids.SCHEDULER:
                     raise errors.MasterUnreachable(
-                        f"the scheduler at {self.settings.root} was lost while the barrier of group {group} waited there, and "
+                        f"the scheduler at {self.settings.root} was lost while the barrier of "
+                        f"group {group} waited there, and "
                         f"the job with it: look why it ended ({error})"
                     ) from error
-                logger.info("%s, which holds the barrier of group %d, is lost: %s", ids.name_of(holder), group, str(error))
+                logger.info(
+                    "%s, which holds the barrier of group %d, is lost: %s",
+                    ids.name_of(holder),
+                    group,
+                    str(error),
+                )
                 with contextlib.suppress(errors.DeadlineExceeded):
                     self.connect((holder,), max(0.0, deadline - time.monotonic()))
                     continue
@@ -391,20 +496,31 @@ class Postoffice:
                 return (holder,)
 
     def _meet_here(
-        self, endpoint: NodeEndpoint, group: int, nodes: Sequence[int], patience_s: float, passed: int
+        self,
+        endpoint: NodeEndpoint,
+        group: int,
+        nodes: Sequence[int],
+        patience_s: float,
+        passed: int,
     ) -> Sequence[int]:
         """The same where this process holds it."""
         opened = Future(self.driver)
-        self.driver.reactor.call_soon(lambda: follow(opened, endpoint.barrier(group, nodes, patience_s, passed)))
+        self.driver.reactor.call_soon(
+            lambda: follow(opened, endpoint.barrier(group, nodes, patience_s, passed))
+        )
         try:
             missing: Sequence[int] = opened.result(patience_s + BARRIER_ANSWER_S)
         except ClosedError:
-            raise errors.Closed(f"the barrier of group {group} had not opened when this process left the job") from None
+            raise errors.Closed(
+                f"the barrier of group {group} had not opened when this process left the job"
+            ) from None
         return missing
 
     def waiting(self, group: int) -> set[int]:
         """Who waits in a barrier that this process holds."""
-        return set().union(*(endpoint.meetings.waiting(group) for endpoint in list(self._endpoints.values())))
+        return set().union(
+            *(endpoint.meetings.waiting(group) for endpoint in list(self._endpoints.values()))
+        )
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
@@ -417,16 +533,19 @@ class Postoffice:
                 self._in_barriers -= 1
                 self._meeting.notify_all()
 
-    # -- the end -----------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, after_barrier: bool = False) -> None:
-        """Leave. `after_barrier` of all: the scheduler stays until the others, who have heard that it is open, have left."""
+        """Leave. `after_barrier` of all: the scheduler stays until the others, who have heard that
+        it is open, have left.
+        """
         for callback in self._on_close:
             callback()
         with self._meeting:  # another customer of this process may be about to hear of it
             self._meeting.wait_for(lambda: not self._in_barriers, LEAVE_TIMEOUT_S)
         if after_barrier:
-            with contextlib.suppress(errors.RpcError):  # the scheduler is gone: nobody waits for us to leave
+            # the scheduler is gone: nobody waits for us to leave
+            with contextlib.suppress(errors.RpcError):
                 if self._master is not None:
                     self._wait_until_others_left()
                 else:
@@ -445,7 +564,11 @@ class Postoffice:
             if len(self.get_dead_nodes()) == everybody - 1:
                 return
             if not self._wait_for_change(seen, deadline):
-                logger.warning("the scheduler ends with nodes that are still there %s s after the last barrier", LEAVE_TIMEOUT_S)
+                logger.warning(
+                    "the scheduler ends with nodes that are still there %s s after the last "
+                    "barrier",
+                    LEAVE_TIMEOUT_S,
+                )
                 return
 
 

@@ -1,13 +1,19 @@
-"""Messages that get lost and are sent again: who draws the lots, and who knows what has come before. No I/O here.
+"""Messages that get lost and are sent again: who draws the lots, and who knows what has come
+before. No I/O here.
 
-    at the sender                            at the receiver, for each lane (a customer of one incarnation of a process)
-    each message of a lane has the next      the next number is handled; one further on is held until all before it have
-    number, and says below which number      been, or are below the floor
+    at the sender                        at the receiver, for each lane (a customer of one
+                                         incarnation of a process)
+    each message of a lane has the next  the next number is handled; one further on is held until
+                                         all before it have
+    number, and says below which number  been, or are below the floor
     nothing is waited for any more (floor)
-    no answer within resend_s: again,        a number that came before is not handled again: it gets the answer of the first
-    twice as patient                         one, at once or when there is one; answers below the floor are forgotten
+    no answer within resend_s: again,  a number that came before is not handled again: it gets the
+                                       answer of the first
+    twice as patient                   one, at once or when there is one; answers below the floor
+                                       are forgotten
 
-So order is kept, though any message may be lost, and what is remembered is what a sender still waits for.
+So order is kept, though any message may be lost, and what is remembered is what a sender still
+waits for.
 """
 
 from __future__ import annotations
@@ -23,11 +29,14 @@ from shard import VALUE, Future
 
 LANES_MAX = 4096  # of all senders together; the one that was silent for longest is forgotten
 AHEAD_MAX = 4096  # numbers above the floor: several times what a sender has on its way
-PATIENCE_GROWTH_MAX = 8  # of the first resend_s: a server that is slow is not helped by more messages
+# of the first resend_s: a server that is slow is not helped by more messages
+PATIENCE_GROWTH_MAX = 8
 
 
 class Dice:
-    """Loses so many percent of what it is asked about, each by a draw of its own; the same for the same seed and node."""
+    """Loses so many percent of what it is asked about, each by a draw of its own; the same for the
+    same seed and node.
+    """
 
     def __init__(self, percent: int, seed: int, node: int) -> None:
         self._share = percent / 100
@@ -53,16 +62,24 @@ class Arrivals:
         self._lanes_max, self._ahead_max = lanes_max, ahead_max
         self._lanes: OrderedDict[tuple[int, int], _Lane] = OrderedDict()
 
-    def answer(self, lane_key: tuple[int, int], sequence: int, floor: int, handle: Callable[[], Any]) -> Future:
-        """The answer of that message, by handle() when it comes for the first time and its turn has come.
+    def answer(
+        self, lane_key: tuple[int, int], sequence: int, floor: int, handle: Callable[[], Any]
+    ) -> Future:
+        """The answer of that message, by handle() when it comes for the first time and its turn has
+        come.
 
-        Raises BadArguments for one that its sender said it waits for no more, Backpressure for one too far ahead."""
+        Raises BadArguments for one that its sender said it waits for no more, Backpressure for one
+        too far ahead."""
         lane = self._lane(lane_key, floor)
         if sequence < lane.floor:
-            raise BadArguments(f"message {sequence} comes after its sender gave it up: it waits from {lane.floor} on")
+            raise BadArguments(
+                f"message {sequence} comes after its sender gave it up: "
+                f"it waits from {lane.floor} on"
+            )
         if sequence - lane.floor >= self._ahead_max:
             raise Backpressure(
-                f"message {sequence} is {sequence - lane.floor} ahead of the first open one, {self._ahead_max} may"
+                f"message {sequence} is {sequence - lane.floor} ahead of the first open one, "
+                f"{self._ahead_max} may"
             )
         known = lane.answers.get(sequence)
         if known is None:
@@ -101,7 +118,11 @@ def follow(future: Future, value: Any) -> None:
     """Complete `future` with a value, or as another future is when that is done."""
     if isinstance(value, Future):
         value.add_done_callback(
-            lambda done: future.set_result(done._outcome) if done.finished == VALUE else future.set_error(done._outcome)
+            lambda done: (
+                future.set_result(done._outcome)
+                if done.finished == VALUE
+                else future.set_error(done._outcome)
+            )
         )
     else:
         future.set_result(value)

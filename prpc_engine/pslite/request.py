@@ -19,8 +19,10 @@ class Timestamp(Future):
     missing: int = 0
     answers: Any = None  # by part, a list
     finish: Callable[[int, list[Any]], object] | None = None
-    parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()  # node, arguments, bytes of each, until it is done
-    call: Future | None = None  # that alone answers it and that nobody hears of: who wants to know looks there
+    # node, arguments, bytes of each, until it is done
+    parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()
+    # that alone answers it and that nobody hears of: who wants to know looks there
+    call: Future | None = None
 
 
 class NodePart(msgspec.Struct, eq=False):

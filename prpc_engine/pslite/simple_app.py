@@ -3,7 +3,8 @@
     app = SimpleApp(0, 0, request_handle=lambda data, app: app.response(data, "yes"))
     app.wait(app.request(1, "ready?", SERVER_GROUP))
 
-Who is given no request handle answers "". Requests that come before the application is made wait for it.
+Who is given no request handle answers "". Requests that come before the application is made wait
+for it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from prpc_engine.pslite.customer_router import SIMPLE
 from prpc_engine.pslite.lifecycle import get_postoffice
 from prpc_engine.rpc.deferred import Deferred
 
-_answering = threading.Lock()  # for all answers: a lock for each would cost more than they ever wait for this one
+# for all answers: a lock for each would cost more than they ever wait for this one
+_answering = threading.Lock()
 
 
 class Answer(msgspec.Struct, eq=False):
@@ -55,7 +57,8 @@ class Answer(msgspec.Struct, eq=False):
 
     def outcome(self) -> Any:
         """After the handler, once: the value, or what it comes by."""
-        if self.is_given:  # the usual case, without the lock: `later` is made below only, so the value is in place
+        # the usual case, without the lock: `later` is made below only, so the value is in place
+        if self.is_given:
             return self.value
         with _answering:
             if not self.is_given:
@@ -65,7 +68,9 @@ class Answer(msgspec.Struct, eq=False):
 
 @dataclass(frozen=True, eq=False)
 class SimpleData:
-    """A request, or with its answer as the body, a response. `sender` is a node id, `timestamp` the requester's."""
+    """A request, or with its answer as the body, a response. `sender` is a node id, `timestamp` the
+    requester's.
+    """
 
     head: int
     body: str
@@ -106,14 +111,16 @@ class SimpleApp:
         if type(app_id) is not int:
             name = type(self).__name__
             raise ConfigError(
-                f"{name}({type(app_id).__name__}, ...): an app id is an int; the class that takes an RpcService and holds tables "
+                f"{name}({type(app_id).__name__}, ...): an app id is an int; "
+                "the class that takes an RpcService and holds tables "
                 f"is {name.replace('KV', 'Table') if name.startswith('KV') else 'TableWorker'}"
             )
         self.app_id, self.customer_id, self.instance = app_id, customer_id, instance
         self.postoffice = get_postoffice()
         if self.role is not None and self.role not in self.postoffice.settings.roles:
             raise ConfigError(
-                f"a {type(self).__name__} at a {self.postoffice.role}: only nodes with DMLC_ROLE={self.role}, or joint, have one"
+                f"a {type(self).__name__} at a {self.postoffice.role}: "
+                f"only nodes with DMLC_ROLE={self.role}, or joint, have one"
             )
         self.node = self.postoffice.node_of(customer_id, self.role, instance)
         self._customer_router = self.postoffice.customer_router(self.node)
@@ -125,8 +132,8 @@ class SimpleApp:
         self._customer_router.add_handler(SIMPLE, app_id, self._on_simple_request)
 
     def set_request_handle(self, handle: SimpleHandle) -> None:
-        """handle(data, app) has to call app.response(data, body), then or later. Where requests may be on their way already, give
-        it to the constructor."""
+        """handle(data, app) has to call app.response(data, body), then or later. Where requests may
+        be on their way already, give it to the constructor."""
         self.postoffice.expect_requests()
         self._request_handle = handle
 
@@ -135,9 +142,13 @@ class SimpleApp:
         self._response_handle = handle
 
     def request(self, head: int, body: str, recv_id: int, timeout_s: float | None = None) -> int:
-        """Ask every node of a group, or the one of that id; the timestamp for wait(). Raises ConfigError, BadArguments."""
+        """Ask every node of a group, or the one of that id; the timestamp for wait(). Raises
+        ConfigError, BadArguments.
+        """
         if not isinstance(head, int) or not isinstance(body, str):
-            raise BadArguments(f"request({head!r}, {body!r}): the head is an int and the body a str")
+            raise BadArguments(
+                f"request({head!r}, {body!r}): the head is an int and the body a str"
+            )
         nodes = self.postoffice.peers(recv_id, self.instance)
         timestamp = self._customer.new_timestamp()
         message = self.app_id, self.node, self.customer_id, timestamp, head, body
@@ -167,10 +178,14 @@ class SimpleApp:
         return self._customer.is_done(timestamp)
 
     def close(self) -> None:
-        """Handle no more requests: they wait for the next application of this id. Again: does nothing."""
+        """Handle no more requests: they wait for the next application of this id. Again: does
+        nothing.
+        """
         self._customer_router.remove_handler(SIMPLE, self.app_id, self._on_simple_request)
 
-    def _on_simple_request(self, sender: int, customer_id: int, timestamp: int, head: int, body: str) -> Any:
+    def _on_simple_request(
+        self, sender: int, customer_id: int, timestamp: int, head: int, body: str
+    ) -> Any:
         handle = self._request_handle
         if handle is None:
             return ""
@@ -178,7 +193,9 @@ class SimpleApp:
         handle(SimpleData(head, body, sender, timestamp, customer_id, answer), self)
         return answer.outcome()
 
-    def _on_responses(self, head: int, nodes: tuple[int, ...], timestamp: int, answers: list[str]) -> None:
+    def _on_responses(
+        self, head: int, nodes: tuple[int, ...], timestamp: int, answers: list[str]
+    ) -> None:
         handle = self._response_handle
         if handle is not None:
             for node, body in zip(nodes, answers, strict=True):

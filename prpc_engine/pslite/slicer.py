@@ -1,7 +1,8 @@
-"""Who of the servers gets which of the keys: views of the arrays, cut where the ranges end. Nothing is copied here.
+"""Who of the servers gets which of the keys: views of the arrays, cut where the ranges end. Nothing
+is copied here.
 
-A slicer is a function of (pairs, ranges) that gives one KVPairs for each range, None for a server that gets nothing. Together
-they must be the keys, cut into runs. Pairs of a pull have no vals.
+A slicer is a function of (pairs, ranges) that gives one KVPairs for each range, None for a server
+that gets nothing. Together they must be the keys, cut into runs. Pairs of a pull have no vals.
 """
 
 from __future__ import annotations
@@ -36,7 +37,12 @@ def by_ranges(pairs: KVPairs, ranges: Sequence[KeyRange]) -> Sequence[KVPairs | 
     else:
         ends = [0] * len(cuts)  # a pull
     return [
-        KVPairs(keys[begin:end], vals[first:last], None if lens is None else lens[begin:end], pairs.priority)
+        KVPairs(
+            keys[begin:end],
+            vals[first:last],
+            None if lens is None else lens[begin:end],
+            pairs.priority,
+        )
         if begin < end
         else None
         for begin, end, first, last in zip(cuts, cuts[1:], ends, ends[1:], strict=False)
@@ -46,9 +52,16 @@ def by_ranges(pairs: KVPairs, ranges: Sequence[KeyRange]) -> Sequence[KVPairs | 
 def check_slices(slices: Sequence[KVPairs | None], keys: Keys, ranges: Sequence[KeyRange]) -> None:
     """What a slicer of the user's gave. Raises BadArguments."""
     if len(slices) != len(ranges):
-        raise BadArguments(f"the slicer gave {len(slices)} slices for {len(ranges)} servers; one each is allowed, or None")
-    used = sorted((each.keys for each in slices if each is not None and len(each.keys)), key=lambda each: int(each[0]))
+        raise BadArguments(
+            f"the slicer gave {len(slices)} slices for {len(ranges)} servers; "
+            "one each is allowed, or None"
+        )
+    used = sorted(
+        (each.keys for each in slices if each is not None and len(each.keys)),
+        key=lambda each: int(each[0]),
+    )
     if not np.array_equal(np.concatenate([keys[:0], *used]), keys):
         raise BadArguments(
-            "the slicer's slices are not the keys cut into runs: every key goes to one server, and neighbours stay so"
+            "the slicer's slices are not the keys cut into runs: every key goes to one server, "
+            "and neighbours stay so"
         )

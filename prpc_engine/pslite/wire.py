@@ -1,4 +1,5 @@
-"""What a push or pull and its answer look like on the way: one text of bytes, with the arrays in it where they are small.
+"""What a push or pull and its answer look like on the way: one text of bytes, with the arrays in it
+where they are small.
 
     request    offset  size  field
                     0     4  app id
@@ -22,13 +23,14 @@
 
 What is larger than INLINE_BYTES_MAX goes as arrays beside the head:
 
-    keys and lens    with vals    request                      answer to a pull
-    small            small        (head,)                      bytes
-    small            larger       (head, vals)                 of one key: vals; else (number of keys, vals, lens)
-    larger           larger       (head, keys, vals, lens)     the same
+    keys and lens  with vals  request                   answer to a pull
+    small          small      (head,)                   bytes
+    small          larger     (head, vals)              of one key: vals; else (number of keys,
+                                                        vals, lens)
+    larger         larger     (head, keys, vals, lens)  the same
 
-A push is answered with None. Wrapping two small arrays takes 5 us on both sides together, and packing them here 1.2 us. It also
-copies them, so that the caller may change them.
+A push is answered with None. Wrapping two small arrays takes 5 us on both sides together, and
+packing them here 1.2 us. It also copies them, so that the caller may change them.
 """
 
 from __future__ import annotations
@@ -43,13 +45,18 @@ from prpc_engine.pslite.pairs import NO_VALS, KVPairs, Lens, Vals
 
 PUSH, PULL, HAS_LENS, IS_INLINE = 1, 2, 4, 8
 FORGOTTEN = -1  # for an answer that was to come later: this server does not know it
-INLINE_BYTES_MAX = 8192  # of all arrays together: a push of 4 KiB takes 14 us with its arrays in the head, and 27 beside it
+# of all arrays together: a push of 4 KiB takes 14 us with its arrays in the head, and 27 beside it
+INLINE_BYTES_MAX = 8192
 HEAD = struct.Struct("<iiiiqiBBHII")
 ANSWER = struct.Struct("<BBHI")
 HEAD_BYTES, ANSWER_BYTES = HEAD.size, ANSWER.size
-assert (HEAD_BYTES, ANSWER_BYTES) == (40, 8)  # the tables above; arrays of 8-byte items stay aligned
-# Truth values are not among them: beside the head the archive looks at their bytes, which numpy takes on trust.
-_TYPES: dict[int, np.dtype[Any]] = {np.dtype(char).num: np.dtype(char) for char in "bBhHiIlLqQefdgFDG"}
+# the tables above; arrays of 8-byte items stay aligned
+assert (HEAD_BYTES, ANSWER_BYTES) == (40, 8)
+# Truth values are not among them: beside the head the archive looks at their bytes, which numpy
+# takes on trust.
+_TYPES: dict[int, np.dtype[Any]] = {
+    np.dtype(char).num: np.dtype(char) for char in "bBhHiIlLqQefdgFDG"
+}
 _KEY, _LEN = np.dtype(np.uint64), np.dtype(np.int32)
 _pack, _unpack = HEAD.pack, HEAD.unpack_from
 _pack_answer, _unpack_answer = ANSWER.pack, ANSWER.unpack_from
@@ -75,7 +82,9 @@ class Head(NamedTuple):
 def pack(
     app_id: int, sender: int, customer_id: int, cmd: int, timestamp: int, flags: int, pairs: KVPairs
 ) -> tuple[tuple[Any, ...], int]:
-    """The arguments of one request, and the bytes of its arrays. Raises BadArguments for numbers that do not fit."""
+    """The arguments of one request, and the bytes of its arrays. Raises BadArguments for numbers
+    that do not fit.
+    """
     keys, vals, lens = pairs.keys, pairs.vals, pairs.lens
     key_bytes = keys.nbytes  # and of lens
     if lens is not None:
@@ -94,9 +103,23 @@ def pack(
             return (head + keys.tobytes() + vals.tobytes() + lens.tobytes(),), nbytes
         if key_bytes <= INLINE_BYTES_MAX:
             flags |= IS_INLINE
-        head = _pack(app_id, sender, customer_id, cmd, timestamp, pairs.priority, flags, 0, 0, len(keys), len(vals))
+        head = _pack(
+            app_id,
+            sender,
+            customer_id,
+            cmd,
+            timestamp,
+            pairs.priority,
+            flags,
+            0,
+            0,
+            len(keys),
+            len(vals),
+        )
     except struct.error as error:
-        raise BadArguments(f"cmd {cmd!r}, priority {pairs.priority!r} or app id {app_id!r} is no number of 32 bits") from error
+        raise BadArguments(
+            f"cmd {cmd!r}, priority {pairs.priority!r} or app id {app_id!r} is no number of 32 bits"
+        ) from error
     if not flags & IS_INLINE:
         return (head, keys, vals if flags & PUSH else None, lens), nbytes
     if lens is None:
@@ -131,11 +154,15 @@ def read_pairs(head: bytes, fields: tuple[int, ...], arrays: tuple[Any, ...]) ->
         if flags & HAS_LENS:
             lens = _from_bytes(head, _LEN, n_keys, at)
     except (ValueError, KeyError) as error:
-        raise BadArguments(f"a request of {len(head)} bytes that is to hold {n_keys} keys and {n_vals} vals") from error
+        raise BadArguments(
+            f"a request of {len(head)} bytes that is to hold {n_keys} keys and {n_vals} vals"
+        ) from error
     return KVPairs(keys, vals, lens, priority)
 
 
-def pack_answer(n_keys: int, vals: Vals, lens: Lens | None) -> bytes | Vals | tuple[int, Vals, Lens | None]:
+def pack_answer(
+    n_keys: int, vals: Vals, lens: Lens | None
+) -> bytes | Vals | tuple[int, Vals, Lens | None]:
     """The answer to a pull."""
     dtype = vals.dtype
     number = dtype.num
@@ -160,6 +187,10 @@ def read_answer(answer: Any) -> tuple[int, Vals, Lens | None]:
         dtype = _TYPES[number]
         nbytes = len(answer) - ANSWER_BYTES - (4 * n_keys if flags & HAS_LENS else 0)
         vals = _from_bytes(answer, dtype, nbytes // dtype.itemsize, ANSWER_BYTES)
-        return n_keys, vals, _from_bytes(answer, _LEN, n_keys, ANSWER_BYTES + nbytes) if flags & HAS_LENS else None
+        return (
+            n_keys,
+            vals,
+            _from_bytes(answer, _LEN, n_keys, ANSWER_BYTES + nbytes) if flags & HAS_LENS else None,
+        )
     except (struct.error, KeyError, TypeError, ValueError) as error:
         raise BadArguments(f"an answer of {len(answer)} bytes that is none") from error

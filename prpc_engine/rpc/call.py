@@ -1,17 +1,21 @@
-"""Calls in flight: who waits for which reply, and until when. No I/O and no clock here: `now` is handed in.
+"""Calls in flight: who waits for which reply, and until when. No I/O and no clock here: `now` is
+handed in.
 
-    state      event                      next
-    in flight  reply or failure arrives   done      (the value, or the error it names)
-    in flight  deadline passes            done      (DeadlineExceeded); a late reply is counted and dropped
-    in flight  the connection ends        done      (MaybeExecuted), once `sent`: until then its sender finds out, and knows more
-    in flight  cancel                     done      (Cancelled); a late reply is counted and dropped
+    state      event                     next
+    in flight  reply or failure arrives  done  (the value, or the error it names)
+    in flight  deadline passes           done  (DeadlineExceeded); a late reply is counted and
+                                               dropped
+    in flight  the connection ends       done  (MaybeExecuted), once `sent`: until then its sender
+                                               finds out, and knows more
+    in flight  cancel                    done  (Cancelled); a late reply is counted and dropped
 
-Deadlines are kept without an ordered structure: `soonest` is a lower bound of all of them. It falls when an earlier one
-comes in and is made exact when it passes, so a steady stream of calls with equal timeouts costs one look at the table
-per timeout, and nothing per call. Those that a look finds are ended some at a time: many may have one deadline.
+Deadlines are kept without an ordered structure: `soonest` is a lower bound of all of them. It falls
+when an earlier one comes in and is made exact when it passes, so a steady stream of calls with
+equal timeouts costs one look at the table per timeout, and nothing per call. Those that a look
+finds are ended some at a time: many may have one deadline.
 
-Entered, a call is being sent until its `sent` says when it was: its thread may stand still in between for as long as the system
-likes.
+Entered, a call is being sent until its `sent` says when it was: its thread may stand still in
+between for as long as the system likes.
 """
 
 from __future__ import annotations
@@ -31,11 +35,12 @@ NEVER, PASSED = float("inf"), float("-inf")
 Later = Callable[[float, Callable[[], object]], object]
 # A call without a timeout of its own gives up after this long: long for a call, short for a person.
 TIMEOUT_S = 30.0
-# Call ids of one connection of a node, which never come again on another one of it: so many calls take four months at 100 000 a
-# second, and the 24 bits above hold a new connection every second for half a year.
+# Call ids of one connection of a node, which never come again on another one of it: so many calls
+# take four months at 100 000 a second, and the 24 bits above hold a new connection every second for
+# half a year.
 CALL_ID_BITS = 40
-# Between looks at the calls that were being sent when their connection ended, and how many: a second or so in all, for a thread
-# that does not come to run.
+# Between looks at the calls that were being sent when their connection ended, and how many: a
+# second or so in all, for a thread that does not come to run.
 SENDING_S, SENDING_LOOKS_MAX = 0.001, 1000
 
 
@@ -47,22 +52,29 @@ class CallOwner(Protocol):
 
 
 class Call(Future):
-    """One request that waits for its reply. result(timeout_s), done(), await; cancel() gives it up."""
+    """One request that waits for its reply. result(timeout_s), done(), await;
+    cancel() gives it up.
+    """
 
     table: CallTable | None = None
     call_id: int = 0
     asked: tuple[str, Any] = ("", None)  # method and route
-    client: CallOwner | None = None  # hears of a failure first, and may try again; None: the failure is the end
+    # hears of a failure first, and may try again; None: the failure is the end
+    client: CallOwner | None = None
     body: bytes = b""  # of the request, for trying again
     blocks: Sequence[NDArray[Any]] = ()
     sent: float = 0.0  # when; like the deadline, set once the request is on its way; 0.0: it is not
-    deadline: float = NEVER  # of this attempt; PASSED once it has been found so here, which its server may not know
+    # of this attempt; PASSED once it has been found so here, which its server may not know
+    deadline: float = NEVER
     overall: float = NEVER  # of all attempts together
     state: Any = None  # of trying again: the client's
-    is_attempt: ClassVar[bool] = False  # whether another call stands for it: then its failure is none of the client's
+    # whether another call stands for it: then its failure is none of the client's
+    is_attempt: ClassVar[bool] = False
 
     def set_error(self, error: BaseException) -> bool:
-        """Complete with an error, unless the client goes on with the call; False when it was complete before."""
+        """Complete with an error, unless the client goes on with the call; False when it was
+        complete before.
+        """
         if self.client is not None and not self.finished and self.client.failed(self, error):
             return True
         return self.end(error)
@@ -82,20 +94,25 @@ class Call(Future):
         return self.table is not None and self.call_id in self.table.in_flight
 
     def withdraw(self) -> None:
-        """Tell the server that nobody waits: what is queued there is dropped, a task ended, a plain function runs to its end."""
+        """Tell the server that nobody waits: what is queued there is dropped, a task ended, a plain
+        function runs to its end.
+        """
         if self.table is not None and self.table.in_flight.pop(self.call_id, None) is not None:
             self.table.send_cancel(self.call_id)
 
     def outlive(self) -> None:
-        """After its deadline has PASSED, in the reactor: stay in flight for what its answer brings. The server is told that the
-        call is cancelled, and answers with an error, if it has not answered before."""
+        """After its deadline has PASSED, in the reactor: stay in flight for what its answer brings.
+        The server is told that the call is cancelled, and answers with an error, if it has not
+        answered before."""
         assert self.table is not None, "it was in one when its deadline passed"
         self.deadline = NEVER
         self.table.in_flight[self.call_id] = self
         self.table.send_cancel(self.call_id)
 
     def cancel(self, error: BaseException | None = None) -> bool:
-        """Wait no longer, and withdraw() it. Completes with `error`, Cancelled by default. False when it was done before."""
+        """Wait no longer, and withdraw() it. Completes with `error`, Cancelled by default. False
+        when it was done before.
+        """
         self.withdraw()
         return self.set_error(error or Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
 
@@ -105,13 +122,15 @@ class Call(Future):
 
 
 class CallTable:
-    """All calls in flight on one connection. Entries are made from any thread, all else happens in the reactor's.
+    """All calls in flight on one connection. Entries are made from any thread, all else happens in
+    the reactor's.
 
-    A call is entered under next_id(), with `soonest` lowered to its deadline when that is earlier; its reply takes it out by
-    in_flight.pop(). A reply that finds none is counted in dropped_replies.
+    A call is entered under next_id(), with `soonest` lowered to its deadline when that is earlier;
+    its reply takes it out by in_flight.pop(). A reply that finds none is counted in
+    dropped_replies.
 
-    Numbers begin after `base`; `life` is equal for connections over which the node at the other end is the same, and knows this
-    one as the same."""
+    Numbers begin after `base`; `life` is equal for connections over which the node at the other end
+    is the same, and knows this one as the same."""
 
     def __init__(self, base: int = 0, life: object = None) -> None:
         self.in_flight: dict[int, Call] = {}
@@ -127,12 +146,15 @@ class CallTable:
     @property
     def started(self) -> int:
         """How many calls there have been."""
-        return int(repr(self._ids)[len("count(") : -1]) - 1 - self._base  # the count's next number, without taking it
+        # the count's next number, without taking it
+        return int(repr(self._ids)[len("count(") : -1]) - 1 - self._base
 
     def find_late(self, now: float) -> bool:
-        """Find all whose deadline has passed, for end_late(); whether there are any. `soonest` is exact after it, but for calls
+        """Find all whose deadline has passed, for end_late(); whether there are any. `soonest` is
+        exact after it, but for calls
         made meanwhile: those arm a look of their own."""
-        soonest = self.soonest = NEVER  # before the look: a deadline set after it is compared with this, one set before is seen
+        # before the look: a deadline set after it is compared with this, one set before is seen
+        soonest = self.soonest = NEVER
         for call in list(self.in_flight.values()):
             if call.deadline <= now:
                 self._late.append(call)
@@ -142,11 +164,14 @@ class CallTable:
         return bool(self._late)
 
     def end_late(self, error_for: Callable[[Call], RpcError], most: int | None = None) -> int:
-        """End those that were found, `most` of them at a time; how many. `has_late` says whether there are more."""
+        """End those that were found, `most` of them at a time; how many. `has_late` says whether
+        there are more.
+        """
         count = 0
         while self._late and count != most:
             call = self._late.popleft()
-            if self.in_flight.pop(call.call_id, None) is not None:  # else it was answered, or given up, meanwhile
+            # else it was answered, or given up, meanwhile
+            if self.in_flight.pop(call.call_id, None) is not None:
                 count += 1
                 call.deadline = PASSED
                 call.set_error(error_for(call))
@@ -157,10 +182,19 @@ class CallTable:
         """Whether some that find_late() found are to be ended still."""
         return bool(self._late)
 
-    def fail_all(self, error_for: Callable[[Call], RpcError], later: Later | None = None, looks: int = SENDING_LOOKS_MAX) -> int:
-        """End all: the connection is gone; how many. later(seconds, callback) is for those that are being sent now: if they were
-        sent, they end then. Without it they end now, too."""
-        calls = [call for call in list(self.in_flight.values()) if call.sent or later is None or looks < 1]
+    def fail_all(
+        self,
+        error_for: Callable[[Call], RpcError],
+        later: Later | None = None,
+        looks: int = SENDING_LOOKS_MAX,
+    ) -> int:
+        """End all: the connection is gone; how many. later(seconds, callback) is for those that are
+        being sent now: if they were sent, they end then. Without it they end now, too."""
+        calls = [
+            call
+            for call in list(self.in_flight.values())
+            if call.sent or later is None or looks < 1
+        ]
         for call in calls:
             self.in_flight.pop(call.call_id, None)
         for call in calls:

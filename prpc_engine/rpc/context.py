@@ -1,7 +1,8 @@
 """On whose behalf a handler runs: the peer that asked, and how long it will wait.
 
-A call that a handler makes inherits the deadline: it never waits longer than the one it works for. A plain handler's time counts
-from the moment it asks, as it runs in the turn its request arrived in; a task's from its arrival.
+A call that a handler makes inherits the deadline: it never waits longer than the one it works for.
+A plain handler's time counts from the moment it asks, as it runs in the turn its request arrived
+in; a task's from its arrival.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from prpc_engine.rpc.job import Caller, Job
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
 from shard import CONTEXT
 
-# What CONTEXT.value is while a handler runs: a Job, or (peer, timeout_ms) for a plain function that runs at once: it costs less.
+# What CONTEXT.value is while a handler runs: a Job, or (peer, timeout_ms) for a plain function that
+# runs at once: it costs less.
 
 
 def who_asked() -> Caller | None:
@@ -27,7 +29,9 @@ def who_asked() -> Caller | None:
 
 
 def caller_name() -> str:
-    """The address or process that made the request being handled. Raises LookupError outside handlers."""
+    """The address or process that made the request being handled. Raises LookupError outside
+    handlers.
+    """
     asker = who_asked()
     if asker is None:
         raise LookupError("nobody is calling: caller_name() works in the methods of a server")
@@ -35,7 +39,9 @@ def caller_name() -> str:
 
 
 def remaining_s(clock: Callable[[], float]) -> float | None:
-    """Seconds that the caller will still wait for what is being handled; None when it sets no bound, or outside handlers."""
+    """Seconds that the caller will still wait for what is being handled; None when it sets no
+    bound, or outside handlers.
+    """
     caller: Any = CONTEXT.value
     if caller is None:
         return None
@@ -46,7 +52,9 @@ def remaining_s(clock: Callable[[], float]) -> float | None:
 
 
 def inherited_s(timeout_s: float | None, clock: Callable[[], float]) -> float | None:
-    """The timeout of a call made here, in seconds: on somebody's behalf it waits no longer than that one does."""
+    """The timeout of a call made here, in seconds: on somebody's behalf it waits no longer than
+    that one does.
+    """
     remaining = remaining_s(clock)
     if remaining is None or not (timeout_s is None or is_number(timeout_s)):
         return timeout_s  # what is no number is named by wait_in_ms()
@@ -54,9 +62,13 @@ def inherited_s(timeout_s: float | None, clock: Callable[[], float]) -> float | 
 
 
 def wait_in_ms(timeout_s: float | None, name: str = "timeout_s") -> int:
-    """A timeout as the header of a message has it; `name` is what its caller calls it. Raises BadArguments."""
+    """A timeout as the header of a message has it; `name` is what its caller calls it. Raises
+    BadArguments.
+    """
     if timeout_s is None:
         return 0
     if is_number(timeout_s) and 0.0 <= timeout_s <= TIMEOUT_S_MAX:
         return int(timeout_s * 1000.0) + 1
-    raise BadArguments(f"{name}={timeout_s!r:.100}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None")
+    raise BadArguments(
+        f"{name}={timeout_s!r:.100}: 0 to {TIMEOUT_S_MAX:.0f} seconds are allowed, or None"
+    )

@@ -1,4 +1,5 @@
-"""An answer that comes later: a handler returns one, and whoever has the result answers, from any thread or task.
+"""An answer that comes later: a handler returns one, and whoever has the result answers, from any
+thread or task.
 
     class Batches:
         def pull(self, batch):
@@ -26,12 +27,13 @@ class AnswerDropped(ShardError):
 
 
 class Deferred(Future, weakref=True):
-    """Stands for a handler's answer that comes later: the handler returns it, and reply() or fail() answers.
+    """Stands for a handler's answer that comes later: the handler returns it, and reply() or fail()
+    answers.
 
-    ends_with_caller  it is cancelled when its caller's connection is lost, as nobody else gains by the answer;
-                      else it goes on
-    on_cancel         called with an error when its caller gives the call up, or the deadline passes; True: it is
-                      answered nevertheless; None: it is cancelled
+    ends_with_caller  it is cancelled when its caller's connection is lost, as nobody else gains by
+                      the answer; else it goes on
+    on_cancel         called with an error when its caller gives the call up, or the deadline
+                      passes; True: it is answered nevertheless; None: it is cancelled
 
     Any thread or task may answer. One that is dropped unanswered is answered with AnswerDropped.
     """
@@ -44,20 +46,32 @@ class Deferred(Future, weakref=True):
         return self.set_result(value)
 
     def fail(self, error: BaseException) -> bool:
-        """Answer with an error, which the caller gets as RemoteError; False when it was answered or given up before."""
+        """Answer with an error, which the caller gets as RemoteError; False when it was answered or
+        given up before.
+        """
         return self.set_error(error)
 
     def __del__(self) -> None:
         if not self.done():
-            self.set_error(AnswerDropped("the handler returned a Deferred and dropped it without reply() or fail()"))
+            self.set_error(
+                AnswerDropped(
+                    "the handler returned a Deferred and dropped it without reply() or fail()"
+                )
+            )
 
 
-def canceller(answer: Future, cut: Callable[[BaseException], object]) -> Callable[[BaseException], object]:
-    """What ends a job by cut(error), and tells whoever holds its answer that nobody waits for it any more.
+def canceller(
+    answer: Future, cut: Callable[[BaseException], object]
+) -> Callable[[BaseException], object]:
+    """What ends a job by cut(error), and tells whoever holds its answer that nobody waits for it
+    any more.
 
-    It holds no Deferred itself: a handler may let go of its own, which is answered for then. An answer that is there already
+    It holds no Deferred itself: a handler may let go of its own, which is answered for then. An
+    answer that is there already
     leaves: what it hands over was taken from where it was."""
-    held: Callable[[], Future | None] = ref(answer) if isinstance(answer, Deferred) else lambda: answer
+    held: Callable[[], Future | None] = (
+        ref(answer) if isinstance(answer, Deferred) else lambda: answer
+    )
 
     def cancel(error: BaseException) -> None:
         there = held()

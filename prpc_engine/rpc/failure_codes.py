@@ -1,4 +1,5 @@
-"""How a failure travels: a status and three texts on the wire, an error of ours where it arrives. No I/O here.
+"""How a failure travels: a status and three texts on the wire, an error of ours where it arrives.
+No I/O here.
 
     text        of a handler's error                          bytes at most
     type name   module and name of its type                   NAME_BYTES_MAX
@@ -7,16 +8,17 @@
       then      a line "via ..." for each server that the     HOPS_MAX + 1 lines of HOP_BYTES_MAX
                 error of another one passed through
 
-A RemoteError that a handler lets through keeps the texts of its origin and gains that one line: what it says to its reader, which
-contains them all, would double with each hop.
+A RemoteError that a handler lets through keeps the texts of its origin and gains that one line:
+what it says to its reader, which contains them all, would double with each hop.
 
-What leaves the process is what the handler raised, its causes (`raise ... from`), and what the handler was handling when it
-raised. Python also links what the thread was handling far outside of the handler: a thread that waits in an `except` block turns
-the reactor, and what it handles is no business of a peer. So a context counts only where it was caught in a frame that the error,
-or one that is told already, was raised through.
+What leaves the process is what the handler raised, its causes (`raise ... from`), and what the
+handler was handling when it raised. Python also links what the thread was handling far outside of
+the handler: a thread that waits in an `except` block turns the reactor, and what it handles is no
+business of a peer. So a context counts only where it was caught in a frame that the error, or one
+that is told already, was raised through.
 
-Texts may hold anything, and may not even be there (a `__str__` that raises): what cannot be encoded is escaped, what is too long
-loses its middle.
+Texts may hold anything, and may not even be there (a `__str__` that raises): what cannot be encoded
+is escaped, what is too long loses its middle.
 """
 
 from __future__ import annotations
@@ -32,34 +34,53 @@ from prpc_engine.errors import text_of
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import FAILURE, HEADER, Status
 
-# Of one failure, all texts together: it must fit everywhere that a small answer fits, and a person reads no more.
+# Of one failure, all texts together: it must fit everywhere that a small answer fits, and a person
+# reads no more.
 ERROR_BYTES_MAX = 32 << 10
 NAME_BYTES_MAX, TEXT_BYTES_MAX, TRACEBACK_BYTES_MAX = 1 << 10, 10 << 10, 16 << 10
-# Servers that an error may name on its way: more than honest chains of calls have, so beyond it a loop is likely.
+# Servers that an error may name on its way: more than honest chains of calls have, so beyond it a
+# loop is likely.
 HOPS_MAX, HOP_BYTES_MAX = 16, 256
-assert NAME_BYTES_MAX + TEXT_BYTES_MAX + TRACEBACK_BYTES_MAX + (HOPS_MAX + 1) * HOP_BYTES_MAX <= ERROR_BYTES_MAX
+assert (
+    NAME_BYTES_MAX + TEXT_BYTES_MAX + TRACEBACK_BYTES_MAX + (HOPS_MAX + 1) * HOP_BYTES_MAX
+    <= ERROR_BYTES_MAX
+)
 _VIA, _MORE_HOPS = "via ", f"via more than {HOPS_MAX} hops"
 _RAISE = opcode.opmap["RAISE_VARARGS"]
 
 
 def told(error: BaseException) -> tuple[str, str, str]:
-    """What a handler raised, as texts: the type's name, what it says, its traceback. Raises nothing, whatever the error is."""
-    if issubclass(type(error), errors.RemoteError):  # isinstance() asks a `__class__` of the user's, which may raise
+    """What a handler raised, as texts: the type's name, what it says, its traceback. Raises
+    nothing, whatever the error is.
+    """
+    # isinstance() asks a `__class__` of the user's, which may raise
+    if issubclass(type(error), errors.RemoteError):
         assert isinstance(error, errors.RemoteError)  # for the types
         return error.type_name, error.remote_message, _with_hop(error)
     kind = type(error)
-    name = str(kind.__qualname__) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return name, shortened(text_of(error), TEXT_BYTES_MAX), shortened(_traceback_of(error), TRACEBACK_BYTES_MAX)
+    name = (
+        str(kind.__qualname__)
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    return (
+        name,
+        shortened(text_of(error), TEXT_BYTES_MAX),
+        shortened(_traceback_of(error), TRACEBACK_BYTES_MAX),
+    )
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """The text as UTF-8 can have it, without its middle where that is more than `bytes_max` bytes."""
+    """The text as UTF-8 can have it, without its middle where that is more than `bytes_max`
+    bytes.
+    """
     if len(text) <= bytes_max:
         encoded = text.encode("utf-8", "backslashreplace")
         if len(encoded) <= bytes_max:
             return encoded.decode()
     mark = (
-        f"\n[... of {len(text)} characters, those in the middle are left out: only the ends are sent; characters left out ...]\n"
+        f"\n[... of {len(text)} characters, those in the middle are left out: "
+        "only the ends are sent; characters left out ...]\n"
     )
     side = (bytes_max - len(mark)) // 2
     head = text[:side].encode("utf-8", "backslashreplace")[:side].decode("utf-8", "ignore")
@@ -67,7 +88,7 @@ def shortened(text: str, bytes_max: int) -> str:
     return head + mark + tail
 
 
-# -- the traceback, and what leaves the process --------------------------------------------------------------------------
+# -- the traceback, and what leaves the process ----------------------------------------------------
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -75,12 +96,15 @@ def _traceback_of(error: BaseException) -> str:
         shown = traceback.TracebackException.from_exception(error)
         _leave_out_strangers(error, shown)
         return "".join(shown.format())
-    except BaseException as failure:  # of attributes of the user's, or of something that is no exception at all
+    except BaseException as failure:
+        # of attributes of the user's, or of something that is no exception at all
         return f"<its traceback cannot be made: {type(failure).__name__}>\n"
 
 
 def _leave_out_strangers(error: BaseException, shown: traceback.TracebackException) -> None:
-    """Take out of what is `shown` the contexts that the thread was handling outside of the handler."""
+    """Take out of what is `shown` the contexts that the thread was handling outside of the
+    handler.
+    """
     seen: set[int] = set()
     frames: set[FrameType] = set()
     waiting = [(error, shown)]
@@ -107,12 +131,17 @@ def _caught_in(error: BaseException) -> FrameType | None:
 
 
 def _frames_of(entry: TracebackType | None) -> Iterator[FrameType]:
-    """Where an error was raised through, as far as it was raised once: an entry that stands at a `raise` and goes on in another
-    frame raised again what had been raised elsewhere before, in another thread perhaps."""
+    """Where an error was raised through, as far as it was raised once: an entry that stands at a
+    `raise` and goes on in another frame raised again what had been raised elsewhere before, in
+    another thread perhaps."""
     while entry is not None:
         yield entry.tb_frame
         below = entry.tb_next
-        if below is not None and below.tb_frame is not entry.tb_frame and entry.tb_frame.f_code.co_code[entry.tb_lasti] == _RAISE:
+        if (
+            below is not None
+            and below.tb_frame is not entry.tb_frame
+            and entry.tb_frame.f_code.co_code[entry.tb_lasti] == _RAISE
+        ):
             return
         entry = below
 
@@ -126,22 +155,36 @@ def _with_hop(error: errors.RemoteError) -> str:
     if hops > HOPS_MAX:
         return error.remote_traceback
     where = error.where or text_of(error).partition("\n")[0]
-    line = _MORE_HOPS if hops == HOPS_MAX else shortened(_VIA + where.replace("\n", " "), HOP_BYTES_MAX)
+    line = (
+        _MORE_HOPS
+        if hops == HOPS_MAX
+        else shortened(_VIA + where.replace("\n", " "), HOP_BYTES_MAX)
+    )
     return "\n".join([*lines, line]) + "\n"
 
 
-# -- on the wire ---------------------------------------------------------------------------------------------------------
+# -- on the wire -----------------------------------------------------------------------------------
 
 
-def failure_message(archive: Archive, call_id: int, status: Status, name: str, text: str, more: str) -> bytes:
-    """The answer that there is no value: `name` of the error's type, its `text`, and `more`: a traceback, or what there is."""
+def failure_message(
+    archive: Archive, call_id: int, status: Status, name: str, text: str, more: str
+) -> bytes:
+    """The answer that there is no value: `name` of the error's type, its `text`, and `more`: a
+    traceback, or what there is.
+    """
     more_max = ERROR_BYTES_MAX - NAME_BYTES_MAX - TEXT_BYTES_MAX
-    texts = [shortened(name, NAME_BYTES_MAX), shortened(text, TEXT_BYTES_MAX), shortened(more, more_max)]
+    texts = [
+        shortened(name, NAME_BYTES_MAX),
+        shortened(text, TEXT_BYTES_MAX),
+        shortened(more, more_max),
+    ]
     body, _ = archive.encode(texts)
     return HEADER.pack(FAILURE, 0, status, 0, call_id, 0, 0) + body
 
 
-def error_for(call: Call, peer: str, status: Status, name: str, text: str, more: str) -> errors.RpcError:
+def error_for(
+    call: Call, peer: str, status: Status, name: str, text: str, more: str
+) -> errors.RpcError:
     """What the caller gets for such an answer of that peer."""
     method, route = call.asked
     where = f"{route} at {peer}"
@@ -156,17 +199,28 @@ def error_for(call: Call, peer: str, status: Status, name: str, text: str, more:
     if status == Status.UNKNOWN_METHOD:
         return errors.UnknownMethod(f"{where} has no method {method!r}; it has: {more}")
     if status == Status.UNKNOWN_SERVICE:
-        return errors.UnknownService(f"{where} does not serve that any more ({method!r} was asked): create the client again")
+        return errors.UnknownService(
+            f"{where} does not serve that any more ({method!r} was asked): create the client again"
+        )
     if status == Status.BAD_ARGUMENTS:
-        return errors.BadArguments(f"{method!r} of {where} refused its arguments: {text}" + (f"; it is {more}" if more else ""))
+        return errors.BadArguments(
+            f"{method!r} of {where} refused its arguments: {text}"
+            + (f"; it is {more}" if more else "")
+        )
     if status == Status.BACKPRESSURE:
-        return errors.Backpressure(f"{method!r} of {where} was refused: {text}; slow down, or retry later")
+        return errors.Backpressure(
+            f"{method!r} of {where} was refused: {text}; slow down, or retry later"
+        )
     if status == Status.STOPPING:
-        return errors.Stopping(f"{method!r} of {where} was refused: {text}; another server of that service may take it")
+        return errors.Stopping(
+            f"{method!r} of {where} was refused: {text}; another server of that service may take it"
+        )
     if status == Status.NOT_ALLOWED:
         return errors.NotAllowed(f"{method!r} of {where} was refused: {text}")
     if status == Status.FORGOTTEN:
-        return errors.Forgotten(f"{method!r} of {where} was refused: {text}; ask the service whether it was done")
+        return errors.Forgotten(
+            f"{method!r} of {where} was refused: {text}; ask the service whether it was done"
+        )
     if status == Status.CANCELLED:
         return errors.Cancelled(f"{method!r} of {where} was cancelled there: {text}")
     if status == Status.DEADLINE:

@@ -1,19 +1,21 @@
-"""The two halves of one direction of a stream: items go no faster than the other side takes them. No I/O here.
+"""The two halves of one direction of a stream: items go no faster than the other side takes them.
+No I/O here.
 
-    half      who has it                 state
-    Window    who sends                  credit: items it may still send; 0: wait
-    Inbox     who receives               items that arrived and were not taken; grants credit as they are taken
+    half    who has it    state
+    Window  who sends     credit: items it may still send; 0: wait
+    Inbox   who receives  items that arrived and were not taken; grants credit as they are taken
 
 A side starts with WINDOW_ITEMS of credit, so at most that many items of a stream wait anywhere.
 
-Items are numbered, from 0 on and modulo 2**32, because large and small ones may overtake each other on the way (shard/transport):
-the inbox puts them in order, and knows from END how many there are, which may come before the last of them.
+Items are numbered, from 0 on and modulo 2**32, because large and small ones may overtake each other
+on the way (shard/transport): the inbox puts them in order, and knows from END how many there are,
+which may come before the last of them.
 
-    inbox       event                                              next
-    open        finish(), and all that END counts are here         finished, after the items that came
-    open        finish(), some that END counts are missing         ending
-    ending      the last missing item                              finished
-    any         cut(): the connection is gone                      finished
+    inbox   event                                       next
+    open    finish(), and all that END counts are here  finished, after the items that came
+    open    finish(), some that END counts are missing  ending
+    ending  the last missing item                       finished
+    any     cut(): the connection is gone               finished
 """
 
 from __future__ import annotations
@@ -28,42 +30,52 @@ from shard import Future
 if TYPE_CHECKING:
     import asyncio
 
-# Enough to hide the way there and back behind the work on eight items; few enough that a slow reader costs eight items of memory.
+# Enough to hide the way there and back behind the work on eight items; few enough that a slow
+# reader costs eight items of memory.
 WINDOW_ITEMS = 8
 NUMBER_MASK = 0xFFFF_FFFF  # of an item on the wire
-GRANT_ITEMS = WINDOW_ITEMS // 2  # taken items are granted anew so many at a time: a note for every fourth
+# taken items are granted anew so many at a time: a note for every fourth
+GRANT_ITEMS = WINDOW_ITEMS // 2
 
 
 class Waits(Protocol):
     """Whose thread waits for a future (shard.Driver); None in a shard, where tasks await."""
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
-        """True once the future is done, False when `timeout_s` seconds are over; None: there is no limit."""
+        """True once the future is done, False when `timeout_s` seconds are over; None: there is no
+        limit.
+        """
 
-    def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+    def await_in(
+        self, future: Future, loop: asyncio.AbstractEventLoop
+    ) -> Generator[Any, None, None]:
         """What a coroutine of `loop`, which runs here, yields until the future is done."""
 
 
 class Window:
-    """The sending half. grant() and close() in the reactor's thread, or where the stream is opened; the rest in the sender's, who
-    counts items in `sent`."""
+    """The sending half. grant() and close() in the reactor's thread, or where the stream is opened;
+    the rest in the sender's, who counts items in `sent`."""
 
     def __init__(self, waiter: Waits | None, credit: int = WINDOW_ITEMS) -> None:
         self._waiter = waiter
-        self._allowed = credit  # since the beginning; only grant() writes it, as only the sender writes `sent`
+        # since the beginning; only grant() writes it, as only the sender writes `sent`
+        self._allowed = credit
         self.sent = 0  # items, and the number of the next one
         self._waiting: deque[Future] = deque()
         self._error: BaseException | None = None
 
     def take(self) -> Future | None:
-        """None when one more item may be sent; or a future to wait for before asking again. Raises what closed the stream."""
+        """None when one more item may be sent; or a future to wait for before asking again. Raises
+        what closed the stream.
+        """
         if self._error is not None:
             raise self._error
         if self._allowed > self.sent:
             return None
         future = Future(self._waiter)
         self._waiting.append(future)
-        if self._allowed > self.sent or self._error is not None:  # granted, or closed, after our look
+        # granted, or closed, after our look
+        if self._allowed > self.sent or self._error is not None:
             future.set_result(None)
         return future
 
@@ -88,14 +100,15 @@ class Window:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(IndexError):  # empty: by this thread, or another one that does the same
+        # empty: by this thread, or another one that does the same
+        with contextlib.suppress(IndexError):
             while True:
                 self._waiting.popleft().set_result(None)
 
 
 class Inbox:
-    """The receiving half. take() in the receiver's thread or task, of which there is one, the rest in the reactor's; finish() in
-    any."""
+    """The receiving half. take() in the receiver's thread or task, of which there is one, the rest
+    in the reactor's; finish() in any."""
 
     def __init__(self, waiter: Waits | None, grant: Callable[[int], None]) -> None:
         """`grant(n)` tells the sender that n more items may come."""
@@ -132,7 +145,9 @@ class Inbox:
         return True
 
     def expect(self, count: int) -> bool:
-        """END came: there are so many items in all, modulo 2**32. False when they cannot be so many."""
+        """END came: there are so many items in all, modulo 2**32. False when they cannot be so
+        many.
+        """
         if (count - self._next) & NUMBER_MASK > WINDOW_ITEMS or self._count not in (None, count):
             return self.finished
         self._count = count
@@ -164,8 +179,8 @@ class Inbox:
             arrived.set_result(None)
 
     def take(self) -> tuple[bool, Any]:
-        """(True, the next item); (False, a future to wait for before asking again). Raises StopIteration at the end, or the error
-        that ended it."""
+        """(True, the next item); (False, a future to wait for before asking again). Raises
+        StopIteration at the end, or the error that ended it."""
         while True:
             if self._items:
                 item = self._items.popleft()
@@ -179,7 +194,9 @@ class Inbox:
                     try:
                         raise self._error
                     finally:
-                        del self  # else error, traceback, this frame and the inbox hold each other until a collection of garbage
+                        # else error, traceback, this frame and the inbox hold each other until a
+                        # collection of garbage
+                        del self
                 raise StopIteration
             future = self._arrived = Future(self._waiter)
             if not self._items and not self.finished:  # nothing came after our look

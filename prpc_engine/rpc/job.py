@@ -1,17 +1,20 @@
 """A request that is not answered in the turn it arrived in: queued, then a task, then its answer.
 
-    state     event                               next
-    queued    one of the server's tasks ended     running, or dropped when the deadline has passed
-    queued    CANCEL, the peer is lost            dropped
-    running   it ends, by an error perhaps        answered: HANDLER_RAISED, whatever the error is
-    running   the deadline passes                 cut: the caller is told DEADLINE
-    queued    its server is closed                dropped: the caller is told STOPPING
-    running   its server was closed before        ended, its `finally` blocks run: the caller is told CANCELLED
-    running   CANCEL; lost peer of a stream       ended, its `finally` blocks run; a unary call of a lost peer runs to its end,
-                                                  unless its Deferred says `ends_with_caller`
-    running   `once`: the caller asks again       running: its peer is the newer one (repeats.py)
+    state    event                            next
+    queued   one of the server's tasks ended  running, or dropped when the deadline has passed
+    queued   CANCEL, the peer is lost         dropped
+    running  it ends, by an error perhaps     answered: HANDLER_RAISED, whatever the error is
+    running  the deadline passes              cut: the caller is told DEADLINE
+    queued   its server is closed             dropped: the caller is told STOPPING
+    running  its server was closed before     ended, its `finally` blocks run: the caller is told
+                                              CANCELLED
+    running  CANCEL; lost peer of a stream    ended, its `finally` blocks run; a unary call of a
+                                              lost peer runs to its end, unless its Deferred says
+                                              `ends_with_caller`
+    running  `once`: the caller asks again    running: its peer is the newer one (repeats.py)
 
-So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is refused, and the caller told.
+So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is
+refused, and the caller told.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from shard import Connection, Future, Reactor, Timer
 
 
 class Caller(Protocol):
-    """Who asked, as its server sees it: one connection, and how answers go back over it. A Peer is one."""
+    """Who asked, as its server sees it: one connection, and how answers go back over it. A Peer is
+    one.
+    """
 
     connection: Connection[Any]
     decoder: Archive
@@ -56,7 +61,9 @@ class Caller(Protocol):
 
 
 class Expired(DeadlineExceeded):
-    """The caller's deadline came first: raised by a server for its handlers. One of their own is told as any error of theirs."""
+    """The caller's deadline came first: raised by a server for its handlers. One of their own is
+    told as any error of theirs.
+    """
 
 
 class Job(msgspec.Struct, eq=False):
@@ -69,25 +76,35 @@ class Job(msgspec.Struct, eq=False):
     key: int  # the method
     arguments: Sequence[Any]
     nbytes: int  # as it arrived
-    handovers: Sequence[Handover] = ()  # while it is queued: what its callers get back when it is dropped
+    # while it is queued: what its callers get back when it is dropped
+    handovers: Sequence[Handover] = ()
     is_queued: bool = False
-    ends_with_caller: bool = False  # its Deferred says so: a lost peer ends it, though it is no stream
+    # its Deferred says so: a lost peer ends it, though it is no stream
+    ends_with_caller: bool = False
     is_once: bool = False  # its answer is kept (repeats.py)
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None
-    cancel: Callable[[BaseException], object] | None = None  # set by the server as the job goes through its states
-    ended_by: BaseException | None = None  # what it was told to end with: by its deadline, its caller or its server's end
+    # set by the server as the job goes through its states
+    cancel: Callable[[BaseException], object] | None = None
+    # what it was told to end with: by its deadline, its caller or its server's end
+    ended_by: BaseException | None = None
     timer: Timer | None = None
 
     def end(self, error: BaseException) -> None:
-        """Have it end before its handler is done, if it can be: what it ends with then is not its handler's own."""
+        """Have it end before its handler is done, if it can be: what it ends with then is not its
+        handler's own.
+        """
         if self.cancel is not None:
             self.ended_by = error
             self.cancel(error)
 
     def was_ended(self, error: BaseException) -> bool:
-        """Whether it ended with that error because of end(), or of its deadline; else the error is its handler's own."""
-        return is_a(error, Expired) or (self.ended_by is not None and is_a(error, type(self.ended_by)))
+        """Whether it ended with that error because of end(), or of its deadline; else the error is
+        its handler's own.
+        """
+        return is_a(error, Expired) or (
+            self.ended_by is not None and is_a(error, type(self.ended_by))
+        )
 
 
 def discard(value: Any) -> None:
@@ -107,8 +124,8 @@ def is_a(error: BaseException, kind: type[Kind]) -> TypeGuard[Kind]:
 
 
 def pass_on_interrupt(error: BaseException, reactor: Reactor) -> None:
-    """Ctrl-C in the main thread ends what turns the reactor there, and not only the handler that it met: in the next turn, so
-    that the call is answered first and nothing is left half done."""
+    """Ctrl-C in the main thread ends what turns the reactor there, and not only the handler that it
+    met: in the next turn, so that the call is answered first and nothing is left half done."""
     if is_a(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         reactor.call_soon(partial(_interrupt, error))
 
@@ -120,8 +137,9 @@ def _interrupt(error: KeyboardInterrupt) -> None:
 
 
 class _Next(Generator[Any, Any, Any]):
-    """The next item of an async generator. Closing a task that awaits it closes the generator too; closing one that awaits
-    __anext__() leaves that generator "running" for ever, before Python 3.13."""
+    """The next item of an async generator. Closing a task that awaits it closes the generator too;
+    closing one that awaits __anext__() leaves that generator "running" for ever, before Python
+    3.13."""
 
     def __init__(self, items: AsyncGeneratorType[Any, None]) -> None:
         self._step = items.__anext__()
@@ -156,7 +174,8 @@ async def pump(job: Job, items: Generator[Any, None, Any] | AsyncGeneratorType[A
                     await credit
                 peer.send_item(call_id, TO_CALLER, item)
     finally:
-        peer.send_note(END, call_id, TO_CALLER, window.sent)  # ahead of the answer, which may overtake items
+        # ahead of the answer, which may overtake items
+        peer.send_note(END, call_id, TO_CALLER, window.sent)
         if not isinstance(items, AsyncGeneratorType):
             items.close()
         else:

@@ -1,10 +1,12 @@
 """What the end of a connection means for the calls on it. No I/O here.
 
-    the request                                  this side closed it   the connection was lost
-    waits for room still: not a byte has left    Closed                NotSent: it may go again, over another path too
-    has left, wholly or in part                  Closed                MaybeExecuted
+    the request                                this side closed it  the connection was lost
+    waits for room still: not a byte has left  Closed               NotSent: it may go again, over
+                                                                    another path too
+    has left, wholly or in part                Closed               MaybeExecuted
 
-What left once and waited here to be sent again says so in its state (retry.py), whichever of these it ends with.
+What left once and waited here to be sent again says so in its state (retry.py), whichever of these
+it ends with.
 """
 
 from __future__ import annotations
@@ -27,13 +29,17 @@ def error_of(call: Call, error: ShardError, is_unsent: bool, now: float) -> erro
     """How a call ends whose connection ended with `error`."""
     method, route = call.asked
     if isinstance(error, ClosedError):
-        return errors.Closed(f"this side closed the connection while {method!r} of {route} was in flight")
+        return errors.Closed(
+            f"this side closed the connection while {method!r} of {route} was in flight"
+        )
     after_s = now - call.sent
     if is_unsent:
         return errors.NotSent(
-            f"{method!r} was not sent to {route}: it waited for {after_s:.3f} s for room, then the peer was lost ({error})"
+            f"{method!r} was not sent to {route}: it waited for {after_s:.3f} s for room, "
+            f"then the peer was lost ({error})"
         )
     return errors.MaybeExecuted(
-        f"{method!r} was sent to {route}, and the peer was lost {after_s:.3f} s later ({error}): it may have run; "
+        f"{method!r} was sent to {route}, and the peer was lost {after_s:.3f} s later ({error}): "
+        "it may have run; "
         "retry it only if running it twice is harmless"
     )

@@ -1,4 +1,5 @@
-"""What a server exposes of an object: its methods, what is known of each, and the decorators that say how one runs.
+"""What a server exposes of an object: its methods, what is known of each, and the decorators that
+say how one runs.
 
 method                        kind     runs
 def                           plain    at once, in the turn that found its request
@@ -17,25 +18,29 @@ from typing import Any, TypeVar
 from prpc_engine.errors import ConfigError
 from shard import BULK, LATENCY, class_of, in_class
 
-# Packages that a request goes through on its way to a handler: what is not of these, below a turn, may stall it
-# (shard/loop/stall.py).
+# Packages that a request goes through on its way to a handler: what is not of these, below a turn,
+# may stall it (shard/loop/stall.py).
 ENGINE = ("shard", *(f"prpc_engine.{package}" for package in ("archive", "client", "node", "rpc")))
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def idempotent(function: Function) -> Function:
-    """Decorator: running this method twice is as good as once, so a client may send it again when it does not know."""
+    """Decorator: running this method twice is as good as once, so a client may send it again when
+    it does not know.
+    """
     function.prpc_idempotent = True  # type: ignore[attr-defined]
     return function
 
 
 def once(function: Function) -> Function:
-    """Decorator: a call of this method runs once, although its connection may be lost before the answer is there.
+    """Decorator: a call of this method runs once, although its connection may be lost before the
+    answer is there.
 
-    The client then asks the same server process again, over another connection and within the call's deadline, and gets the
-    answer of the run that there was. A server that has died, or does not remember that call any more (once.py), is
-    MaybeExecuted as with any method. Not for streams; a plain function counts as a task among the server's bounds.
+    The client then asks the same server process again, over another connection and within the
+    call's deadline, and gets the answer of the run that there was. A server that has died, or does
+    not remember that call any more (once.py), is MaybeExecuted as with any method. Not for streams;
+    a plain function counts as a task among the server's bounds.
     """
     function.prpc_once = True  # type: ignore[attr-defined]
     return function
@@ -44,9 +49,10 @@ def once(function: Function) -> Function:
 def bulk(function: Function) -> Function:
     """Decorator: this method only has to be done; what others wait for goes first.
 
-    While both want to run it gets a tenth of the time of all other handlers together. That time is divided between steps: an
-    `async def` goes on to its next await, a generator to its next item, a plain function to its end; keep them short, as nothing
-    else runs meanwhile. For other shares use `shard.in_class(shard.TaskClass("scan", shares=300))`; handlers have 1000.
+    While both want to run it gets a tenth of the time of all other handlers together. That time is
+    divided between steps: an `async def` goes on to its next await, a generator to its next item, a
+    plain function to its end; keep them short, as nothing else runs meanwhile. For other shares use
+    `shard.in_class(shard.TaskClass("scan", shares=300))`; handlers have 1000.
     """
     return in_class(BULK)(function)
 
@@ -63,7 +69,9 @@ class Method:
     text: str  # the first line of its docstring
 
     def fits(self, arguments: Sequence[Any]) -> bool:
-        """Whether the arguments fit the signature: a TypeError then came from inside the handler."""
+        """Whether the arguments fit the signature:
+        a TypeError then came from inside the handler.
+        """
         if self.signature is None:
             return True
         try:
@@ -74,22 +82,34 @@ class Method:
 
 
 def public_methods(served: object) -> dict[str, Callable[..., Any]]:
-    """What a server exposes of an object: its public methods, or the functions of a dict. Raises ConfigError."""
+    """What a server exposes of an object: its public methods, or the functions of a dict. Raises
+    ConfigError.
+    """
     if isinstance(served, Mapping):
         functions = dict(served)
         for name, function in functions.items():
             if not isinstance(name, str) or not callable(function):
-                raise ConfigError(f"a dict of functions maps str to callables; it has {name!r}: {function!r}")
+                raise ConfigError(
+                    f"a dict of functions maps str to callables; it has {name!r}: {function!r}"
+                )
             if name.startswith("_"):
-                raise ConfigError(f"{name!r} begins with an underscore: such names are not served; leave it out, or rename it")
+                raise ConfigError(
+                    f"{name!r} begins with an underscore: such names are not served; "
+                    "leave it out, or rename it"
+                )
     else:
         functions = {
             name: getattr(served, name)
             for name in dir(served)
-            if not name.startswith("_") and callable(getattr(served, name)) and not isinstance(getattr(served, name), type)
+            if not name.startswith("_")
+            and callable(getattr(served, name))
+            and not isinstance(getattr(served, name), type)
         }
     if not functions:
-        raise ConfigError(f"{served!r} has no public method to serve: pass an object with public methods, or a dict of functions")
+        raise ConfigError(
+            f"{served!r} has no public method to serve: pass an object with public methods, "
+            "or a dict of functions"
+        )
     return functions
 
 
@@ -104,16 +124,25 @@ def describe(name: str, function: Callable[..., Any]) -> Method:
         kind = "stream"
     elif inspect.iscoroutinefunction(function) or class_of(function) != LATENCY:
         kind = "task"
-    is_idempotent, is_once = bool(getattr(function, "prpc_idempotent", False)), bool(getattr(function, "prpc_once", False))
+    is_idempotent, is_once = (
+        bool(getattr(function, "prpc_idempotent", False)),
+        bool(getattr(function, "prpc_once", False)),
+    )
     if is_once and (is_idempotent or kind == "stream"):
-        other = "idempotent, which may run twice" if is_idempotent else "a stream, which is not asked for again"
+        other = (
+            "idempotent, which may run twice"
+            if is_idempotent
+            else "a stream, which is not asked for again"
+        )
         raise ConfigError(f"method {name!r} is marked once and is {other}: take one of them away")
     text = (inspect.getdoc(function) or "").partition("\n")[0]
     return Method(name, signature, kind, is_idempotent, is_once, text)
 
 
 def as_task(method: Method, function: Callable[..., Any]) -> Callable[..., Any]:
-    """What to call for a method of kind "task": the function, or for a plain one what makes a coroutine of it, in its class."""
+    """What to call for a method of kind "task": the function, or for a plain one what makes a
+    coroutine of it, in its class.
+    """
     if inspect.iscoroutinefunction(function):
         return function
 
@@ -124,7 +153,8 @@ def as_task(method: Method, function: Callable[..., Any]) -> Callable[..., Any]:
     @in_class(class_of(function))
     def begin(*arguments: Any) -> Coroutine[Any, Any, Any]:
         if method.signature is not None:
-            method.signature.bind(*arguments)  # here, where an `async def` refuses what does not fit, too
+            # here, where an `async def` refuses what does not fit, too
+            method.signature.bind(*arguments)
         return run(arguments)
 
     return begin

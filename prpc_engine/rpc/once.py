@@ -1,24 +1,33 @@
-"""Calls that must not run twice: what a server remembers of those it took on. No I/O and no clock here: `now` is handed in.
+"""Calls that must not run twice: what a server remembers of those it took on. No I/O and no clock
+here: `now` is handed in.
 
-A call is known by the name of the node that makes it, which that node has proved (shard/transport/callers.py), and by its number
-there, which no other call of that node ever has. The floor of a caller is the largest number of a call of it that was forgotten.
+A call is known by the name of the node that makes it, which that node has proved
+(shard/transport/callers.py), and by its number there, which no other call of that node ever has.
+The floor of a caller is the largest number of a call of it that was forgotten.
 
-    state      event                                             next
-    unknown    asked, and refusal() says nothing                 running, by begin(): it never ran here
-    unknown    asked, and its number is not above the floor      unknown: refused, since it may have run
-    unknown    asked again, no floor is known and some are gone  unknown: refused, for the same reason
-    running    asked again                                       running: the newest connection gets the answer
-    running    dropped before its handler ran                    unknown
-    running    answered                                          answered
-    answered   asked again                                       answered, the same; refused where that was too large to keep
-    answered   a bound is reached, and it is the oldest          forgotten: unknown, and its caller's floor is not below it
+    state     event                                             next
+    unknown   asked, and refusal() says nothing                 running, by begin(): it never ran
+                                                                here
+    unknown   asked, and its number is not above the floor      unknown: refused, since it may have
+                                                                run
+    unknown   asked again, no floor is known and some are gone  unknown: refused, for the same
+                                                                reason
+    running   asked again                                       running: the newest connection gets
+                                                                the answer
+    running   dropped before its handler ran                    unknown
+    running   answered                                          answered
+    answered  asked again                                       answered, the same; refused where
+                                                                that was too large to keep
+    answered  a bound is reached, and it is the oldest          forgotten: unknown, and its caller's
+                                                                floor is not below it
 
-Invariant: whatever ran is running, or answered, or not above its caller's floor. So an unknown call above it never ran, and
-may; numbers grow, so the next calls of a caller are above its floor. First attempts are looked up as well: one may arrive
-after its repeat, from what was still to be read of the lost connection.
+Invariant: whatever ran is running, or answered, or not above its caller's floor. So an unknown call
+above it never ran, and may; numbers grow, so the next calls of a caller are above its floor. First
+attempts are looked up as well: one may arrive after its repeat, from what was still to be read of
+the lost connection.
 
-One case is left out: the floors that were raised longest ago are dropped (CALLERS_MAX). Repeats of callers without a floor are
-refused from then on; a first attempt has to be taken for one.
+One case is left out: the floors that were raised longest ago are dropped (CALLERS_MAX). Repeats of
+callers without a floor are refused from then on; a first attempt has to be taken for one.
 """
 
 from __future__ import annotations
@@ -26,15 +35,18 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Any, Generic, TypeVar
 
-# Answers kept. Half a second of what the fastest server answers; a repeat follows some 10 ms after its connection was reset.
+# Answers kept. Half a second of what the fastest server answers; a repeat follows some 10 ms after
+# its connection was reset.
 ANSWERS_MAX = 1 << 16
 # Bytes of them: some thousand large answers, and little beside what a server holds of requests.
 ANSWERS_BYTES_MAX = 1 << 26
 # One answer may take this share of those bytes, so that a huge one does not drive out all others.
 ANSWER_SHARE = 4
-# Longer than it takes to find that a peer has vanished (Limits.peer_silent_s) and to connect again, with all backoffs.
+# Longer than it takes to find that a peer has vanished (Limits.peer_silent_s) and to connect again,
+# with all backoffs.
 KEEP_S = 120.0
-# Callers whose calls were forgotten: the nodes of a large job, many times over, at some 150 bytes each.
+# Callers whose calls were forgotten: the nodes of a large job, many times over, at some 150 bytes
+# each.
 CALLERS_MAX = 1 << 14
 
 Running = TypeVar("Running")
@@ -43,7 +55,8 @@ Identity = tuple[int, int]  # proven name of the caller, number of the call
 
 
 class OnceEntry(Generic[Running, Answer]):
-    """One call: `running` until it is answered, then with an `answer`; with neither when that was too large.
+    """One call: `running` until it is answered, then with an `answer`; with neither when that was
+    too large.
 
     `asked`: what was called, and by whom, for who has to compare it with what comes again."""
 
@@ -76,13 +89,19 @@ class OnceWindow(Generic[Running, Answer]):
         keep_s: float = KEEP_S,
         callers_max: int = CALLERS_MAX,
     ) -> None:
-        self.answers_max, self.bytes_max, self.keep_s, self.callers_max = answers_max, bytes_max, keep_s, callers_max
+        self.answers_max, self.bytes_max, self.keep_s, self.callers_max = (
+            answers_max,
+            bytes_max,
+            keep_s,
+            callers_max,
+        )
         self.answer_bytes_max = bytes_max // ANSWER_SHARE
         self.forgotten = 0  # answers that a bound has driven out
         self.nbytes = 0  # of the answers kept
         self._entries: dict[Identity, OnceEntry[Running, Answer]] = {}
         self._answered: deque[Identity] = deque()  # oldest first
-        self._floors: OrderedDict[int, int] = OrderedDict()  # by caller; the one raised last is the last
+        # by caller; the one raised last is the last
+        self._floors: OrderedDict[int, int] = OrderedDict()
         self._floors_are_gone = False  # of some callers
 
     def __len__(self) -> int:
@@ -94,7 +113,9 @@ class OnceWindow(Generic[Running, Answer]):
         return self._entries.get(call)
 
     def refusal(self, call: Identity, is_repeat: bool) -> str | None:
-        """Why that call can neither be answered nor run; None: it never ran here, or it can be answered."""
+        """Why that call can neither be answered nor run; None: it never ran here, or it can be
+        answered.
+        """
         entry = self._entries.get(call)
         if entry is not None:
             if entry.running is not None or entry.answer is not None:
@@ -105,7 +126,8 @@ class OnceWindow(Generic[Running, Answer]):
         if (call_id > floor) if floor is not None else not (is_repeat and self._floors_are_gone):
             return None
         return (
-            f"it may have run before what is remembered: {len(self)} answers of {self.nbytes} bytes, at most {self.answers_max} "
+            f"it may have run before what is remembered: {len(self)} answers of {self.nbytes} "
+            f"bytes, at most {self.answers_max} "
             f"of {self.bytes_max} bytes for {self.keep_s:g} s"
         )
 
@@ -120,7 +142,9 @@ class OnceWindow(Generic[Running, Answer]):
         del self._entries[call]
 
     def answered(self, call: Identity, answer: Answer | None, nbytes: int, now: float) -> None:
-        """A call has its answer; None: one that was too large, or cannot be kept. What is over a bound then is forgotten."""
+        """A call has its answer; None: one that was too large, or cannot be kept. What is over a
+        bound then is forgotten.
+        """
         entry = self._entries[call]
         assert entry.running is not None
         entry.running, entry.answer, entry.nbytes, entry.answered = None, answer, nbytes, now

@@ -1,27 +1,31 @@
-"""Which path to another node is taken, and which rests for a while: decided here, gone in node.py. No I/O, no clock.
+"""Which path to another node is taken, and which rests for a while: decided here, gone in node.py.
+No I/O, no clock.
 
-A path is one of our transports to one other node, a pair of nodes has as many as both have in common. They are tried in our order
-of preference (RpcService(transports=), else PRPC_TRANSPORTS, else shm, unix, tcp), those that rest after all others, and the
-first that connects is taken. Every one before it leaves a Refusal:
+A path is one of our transports to one other node, a pair of nodes has as many as both have in
+common. They are tried in our order of preference (RpcService(transports=), else PRPC_TRANSPORTS,
+else shm, unix, tcp), those that rest after all others, and the first that connects is taken. Every
+one before it leaves a Refusal:
 
-    the path                                           reason                           failed   counted
-    is not offered by the other node                   not offered by ADDRESS           no       no
-    leads to another host, network namespace or user   what the transport says          no       no
-    rests, and another one connected                   the last failure, and until when yes      no
-    does not connect: ShmFull, attach, handshake       the error                        yes      yes
-    connected, and broke                               the error                        -        yes
+    the path                                          reason                           failed  counted
+    is not offered by the other node                  not offered by ADDRESS           no      no
+    leads to another host, network namespace or user  what the transport says          no      no
+    rests, and another one connected                  the last failure, and until when yes     no
+    does not connect: ShmFull, attach, handshake      the error                        yes     yes
+    connected, and broke                              the error                        -       yes
 
-"failed" is what a user may want to mend, so that the choice is logged as a warning; the rest is as it should be. A failure counts
-only where another path connects: else it was the node. One that was lost counts at once; should its node have died, nobody comes
-back to that count, as addresses are of one incarnation.
+"failed" is what a user may want to mend, so that the choice is logged as a warning; the rest is as
+it should be. A failure counts
+only where another path connects: else it was the node. One that was lost counts at once; should its
+node have died, nobody comes back to that count, as addresses are of one incarnation.
 
     failures in a row     what follows
     up to FAILURES_MAX-1  the path keeps its place
-    FAILURES_MAX          it rests for REST_S, and after each more for twice as long, up to REST_S_MAX
+    FAILURES_MAX          it rests for REST_S, and after each more for twice as long, up to
+                          REST_S_MAX
     any number            forgotten when a connection lives for HEALTHY_S
 
-A connection that was taken because a preferred path had failed is left again for that path: after its rest, REST_S where it has
-none (Choice.again_s), best when nothing is under way (node.py).
+A connection that was taken because a preferred path had failed is left again for that path: after
+its rest, REST_S where it has none (Choice.again_s), best when nothing is under way (node.py).
 """
 
 from __future__ import annotations
@@ -30,7 +34,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 FAILURES_MAX = 3  # one may be chance, and a second its echo
-REST_S = 30.0  # connecting anew costs calls that may have run: not every few seconds, and not for ever where it was mended
+# connecting anew costs calls that may have run: not every few seconds, and not for ever where it
+# was mended
+REST_S = 30.0
 REST_S_MAX = 600.0
 HEALTHY_S = 60.0
 PAIRS_MAX = 4096  # that are remembered: the longest known is forgotten first
@@ -66,8 +72,12 @@ class Choice:
 
     @property
     def again_s(self) -> float | None:
-        """After how many seconds a path that was preferred, and failed, is worth another try; None where none has failed."""
-        return min((refusal.rests_s or REST_S for refusal in self.refusals if refusal.failed), default=None)
+        """After how many seconds a path that was preferred, and failed, is worth another try; None
+        where none has failed.
+        """
+        return min(
+            (refusal.rests_s or REST_S for refusal in self.refusals if refusal.failed), default=None
+        )
 
     def __str__(self) -> str:
         return "; ".join([f"{self.transport} to {self.peer}", *map(str, self.refusals)])
@@ -100,16 +110,27 @@ class Paths:
     def __init__(self) -> None:
         self._pairs: dict[str, _Pair] = {}
 
-    def arrange(self, node: str, transports: Iterable[str], now: float) -> list[tuple[str, Refusal | None]]:
-        """The transports in the order to be tried; those that rest last, each with what is said when another one connects."""
+    def arrange(
+        self, node: str, transports: Iterable[str], now: float
+    ) -> list[tuple[str, Refusal | None]]:
+        """The transports in the order to be tried; those that rest last, each with what is said
+        when another one connects.
+        """
         pair = self._pairs.get(node, _Pair())
-        return sorted(((one, _rest(one, pair.paths.get(one), now)) for one in transports), key=lambda way: way[1] is not None)
+        return sorted(
+            ((one, _rest(one, pair.paths.get(one), now)) for one in transports),
+            key=lambda way: way[1] is not None,
+        )
 
     def took(self, node: str, choice: Choice) -> bool:
         """A path was taken; whether it is another one than before, and worth a line in the log."""
         pair = self._pair(node)
         for refusal in choice.refusals:
-            if refusal.failed and _rest(refusal.transport, pair.paths.get(refusal.transport), choice.since_s) is None:
+            if (
+                refusal.failed
+                and _rest(refusal.transport, pair.paths.get(refusal.transport), choice.since_s)
+                is None
+            ):
                 _count(pair, refusal.transport, refusal.reason, choice.since_s)
         before, pair.told = pair.told, choice.transport
         return before != choice.transport
@@ -145,5 +166,8 @@ def _rest(transport: str, path: _Path | None, now: float) -> Refusal | None:
         return None
     left_s = path.rests_until_s - now
     return Refusal(
-        transport, f"failed {path.failures} times in a row, tried again in {left_s:.0f} s: {path.reason}", True, left_s
+        transport,
+        f"failed {path.failures} times in a row, tried again in {left_s:.0f} s: {path.reason}",
+        True,
+        left_s,
     )

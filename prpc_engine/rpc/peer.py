@@ -63,18 +63,24 @@ from shard import (
 
 logger = logging.getLogger("prpc")
 HEADER_BYTES = HEADER.size
-EXPIRED_MAX = 32  # calls that are ended in one turn because their deadline has passed: some 50 us each, with their callbacks
-# Between two looks at the table for such calls, for each call in it: a look takes some 0.1 us a call, a tenth of the time where
-# many calls have deadlines a few microseconds apart.
+# calls that are ended in one turn because their deadline has passed: some 50 us each, with their
+# callbacks
+EXPIRED_MAX = 32
+# Between two looks at the table for such calls, for each call in it: a look takes some 0.1 us a
+# call, a tenth of the time where many calls have deadlines a few microseconds apart.
 LOOK_S_PER_CALL = 1e-6
-WARNINGS_EACH = 8  # lines of the log that one connection may cause; after those only each that doubles their number
+# lines of the log that one connection may cause; after those only each that doubles their number
+WARNINGS_EACH = 8
 UNTOLD_MAX = (
-    65536  # failures that wait for room in the outbox, as many as calls in flight: who asks on without reading is not told
+    # failures that wait for room in the outbox, as many as calls in flight: who asks on without
+    # reading is not told
+    65536
 )
 UNTOLD_TEXT_MAX = 500  # characters of each
 NOTE_AGAIN_S = 0.01  # between tries of a note that found the outbox full
 PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once
-WAIT_MS = wait_in_ms(TIMEOUT_S)  # of most calls, which have no timeout of their own: worked out once
+# of most calls, which have no timeout of their own: worked out once
+WAIT_MS = wait_in_ms(TIMEOUT_S)
 _pack, _unpack = HEADER.pack, HEADER.unpack_from
 Blocks = list[NDArray[np.uint8]] | tuple[()]
 
@@ -102,7 +108,8 @@ class PeerStatistics:
 class Peer:
     """Sends our calls to one other node over one connection, and runs its calls to our servers.
 
-    waiter   who turns the reactor while a thread waits for a call; None in a shard, where tasks await
+    waiter   who turns the reactor while a thread waits for a call; None in a shard, where tasks
+             await
     servers  ours, by target: looked up for each request
     on_lost  called with this peer, in the reactor's thread, once its connection is over
     archive  encodes and decodes values; None: one that allows no pickles
@@ -126,10 +133,14 @@ class Peer:
     ) -> None:
         self.connection = connection
         self.choice = choice
-        self.number = number  # of the connection: each one of a node has a larger one than those before it
-        self.calls = CallTable(number << CALL_ID_BITS, (connection.peer_incarnation, connection.known_as))
+        # of the connection: each one of a node has a larger one than those before it
+        self.number = number
+        self.calls = CallTable(
+            number << CALL_ID_BITS, (connection.peer_incarnation, connection.known_as)
+        )
         self._in_flight, self._next_id = self.calls.in_flight, self.calls.next_id
-        self.running: dict[int, Job] = {}  # requests of the other side that are not answered yet, by its call id
+        # requests of the other side that are not answered yet, by its call id
+        self.running: dict[int, Job] = {}
         self._streams: dict[int, tuple[Inbox, Window]] = {}  # ours, by call id
         self.calls.send_cancel = lambda call_id: self.send_note(CANCEL, call_id, FROM_CALLER)
         self.decoder = archive or Archive()
@@ -140,7 +151,8 @@ class Peer:
         self._untold: deque[bytes] = deque()  # failures that found the outbox full
         self._untold_timer: Timer | None = None
         self.lost = False
-        self.when_lost: list[Callable[[Peer], object]] = []  # called with it, in the reactor, once its connection is over
+        # called with it, in the reactor, once its connection is over
+        self.when_lost: list[Callable[[Peer], object]] = []
         self._calls_max = connection.limits.calls_in_flight_max
         self._send = connection.send
         self.reactor, self._waiter = reactor, waiter
@@ -165,9 +177,11 @@ class Peer:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way here, in either direction."""
-        return not (self._in_flight or self._streams or self.running or self.connection.outbox_messages)
+        return not (
+            self._in_flight or self._streams or self.running or self.connection.outbox_messages
+        )
 
-    # -- our calls -----------------------------------------------------------------------------------------------------
+    # -- our calls ---------------------------------------------------------------------------------
 
     def request(
         self,
@@ -179,8 +193,8 @@ class Peer:
         stable: bool,
         client: CallOwner | None = None,
     ) -> Call:
-        """Send one request; `client` hears of its failure first, where it could be sent again. Raises NotSent, Backpressure,
-        BadArguments, ShmFull."""
+        """Send one request; `client` hears of its failure first, where it could be sent again.
+        Raises NotSent, Backpressure, BadArguments, ShmFull."""
         if CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
         wait_ms = WAIT_MS if timeout_s is TIMEOUT_S else wait_in_ms(timeout_s)
@@ -191,10 +205,24 @@ class Peer:
         if blocks and not stable:
             client = None  # the caller may change its arrays once this returns
         kept = blocks if client is not None else ()
-        call = Call(self._waiter, 0, None, None, None, self.calls, call_id, (method, route), client, body, kept)
+        call = Call(
+            self._waiter,
+            0,
+            None,
+            None,
+            None,
+            self.calls,
+            call_id,
+            (method, route),
+            client,
+            body,
+            kept,
+        )
         self._in_flight[call_id] = call
         try:
-            self._send(_pack(REQUEST, 0, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
+            self._send(
+                _pack(REQUEST, 0, 0, route.target, call_id, key, wait_ms) + body, blocks, stable
+            )
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             if isinstance(error, ShardError):
@@ -204,20 +232,27 @@ class Peer:
         call.overall, call.sent = call.deadline, now
         return call
 
-    def resend(self, call: Call, route: Destination, timeout_s: float | None, kind: int = REQUEST) -> None:
-        """Send the request of a pending call, which waited for this connection or failed elsewhere; as a REPEAT it keeps its
-        number, which the server knows it by. Raises as request()."""
+    def resend(
+        self, call: Call, route: Destination, timeout_s: float | None, kind: int = REQUEST
+    ) -> None:
+        """Send the request of a pending call, which waited for this connection or failed elsewhere;
+        as a REPEAT it keeps its number, which the server knows it by. Raises as request()."""
         method = call.asked[0]
         if len(self._in_flight) >= self._calls_max:
             raise self._too_many(method, route)
         body, blocks = self.decoder.for_peer(call.body, call.blocks)
         call_id = call.call_id if kind == REPEAT else self._next_id()
         call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
-        call.deadline, call.sent, sent = NEVER, 0.0, call.sent  # those that it has are of the attempt before
+        # those that it has are of the attempt before
+        call.deadline, call.sent, sent = NEVER, 0.0, call.sent
         self._in_flight[call_id] = call
         wait_ms = wait_in_ms(timeout_s)
         try:
-            self._send(_pack(kind, 0, 0, route.target, call_id, method_key(method), wait_ms) + body, blocks, True)
+            self._send(
+                _pack(kind, 0, 0, route.target, call_id, method_key(method), wait_ms) + body,
+                blocks,
+                True,
+            )
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             call.sent = sent
@@ -226,7 +261,14 @@ class Peer:
             raise
         call.sent = self._set_deadline(call, timeout_s)
 
-    def open(self, route: Destination, method: str, key: int, arguments: tuple[Any, ...], timeout_s: float | None) -> Stream:
+    def open(
+        self,
+        route: Destination,
+        method: str,
+        key: int,
+        arguments: tuple[Any, ...],
+        timeout_s: float | None,
+    ) -> Stream:
         """Begin a stream; it counts as a call in flight. Raises as request()."""
         if CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
@@ -256,14 +298,20 @@ class Peer:
         call_id = self._next_id()
         call.table, call.call_id, call.asked = self.calls, call_id, (method, route)
         call.line.lead_over(self, call_id)
-        may_be_overtaken = HEADER_BYTES + len(body) + sum(block.nbytes for block in blocks) >= self.connection.bulk_bytes_min
+        may_be_overtaken = (
+            HEADER_BYTES + len(body) + sum(block.nbytes for block in blocks)
+            >= self.connection.bulk_bytes_min
+        )
         side = NO_CREDIT if may_be_overtaken else WITH_CREDIT
         wait_ms = wait_in_ms(timeout_s)
-        client, sent, call.client, call.sent = call.client, call.sent, None, 0.0  # once it has left, whatever comes is the end
+        # once it has left, whatever comes is the end
+        client, sent, call.client, call.sent = call.client, call.sent, None, 0.0
         self._streams[call_id] = call.inbox, call.window
         self._in_flight[call_id] = call
         try:
-            self._send(_pack(OPEN, side, 0, route.target, call_id, key, wait_ms) + body, blocks, stable)
+            self._send(
+                _pack(OPEN, side, 0, route.target, call_id, key, wait_ms) + body, blocks, stable
+            )
         except BaseException as error:
             self._in_flight.pop(call_id, None)
             self._streams.pop(call_id, None)
@@ -280,18 +328,24 @@ class Peer:
         self._forget_finished(call.call_id, call.inbox)
 
     def _forget_finished(self, call_id: int, inbox: Inbox) -> None:
-        """A stream is over when its call is done and all its items have come, in whichever order that is."""
+        """A stream is over when its call is done and all its items have come, in whichever order
+        that is.
+        """
         if inbox.finished:
             self._streams.pop(call_id, None)
 
     def send_item(self, call_id: int, side: int, item: Any) -> None:
-        """One item of a stream, whose window has let it through. Raises NotSent, Backpressure, BadArguments, Closed."""
+        """One item of a stream, whose window has let it through. Raises NotSent, Backpressure,
+        BadArguments, Closed.
+        """
         body, blocks = self._encode(item)
         _, window = self._halves(call_id, side)
         if window is None:
             raise errors.Closed("an item was not sent: the stream is over")
         try:
-            self._send(_pack(ITEM, side, 0, window.sent & NUMBER_MASK, call_id, 0, 0) + body, blocks)
+            self._send(
+                _pack(ITEM, side, 0, window.sent & NUMBER_MASK, call_id, 0, 0) + body, blocks
+            )
         except ShardError as error:
             raise self._not_sent(error, "an item of a stream", self.connection.peer) from error
         window.sent += 1
@@ -304,8 +358,9 @@ class Peer:
         return (job.inbox, job.window) if job is not None else (None, None)
 
     def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
-        """CREDIT, END or CANCEL. A peer that is gone needs none; one whose outbox is full is told when there is room: without
-        CREDIT or END a stream would stand still, without CANCEL a task run on."""
+        """CREDIT, END or CANCEL. A peer that is gone needs none; one whose outbox is full is told
+        when there is room: without CREDIT or END a stream would stand still, without CANCEL a task
+        run on."""
         send = self._send if kind == CREDIT else self.connection.send_everywhere
         try:
             send(_pack(kind, side, 0, count & NUMBER_MASK, call_id, 0, 0))
@@ -316,7 +371,8 @@ class Peer:
             logger.debug("%s was not told (%d): %s", self.connection.peer, kind, str(error))
 
     def _set_deadline(self, call: Call, timeout_s: float | None) -> float:
-        # The other side is at work: what follows costs the caller nothing. Last it says by `sent`, which is now, that it is done.
+        # The other side is at work: what follows costs the caller nothing. Last it says by `sent`,
+        # which is now, that it is done.
         now = monotonic()
         if timeout_s is not None:
             call.deadline = deadline = now + timeout_s
@@ -333,7 +389,9 @@ class Peer:
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 
-    def notify_encoded(self, route: Destination, method: str, body: bytes, blocks: Sequence[NDArray[Any]]) -> None:
+    def notify_encoded(
+        self, route: Destination, method: str, body: bytes, blocks: Sequence[NDArray[Any]]
+    ) -> None:
         """The same, of arguments that waited for this connection."""
         body, blocks = self.decoder.for_peer(body, blocks)
         try:
@@ -344,8 +402,10 @@ class Peer:
     def _too_many(self, method: str, route: Destination) -> errors.Backpressure:
         connection = self.connection
         return errors.Backpressure(
-            f"{method!r} was not sent to {route} over {connection.transport}: {len(self._in_flight)} calls to {connection.peer} "
-            f"wait for answers, {self._calls_max} may (limit calls_in_flight_max); wait for some first, or see why it is slow"
+            f"{method!r} was not sent to {route} over {connection.transport}: "
+            f"{len(self._in_flight)} calls to {connection.peer} "
+            f"wait for answers, {self._calls_max} may (limit calls_in_flight_max); "
+            "wait for some first, or see why it is slow"
         )
 
     def _not_sent(self, error: ShardError, method: str, route: Destination | str) -> Exception:
@@ -371,7 +431,8 @@ class Peer:
         if self.calls.has_late:
             return  # _end_late() is to come again, and looks for the next deadline at its end
         if self.calls.find_late(self.reactor.clock()):
-            self.connection.own_outbox()  # before their callers hear of it, who may change their arrays then
+            # before their callers hear of it, who may change their arrays then
+            self.connection.own_outbox()
         self._end_late()
 
     def _end_late(self) -> None:
@@ -384,17 +445,22 @@ class Peer:
 
     def _deadline_exceeded(self, call: Call, now: float) -> errors.DeadlineExceeded:
         return errors.DeadlineExceeded(
-            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after {now - call.sent:.3f} s; "
+            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after "
+            f"{now - call.sent:.3f} s; "
             "the handler may still be running: allow a larger timeout_s, or look why it is slow"
         )
 
-    # -- what comes in -------------------------------------------------------------------------------------------------
+    # -- what comes in -----------------------------------------------------------------------------
 
     def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
         try:
             kind, side, status, target, call_id, key, wait_ms = _unpack(body)
         except struct.error:
-            self.connection.close(RemoteProtocolError(f"message of {len(body)} bytes, {HEADER_BYTES} at least expected"))
+            self.connection.close(
+                RemoteProtocolError(
+                    f"message of {len(body)} bytes, {HEADER_BYTES} at least expected"
+                )
+            )
             return
         if kind == REPLY:
             call = self._in_flight.pop(call_id, None)
@@ -404,9 +470,16 @@ class Peer:
             try:
                 payload = body[PAYLOAD]
                 is_plain = not blocks and len(payload) <= PLAIN_BYTES_MAX
-                call.set_result(self.decode_plain(payload) if is_plain else self.decoder.decode(payload, blocks))
+                call.set_result(
+                    self.decode_plain(payload) if is_plain else self.decoder.decode(payload, blocks)
+                )
             except DECODE_ERRORS as error:
-                call.set_error(errors.RpcError(f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: {error}"))
+                call.set_error(
+                    errors.RpcError(
+                        f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: "
+                        f"{error}"
+                    )
+                )
         elif kind == REQUEST or kind == NOTIFY:
             server = self._servers.get(target)
             if server is None:
@@ -419,9 +492,19 @@ class Peer:
             self._on_rare(kind, side, target, call_id, key, wait_ms, body[PAYLOAD], blocks)
 
     def _on_rare(
-        self, kind: int, side: int, target: int, call_id: int, key: int, wait_ms: int, payload: memoryview, blocks: Blocks
+        self,
+        kind: int,
+        side: int,
+        target: int,
+        call_id: int,
+        key: int,
+        wait_ms: int,
+        payload: memoryview,
+        blocks: Blocks,
     ) -> None:
-        """What belongs to streams, to repeating and to cancelling. Notes that cross the end of their call are dropped."""
+        """What belongs to streams, to repeating and to cancelling. Notes that cross the end of
+        their call are dropped.
+        """
         if kind == OPEN:
             server = self._servers.get(target)
             if server is None or call_id in self.running:
@@ -458,22 +541,36 @@ class Peer:
         else:
             self.connection.close(RemoteProtocolError(f"message of unknown kind {kind}"))
 
-    def _on_item(self, inbox: Inbox, call_id: int, side: int, number: int, payload: memoryview, blocks: Blocks) -> None:
+    def _on_item(
+        self,
+        inbox: Inbox,
+        call_id: int,
+        side: int,
+        number: int,
+        payload: memoryview,
+        blocks: Blocks,
+    ) -> None:
         try:
             item = self.decoder.decode(payload, blocks)
         except DECODE_ERRORS as error:
-            failure = errors.RpcError(f"an item of the stream with {self.connection.peer} cannot be read: {error}")
+            failure = errors.RpcError(
+                f"an item of the stream with {self.connection.peer} cannot be read: {error}"
+            )
             inbox.cut(failure)
             call = self._in_flight.get(call_id) if side == TO_CALLER else None
             if call is not None:
                 call.cancel(failure)  # or the server would go on for a stream that is over here
             return
         if not inbox.put(number, item):
-            self.connection.close(RemoteProtocolError("more items of a stream than there was credit for"))
+            self.connection.close(
+                RemoteProtocolError("more items of a stream than there was credit for")
+            )
 
     def _on_end(self, inbox: Inbox, side: int, count: int) -> None:
         if not inbox.expect(count):
-            self.connection.close(RemoteProtocolError(f"a stream that ended after {count} items, which cannot be"))
+            self.connection.close(
+                RemoteProtocolError(f"a stream that ended after {count} items, which cannot be")
+            )
         elif side == FROM_CALLER:
             inbox.finish()  # ours ends with the server's answer, which says how
 
@@ -485,7 +582,9 @@ class Peer:
         except PeerLostError:
             return True  # who asked is gone, and knows that it may have run
         except BaseException as error:  # of what its class does to be sent, too
-            self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, errors.text_of(error), "")
+            self.fail(
+                call_id, Status.BAD_RESULT, type(error).__qualname__, errors.text_of(error), ""
+            )
             pass_on_interrupt(error, self.reactor)
             return False
         return True
@@ -493,17 +592,29 @@ class Peer:
     def fail(self, call_id: int, status: Status, name: str, text: str, more: str) -> None:
         """Answer that there is no value, and why. For a notification: log it."""
         if not call_id:
-            self._warn(f"a notification from {self.connection.peer} failed: {status.name} {name}: {text}")
+            self._warn(
+                f"a notification from {self.connection.peer} failed: {status.name} {name}: {text}"
+            )
             return
         try:
             self._send(failure_message(self.decoder, call_id, status, name, text, more))
         except PeerLostError as error:  # what it had under way: no line each
-            logger.debug("%s was not told of a failure (%s): %s", self.connection.peer, status.name, str(error))
-        except BackpressureError as error:  # of an answer that found no room, too: whoever asked may wait without a deadline
+            logger.debug(
+                "%s was not told of a failure (%s): %s",
+                self.connection.peer,
+                status.name,
+                str(error),
+            )
+        except BackpressureError as error:
+            # of an answer that found no room, too: whoever asked may wait without a deadline
             if len(self._untold) >= UNTOLD_MAX:
-                self._warn(f"{self.connection.peer} was not told of a failure ({status.name}): {error}")
+                self._warn(
+                    f"{self.connection.peer} was not told of a failure ({status.name}): {error}"
+                )
                 return
-            self._untold.append(failure_message(self.decoder, call_id, status, name, text[:UNTOLD_TEXT_MAX], ""))
+            self._untold.append(
+                failure_message(self.decoder, call_id, status, name, text[:UNTOLD_TEXT_MAX], "")
+            )
             self.reactor.call_soon(self._tell_untold_later)  # answers come from any thread
         except ShardError as error:
             self._warn(f"{self.connection.peer} was not told of a failure ({status.name}): {error}")
@@ -528,12 +639,18 @@ class Peer:
             self._untold.popleft()
 
     def _warn(self, text: str) -> None:
-        """A line of the log; of what happens ever again only the first ones, the 16th, the 32nd: a peer must not fill a disk."""
+        """A line of the log; of what happens ever again only the first ones, the 16th, the 32nd: a
+        peer must not fill a disk.
+        """
         self._warnings = count = self._warnings + 1
         if count <= WARNINGS_EACH:
             logger.warning("%s", text)
         elif not count & (count - 1):
-            logger.warning("%s (the last of %d such lines of this connection, most of which were left out)", text, count)
+            logger.warning(
+                "%s (the last of %d such lines of this connection, most of which were left out)",
+                text,
+                count,
+            )
 
     def _on_failure(self, status: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
         call = self._in_flight.pop(call_id, None)
@@ -546,23 +663,35 @@ class Peer:
                 raise ValueError("its texts are none")
             reason = Status(status)
         except DECODE_ERRORS as error:
-            call.set_error(errors.RpcError(f"the failure of {call.asked[0]!r} at {call.asked[1]} cannot be read: {error}"))
+            call.set_error(
+                errors.RpcError(
+                    f"the failure of {call.asked[0]!r} at {call.asked[1]} cannot be read: {error}"
+                )
+            )
             return
         call.set_error(error_for(call, self.connection.peer, reason, name, text, more))
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
         unsent, connection.unsent = calls_of(connection.unsent), []
         self.lost = True
-        later = None if isinstance(error, ClosedError) else self.reactor.call_later  # else nobody may come to look again
-        self.calls.fail_all(lambda call: error_of(call, error, call.call_id in unsent, self.reactor.clock()), later)
+        # else nobody may come to look again
+        later = None if isinstance(error, ClosedError) else self.reactor.call_later
+        self.calls.fail_all(
+            lambda call: error_of(call, error, call.call_id in unsent, self.reactor.clock()), later
+        )
         for call_id, (inbox, _) in self._streams.copy().items():
             if call_id not in self._in_flight:  # answered, with items still under way
-                inbox.cut(errors.MaybeExecuted(f"the peer was lost before all items of a stream had come ({error})"))
+                inbox.cut(
+                    errors.MaybeExecuted(
+                        f"the peer was lost before all items of a stream had come ({error})"
+                    )
+                )
         self._streams.clear()
         gone = CancelledError(f"{connection.peer} is gone")
-        for job in list(self.running.values()):  # what nobody waits for goes on only when it has begun and is no stream
+        # what nobody waits for goes on only when it has begun and is no stream
+        for job in list(self.running.values()):
             if job.inbox is not None or job.is_queued or job.ends_with_caller:
                 job.end(gone)
         self._on_lost(self)
@@ -571,5 +700,7 @@ class Peer:
 
 
 def calling_peer() -> Peer | None:
-    """Who made the request that is being handled, to call or to notify it in turn; None outside handlers."""
+    """Who made the request that is being handled, to call or to notify it in turn; None outside
+    handlers.
+    """
     return cast("Peer | None", who_asked())  # requests come in over Peers alone

@@ -1,4 +1,5 @@
-"""What a server does for its `once` methods: a call that comes again is answered, and not run. once.py says which those are.
+"""What a server does for its `once` methods: a call that comes again is answered, and not run.
+once.py says which those are.
 
     the call                             what is done
     is of another method or peer         the server refuses it: Status.FORGOTTEN
@@ -8,7 +9,8 @@
     is not known, and did not run        it runs
     waits in the queue and is dropped    that is as if it had never come
 
-Connections of one caller are ordered by their number here: the caller made the later one after it had lost those before.
+Connections of one caller are ordered by their number here: the caller made the later one after it
+had lost those before.
 """
 
 from __future__ import annotations
@@ -33,11 +35,13 @@ Answer = tuple[bytes, Sequence[NDArray[np.uint8]]]  # header and body, and block
 
 
 class Repeats:
-    """Answers the calls of `once` methods that come again, and says which can neither be answered nor run.
+    """Answers the calls of `once` methods that come again, and says which can neither be answered
+    nor run.
 
     answers_max  answers kept, and `bytes_max` of them, as of OnceWindow
 
-    Owned by one server; called in the reactor's thread. What is done with a call: the table at the file's head.
+    Owned by one server; called in the reactor's thread. What is done with a call: the table at the
+    file's head.
     """
 
     def __init__(self, answers_max: int, bytes_max: int) -> None:
@@ -59,14 +63,19 @@ class Repeats:
         return True
 
     def refusal(self, peer: Caller, call_id: int, key: int, is_repeat: bool) -> str | None:
-        """Why that call can neither be run, since it may have been before, nor be answered; None: it can."""
+        """Why that call can neither be run, since it may have been before, nor be answered; None:
+        it can.
+        """
         connection = peer.connection
         call = connection.peer_name, call_id
         entry = self.window.find(call)
         if entry is not None:
             first_key, first = entry.asked
             if first_key != key or not _is_the_same(first, connection.peer_identity):
-                return f"call {call_id} was of another method, or of a peer that proved to be somebody else"
+                return (
+                    f"call {call_id} was of another method, or of a peer that proved to be "
+                    "somebody else"
+                )
         return self.window.refusal(call, is_repeat)
 
     def begin(self, job: Job) -> None:
@@ -110,8 +119,12 @@ class WayBack:
         _send(peer, message, ())
         self._window.answered(_identity(self._job), *self._kept(message, ()), peer.reactor.clock())
 
-    def _kept(self, message: bytes, blocks: Sequence[NDArray[np.uint8]]) -> tuple[Answer | None, int]:
-        """What to keep, and its bytes. The blocks are copied, as they are the handler's, and it may change them."""
+    def _kept(
+        self, message: bytes, blocks: Sequence[NDArray[np.uint8]]
+    ) -> tuple[Answer | None, int]:
+        """What to keep, and its bytes. The blocks are copied, as they are the handler's, and it may
+        change them.
+        """
         nbytes = len(message) + sum(block.nbytes for block in blocks)
         if nbytes > self._window.answer_bytes_max or handovers_in(blocks):
             return None, 0
@@ -119,8 +132,12 @@ class WayBack:
 
 
 def _is_the_same(one: PeerIdentity, other: PeerIdentity) -> bool:
-    """Whether both proofs can be of one node, whose later connection may take another transport: only tcp has certificates."""
-    return one.secret == other.secret and (one.subjects == other.subjects or not (one.subjects and other.subjects))
+    """Whether both proofs can be of one node, whose later connection may take another transport:
+    only tcp has certificates.
+    """
+    return one.secret == other.secret and (
+        one.subjects == other.subjects or not (one.subjects and other.subjects)
+    )
 
 
 def _identity(job: Job) -> Identity:

@@ -1,15 +1,18 @@
 """One server of a service: a table of methods, and what becomes of a request that names one.
 
-    handler                   runs                                             answers
-    plain function            at once, in the turn that its request arrived    with its value, in that turn
-                              in                                               a Future or Deferred: when that is done
-    async def                 as a task of the reactor (job.py)                with its value
-    plain function, @bulk     as a task in its class, in one step              with its value
-    plain function, @once     as a job, at once or when its turn comes         with its value, as above
-    generator, async or not   as a task; only for client.stream()              with items as they are taken, then the end
+    handler                  runs                                           answers
+    plain function           at once, in the turn that its request arrived  with its value, in that
+                                                                            turn
+                             in                                             a Future or Deferred:
+                                                                            when that is done
+    async def                as a task of the reactor (job.py)              with its value
+    plain function, @bulk    as a task in its class, in one step            with its value
+    plain function, @once    as a job, at once or when its turn comes       with its value, as above
+    generator, async or not  as a task; only for client.stream()            with items as they are
+                                                                            taken, then the end
 
-Every request is answered: with the value, or with what went wrong. Two methods are there by themselves: prpc.health and
-prpc.describe.
+Every request is answered: with the value, or with what went wrong. Two methods are there by
+themselves: prpc.health and prpc.describe.
 """
 
 from __future__ import annotations
@@ -37,11 +40,21 @@ from prpc_engine.rpc.once import ANSWERS_BYTES_MAX, ANSWERS_MAX
 from prpc_engine.rpc.repeats import Repeats, WayBack
 from prpc_engine.rpc.timing import MethodTimer, MethodTiming, Timing
 from prpc_engine.settings.allow import AllowList, permitted
-from shard import CONTEXT, CancelledError, Future, Gate, RemoteProtocolError, Task, class_of, is_count
+from shard import (
+    CONTEXT,
+    CancelledError,
+    Future,
+    Gate,
+    RemoteProtocolError,
+    Task,
+    class_of,
+    is_count,
+)
 
 # Tasks of one server at a time: what an overload may hold of our memory.
 TASKS_MAX = 1024
-# Calls that wait for one of them to end, and the bytes of their arguments: beyond either the caller is told to slow down.
+# Calls that wait for one of them to end, and the bytes of their arguments: beyond either the caller
+# is told to slow down.
 QUEUE_CALLS_MAX = 65536
 QUEUE_BYTES_MAX = 1 << 30
 
@@ -50,7 +63,8 @@ _NOT_ONCE = "it is not marked once, so that nothing is remembered of it"
 HEALTH, DESCRIBE = "prpc.health", "prpc.describe"
 _LATER = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType, Future, Deferred, Task, Call})
 _STREAMS = (GeneratorType, AsyncGeneratorType)
-Blocks = list[NDArray[np.uint8]] | tuple[()]  # of one message, ours: emptied as soon as they are not needed any longer
+# of one message, ours: emptied as soon as they are not needed any longer
+Blocks = list[NDArray[np.uint8]] | tuple[()]
 
 
 @dataclass(frozen=True)
@@ -66,8 +80,10 @@ class ServedStatistics:
     queued: int = 0  # waiting for one of those to end
     repeated: int = 0  # calls of `once` methods that came again, and were not run again
     forgotten: int = 0  # answers to calls of `once` methods that fell out of what is kept
-    refused: Mapping[str, int] = field(default_factory=dict)  # how many, by reason: names of message.Status in lower case
-    timings: Mapping[str, MethodTiming] = field(default_factory=dict)  # by method; with RpcService(timing=True) only
+    # how many, by reason: names of message.Status in lower case
+    refused: Mapping[str, int] = field(default_factory=dict)
+    # by method; with RpcService(timing=True) only
+    timings: Mapping[str, MethodTiming] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,9 +91,11 @@ class Bounds:
     """Of one server. Raises ConfigError for what is not possible.
 
     tasks_max          `async def` handlers and streams that run at a time
-    queue_calls_max    calls that wait for one of them to end; plain functions may owe tasks_max + queue_calls_max later answers
+    queue_calls_max    calls that wait for one of them to end; plain functions may owe tasks_max +
+                       queue_calls_max later answers
     queue_bytes_max    bytes of the arguments of those that wait
-    answers_max        answers to calls of `once` methods that are kept for callers that ask again; once.py says why so many
+    answers_max        answers to calls of `once` methods that are kept for callers that ask again;
+                       once.py says why so many
     answers_bytes_max  bytes of those
     """
 
@@ -90,7 +108,9 @@ class Bounds:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not is_count(value, least := 1 if name == "tasks_max" else 0):
-                raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is allowed")
+                raise ConfigError(
+                    f"{name}={value!r}: a whole number of at least {least} is allowed"
+                )
 
 
 class ServedObject:
@@ -107,12 +127,15 @@ class ServedObject:
         timing: Timing | None = None,
     ) -> None:
         self.service = service
-        self._allow = allow if allow is not None and allow.guards(service) else None  # None: nothing to ask
+        # None: nothing to ask
+        self._allow = allow if allow is not None and allow.guards(service) else None
         self.server_id = server_id
         self.target = target
         self.bounds = bounds or Bounds()
         self.jobs = Gate(f"server {server_id} of {service!r}")  # running and queued ones are inside
-        self.requests = self.failures = self.expired = self.cancelled = self.tasks = self._queue_bytes = 0
+        self.requests = self.failures = self.expired = self.cancelled = self.tasks = (
+            self._queue_bytes
+        ) = 0
         self.refused: dict[str, int] = {}  # by reason
         self._timers: dict[str, MethodTimer] = {}
         self._open_jobs: set[Job] = set()  # those inside the gate
@@ -126,17 +149,22 @@ class ServedObject:
         for name, function in [*public_methods(served).items(), *own.items()]:
             key = method_key(name)
             if key in self._methods:
-                raise ConfigError(f"methods {name!r} and {self._methods[key].name!r} have the same CRC-32: rename one of them")
+                raise ConfigError(
+                    f"methods {name!r} and {self._methods[key].name!r} have the same CRC-32: "
+                    "rename one of them"
+                )
             method = self._methods[key] = describe(name, function)
             if timing is not None and method.kind != "stream":
-                timer = self._timers[name] = MethodTimer(f"{name!r} of server {server_id} of {service!r}", timing)
+                timer = self._timers[name] = MethodTimer(
+                    f"{name!r} of server {server_id} of {service!r}", timing
+                )
                 function = timer.wrap(function)
             if method.kind == "plain" and not method.is_once:
                 self._plain[key] = function
             else:
                 self._others[key] = as_task(method, function) if method.kind == "task" else function
 
-    # -- what it tells of itself -----------------------------------------------------------------------------------------
+    # -- what it tells of itself -------------------------------------------------------------------
 
     def statistics(self) -> ServedStatistics:
         """A snapshot."""
@@ -162,7 +190,9 @@ class ServedObject:
         return {"service": self.service, "server_id": self.server_id, "state": state, **work}
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Its methods by name: signature, kind ("plain", "task", "stream"), idempotent, once, first line of the docstring."""
+        """Its methods by name: signature, kind ("plain", "task", "stream"), idempotent, once, first
+        line of the docstring.
+        """
         return {
             method.name: {
                 "signature": str(method.signature or "(...)"),
@@ -182,25 +212,48 @@ class ServedObject:
 
     def stop(self) -> Future:
         """Take on nothing new; the future is done when what has begun is answered."""
-        self._others.update({key: function for key, function in self._plain.items() if self._methods[key].name != HEALTH})
-        self._plain = {key: self._plain[key] for key in self._plain if self._methods[key].name == HEALTH}
+        self._others.update(
+            {
+                key: function
+                for key, function in self._plain.items()
+                if self._methods[key].name != HEALTH
+            }
+        )
+        self._plain = {
+            key: self._plain[key] for key in self._plain if self._methods[key].name == HEALTH
+        }
         return self.jobs.close()
 
     def cut(self) -> int:
-        """After stop(), for who does not wait any longer: end what has begun, streams too, and tell the callers; how many."""
-        jobs = sorted(self._open_jobs, key=lambda job: not job.is_queued)  # queued ones first: or they would begin yet
+        """After stop(), for who does not wait any longer: end what has begun, streams too, and tell
+        the callers; how many.
+        """
+        # queued ones first: or they would begin yet
+        jobs = sorted(self._open_jobs, key=lambda job: not job.is_queued)
         for job in jobs:
             if job.is_queued:
                 self._drop(job)
-                job.peer.fail(job.call_id, Status.STOPPING, "", f"{self.service!r} is stopping here", "")
+                job.peer.fail(
+                    job.call_id, Status.STOPPING, "", f"{self.service!r} is stopping here", ""
+                )
             else:
                 job.end(CancelledError(f"{self.service!r} was closed before it was done"))
         return len(jobs)
 
-    # -- requests --------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
-    def request(self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
-        """Handle one request, or with call_id 0 one notification. `body` is good until the handler runs."""
+    def request(
+        self,
+        peer: Caller,
+        call_id: int,
+        key: int,
+        timeout_ms: int,
+        body: memoryview,
+        blocks: Blocks,
+    ) -> None:
+        """Handle one request, or with call_id 0 one notification. `body` is good until the handler
+        runs.
+        """
         function = self._plain.get(key)
         if function is None:
             self._take_on(peer, call_id, key, timeout_ms, body, blocks, REQUEST)
@@ -212,7 +265,11 @@ class ServedObject:
                 arguments = peer.decoder.decode(body, blocks)
                 blocks.clear()
             else:
-                arguments = peer.decode_plain(body) if len(body) <= PLAIN_BYTES_MAX else peer.decoder.decode(body, ())
+                arguments = (
+                    peer.decode_plain(body)
+                    if len(body) <= PLAIN_BYTES_MAX
+                    else peer.decoder.decode(body, ())
+                )
         except DECODE_ERRORS as error:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error))
             return
@@ -224,10 +281,13 @@ class ServedObject:
             self._raised(peer, call_id, error, key, arguments)
             pass_on_interrupt(error, peer.reactor)
         else:
-            del arguments  # the caller gets its blocks back before the answer, unless the handler keeps them
+            # the caller gets its blocks back before the answer, unless the handler keeps them
+            del arguments
             if type(value) in _LATER:
                 if self._has_room(peer, call_id):
-                    self._answer_later(self._job(peer, call_id, key, timeout_ms, (), 0, False), value)
+                    self._answer_later(
+                        self._job(peer, call_id, key, timeout_ms, (), 0, False), value
+                    )
                 else:
                     discard(value)
             elif call_id and not peer.reply(call_id, value):
@@ -235,21 +295,46 @@ class ServedObject:
         finally:
             CONTEXT.value = outer  # last: once the answer has left, it costs the caller nothing
 
-    def open(self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
+    def open(
+        self,
+        peer: Caller,
+        call_id: int,
+        key: int,
+        timeout_ms: int,
+        body: memoryview,
+        blocks: Blocks,
+    ) -> None:
         """Begin a stream."""
         self._take_on(peer, call_id, key, timeout_ms, body, blocks, OPEN)
 
-    def repeat(self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks) -> None:
+    def repeat(
+        self,
+        peer: Caller,
+        call_id: int,
+        key: int,
+        timeout_ms: int,
+        body: memoryview,
+        blocks: Blocks,
+    ) -> None:
         """Handle a request that was sent before, over a connection that was lost."""
         self._take_on(peer, call_id, key, timeout_ms, body, blocks, REPEAT)
 
     def _take_on(
-        self, peer: Caller, call_id: int, key: int, timeout_ms: int, body: memoryview, blocks: Blocks, kind: int
+        self,
+        peer: Caller,
+        call_id: int,
+        key: int,
+        timeout_ms: int,
+        body: memoryview,
+        blocks: Blocks,
+        kind: int,
     ) -> None:
         """A REQUEST or REPEAT that needs a job, or the OPEN of a stream."""
         method = self._methods.get(key)
         if method is None:
-            names = permitted(self._allow, peer.connection.peer_identity, self.service, self.method_names)
+            names = permitted(
+                self._allow, peer.connection.peer_identity, self.service, self.method_names
+            )
             self._refuse(peer, call_id, Status.UNKNOWN_METHOD, "", self.service, ", ".join(names))
             return
         if self._allow is not None and self._forbids(peer, call_id, key):
@@ -257,7 +342,13 @@ class ServedObject:
         if self._is_doubled(peer, call_id):
             return
         is_once = method.is_once and call_id != 0 and kind != OPEN
-        reason = self._repeats.refusal(peer, call_id, key, kind == REPEAT) if is_once else _NOT_ONCE if kind == REPEAT else None
+        reason = (
+            self._repeats.refusal(peer, call_id, key, kind == REPEAT)
+            if is_once
+            else _NOT_ONCE
+            if kind == REPEAT
+            else None
+        )
         if reason is not None:
             self._refuse(peer, call_id, Status.FORGOTTEN, "", reason)
             return
@@ -275,9 +366,13 @@ class ServedObject:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "MemoryError", str(error))
             return
         if self.tasks >= self.bounds.tasks_max and (
-            len(self._queue) >= self.bounds.queue_calls_max or self._queue_bytes + nbytes > self.bounds.queue_bytes_max
+            len(self._queue) >= self.bounds.queue_calls_max
+            or self._queue_bytes + nbytes > self.bounds.queue_bytes_max
         ):
-            text = f"{self.tasks} tasks run and {len(self._queue)} calls of {self._queue_bytes} bytes wait in {self.service!r}"
+            text = (
+                f"{self.tasks} tasks run and {len(self._queue)} calls of {self._queue_bytes} "
+                f"bytes wait in {self.service!r}"
+            )
             self._refuse(peer, call_id, Status.BACKPRESSURE, "", text)
             return
         try:
@@ -303,27 +398,52 @@ class ServedObject:
             job.cancel = lambda error: self._drop(job)
 
     def _has_room(self, peer: Caller, call_id: int) -> bool:
-        """Whether one more plain function may answer later: as many may as run and wait. Else its caller has been told."""
+        """Whether one more plain function may answer later: as many may as run and wait. Else its
+        caller has been told.
+        """
         if self._is_doubled(peer, call_id):
             return False
         if self.jobs.closed:  # by what ran while the function waited
             self.cancelled += 1
-            peer.fail(call_id, Status.CANCELLED, "CancelledError", f"{self.service!r} was closed before it was done", "")
+            peer.fail(
+                call_id,
+                Status.CANCELLED,
+                "CancelledError",
+                f"{self.service!r} was closed before it was done",
+                "",
+            )
             return False
         if self.tasks < self.bounds.tasks_max + self.bounds.queue_calls_max:
             return True
-        self._refuse(peer, call_id, Status.BACKPRESSURE, "", f"{self.tasks} calls of {self.service!r} are to be answered later")
+        self._refuse(
+            peer,
+            call_id,
+            Status.BACKPRESSURE,
+            "",
+            f"{self.tasks} calls of {self.service!r} are to be answered later",
+        )
         return False
 
     def _is_doubled(self, peer: Caller, call_id: int) -> bool:
-        """Whether the caller uses a number again before its call is answered: it is hung up on, as answers have no other name."""
+        """Whether the caller uses a number again before its call is answered: it is hung up on, as
+        answers have no other name.
+        """
         if call_id not in peer.running:
             return False
-        peer.connection.close(RemoteProtocolError(f"call {call_id} was asked again before it was answered"))
+        peer.connection.close(
+            RemoteProtocolError(f"call {call_id} was asked again before it was answered")
+        )
         return True
 
     def _job(
-        self, peer: Caller, call_id: int, key: int, timeout_ms: int, arguments: Sequence[Any], nbytes: int, is_stream: bool
+        self,
+        peer: Caller,
+        call_id: int,
+        key: int,
+        timeout_ms: int,
+        arguments: Sequence[Any],
+        nbytes: int,
+        is_stream: bool,
     ) -> Job:
         deadline = peer.reactor.clock() + timeout_ms / 1000 if timeout_ms else 0.0
         job = Job(peer, call_id, timeout_ms, deadline, key, arguments, nbytes)
@@ -361,7 +481,9 @@ class ServedObject:
             CONTEXT.value = outer
 
     def _answer_later(self, job: Job, value: Any) -> None:
-        """`value` is a coroutine, a generator, or a future: the job is answered when that is done."""
+        """`value` is a coroutine, a generator, or a future:
+        the job is answered when that is done.
+        """
         self.tasks += 1
         outer, CONTEXT.value = CONTEXT.value, job
         try:
@@ -418,10 +540,14 @@ class ServedObject:
         if not job.was_ended(error):
             self._raised(self._way_back(job), job.call_id, error)
         elif is_a(error, Expired):
-            self._way_back(job).fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", text_of(error), "")
+            self._way_back(job).fail(
+                job.call_id, Status.DEADLINE, "DeadlineExceeded", text_of(error), ""
+            )
         else:
             self.cancelled += 1
-            self._way_back(job).fail(job.call_id, Status.CANCELLED, "CancelledError", text_of(error), "")
+            self._way_back(job).fail(
+                job.call_id, Status.CANCELLED, "CancelledError", text_of(error), ""
+            )
 
     def _leave(self, job: Job) -> None:
         """The job is over: its place goes to the next one."""
@@ -442,7 +568,10 @@ class ServedObject:
             if waiting.timeout_ms and waiting.deadline <= waiting.peer.reactor.clock():
                 self.expired += 1
                 self._let_go(waiting)
-                text = f"it waited {waiting.timeout_ms} ms for one of {self.bounds.tasks_max} tasks to end, and did not run"
+                text = (
+                    f"it waited {waiting.timeout_ms} ms for one of {self.bounds.tasks_max} tasks "
+                    "to end, and did not run"
+                )
                 waiting.peer.fail(waiting.call_id, Status.DEADLINE, "DeadlineExceeded", text, "")
             else:
                 self._start(waiting)
@@ -469,7 +598,7 @@ class ServedObject:
         self.cancelled += 1
         self._let_go(job)
 
-    # -- answers -----------------------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _way_back(self, job: Job) -> Caller | WayBack:
         return WayBack(self._repeats, job) if job.is_once else job.peer
@@ -481,22 +610,48 @@ class ServedObject:
     def _forbids(self, peer: Caller, call_id: int, key: int) -> bool:
         """Whether the caller may not call that method; it has been told so."""
         assert self._allow is not None
-        text = self._allow.refusal(peer.connection.peer_identity, self.service, self._methods[key].name)
+        text = self._allow.refusal(
+            peer.connection.peer_identity, self.service, self._methods[key].name
+        )
         if text is not None:
             self._refuse(peer, call_id, Status.NOT_ALLOWED, "", text)
         return text is not None
 
-    def _refuse(self, way: Caller | WayBack, call_id: int, status: Status, name: str, text: str, more: str = "") -> None:
+    def _refuse(
+        self,
+        way: Caller | WayBack,
+        call_id: int,
+        status: Status,
+        name: str,
+        text: str,
+        more: str = "",
+    ) -> None:
         self.refused[status.name.lower()] = self.refused.get(status.name.lower(), 0) + 1
         way.fail(call_id, status, name, text, more)
 
     def _raised(
-        self, way: Caller | WayBack, call_id: int, error: BaseException, key: int = 0, arguments: Sequence[Any] | None = None
+        self,
+        way: Caller | WayBack,
+        call_id: int,
+        error: BaseException,
+        key: int = 0,
+        arguments: Sequence[Any] | None = None,
     ) -> None:
         """A handler did; at once, when called with these arguments, which may not fit it."""
-        if arguments is not None and is_a(error, TypeError) and not (method := self._methods[key]).fits(arguments):
+        if (
+            arguments is not None
+            and is_a(error, TypeError)
+            and not (method := self._methods[key]).fits(arguments)
+        ):
             text = text_of(error)
-            self._refuse(way, call_id, Status.BAD_ARGUMENTS, "TypeError", text, f"{method.name}{method.signature}")
+            self._refuse(
+                way,
+                call_id,
+                Status.BAD_ARGUMENTS,
+                "TypeError",
+                text,
+                f"{method.name}{method.signature}",
+            )
         else:
             self.failures += 1
             way.fail(call_id, Status.HANDLER_RAISED, *told(error))

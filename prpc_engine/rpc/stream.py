@@ -1,8 +1,9 @@
-"""Streams: items of one call, in either direction, no faster than the other side takes them (flow_control.py).
+"""Streams: items of one call, in either direction, no faster than the other side takes them
+(flow_control.py).
 
 The server's REPLY or FAILURE is the end of both directions, the caller's END that of its own.
 
-    for row in client.stream("scan", table):          # the server's method is a generator, or an async one
+    for row in client.stream("scan", table):  # the server's method is a generator, or an async one
         ...
 
     with client.stream("total") as stream:            # ... iterates over prpc_engine.incoming()
@@ -11,17 +12,22 @@ The server's REPLY or FAILURE is the end of both directions, the caller's END th
         stream.end()
         total = stream.result(timeout_s=5)
 
-A stream is there at once, like the future of a call, and waits for its connection where that is still to be made (dispatcher.py):
+A stream is there at once, like the future of a call, and waits for its connection where that is
+still to be made (dispatcher.py):
 
-    state     event                                        next
-    waiting   OPEN has left                                open      items may be sent; END follows if end() was called meanwhile
-    waiting   OPEN could not be sent                       waiting, or over: as any call that reached nobody (retry.py)
-    open      REPLY, FAILURE, the connection is lost       over      nothing is sent again: items may have been taken
-    any       deadline, cancel(), the client is closed     over
-    any       nobody holds the Stream any more             over, as by cancel(): a loop that was left, an error on its way up
+    state    event                                     next
+    waiting  OPEN has left                             open      items may be sent; END follows if
+                                                                 end() was called meanwhile
+    waiting  OPEN could not be sent                    waiting, or over: as any call that reached
+                                                       nobody (retry.py)
+    open     REPLY, FAILURE, the connection is lost    over      nothing is sent again: items may
+                                                                 have been taken
+    any      deadline, cancel(), the client is closed  over
+    any      nobody holds the Stream any more          over, as by cancel(): a loop that was left,
+                                                       an error on its way up
 
-Only its user holds a Stream: connections and tables know its StreamCall. So a dropped one is finalized at once, and needs no
-collection of garbage for that.
+Only its user holds a Stream: connections and tables know its StreamCall. So a dropped one is
+finalized at once, and needs no collection of garbage for that.
 """
 
 from __future__ import annotations
@@ -40,7 +46,9 @@ from shard import CONTEXT, Future
 
 
 class Incoming:
-    """What the caller streams to a handler, which iterates over it: `async for item in prpc_engine.incoming()`."""
+    """What the caller streams to a handler, which iterates over it:
+    `async for item in prpc_engine.incoming()`.
+    """
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
@@ -59,14 +67,20 @@ class Incoming:
                     return item
                 await item
         finally:
-            del self  # else an error that ended it, its traceback and this frame hold the inbox, which holds the error
+            # else an error that ended it, its traceback and this frame hold the inbox, which holds
+            # the error
+            del self
 
 
 def incoming() -> Incoming:
-    """Inside an `async def` handler: the items that the caller sends. Raises LookupError where the call is no stream."""
+    """Inside an `async def` handler: the items that the caller sends. Raises LookupError where the
+    call is no stream.
+    """
     job = CONTEXT.value
     if not isinstance(job, Job) or job.inbox is None:
-        raise LookupError("this call is no stream: incoming() works in methods that are called by client.stream()")
+        raise LookupError(
+            "this call is no stream: incoming() works in methods that are called by client.stream()"
+        )
     return Incoming(job.inbox)
 
 
@@ -79,8 +93,8 @@ class Carrier(Protocol):
         """
 
     def send_note(self, kind: int, call_id: int, side: int, count: int = 0) -> None:
-        """CREDIT, END or CANCEL, of that call; sent later where the outbox is full, dropped where the
-        peer is gone.
+        """CREDIT, END or CANCEL, of that call; sent later where the outbox is full, dropped where
+        the peer is gone.
         """
 
 
@@ -103,7 +117,9 @@ class StreamLine:
         self._tell_end()
 
     def end(self, items: int) -> None:
-        """The caller will send no more than so many. The server may be told twice, when another thread opens it meanwhile."""
+        """The caller will send no more than so many. The server may be told twice, when another
+        thread opens it meanwhile.
+        """
         self._ended_after = items
         self._tell_end()
 
@@ -125,7 +141,9 @@ class StreamLine:
 
 
 class StreamCall(Call, kw_only=True):
-    """The call of a stream, with its two halves: it waits for a connection, ends and is given up as any other call."""
+    """The call of a stream, with its two halves: it waits for a connection, ends and is given up as
+    any other call.
+    """
 
     inbox: Inbox
     window: Window
@@ -133,7 +151,9 @@ class StreamCall(Call, kw_only=True):
     ready: Future  # done when it is open, or over
 
     def opened(self, has_credit: bool) -> None:
-        """OPEN has left; `has_credit`: no item can overtake it, so that the first may follow at once."""
+        """OPEN has left; `has_credit`: no item can overtake it, so that the first may follow at
+        once.
+        """
         self.body, self.blocks = b"", ()
         self.line.opened()
         if has_credit:
@@ -159,15 +179,22 @@ def _finish(call: Future) -> None:
 
 
 class Stream:
-    """The caller's side. Iterate for what the server yields; send() and end() for what it takes; result() for what it returns.
+    """The caller's side. Iterate for what the server yields; send() and end() for what it takes;
+    result() for what it returns.
 
-    One thread or task iterates, one sends. What has not ended is cancelled when its `with` is left, by close(), and when the last
-    reference to the stream goes: after `break`, or an error, in a loop over it. What kept it from being opened is raised by
-    whichever of these comes first; `async with` waits until it is open, and raises that itself.
+    One thread or task iterates, one sends. What has not ended is cancelled when its `with` is left,
+    by close(), and when the last
+    reference to the stream goes: after `break`, or an error, in a loop over it. What kept it from
+    being opened is raised by whichever of these comes first; `async with` waits until it is open,
+    and raises that itself.
     """
 
-    def __init__(self, call: StreamCall, soon: Callable[[Callable[[], object]], object] | None = None) -> None:
-        """`soon` runs a callback in the reactor; None: nobody cancels the call when the stream is dropped."""
+    def __init__(
+        self, call: StreamCall, soon: Callable[[Callable[[], object]], object] | None = None
+    ) -> None:
+        """`soon` runs a callback in the reactor; None: nobody cancels the call when the stream is
+        dropped.
+        """
         self.call = call
         self._soon = soon
         self._inbox = call.inbox
@@ -176,15 +203,16 @@ class Stream:
         self._ended = False  # end() was called
 
     def __del__(self) -> None:
-        # In the reactor: the collector of garbage calls this in any thread, which may hold the locks that cancel() takes.
+        # In the reactor: the collector of garbage calls this in any thread, which may hold the
+        # locks that cancel() takes.
         if not self.call.finished and self._soon is not None:
             self._soon(self.call.cancel)
 
-    # -- what the server yields ------------------------------------------------------------------------------------------
+    # -- what the server yields --------------------------------------------------------------------
 
     def next_item(self, timeout_s: float | None = None) -> Any:
-        """The next item. Raises StopIteration at the end, TimeoutError, BadArguments for seconds that are none, and what
-        ended the stream."""
+        """The next item. Raises StopIteration at the end, TimeoutError, BadArguments for seconds
+        that are none, and what ended the stream."""
         if timeout_s is not None:
             wait_in_ms(timeout_s)
         try:
@@ -194,7 +222,8 @@ class Stream:
                     return item
                 item.result(timeout_s)
         finally:
-            del self  # else an error that ended it, its traceback, this frame and the stream hold each other
+            # else an error that ended it, its traceback, this frame and the stream hold each other
+            del self
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -214,11 +243,11 @@ class Stream:
         finally:
             del self  # as in next_item()
 
-    # -- what the server takes -------------------------------------------------------------------------------------------
+    # -- what the server takes ---------------------------------------------------------------------
 
     def send(self, item: Any, timeout_s: float | None = None) -> None:
-        """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError, Closed after end(), BadArguments
-        for seconds that are none, and what ended the stream."""
+        """Send one item; waits while WINDOW_ITEMS of them are not taken. Raises TimeoutError,
+        Closed after end(), BadArguments for seconds that are none, and what ended the stream."""
         if timeout_s is not None:
             wait_in_ms(timeout_s)
         self._check_not_ended()
@@ -238,7 +267,8 @@ class Stream:
         self._send(item)
 
     def _send(self, item: Any) -> None:
-        self._check_not_ended()  # again: another thread may have called end() while this one waited for credit
+        # again: another thread may have called end() while this one waited for credit
+        self._check_not_ended()
         try:
             self._line.send_item(item)
         except errors.Closed as error:  # it ended after the look at the window, which has heard how
@@ -246,7 +276,10 @@ class Stream:
 
     def _check_not_ended(self) -> None:
         if self._ended:
-            raise errors.Closed(f"the item was not sent: end() of this stream of {self.call.asked[0]!r} was called before it")
+            raise errors.Closed(
+                f"the item was not sent: end() of this stream of {self.call.asked[0]!r} was "
+                "called before it"
+            )
 
     def end(self) -> None:
         """Nothing more will be sent: the server's iteration ends. Again: does nothing."""
@@ -254,11 +287,11 @@ class Stream:
             self._ended = True
             self._line.end(self._window.sent)
 
-    # -- how it ends -----------------------------------------------------------------------------------------------------
+    # -- how it ends -------------------------------------------------------------------------------
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """What the server's method returns at its end; None for a generator. Raises TimeoutError, BadArguments for seconds that
-        are none, and what ended the stream."""
+        """What the server's method returns at its end; None for a generator. Raises TimeoutError,
+        BadArguments for seconds that are none, and what ended the stream."""
         if timeout_s is not None:
             wait_in_ms(timeout_s)
         self.call.error(timeout_s)  # waits; the stream is held until it is over
@@ -285,7 +318,12 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.cancel()
 
     async def __aenter__(self) -> Stream:
@@ -299,6 +337,9 @@ class Stream:
         return self
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.cancel()

@@ -1,14 +1,16 @@
 """How long handlers take, by method, where RpcService(timing=True) asks for it.
 
-    handler                what is timed
-    plain function         from its call to its return; a Future or Deferred that it returns is answered later, and not waited for
-    async def              from its first step to its end, with its waits
-    generator (a stream)   nothing: its time is that of its reader
+    handler               what is timed
+    plain function        from its call to its return; a Future or Deferred that it returns is
+                          answered later, and not waited for
+    async def             from its first step to its end, with its waits
+    generator (a stream)  nothing: its time is that of its reader
 
-A handler is wrapped once, when its server is made. Without timing there is no wrapper, and nothing to pay.
+A handler is wrapped once, when its server is made. Without timing there is no wrapper, and nothing
+to pay.
 
-Bucket i of a method counts durations of 2^(i-1) <= ns < 2^i: any two that differ by a factor of two are told apart, and which
-bucket it is costs one int.bit_length().
+Bucket i of a method counts durations of 2^(i-1) <= ns < 2^i: any two that differ by a factor of two
+are told apart, and which bucket it is costs one int.bit_length().
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from shard import is_finite
 
 BUCKETS = 64  # 2^63 ns are 292 years
 NEVER_NS = 1 << BUCKETS
-TELL_NS = 1_000_000_000  # one line a second for each method at most: what is slow is often so for everybody at once
+# one line a second for each method at most: what is slow is often so for everybody at once
+TELL_NS = 1_000_000_000
 
 logger = logging.getLogger("prpc")
 
@@ -39,13 +42,19 @@ class Timing:
     slow_call_s: float | None = None  # a handler that takes so long is logged; None: none is
 
     def __post_init__(self) -> None:
-        if self.slow_call_s is not None and not (is_finite(self.slow_call_s, 0.0) and self.slow_call_s):
-            raise ConfigError(f"slow_call_s={self.slow_call_s!r}: more than 0 seconds are allowed, or None")
+        if self.slow_call_s is not None and not (
+            is_finite(self.slow_call_s, 0.0) and self.slow_call_s
+        ):
+            raise ConfigError(
+                f"slow_call_s={self.slow_call_s!r}: more than 0 seconds are allowed, or None"
+            )
 
 
 @dataclass(frozen=True)
 class MethodTiming:
-    """How long one method's handler took, so far; total_s may be one call ahead of buckets, or behind."""
+    """How long one method's handler took, so far; total_s may be one call ahead of buckets, or
+    behind.
+    """
 
     total_s: float
     slow: int  # calls of slow_call_s or more
@@ -89,7 +98,8 @@ class MethodTimer:
 
             @functools.wraps(function)
             def timed(*arguments: Any) -> Any:
-                return run(arguments)  # plain: method.as_task() refuses arguments that do not fit before it calls this
+                # plain: method.as_task() refuses arguments that do not fit before it calls this
+                return run(arguments)
 
         else:
 
@@ -121,5 +131,10 @@ class MethodTimer:
         more = f"; {self._untold - 1} more since the last such line" if self._untold > 1 else ""
         self._untold = 0
         logger.warning(
-            "slow call: %s took %.6f s for %s, slow_call_s=%g%s", self._name, taken_ns / 1e9, caller, self._slow_ns / 1e9, more
+            "slow call: %s took %.6f s for %s, slow_call_s=%g%s",
+            self._name,
+            taken_ns / 1e9,
+            caller,
+            self._slow_ns / 1e9,
+            more,
         )

@@ -1,10 +1,12 @@
-"""What runs inside the shard processes of an RpcService: a node of its own, and the servers it is told to make.
+"""What runs inside the shard processes of an RpcService: a node of its own, and the servers it is
+told to make.
 
 These functions are sent by the application over its lane to each shard.
 
-Each shard has a port of its own. A server's id is that of one instance, in one shard, and its clients go there directly. Behind
-one port (shard/transport/shared_port.py, as a cluster's tasks have it) a client's one connection ends at one shard, and each call
-for the others' instances, or for servers of the application, would go through a second process.
+Each shard has a port of its own. A server's id is that of one instance, in one shard, and its
+clients go there directly. Behind one port (shard/transport/shared_port.py, as a cluster's tasks
+have it) a client's one connection ends at one shard, and each call for the others' instances, or
+for servers of the application, would go through a second process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from prpc_engine.settings.config import TlsSettings
 from shard import Limits, ShardError, this_shard
 
 RETRY_S = 0.05  # between two looks whether a dead server's id is free
-AFTER_LEASE_S = 10.0  # for the master to notice that a lease is over, and to tell, on a busy machine
+# for the master to notice that a lease is over, and to tell, on a busy machine
+AFTER_LEASE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class _ShardNode:
         shard = this_shard()
         slab.use_slab(shard.slab)
         self.settings = settings
-        self.targets: dict[int, int] = {}  # of the application's servers that live here, by their number
+        # of the application's servers that live here, by their number
+        self.targets: dict[int, int] = {}
         self.starting: set[int] = set()  # those that are about to
         self.node = Node(
             shard.reactor,
@@ -69,7 +73,9 @@ class _ShardNode:
             settings.values,
             settings.advertise and Address(settings.advertise.host, 0),
         )
-        self.session = MasterSession(self.node, settings.master, settings.lease_s, root=settings.root)
+        self.session = MasterSession(
+            self.node, settings.master, settings.lease_s, root=settings.root
+        )
         shard.at_stop(self.close)
 
     def close(self) -> None:
@@ -96,14 +102,22 @@ def _here() -> _ShardNode:
 
 
 async def serve_in_shard(
-    number: int, name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None, again: bool
+    number: int,
+    name: str,
+    factory: Callable[[], object],
+    server_id: int,
+    bounds: Bounds | None,
+    again: bool,
 ) -> tuple[int, int]:
-    """Make an instance and serve it as the application's server `number`: (server id, target). `again`: it takes the place of one
-    that died, whose id is waited for as long as its lease may last."""
+    """Make an instance and serve it as the application's server `number`: (server id, target).
+    `again`: it takes the place of one that died, whose id is waited for as long as its lease may
+    last."""
     here = _here()
     served = factory()
     ServedObject(name, server_id, 0, served)  # refuse a bad object before the master hears of it
-    give_up_at = here.node.reactor.clock() + (here.settings.lease_s + AFTER_LEASE_S if again else 0.0)
+    give_up_at = here.node.reactor.clock() + (
+        here.settings.lease_s + AFTER_LEASE_S if again else 0.0
+    )
     here.starting.add(number)
     while True:
         target = None
@@ -119,7 +133,8 @@ async def serve_in_shard(
             is_taken = isinstance(error, errors.NodeExists)
             if is_taken and again and here.node.reactor.clock() < give_up_at:
                 await here.node.reactor.sleep(RETRY_S)
-            elif not is_taken or target is None:  # else another one has got that id meanwhile, and the next look says so
+            elif not is_taken or target is None:
+                # else another one has got that id meanwhile, and the next look says so
                 here.starting.discard(number)
                 raise
         else:
@@ -132,7 +147,9 @@ async def serve_in_shard(
 
 
 async def stop_serving_in_shard(number: int, drain_s: float) -> None:
-    """Take the application's server `number` back; what has begun goes on for up to `drain_s` seconds."""
+    """Take the application's server `number` back; what has begun goes on for up to `drain_s`
+    seconds.
+    """
     here = _here()
     here.starting.discard(number)
     target = here.targets.pop(number, None)

@@ -1,8 +1,10 @@
-"""RpcService: this process as a member of a job. It has a rank, serves objects under names, and calls other members.
+"""RpcService: this process as a member of a job. It has a rank, serves objects under names, and
+calls other members.
 
-Inline mode (shards=0): this process runs the reactor itself; whoever waits for a result drives it, serve_forever() drives
-it for good, and a progress thread does when nobody else. shards=N starts N more processes, each with a reactor, slab, address
-and connections of its own; a server made with sharded=True lives in them, one instance each, and clients talk to each directly.
+Inline mode (shards=0): this process runs the reactor itself; whoever waits for a result drives it,
+serve_forever() drives it for good, and a progress thread does when nobody else. shards=N starts N
+more processes, each with a reactor, slab, address and connections of its own; a server made with
+sharded=True lives in them, one instance each, and clients talk to each directly.
 """
 
 from __future__ import annotations
@@ -61,13 +63,27 @@ from prpc_engine.settings.config import (
     secret_from,
     transports_from,
 )
-from shard import STALL_BUDGET_S, Driver, Future, Limits, RestartPolicy, ShardGroup, auto_shards, pin, restore
+from shard import (
+    STALL_BUDGET_S,
+    Driver,
+    Future,
+    Limits,
+    RestartPolicy,
+    ShardGroup,
+    auto_shards,
+    pin,
+    restore,
+)
 
 SHARDS_MAX = 64
-SERVERS_PATH = "/_rpc_/RpcService"  # in the master's tree: a node for each service, and below it one for each server
-SHARDS_TIMEOUT_S = 60.0  # for all shards to import this package and to join, on a machine that is starting a whole job
+# in the master's tree: a node for each service, and below it one for each server
+SERVERS_PATH = "/_rpc_/RpcService"
+# for all shards to import this package and to join, on a machine that is starting a whole job
+SHARDS_TIMEOUT_S = 60.0
 REFRESH_TIMEOUT_S = 2.0  # for a master that is there to say who serves now
-LINGER_S = 0.2  # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps one
+# at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps
+# one
+LINGER_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -75,37 +91,48 @@ class ServiceStatistics(NodeFigures):
     """What one asks first when it is stuck: who waits for whom, what has gone where."""
 
     rank: int
-    clients: dict[str, ClientStatistics]  # by "service/number", counted from 1 in the order they were made here
+    # by "service/number", counted from 1 in the order they were made here
+    clients: dict[str, ClientStatistics]
 
 
 class RpcService:
-    """Makes this process a member of a job: it has a rank, serves objects under names, and calls other members.
-    A context manager.
+    """Makes this process a member of a job: it has a rank, serves objects under names, and calls
+    other members. A context manager.
 
     master      "host:port" of the job's Master
-    shards      0: inline mode; N: also start N shard processes (under `if __name__ == "__main__":`); "auto": one for each
-                physical core, less one
+    shards      0: inline mode; N: also start N shard processes (under `if __name__ ==
+                "__main__":`); "auto": one for each physical core, less one
     polling     never sleep while waiting: lowest latency for a whole core
     pin         core for the calling thread, None: leave it; shards are pinned to cores of their own
     bind        "host:port" to listen at, port 0 for any free one
-    advertise   "host" or "host:port" where others reach this node, if not at what it binds (for every address: the one that
-                faces the master); its shards have ports of their own
-    transports  which may be used, in order of preference, else PRPC_TRANSPORTS ("tcp,shm"), else shm, unix, tcp
-    secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this host; or NO_SECRET
+    advertise   "host" or "host:port" where others reach this node, if not at what it binds (for
+                every address: the one that faces the master); its shards have ports of their own
+    transports  which may be used, in order of preference, else PRPC_TRANSPORTS ("tcp,shm"), else
+                shm, unix, tcp
+    secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
+                host; or NO_SECRET
     timeout_s   for the master to answer
-    tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of PRPC_CONFIG, else none
-    allow       who may call which methods of servers made here, else [[allow]] of PRPC_CONFIG, else whoever is in the job
+    tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of
+                PRPC_CONFIG, else none
+    allow       who may call which methods of servers made here, else [[allow]] of PRPC_CONFIG, else
+                whoever is in the job
 
-    allow_pickle  send, and accept from members of this job who say so too, any object as a pickle; needs a secret
+    allow_pickle  send, and accept from members of this job who say so too, any object as a pickle;
+                  needs a secret
     compression   of what is sent: "zlib", "zstd", "lz4"; for slow networks only
 
-    lease_s  how long this node's rank and servers outlive its silence, in seconds: a host that vanished, or a process that was
-             stopped, is noticed after so many; a process that ended on the master's host at once. None: 5; shards have the same
-    root     which job of those that share the master: its ranks, services and tree are its own. None: the usual one
-    stall_budget_s  a handler that keeps the reactor, or a shard, for more seconds is named in the log; math.inf: none is
-    restart      what becomes of a shard that dies: "on-failure", "never", or a RestartPolicy. One that is started again gets new
-                 instances of the servers made with sharded=True, under their ids
-    timing       measure how long each handler takes, for statistics() and prpc_engine.metrics: 0.3 us a call, `async def` 2 us
+    lease_s  how long this node's rank and servers outlive its silence, in seconds: a host that
+             vanished, or a process that was stopped, is noticed after so many; a process that ended
+             on the master's host at once. None: 5; shards have the same
+    root     which job of those that share the master: its ranks, services and tree are its own.
+             None: the usual one
+    stall_budget_s  a handler that keeps the reactor, or a shard, for more seconds is named in the
+                    log; math.inf: none is
+    restart      what becomes of a shard that dies: "on-failure", "never", or a RestartPolicy. One
+                 that is started again gets new instances of the servers made with sharded=True,
+                 under their ids
+    timing       measure how long each handler takes, for statistics() and prpc_engine.metrics: 0.3
+                 us a call, `async def` 2 us
     slow_call_s  as timing, and handlers that take so many seconds are named in the log
 
     Raises MasterUnreachable, AuthenticationFailed, AddressInUse, ConfigError.
@@ -136,7 +163,9 @@ class RpcService:
     ) -> None:
         check_environment()
         check_timeout(timeout_s)
-        self.shards = auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
+        self.shards = (
+            auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
+        )
         chosen = transports_from(transports)
         host, port = host_and_port(bind)
         master_host, master_port = host_and_port(master)
@@ -156,9 +185,11 @@ class RpcService:
             self._advertise = address_facing(master_host, master_port)
         self._values = Values(allow_pickle, compression)
         self._timing = Timing(slow_call_s) if timing or slow_call_s is not None else None
-        self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()  # by "service/number"
+        # by "service/number"
+        self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()
         self._client_numbers = itertools.count(1)
-        self._making = threading.RLock()  # of what there is one of: the watch for servers, the client of the master
+        # of what there is one of: the watch for servers, the client of the master
+        self._making = threading.RLock()
         self._watching = False  # for servers that come and go
         self._news = object()  # another one whenever we hear that some have
         self._cores_before = None if pin is None else _pin_thread(pin)
@@ -183,8 +214,12 @@ class RpcService:
                 self._values,
                 self._advertise,
             )
-            self._session = MasterSession(self._node, master, self._lease_s, root=self._root, open_timeout_s=timeout_s)
-            self._servers = Servers(self._node, self._driver, self._session, self._allow, self._timing)
+            self._session = MasterSession(
+                self._node, master, self._lease_s, root=self._root, open_timeout_s=timeout_s
+            )
+            self._servers = Servers(
+                self._node, self._driver, self._session, self._allow, self._timing
+            )
             self._join(timeout_s)
             if self.shards:
                 self._start_shards(self.shards, polling, chosen, host, stall_budget_s, policy)
@@ -203,20 +238,31 @@ class RpcService:
 
     @property
     def rank(self) -> int:
-        """This node's number in the job. It changes only when the master was away for longer than the lease and gave it away."""
+        """This node's number in the job. It changes only when the master was away for longer than
+        the lease and gave it away.
+        """
         return self._session.rank
 
     @property
     def master_client(self) -> MasterClient:
-        """The master's other verbs (locks, barriers, the tree, ...), over this node's session. Raises Closed."""
-        with self._making:  # two would both take what the session tells their watches, and one get it
+        """The master's other verbs (locks, barriers, the tree, ...), over this node's session.
+        Raises Closed.
+        """
+        # two would both take what the session tells their watches, and one get it
+        with self._making:
             if self._master_client is None:
                 self._check_open()  # or nobody would end it
                 self._master_client = MasterClient(backend=SessionBackend(self._session, self))
             return self._master_client
 
     def _start_shards(
-        self, shards: int, polling: bool, transports: tuple[str, ...], host: str, stall_budget_s: float, policy: RestartPolicy
+        self,
+        shards: int,
+        polling: bool,
+        transports: tuple[str, ...],
+        host: str,
+        stall_budget_s: float,
+        policy: RestartPolicy,
     ) -> None:
         self._group = ShardGroup(
             shards,
@@ -241,7 +287,8 @@ class RpcService:
             timing=self._timing,
             advertise=self._advertise,
         )
-        self._group.at_start(open_shard, settings, timeout_s=SHARDS_TIMEOUT_S)  # and in each that is started again
+        # and in each that is started again
+        self._group.at_start(open_shard, settings, timeout_s=SHARDS_TIMEOUT_S)
         self._servers.use_shards(self._group)
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
@@ -254,8 +301,8 @@ class RpcService:
         return self._lease_s
 
     def in_reactor(self, function: Callable[[Future], object]) -> Future:
-        """Call function(done) in the reactor's thread, where handlers run; it completes `done`, then or later. An error of its
-        own completes it too."""
+        """Call function(done) in the reactor's thread, where handlers run; it completes `done`,
+        then or later. An error of its own completes it too."""
         self._check_open()
         done = Future(self._driver)
 
@@ -269,47 +316,60 @@ class RpcService:
         self._driver.reactor.call_soon(run)
         return done
 
-    # -- servers -------------------------------------------------------------------------------------------------------
+    # -- servers -----------------------------------------------------------------------------------
 
     def create_server(
-        self, name: str, served: object = None, server_id: int = -1, sharded: bool = False, bounds: Bounds | None = None
+        self,
+        name: str,
+        served: object = None,
+        server_id: int = -1,
+        sharded: bool = False,
+        bounds: Bounds | None = None,
     ) -> RpcServer:
-        """Serve an object's public methods, or a dict of functions, under `name`; without any, requests go to its dealers.
+        """Serve an object's public methods, or a dict of functions, under `name`; without any,
+        requests go to its dealers.
 
-        server_id   which server of that service this is; -1 takes the smallest free
-        sharded     `served` is then a factory without arguments (a class, say): each shard makes an instance and serves it
-                    as a server of its own, with server ids in order of the shards
-        bounds      how many tasks run at a time, and how many calls and bytes wait for one to end
+        server_id  which server of that service this is; -1 takes the smallest free
+        sharded    `served` is then a factory without arguments (a class, say): each shard makes an
+                   instance and serves it as a server of its own, with server ids in order of the
+                   shards
+        bounds     how many tasks run at a time, and how many calls and bytes wait for one to end
 
-        Raises ConfigError, NodeExists for a server id that is taken, and Rejected for what else the master refuses.
+        Raises ConfigError, NodeExists for a server id that is taken, and Rejected for what else the
+        master refuses.
         """
         server = self._servers.create(name, served, server_id, sharded, bounds)
         server.service = self
         return server
 
     def create_dealer(self, name: str, timeout_s: float = 10.0) -> Dealer:
-        """A peer among those of `name`: it receives their requests, and sends to them by `dest_rank`."""
+        """A peer among those of `name`: it receives their requests, and sends to them by
+        `dest_rank`.
+        """
         check_timeout(timeout_s)  # before there is a server
         server = self.create_server(name, server_id=self.rank)
         client = self.create_client(name, 1, timeout_s)
         return client.create_dealer(server.queue)
 
     def serve_forever(self, timeout_s: float | None = None) -> None:
-        """Drive the reactor from the calling thread, for `timeout_s` seconds or until stop_serving() or close().
+        """Drive the reactor from the calling thread, for `timeout_s` seconds or until
+        stop_serving() or close().
 
-        Not needed for serving: without it a progress thread does. With it requests cost no thread switch.
+        Not needed for serving: without it a progress thread does. With it requests cost no thread
+        switch.
         """
         check_seconds("timeout_s", timeout_s, math.inf, or_none=True)
         self._check_open()
         self._driver.run(timeout_s)
 
     def stop_serving(self) -> None:
-        """Let serve_forever() return, or the next one when none is under way; the service stays open.
+        """Let serve_forever() return, or the next one when none is under way; the service stays
+        open.
 
         From any thread or signal handler."""
         self._driver.stop_running()
 
-    # -- clients -------------------------------------------------------------------------------------------------------
+    # -- clients -----------------------------------------------------------------------------------
 
     def create_client(
         self,
@@ -321,12 +381,15 @@ class RpcService:
         idempotent: Iterable[str] = (),
         hedge: HedgePolicy | None = None,
     ) -> RpcClient:
-        """A client of service `name`, as soon as it has `expected_servers` servers. Raises NoServer after `timeout_s` seconds.
+        """A client of service `name`, as soon as it has `expected_servers` servers. Raises NoServer
+        after `timeout_s` seconds.
 
-        balance     who gets a call: "least_outstanding" of two chosen at random, "random", "round_robin", "local_first"
+        balance     who gets a call: "least_outstanding" of two chosen at random, "random",
+                    "round_robin", "local_first"
         retry       how often and how soon a failed call is tried again (retry.py)
         idempotent  methods that may be run twice, beside those that the server registered so
-        hedge       when an idempotent method is asked of a second server, because the first is slow (hedge.py); None: never
+        hedge       when an idempotent method is asked of a second server, because the first is slow
+                    (hedge.py); None: never
         """
         check_number("expected_servers", expected_servers, 0, 1 << 20)
         check_name(name)
@@ -337,18 +400,30 @@ class RpcService:
         if len(entries) < expected_servers:
             services = self._ask_master("services")
             raise errors.NoServer(
-                f"service {name!r} has {len(entries)} of {expected_servers} servers after {timeout_s} s; the master at "
+                f"service {name!r} has {len(entries)} of {expected_servers} servers after "
+                f"{timeout_s} s; the master at "
                 f"{self._master} knows these services: {', '.join(services) or 'none'}"
             )
-        settings = name, self._node, entries, lambda: self._look_again(name), balance, retry, idempotent
+        settings = (
+            name,
+            self._node,
+            entries,
+            lambda: self._look_again(name),
+            balance,
+            retry,
+            idempotent,
+        )
         client = RpcClient(*settings) if hedge is None else HedgingClient(*settings, hedge=hedge)
         self._clients[f"{name}/{next(self._client_numbers)}"] = client
         with self._making:
             is_first, self._watching = not self._watching, True
         if is_first:
             # Not here: a handler may be what makes the client, and must not wait for the master.
-            threading.Thread(target=self._watch_servers, name="prpc-watch-servers", daemon=True).start()
-        if self._news is not news:  # between the lookup and here, where only clients that were there already were told
+            threading.Thread(
+                target=self._watch_servers, name="prpc-watch-servers", daemon=True
+            ).start()
+        # between the lookup and here, where only clients that were there already were told
+        if self._news is not news:
             try:
                 client.refresh()
             except errors.RpcError:  # the master is away, or slow
@@ -356,18 +431,27 @@ class RpcService:
         return client
 
     def _watch_servers(self) -> None:
-        with contextlib.suppress(errors.RpcError):  # closed meanwhile, or the master is away: a failing call asks again
-            changed = weakref.WeakMethod(self._servers_changed)  # the watch's thread must not keep a service that is dropped
-            self.master_client.tree_watch(SERVERS_PATH, lambda event: (method := changed()) and method(event))
+        # closed meanwhile, or the master is away: a failing call asks again
+        with contextlib.suppress(errors.RpcError):
+            # the watch's thread must not keep a service that is dropped
+            changed = weakref.WeakMethod(self._servers_changed)
+            self.master_client.tree_watch(
+                SERVERS_PATH, lambda event: (method := changed()) and method(event)
+            )
         self._tell_clients(None)  # of what happened before the watch began
 
     def _look_again(self, name: str) -> list[ServerEntry]:
-        """Who serves now. Raises MasterUnreachable, at once where the master is known to be away: those known must do then."""
+        """Who serves now. Raises MasterUnreachable, at once where the master is known to be away:
+        those known must do then.
+        """
         if not self._session.connected:
-            raise errors.MasterUnreachable(f"the master at {self._master} is away: servers of {name!r} cannot be looked up")
+            raise errors.MasterUnreachable(
+                f"the master at {self._master} is away: servers of {name!r} cannot be looked up"
+            )
         try:
             return self._lookup(name, 0, REFRESH_TIMEOUT_S)
-        except errors.DeadlineExceeded as error:  # that of the look: a call that waits for it was not sent, and goes on waiting
+        except errors.DeadlineExceeded as error:
+            # that of the look: a call that waits for it was not sent, and goes on waiting
             raise errors.MasterUnreachable(str(error)) from None
 
     def _servers_changed(self, event: TreeEvent) -> None:
@@ -390,12 +474,16 @@ class RpcService:
 
     @property
     def address(self) -> str:
-        """host:port that this node listens at over tcp. Raises ConfigError where tcp is not among its transports, Closed."""
+        """host:port that this node listens at over tcp. Raises ConfigError where tcp is not among
+        its transports, Closed.
+        """
         return self._node.address("tcp")
 
     @property
     def transports(self) -> dict[str, str]:
-        """For each node that this one has connected to: the transport that was taken, and why those before it were not."""
+        """For each node that this one has connected to: the transport that was taken, and why those
+        before it were not.
+        """
         return self._node.choices
 
     def statistics(self) -> ServiceStatistics:
@@ -407,20 +495,29 @@ class RpcService:
         )
 
     def figures_of_shards(self, timeout_s: float = FIGURES_TIMEOUT_S) -> tuple[ShardFigures, ...]:
-        """The same of each shard, in order: they are asked, for `timeout_s` seconds at most. None without any."""
+        """The same of each shard, in order: they are asked, for `timeout_s` seconds at most. None
+        without any.
+        """
         check_timeout(timeout_s)
         self._check_open()
         return self._servers.figures_of_shards(timeout_s)
 
     def _living_clients(self) -> list[tuple[str, RpcClient]]:
-        references = self._clients.valuerefs()  # copied at once: other threads make clients meanwhile
-        return [(reference.key, client) for reference in references if (client := reference()) is not None]
+        # copied at once: other threads make clients meanwhile
+        references = self._clients.valuerefs()
+        return [
+            (reference.key, client)
+            for reference in references
+            if (client := reference()) is not None
+        ]
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     @property
     def driver(self) -> Driver:
-        """Who turns this process's reactor while threads wait: for what makes futures of its own."""
+        """Who turns this process's reactor while threads wait:
+        for what makes futures of its own.
+        """
         return self._driver
 
     @property
@@ -454,9 +551,11 @@ class RpcService:
             restore(self._cores_before)
 
     def close(self) -> None:
-        """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close, or one in a fork, does nothing.
+        """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close,
+        or one in a fork, does nothing.
 
-        A fork has none of the threads that may have held our locks when it was made: to wait for one of these would be for ever.
+        A fork has none of the threads that may have held our locks when it was made: to wait for
+        one of these would be for ever.
         """
         self._closed = self._servers.closed = True
         if not next(self._closings) and self._pid == os.getpid():
@@ -469,14 +568,22 @@ class RpcService:
     def __enter__(self) -> RpcService:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> RpcService:
         return self
 
     async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -1,4 +1,6 @@
-"""The servers that one RpcService makes and takes back: in this process, or one instance in each of its shards."""
+"""The servers that one RpcService makes and takes back: in this process, or one instance in each of
+its shards.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from prpc_engine.settings.config import SERVER_ID_MAX, check_name, check_number,
 from shard import ClosedError, Driver, Future, ShardGroup
 
 CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
-ABSENT_S = 2.0  # for a master that is away to come back and hear that a server goes; a restart from its journal takes less
+# for a master that is away to come back and hear that a server goes; a restart from its journal
+# takes less
+ABSENT_S = 2.0
 logger = logging.getLogger("prpc")
 
 
@@ -53,19 +57,30 @@ class RpcServer:
         return self.server_ids[0]
 
     def statistics(self) -> ServedStatistics:
-        """What it did. One in shards: the sum of its instances, which are asked; of one that does not answer within
-        shard_figures.TIMEOUT_S, what it said last; of those that were started again, what each life said last as well."""
+        """What it did. One in shards: the sum of its instances, which are asked; of one that does
+        not answer within shard_figures.TIMEOUT_S, what it said last; of those that were started
+        again, what each life said last as well."""
         server = self._owner.node.servers.get(self._target) if self._sharded is None else None
         if server is not None:
             return server.statistics()
         names = {f"{self.name}/{server_id}" for server_id in self.server_ids}
-        said = [figures.servers for shard in self._owner.figures_of_shards() for figures in (shard.last, shard.past) if figures]
+        said = [
+            figures.servers
+            for shard in self._owner.figures_of_shards()
+            for figures in (shard.last, shard.past)
+            if figures
+        ]
         return total_of(one for servers in said for name, one in servers.items() if name in names)
 
     def create_dealer(self) -> Dealer:
-        """One more dealer that receives this server's requests. Raises ConfigError for a server of methods."""
+        """One more dealer that receives this server's requests. Raises ConfigError for a server of
+        methods.
+        """
         if self.queue is None:
-            raise errors.ConfigError(f"the server of {self.name!r} has methods; one without an object to serve has dealers")
+            raise errors.ConfigError(
+                f"the server of {self.name!r} has methods; one without an object to serve has "
+                "dealers"
+            )
         return Dealer(self.name, self._owner.driver, queue=self.queue)
 
     def terminate(self) -> None:
@@ -79,10 +94,12 @@ class RpcServer:
             self.queue.mailbox.restart()
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds, and then end it.
+        """Serve no more: take nothing new, let what has begun go on for up to `drain_s` seconds,
+        and then end it.
 
-        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. A master that is away is waited for
-        ABSENT_S seconds, and hears of it when it is back. Again: does nothing. Raises ConfigError for a `drain_s` that is none.
+        What is ended so raises Cancelled at its caller, what had not begun by then Stopping. A
+        master that is away is waited for ABSENT_S seconds, and hears of it when it is back. Again:
+        does nothing. Raises ConfigError for a `drain_s` that is none.
         """
         check_seconds("drain_s", drain_s)
         if not self._closed:
@@ -94,7 +111,8 @@ class RpcServer:
 
 @dataclass
 class Servers:
-    """Makes the servers of one RpcService and takes them back, in this process or in each of its shards.
+    """Makes the servers of one RpcService and takes them back, in this process or in each of its
+    shards.
 
     allow     who may call what of the servers made here
     timing    None: handlers are not timed
@@ -112,7 +130,8 @@ class Servers:
     sharded: ShardedServers | None = None
     reader: ShardReader | None = None
     closed: bool = False
-    queues: WeakValueDictionary[int, ServerQueue] = field(default_factory=WeakValueDictionary)  # of dealers, by target
+    # of dealers, by target
+    queues: WeakValueDictionary[int, ServerQueue] = field(default_factory=WeakValueDictionary)
 
     def use_shards(self, group: ShardGroup) -> None:
         """From now on servers may live in these, too."""
@@ -129,7 +148,9 @@ class Servers:
         """
         return self.reader.read(timeout_s) if self.reader is not None and not self.closed else ()
 
-    def create(self, name: str, served: object, server_id: int, sharded: bool, bounds: Bounds | None) -> RpcServer:
+    def create(
+        self, name: str, served: object, server_id: int, sharded: bool, bounds: Bounds | None
+    ) -> RpcServer:
         """Make a server and register it at the master: `served` is the object, the factory where
         sharded, None for dealers.
 
@@ -146,29 +167,37 @@ class Servers:
         if served is None:
             queue = ServerQueue(name, self.driver)
             served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
-        ServedObject(name, server_id, 0, served)  # refuse a bad object before the master hears of it
+        # refuse a bad object before the master hears of it
+        ServedObject(name, server_id, 0, served)
         self._check_open()
         while True:
             given, target = self.session.prepare_server(name, server_id).result()
             # Before the master tells clients of it: none of them is faster than this line.
-            self.node.servers[target] = ServedObject(name, given, target, served, bounds, self.allow, self.timing)
+            self.node.servers[target] = ServedObject(
+                name, given, target, served, bounds, self.allow, self.timing
+            )
             self.driver.take_over()
             try:
                 self.session.register_server(name, given, target).result()
             except BaseException as error:
                 self.node.servers.pop(target, None)
-                if not isinstance(error, errors.NodeExists):  # another one has got that id meanwhile
+                # another one has got that id meanwhile
+                if not isinstance(error, errors.NodeExists):
                     raise
             else:
                 if queue is not None:
                     self.queues[target] = queue
                 return RpcServer(self, name, (given,), target, queue)
 
-    def _create_sharded(self, name: str, factory: object, server_id: int, bounds: Bounds | None) -> RpcServer:
+    def _create_sharded(
+        self, name: str, factory: object, server_id: int, bounds: Bounds | None
+    ) -> RpcServer:
         if self.sharded is None:
             raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
         if not callable(factory):
-            raise errors.ConfigError(f"sharded=True needs a factory to call in each shard, not {factory!r}")
+            raise errors.ConfigError(
+                f"sharded=True needs a factory to call in each shard, not {factory!r}"
+            )
         try:
             server = self.sharded.create(name, factory, server_id, bounds)
         except ClosedError:
@@ -178,7 +207,8 @@ class Servers:
 
     def end_dealers(self) -> None:
         """The service is closed: those that wait for requests wait no longer."""
-        for reference in self.queues.valuerefs():  # copied at once: other threads make servers meanwhile
+        # copied at once: other threads make servers meanwhile
+        for reference in self.queues.valuerefs():
             queue = reference()
             if queue is not None:
                 queue.close("its service")
@@ -188,7 +218,9 @@ class Servers:
             raise errors.Closed("this RpcService was closed here")
 
     def remove(self, server: int | ShardedServer, drain_s: float) -> None:
-        """Take a server back, that with this target or one in the shards; what has begun goes on for up to `drain_s` seconds."""
+        """Take a server back, that with this target or one in the shards; what has begun goes on
+        for up to `drain_s` seconds.
+        """
         try:
             if isinstance(server, int):
                 self._remove(server, drain_s)
@@ -213,13 +245,18 @@ class Servers:
             try:
                 told.result(ABSENT_S)
                 return
-            except errors.DeadlineExceeded as error:  # it is asked no longer, and knows when the session ends
-                logger.warning("server %d of %r goes unheard: %s", server.server_id, server.service, str(error))
+            except errors.DeadlineExceeded as error:
+                # it is asked no longer, and knows when the session ends
+                logger.warning(
+                    "server %d of %r goes unheard: %s", server.server_id, server.service, str(error)
+                )
                 return
             except TimeoutError:
-                if not self.session.connected:  # what was asked goes on waiting for it in the session
+                # what was asked goes on waiting for it in the session
+                if not self.session.connected:
                     logger.warning(
-                        "server %d of %r goes, and the master at %s, which is away, hears of it when it is back",
+                        "server %d of %r goes, and the master at %s, which is away, "
+                        "hears of it when it is back",
                         server.server_id,
                         server.service,
                         self.session.address,
@@ -235,5 +272,6 @@ class Servers:
             stopped.result(drain_s)
         except TimeoutError:
             in_reactor(lambda: cut.set_result(server.cut()))
-            with contextlib.suppress(TimeoutError):  # a handler keeps the reactor: it is cut when that returns
+            # a handler keeps the reactor: it is cut when that returns
+            with contextlib.suppress(TimeoutError):
                 cut.result(CUT_TIMEOUT_S)

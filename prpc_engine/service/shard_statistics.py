@@ -1,12 +1,16 @@
-"""What the shards of a node have done: their processes as the group sees them, and what each says of the node that it is itself.
+"""What the shards of a node have done: their processes as the group sees them, and what each says
+of the node that it is itself.
 
-    figures   read from                       of a shard that is busy, or gone
-    process   the group's shared memory       as they stand
-    now       the shard, over its lane        None, and `error` says why: after `timeout_s` for all shards together
-    last      the same                        what it said last; None: it never did
-    past      its earlier lives               what each said last, added up: counters go on when a shard is started again
+    figures  read from                  of a shard that is busy, or gone
+    process  the group's shared memory  as they stand
+    now      the shard, over its lane   None, and `error` says why: after `timeout_s` for all shards
+                                        together
+    last     the same                   what it said last; None: it never did
+    past     its earlier lives          what each said last, added up: counters go on when a shard
+                                        is started again
 
-One question at a time is under way to a shard: one that hangs is not asked again before it has answered.
+One question at a time is under way to a shard: one that hangs is not asked again before it has
+answered.
 """
 
 from __future__ import annotations
@@ -59,19 +63,24 @@ class NodeFigures:
 class PastFigures:
     """What the earlier lives of one shard did, by what each of them said last."""
 
-    ended: dict[str, Ended] = field(default_factory=dict)  # by transport: all their connections are over
+    # by transport: all their connections are over
+    ended: dict[str, Ended] = field(default_factory=dict)
     servers: dict[str, ServedStatistics] = field(default_factory=dict)
 
     def with_life(self, last: NodeFigures) -> PastFigures:
         """One more life is over."""
         servers = dict(self.servers)
         for name, one in last.servers.items():
-            servers[name] = replace(total_of((one, servers.get(name, ServedStatistics()))), tasks=0, queued=0)
+            servers[name] = replace(
+                total_of((one, servers.get(name, ServedStatistics()))), tasks=0, queued=0
+            )
         return PastFigures(all_ended(last, self.ended), servers)
 
 
 def all_ended(last: NodeFigures, before: dict[str, Ended]) -> dict[str, Ended]:
-    """By transport, what the connections of a process did that is gone, or does not answer, and what others did before it."""
+    """By transport, what the connections of a process did that is gone, or does not answer, and
+    what others did before it.
+    """
     ended = dict(before)
     for transport, over in last.ended.items():
         ended[transport] = ended.get(transport, Ended()) + over
@@ -95,7 +104,8 @@ def total_of(all_statistics: Iterable[ServedStatistics]) -> ServedStatistics:
 
 @dataclass(frozen=True)
 class ShardFigures:
-    """What one shard has done, at one look: its process, its node, and what is kept of its earlier lives.
+    """What one shard has done, at one look: its process, its node, and what is kept of its earlier
+    lives.
 
     Made by ShardReader.read(). What each field is read from: the table at the file's head.
     """
@@ -108,7 +118,8 @@ class ShardFigures:
 
 
 class ShardReader:
-    """Asks all shards of a group what they did, and keeps what those said that were started again since.
+    """Asks all shards of a group what they did, and keeps what those said that were started again
+    since.
 
     group  whose shards are asked; read() gives () once it is closed
     ask    is sent to each shard, and run there
@@ -125,7 +136,9 @@ class ShardReader:
         self._past: dict[int, PastFigures] = {}
 
     def read(self, timeout_s: float = TIMEOUT_S) -> tuple[ShardFigures, ...]:
-        """Of every shard, in order; waits for `timeout_s` seconds at most. None once the group is closed."""
+        """Of every shard, in order; waits for `timeout_s` seconds at most. None once the group is
+        closed.
+        """
         deadline = time.monotonic() + timeout_s
         asked = [self._submit(index) for index in range(self._group.size)]
         errors = [self._wait(index, future, deadline) for index, future in enumerate(asked)]
@@ -134,7 +147,11 @@ class ShardReader:
         processes = self._group.statistics().shards
         return tuple(
             ShardFigures(
-                process, None if error else self._last[index], self._last.get(index), error, self._past.get(index, PastFigures())
+                process,
+                None if error else self._last[index],
+                self._last.get(index),
+                error,
+                self._past.get(index, PastFigures()),
             )
             for index, (process, error) in enumerate(zip(processes, errors, strict=True))
         )

@@ -1,12 +1,15 @@
-"""Servers with an instance in each shard of a service: made, made again where a shard was started again, taken back.
+"""Servers with an instance in each shard of a service: made, made again where a shard was started
+again, taken back.
 
-a shard died            its instances went with it; the master tells clients (at once where it is on this host, else when the
-                        lease is over), and the group starts the shard again, as its policy says
-it is up again          each server gets a new instance there, from the same factory: under its old id, with a new target and
-                        the new process's incarnation, so that clients know that its state is gone
-its id is still taken   (the dead one's lease lasts) it is asked for until it is free
-a new one fails         that is in the log; the shard's other servers are there
-it stays down           that is in the log, with the servers that it had
+a shard died           its instances went with it; the master tells clients (at once where it is on
+                       this host, else when the lease is over), and the group starts the shard
+                       again, as its policy says
+it is up again         each server gets a new instance there, from the same factory: under its old
+                       id, with a new target and the new process's incarnation, so that clients know
+                       that its state is gone
+its id is still taken  (the dead one's lease lasts) it is asked for until it is free
+a new one fails        that is in the log; the shard's other servers are there
+it stays down          that is in the log, with the servers that it had
 """
 
 from __future__ import annotations
@@ -35,18 +38,20 @@ class ShardedServer:
     name: str
     factory: Callable[[], object]
     bounds: Bounds | None
-    server_ids: dict[int, int] = field(default_factory=dict)  # by shard, of those that have made their first instance
+    # by shard, of those that have made their first instance
+    server_ids: dict[int, int] = field(default_factory=dict)
 
 
 class ShardedServers:
-    """Makes servers with an instance in each shard, makes those anew where a shard was started again,
-    and takes them back.
+    """Makes servers with an instance in each shard, makes those anew where a shard was started
+    again, and takes them back.
 
     group  of the shards
 
-    Owned by the Servers of an RpcService. create() and remove() wait for the shards; shard_changed() is
-    called in a thread of the group's. create() raises what a factory raises, ConfigError,
-    PeerLostError, DeadlineExceeded. What follows when a shard dies: the table at the file's head.
+    Owned by the Servers of an RpcService. create() and remove() wait for the shards;
+    shard_changed() is called in a thread of the group's. create() raises what a factory raises,
+    ConfigError, PeerLostError, DeadlineExceeded. What follows when a shard dies: the table at the
+    file's head.
     """
 
     def __init__(self, group: ShardGroup) -> None:
@@ -54,14 +59,18 @@ class ShardedServers:
         self._servers: dict[int, ShardedServer] = {}
         self._numbers = itertools.count(1)
 
-    def create(self, name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None) -> ShardedServer:
-        """An instance in each shard, once all of them are up. Raises what a factory raises, ConfigError for one that cannot be
-        sent, PeerLostError where a shard stays down, DeadlineExceeded; then there is none anywhere."""
+    def create(
+        self, name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None
+    ) -> ShardedServer:
+        """An instance in each shard, once all of them are up. Raises what a factory raises,
+        ConfigError for one that cannot be sent, PeerLostError where a shard stays down,
+        DeadlineExceeded; then there is none anywhere."""
         deadline = time.monotonic() + TIMEOUT_S
         server = ShardedServer(next(self._numbers), name, factory, bounds)
         self._servers[server.number] = server
         try:
-            for index in range(self.group.size):  # one after the other: their ids are in order of the shards
+            # one after the other: their ids are in order of the shards
+            for index in range(self.group.size):
                 wanted = server_id if server_id < 0 else server_id + index
                 server.server_ids[index] = self._first_instance(server, index, wanted, deadline)
         except BaseException:
@@ -69,26 +78,43 @@ class ShardedServers:
             raise
         return server
 
-    def _first_instance(self, server: ShardedServer, index: int, wanted: int, deadline: float) -> int:
+    def _first_instance(
+        self, server: ShardedServer, index: int, wanted: int, deadline: float
+    ) -> int:
         while True:
             try:
                 self.group.wait_up(max(0.0, deadline - time.monotonic()))
-                given, _ = self._submit(server, index, wanted, again=False).result(max(0.0, deadline - time.monotonic()))
+                given, _ = self._submit(server, index, wanted, again=False).result(
+                    max(0.0, deadline - time.monotonic())
+                )
             except PeerLostError:
                 if time.monotonic() >= deadline:
                     raise
-                self.group.wait_up(max(0.0, deadline - time.monotonic()))  # raises where it stays down
+                # raises where it stays down
+                self.group.wait_up(max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
                 where = f"of {server.name!r} in shard {index}"
-                raise errors.DeadlineExceeded(f"no server {where} within {TIMEOUT_S} s: {error}") from None
+                raise errors.DeadlineExceeded(
+                    f"no server {where} within {TIMEOUT_S} s: {error}"
+                ) from None
             except LocalProtocolError as error:
-                raise errors.ConfigError(f"the factory {server.factory!r} cannot be sent to a shard: {error}") from error
+                raise errors.ConfigError(
+                    f"the factory {server.factory!r} cannot be sent to a shard: {error}"
+                ) from error
             else:
                 return int(given)
 
     def _submit(self, server: ShardedServer, index: int, server_id: int, again: bool) -> Future:
         # In a partial, which goes by value where the factory has to: a lambda, a closure.
-        made = partial(serve_in_shard, server.number, server.name, server.factory, server_id, server.bounds, again)
+        made = partial(
+            serve_in_shard,
+            server.number,
+            server.name,
+            server.factory,
+            server_id,
+            server.bounds,
+            again,
+        )
         return self.group.submit_to(index, made)
 
     def shard_changed(self, index: int, state: str, text: str) -> None:
@@ -98,9 +124,17 @@ class ShardedServers:
             for server in servers:
                 server_id = server.server_ids[index]
                 try:
-                    self._submit(server, index, server_id, again=True).add_done_callback(partial(self._served, server, index))
+                    self._submit(server, index, server_id, again=True).add_done_callback(
+                        partial(self._served, server, index)
+                    )
                 except ShardError as error:  # it died again, and will be told of again
-                    logger.warning("server %d of %r is not back in shard %d: %s", server_id, server.name, index, error)
+                    logger.warning(
+                        "server %d of %r is not back in shard %d: %s",
+                        server_id,
+                        server.name,
+                        index,
+                        error,
+                    )
         elif state == "gone" and servers:
             gone = ", ".join(f"{server.server_ids[index]} of {server.name!r}" for server in servers)
             logger.error("%s, and with it the servers %s", text, gone)
@@ -108,9 +142,16 @@ class ShardedServers:
     def _served(self, server: ShardedServer, index: int, done: Future) -> None:
         error, server_id = done.error(), server.server_ids[index]
         if error is None:
-            logger.warning("server %d of %r is back in shard %d, with a new instance", server_id, server.name, index)
+            logger.warning(
+                "server %d of %r is back in shard %d, with a new instance",
+                server_id,
+                server.name,
+                index,
+            )
         elif server.number in self._servers and not self.group.closed:
-            logger.error("server %d of %r is not back in shard %d: %s", server_id, server.name, index, error)
+            logger.error(
+                "server %d of %r is not back in shard %d: %s", server_id, server.name, index, error
+            )
 
     def remove(self, server: ShardedServer, drain_s: float) -> None:
         """Take it back in all shards; what has begun goes on for up to `drain_s` seconds."""
@@ -118,7 +159,9 @@ class ShardedServers:
         told = []
         for index in range(self.group.size):
             try:
-                told.append(self.group.submit_to(index, stop_serving_in_shard, server.number, drain_s))
+                told.append(
+                    self.group.submit_to(index, stop_serving_in_shard, server.number, drain_s)
+                )
             except PeerLostError:  # what is gone serves no more, and keeps no other from being told
                 continue
         for one in told:

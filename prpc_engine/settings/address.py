@@ -1,11 +1,14 @@
-"""host:port, as people write it in a cluster and in an .endpoint_map. No I/O here: names are looked up where they are used.
+"""host:port, as people write it in a cluster and in an .endpoint_map. No I/O here: names are looked
+up where they are used.
 
     address = host ":" port
-    host    = name | IPv4 address | "[" IPv6 address "]"
-    name    = letters, digits, ".", "-" and "_"; never digits and dots alone, which is a mistyped IPv4 address
-    port    = decimal, 1 to 65535; 0, "any free one", only where the caller says so
+    host  = name | IPv4 address | "[" IPv6 address "]"
+    name  = letters, digits, ".", "-" and "_"; never digits and dots alone, which is a mistyped IPv4
+          address
+    port  = decimal, 1 to 65535; 0, "any free one", only where the caller says so
 
-Two texts are one Address when they differ in the case of a name, or in the way an IPv6 address or a port is written.
+Two texts are one Address when they differ in the case of a name, or in the way an IPv6 address or a
+port is written.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from dataclasses import dataclass
 
 from prpc_engine.errors import ConfigError
 
-NAME_LENGTH_MAX = 256  # characters of the name of a service, a root, or one component of a path at the master
+# characters of the name of a service, a root, or one component of a path at the master
+NAME_LENGTH_MAX = 256
 
 PORT_MAX = 65535
 EXPECTED = "host:port expected, such as ps0.example:2222, 10.0.0.1:2222 or [fd00::1]:2222"
@@ -49,9 +53,14 @@ class Address:
     def moved(self, offset: int) -> Address:
         """The same host, so many ports further. Raises ConfigError where there is no such port."""
         if not self.port:
-            raise ConfigError(f"{self} moved by {offset}: port 0 is any free one, so nobody knows the port beside it")
+            raise ConfigError(
+                f"{self} moved by {offset}: port 0 is any free one, "
+                "so nobody knows the port beside it"
+            )
         if not 1 <= self.port + offset <= PORT_MAX:
-            raise ConfigError(f"{self} moved by {offset} is port {self.port + offset}: ports are 1 to {PORT_MAX}")
+            raise ConfigError(
+                f"{self} moved by {offset} is port {self.port + offset}: ports are 1 to {PORT_MAX}"
+            )
         return Address(self.host, self.port + offset)
 
 
@@ -59,7 +68,8 @@ def _canonical_host(host: str, text: str) -> str:
     if host.startswith("[") and host.endswith("]"):
         try:
             address = ipaddress.IPv6Address(host[1:-1])
-            if address.scope_id and not _NAME.fullmatch(address.scope_id):  # an interface, such as eth0
+            # an interface, such as eth0
+            if address.scope_id and not _NAME.fullmatch(address.scope_id):
                 raise ValueError
         except ValueError:
             raise _refusal(text, f"{host[1:-1]!r} is no IPv6 address") from None

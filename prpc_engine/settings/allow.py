@@ -1,22 +1,26 @@
 """Who may call which methods of which services: rules, and one question. No I/O here.
 
-A rule gives; nothing takes away. A service that no rule names may be called by everyone who got through the handshake; one that
-some rule names, only by whom a rule lets, and only those methods. In the file that PRPC_CONFIG names:
+A rule gives; nothing takes away. A service that no rule names may be called by everyone who got
+through the handshake; one that some rule names, only by whom a rule lets, and only those methods.
+In the file that PRPC_CONFIG names:
 
     [[allow]]
     service = "kv"                            or a pattern: "kv-*"
     methods = ["pull", "push*"]               patterns; left out: all
     who = ["tls:worker-*", "user:same"]       one of them is enough
 
-    who              is
-    any              everyone who got through the handshake
-    secret:job       who proved the job's secret
-    secret:user      who proved the secret of this user on this host, where the node was given none (user_secret.py)
-    user:same        a process of the same user on this host (shared memory), as the kernel says; or this very process
-    tls:PATTERN      who showed a certificate, signed by our CA, with such a common name, DNS name or URI
+    who          is
+    any          everyone who got through the handshake
+    secret:job   who proved the job's secret
+    secret:user  who proved the secret of this user on this host, where the node was given none
+                 (user_secret.py)
+    user:same    a process of the same user on this host (shared memory), as the kernel says; or
+                 this very process
+    tls:PATTERN  who showed a certificate, signed by our CA, with such a common name, DNS name or
+                 URI
 
-Patterns are those of the shell (*, ?, [a-z]), and case counts. Everybody who holds a secret looks the same: to tell nodes
-apart, give them certificates.
+Patterns are those of the shell (*, ?, [a-z]), and case counts. Everybody who holds a secret looks
+the same: to tell nodes apart, give them certificates.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ from prpc_engine.errors import ConfigError
 
 ALLOWED_WHO = "any, secret:job, secret:user, user:same and tls:PATTERN"
 RULES_MAX = 1024  # each decision looks at all of them, once
-# Decisions remembered: some hundred methods asked by some hundred nodes. When it is full, all are made anew.
+# Decisions remembered: some hundred methods asked by some hundred nodes. When it is full, all are
+# made anew.
 DECISIONS_MAX = 65536
 
 
 class Identity(Protocol):
-    """What a peer has proved; that of a connection of shard (connection.peer_identity) is one. Hashable."""
+    """What a peer has proved; that of a connection of shard (connection.peer_identity) is one.
+    Hashable.
+    """
 
     @property
     def subjects(self) -> tuple[str, ...]:
@@ -66,11 +73,18 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.service or not self.who or not self.methods:
-            raise ConfigError(f"{self}: a service, who, and methods are expected, none of them empty")
+            raise ConfigError(
+                f"{self}: a service, who, and methods are expected, none of them empty"
+            )
         for who in self.who:
             kind, _, name = who.partition(":")
-            if who not in ("any", "secret:job", "secret:user", "user:same") and not (kind == "tls" and name):
-                raise ConfigError(f"who = {who!r} in the rule for service {self.service!r}: allowed are {ALLOWED_WHO}")
+            if who not in ("any", "secret:job", "secret:user", "user:same") and not (
+                kind == "tls" and name
+            ):
+                raise ConfigError(
+                    f"who = {who!r} in the rule for service {self.service!r}: "
+                    f"allowed are {ALLOWED_WHO}"
+                )
 
     def lets(self, identity: Identity, service: str, method: str) -> bool:
         """Whether this rule lets it call that."""
@@ -104,7 +118,9 @@ class AllowList:
         return any(fnmatchcase(service, rule.service) for rule in self.rules)
 
     def refusal(self, identity: Identity, service: str, method: str) -> str | None:
-        """None: it may. Else what to answer: who it is taken for, and what to do; not what others may."""
+        """None: it may. Else what to answer: who it is taken for, and what to do; not what others
+        may.
+        """
         if not self.rules:
             return None
         asked = (identity, service, method)
@@ -117,24 +133,40 @@ class AllowList:
             return answer
 
     def _decide(self, identity: Identity, service: str, method: str) -> str | None:
-        if not self.guards(service) or any(rule.lets(identity, service, method) for rule in self.rules):
+        if not self.guards(service) or any(
+            rule.lets(identity, service, method) for rule in self.rules
+        ):
             return None
         return (
-            f"the allow list of {service!r} does not let this caller ({identity}) call {method!r}: show a certificate that it "
+            f"the allow list of {service!r} does not let this caller ({identity}) "
+            f"call {method!r}: show a certificate that it "
             "lets, or add an [[allow]] to the server's PRPC_CONFIG"
         )
 
 
-def permitted(allow: AllowList | None, identity: Identity, service: str, methods: Sequence[str]) -> list[str]:
+def permitted(
+    allow: AllowList | None, identity: Identity, service: str, methods: Sequence[str]
+) -> list[str]:
     """Of these the ones that it may call: nobody is told of others."""
-    return [method for method in methods if allow is None or allow.refusal(identity, service, method) is None]
+    return [
+        method
+        for method in methods
+        if allow is None or allow.refusal(identity, service, method) is None
+    ]
 
 
 def rules_from(tables: object, where: str) -> AllowList:
-    """The rules of parsed TOML. Raises ConfigError, which begins with `where`, for anything that is no rule."""
+    """The rules of parsed TOML. Raises ConfigError, which begins with `where`, for anything that is
+    no rule.
+    """
     if not isinstance(tables, list):
         raise ConfigError(f"{where}: allow = {tables!r}: tables are expected, each under [[allow]]")
-    return AllowList([_rule(table, f"{where}: [[allow]] number {number}") for number, table in enumerate(tables, 1)])
+    return AllowList(
+        [
+            _rule(table, f"{where}: [[allow]] number {number}")
+            for number, table in enumerate(tables, 1)
+        ]
+    )
 
 
 def _rule(table: object, where: str) -> Rule:
@@ -142,12 +174,19 @@ def _rule(table: object, where: str) -> Rule:
         raise ConfigError(f"{where}: {table!r} is no table")
     unknown = sorted(table.keys() - {"service", "who", "methods"})
     if unknown:
-        raise ConfigError(f"{where}: unknown {unknown[0]} = {table[unknown[0]]!r}: service, who and methods are allowed")
+        raise ConfigError(
+            f"{where}: unknown {unknown[0]} = {table[unknown[0]]!r}: service, "
+            "who and methods are allowed"
+        )
     service = table.get("service", "")
     if not isinstance(service, str):
         raise ConfigError(f"{where}: service = {service!r}: a name or pattern is expected")
     try:
-        return Rule(service, _texts(table, "who", where), _texts(table, "methods", where) if "methods" in table else ("*",))
+        return Rule(
+            service,
+            _texts(table, "who", where),
+            _texts(table, "methods", where) if "methods" in table else ("*",),
+        )
     except ConfigError as error:
         raise error if str(error).startswith(where) else ConfigError(f"{where}: {error}") from error
 

@@ -1,4 +1,6 @@
-"""Where a node's settings come from: arguments first, then the environment. A bad value is named with what is allowed."""
+"""Where a node's settings come from: arguments first, then the environment. A bad value is named
+with what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -30,44 +32,60 @@ TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
 SECRET_FILE_BYTES_MAX = 4096  # far more than a key of any cipher: what is longer is another file
 CONFIG_FILE_BYTES_MAX = 1 << 20  # some thousand [[allow]] rules
 TLS_FILE_BYTES_MAX = 4 << 20  # a bundle of all public CAs has some 250 KB
-SECRET_LENGTH_MIN = 16  # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
+# bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
+SECRET_LENGTH_MIN = 16
 NO_SECRET_TEXT = "none"  # as PRPC_SECRET
 SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
-KEY_MODE_FORBIDDEN = 0o037  # of a TLS key: all but 0600 and 0640, as a group may be one of this job's processes
+# of a TLS key: all but 0600 and 0640, as a group may be one of this job's processes
+KEY_MODE_FORBIDDEN = 0o037
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
 SERVER_ID_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the master holds a look-up
-WAIT_S_MAX = 4_000_000.0  # of one thread for another, as of calls: 46 days, and less than any clock or lock of Python takes
+# of one thread for another, as of calls: 46 days, and less than any clock or lock of Python takes
+WAIT_S_MAX = 4_000_000.0
 
 
 def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The transports a node may use, in its order of preference: the argument, else PRPC_TRANSPORTS (names with commas between
-    them), else all. Raises ConfigError."""
+    """The transports a node may use, in its order of preference: the argument, else PRPC_TRANSPORTS
+    (names with commas between them), else all. Raises ConfigError."""
     text = os.environ.get("PRPC_TRANSPORTS")
     where, names = f"transports={wanted!r}", wanted
     if wanted is None and text is not None:
         where, names = f"PRPC_TRANSPORTS={text!r}", [name.strip() for name in text.split(",")]
     if names is None:
         return TRANSPORTS
-    is_list = isinstance(names, Sequence) and not isinstance(names, str) and all(name in TRANSPORTS for name in names)
+    is_list = (
+        isinstance(names, Sequence)
+        and not isinstance(names, str)
+        and all(name in TRANSPORTS for name in names)
+    )
     if not is_list or not names or len(set(names)) < len(names):
-        raise ConfigError(f"{where}: allowed are {', '.join(TRANSPORTS)}, at least one, each once, in order of preference")
+        raise ConfigError(
+            f"{where}: allowed are {', '.join(TRANSPORTS)}, at least one, each once, "
+            "in order of preference"
+        )
     return tuple(names)
 
 
 def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
-    """The secret of a node: the argument, else that file, else the one named by PRPC_SECRET_FILE, else PRPC_SECRET, else what all
-    processes of this user on this host share (user_secret.py). None at all (b""): NO_SECRET, or PRPC_SECRET=none. Raises
-    ConfigError."""
+    """The secret of a node: the argument, else that file, else the one named by PRPC_SECRET_FILE,
+    else PRPC_SECRET, else what all processes of this user on this host share (user_secret.py). None
+    at all (b""): NO_SECRET, or PRPC_SECRET=none. Raises ConfigError."""
     if given is not None:
         if isinstance(given, NoSecret | UserSecret):
             return given
         if not isinstance(given, bytes | str):
             raise ConfigError(f"secret= is {type(given).__name__}: bytes or a str are allowed")
-        return _long_enough(_encoded(given, "secret=") if isinstance(given, str) else given, "secret=")
-    path, where = (file, f"secret file {file!r}") if file is not None else (os.environ.get("PRPC_SECRET_FILE"), "")
+        return _long_enough(
+            _encoded(given, "secret=") if isinstance(given, str) else given, "secret="
+        )
+    path, where = (
+        (file, f"secret file {file!r}")
+        if file is not None
+        else (os.environ.get("PRPC_SECRET_FILE"), "")
+    )
     if path:
         where = where or f"PRPC_SECRET_FILE={path!r}"
         try:
@@ -88,15 +106,21 @@ def _encoded(text: str, where: str) -> bytes:
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:  # whose own text would show the secret
-        raise ConfigError(f"{where}: a str that is no text of Unicode, at character {error.start}; pass bytes") from None
+        raise ConfigError(
+            f"{where}: a str that is no text of Unicode, at character {error.start}; pass bytes"
+        ) from None
 
 
 def _long_enough(secret: bytes, where: str) -> bytes:
-    """A proof that was overheard can be tried against guesses, offline. The text says nothing of the secret but its length."""
+    """A proof that was overheard can be tried against guesses, offline. The text says nothing of
+    the secret but its length.
+    """
     if len(secret) < SECRET_LENGTH_MIN:
         raise ConfigError(
-            f"{where}: a secret of {len(secret)} bytes, at least {SECRET_LENGTH_MIN} are expected, and random ones: make it by "
-            "(umask 077; openssl rand -hex 32 > FILE)" + ("; secret=NO_SECRET asks for none" if not secret else "")
+            f"{where}: a secret of {len(secret)} bytes, at least {SECRET_LENGTH_MIN} are "
+            "expected, and random ones: make it by "
+            "(umask 077; openssl rand -hex 32 > FILE)"
+            + ("; secret=NO_SECRET asks for none" if not secret else "")
         )
     return secret
 
@@ -107,23 +131,33 @@ def has_secret() -> bool:
 
 
 def limits_from(given: Limits | None) -> Limits:
-    """The argument, else [limits] of the TOML file named by PRPC_CONFIG, else the defaults. Raises ConfigError."""
+    """The argument, else [limits] of the TOML file named by PRPC_CONFIG, else the defaults. Raises
+    ConfigError.
+    """
     if given is not None:
         if not isinstance(given, Limits):
-            raise ConfigError(f"limits={given!r:.100}: Limits are expected, such as Limits(connections_per_peer=3)")
+            raise ConfigError(
+                f"limits={given!r:.100}: Limits are expected, such as "
+                "Limits(connections_per_peer=3)"
+            )
         return given
     path = os.environ.get("PRPC_CONFIG")
     return load_limits(path) if path else DEFAULT_LIMITS
 
 
 def load_limits(path: str) -> Limits:
-    """[limits] of a TOML file such as configs/default.toml; what it does not name keeps its default. Raises ConfigError."""
+    """[limits] of a TOML file such as configs/default.toml; what it does not name keeps its
+    default. Raises ConfigError.
+    """
     fields = {field.name: field.type for field in dataclasses.fields(Limits)}
     values: dict[str, Any] = {}
     for name, value in _table(path, "limits").items():
         kind = float if fields.get(name) == "float" else int
         if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)):
-            raise ConfigError(f"{path}: [limits] {name} = {value!r}: numbers are allowed for {', '.join(sorted(fields))}")
+            raise ConfigError(
+                f"{path}: [limits] {name} = {value!r}: numbers are allowed for "
+                f"{', '.join(sorted(fields))}"
+            )
         values[name] = kind(value)
     try:
         return Limits(**values)
@@ -132,7 +166,9 @@ def load_limits(path: str) -> Limits:
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The whole file that PRPC_CONFIG names, by section, which are known ones. Raises ConfigError."""
+    """The whole file that PRPC_CONFIG names, by section, which are known ones.
+    Raises ConfigError.
+    """
     try:
         content = tomllib.loads(read_regular_file(path, CONFIG_FILE_BYTES_MAX).decode())
     except OSError as error:
@@ -140,11 +176,15 @@ def read_config(path: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError:
-        raise ConfigError(f"{path}: tables or lists are nested too deep: no setting of ours is, so it is another file") from None
+        raise ConfigError(
+            f"{path}: tables or lists are nested too deep: no setting of ours is, "
+            "so it is another file"
+        ) from None
     for section in content:
         if section not in SECTIONS:
             raise ConfigError(
-                f"{path}: unknown section or value {section!r}: allowed are [limits], [transport], [tls] and [[allow]]"
+                f"{path}: unknown section or value {section!r}: allowed are [limits], "
+                "[transport], [tls] and [[allow]]"
             )
     return content
 
@@ -158,13 +198,16 @@ def _table(path: str, section: str) -> dict[str, Any]:
 
 
 def tcp_checksum_from() -> bool:
-    """Whether this node wishes checksums of its tcp connections without TLS: tcp_checksum of [transport] in the file that
-    PRPC_CONFIG names, else no. One of two sides is enough. Raises ConfigError."""
+    """Whether this node wishes checksums of its tcp connections without TLS: tcp_checksum of
+    [transport] in the file that PRPC_CONFIG names, else no. One of two sides is enough. Raises
+    ConfigError."""
     path = os.environ.get("PRPC_CONFIG")
     table = _table(path, "transport") if path else {}
     for name, value in table.items():
         if name != "tcp_checksum" or not isinstance(value, bool):
-            raise ConfigError(f"{path}: [transport] {name} = {value!r}: allowed is tcp_checksum, true or false")
+            raise ConfigError(
+                f"{path}: [transport] {name} = {value!r}: allowed is tcp_checksum, true or false"
+            )
     return bool(table.get("tcp_checksum"))
 
 
@@ -172,10 +215,11 @@ def tcp_checksum_from() -> bool:
 class TlsSettings:
     """TLS 1.3 for tcp: paths of PEM files. Every node of the job needs them, or none.
 
-    cert   this node's certificate, followed by those between it and the CA
-    key    its key, without a password; mode 0600, or 0640 at most
-    ca     the CA of the job, not a public one: both sides must show a certificate that it signed, and the names in it are who
-           the peer is for allow lists. "": the channel is encrypted, and the job's secret says who is there
+    cert  this node's certificate, followed by those between it and the CA
+    key   its key, without a password; mode 0600, or 0640 at most
+    ca    the CA of the job, not a public one: both sides must show a certificate that it signed,
+          and the names in it are who the peer is for allow lists. "": the channel is encrypted, and
+          the job's secret says who is there
     """
 
     cert: str
@@ -184,7 +228,8 @@ class TlsSettings:
 
 
 def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
-    """The argument, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of the file named by PRPC_CONFIG (paths there
+    """The argument, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of the file named
+    by PRPC_CONFIG (paths there
     are relative to its folder), else None: no TLS. Raises ConfigError."""
     if given is not None:
         return _checked(given, secret, "tls=")
@@ -197,23 +242,33 @@ def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
         return None
     for name, value in table.items():
         if name not in TLS_VARIABLES or not isinstance(value, str) or not value:
-            raise ConfigError(f"{path}: [tls] {name} = {value!r}: paths are allowed for {', '.join(TLS_VARIABLES)}")
+            raise ConfigError(
+                f"{path}: [tls] {name} = {value!r}: paths are allowed for "
+                f"{', '.join(TLS_VARIABLES)}"
+            )
     folder = Path(path).parent
     return _checked(
-        TlsSettings(**{"cert": "", "key": "", **{k: str(folder / v) for k, v in table.items()}}), secret, f"{path}: [tls]"
+        TlsSettings(**{"cert": "", "key": "", **{k: str(folder / v) for k, v in table.items()}}),
+        secret,
+        f"{path}: [tls]",
     )
 
 
 def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
     if not isinstance(settings, TlsSettings):
-        raise ConfigError(f"tls={settings!r:.100}: TlsSettings are expected, such as TlsSettings(cert=..., key=..., ca=...)")
+        raise ConfigError(
+            f"tls={settings!r:.100}: TlsSettings are expected, such as TlsSettings(cert=..., "
+            "key=..., ca=...)"
+        )
     if not settings.cert or not settings.key:
         raise ConfigError(
-            f"{where}: cert={settings.cert!r}, key={settings.key!r}: TLS needs a certificate and its key at every node"
+            f"{where}: cert={settings.cert!r}, key={settings.key!r}: "
+            "TLS needs a certificate and its key at every node"
         )
     if not settings.ca and not secret:
         raise ConfigError(
-            f"{where}: without a CA a secret is needed, or nobody knows who is at the other end: PRPC_TLS_CA, or PRPC_SECRET_FILE"
+            f"{where}: without a CA a secret is needed, or nobody knows who is at the other end: "
+            "PRPC_TLS_CA, or PRPC_SECRET_FILE"
         )
     for name, path in dataclasses.asdict(settings).items():
         try:
@@ -222,16 +277,21 @@ def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
                 mode = stat.S_IMODE(os.stat(path).st_mode)
                 if name == "key" and mode & KEY_MODE_FORBIDDEN:
                     raise ConfigError(
-                        f"{where}: key={path!r} has mode {mode:04o}: others may read or change it; chmod 600 {path} (at most "
+                        f"{where}: key={path!r} has mode {mode:04o}: others may read or change "
+                        f"it; chmod 600 {path} (at most "
                         "0640; in Kubernetes, defaultMode: 0400 of the secret's volume)"
                     )
         except OSError as error:
-            raise ConfigError(f"{where}: {name}={path!r} cannot be read: {error.strerror}") from error
+            raise ConfigError(
+                f"{where}: {name}={path!r} cannot be read: {error.strerror}"
+            ) from error
     return settings
 
 
 def allow_from(given: AllowList | None) -> AllowList:
-    """The argument, else all [[allow]] of the file named by PRPC_CONFIG, else no rules. Raises ConfigError."""
+    """The argument, else all [[allow]] of the file named by PRPC_CONFIG, else no rules. Raises
+    ConfigError.
+    """
     if given is not None:
         return given
     path = os.environ.get("PRPC_CONFIG")
@@ -239,7 +299,9 @@ def allow_from(given: AllowList | None) -> AllowList:
 
 
 def check_environment() -> None:
-    """Refuse variables of the engine that it could not make sense of later, within a process of its own. Raises ConfigError."""
+    """Refuse variables of the engine that it could not make sense of later, within a process of its
+    own. Raises ConfigError.
+    """
     try:
         huge_page_policy()
         polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False)
@@ -254,20 +316,23 @@ def slab_bytes_max() -> int:
     if text is None:
         return SLAB_BYTES_MAX
     if not text.isdecimal() or int(text) < 1 << 20:
-        raise ConfigError(f"PRPC_SLAB_BYTES_MAX={text!r}: a number of bytes from {1 << 20} on is allowed")
+        raise ConfigError(
+            f"PRPC_SLAB_BYTES_MAX={text!r}: a number of bytes from {1 << 20} on is allowed"
+        )
     return int(text)
 
 
 def check_exposure(host: str, secret: bytes) -> None:
-    """Refuse to listen where other hosts can connect without a secret of the job: that of a user is one host's. Raises
-    ConfigError."""
+    """Refuse to listen where other hosts can connect without a secret of the job: that of a user is
+    one host's. Raises ConfigError."""
     try:
         loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = False
     if not loopback and (not secret or isinstance(secret, UserSecret)):
         raise ConfigError(
-            f"refusing to listen at {host}, which other hosts may reach, without a secret of the job: set PRPC_SECRET_FILE to a "
+            f"refusing to listen at {host}, which other hosts may reach, "
+            "without a secret of the job: set PRPC_SECRET_FILE to a "
             "file that only this job can read (or pass secret=), or listen at 127.0.0.1"
         )
 
@@ -276,7 +341,9 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 def advertise_from(given: str | None) -> Address | None:
-    """Where other nodes are told to connect: "host" or "host:port". Port 0, or none: the one bound. Raises ConfigError."""
+    """Where other nodes are told to connect: "host" or "host:port". Port 0, or none: the one bound.
+    Raises ConfigError.
+    """
     if given is None:
         return None
     if not isinstance(given, str):
@@ -287,17 +354,23 @@ def advertise_from(given: str | None) -> Address | None:
     except ConfigError as error:
         raise ConfigError(f"advertise={given!r}: {error}") from error
     if address.host in WILDCARDS:
-        raise ConfigError(f"advertise={given!r}: that is every address of a host; name one that other nodes reach this one at")
+        raise ConfigError(
+            f"advertise={given!r}: that is every address of a host; "
+            "name one that other nodes reach this one at"
+        )
     return address
 
 
 def address_facing(host: str, port: int) -> Address | None:
-    """This host's own address on its way to that one: what nodes are told that bind every address. None where there is no way.
+    """This host's own address on its way to that one: what nodes are told that bind every address.
+    None where there is no way.
 
     Nothing is sent: a datagram socket that is connected has looked its route up.
     """
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port or 1, type=socket.SOCK_DGRAM
+        )[0]
         with socket.socket(family, kind, protocol) as sock:
             sock.connect(where)
             return Address(sock.getsockname()[0], 0)
@@ -315,23 +388,30 @@ def check_number(name: str, value: object, least: int, most: int) -> int:
 def check_name(name: object) -> None:
     """A service's name is a short, non-empty str. Raises ConfigError."""
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX:
-        raise ConfigError(f"service name {name!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed")
+        raise ConfigError(
+            f"service name {name!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed"
+        )
 
 
 def check_stall_budget(budget_s: object) -> None:
-    """How long a handler may keep the reactor: a number of seconds above 0, math.inf for ever. Raises ConfigError."""
+    """How long a handler may keep the reactor: a number of seconds above 0, math.inf for ever.
+    Raises ConfigError.
+    """
     if (
         isinstance(budget_s, bool)
         or not isinstance(budget_s, (int, float))
         or not (0 < budget_s <= TIMEOUT_S_MAX or budget_s == math.inf)
     ):
         raise ConfigError(
-            f"stall_budget_s={budget_s!r}: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds are allowed, or math.inf for none"
+            f"stall_budget_s={budget_s!r}: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds "
+            "are allowed, or math.inf for none"
         )
 
 
 def check_wait(timeout_s: object) -> None:
-    """A wait that may last as long as it takes: a number of seconds from 0 on, or None. Raises ConfigError."""
+    """A wait that may last as long as it takes: a number of seconds from 0 on, or None. Raises
+    ConfigError.
+    """
     check_seconds("timeout_s", timeout_s, WAIT_S_MAX, or_none=True)
 
 
@@ -340,15 +420,24 @@ def check_timeout(timeout_s: object, most: float = TIMEOUT_S_MAX) -> None:
     check_seconds("timeout_s", timeout_s, most)
 
 
-def check_seconds(name: str, value: object, most: float = TIMEOUT_S_MAX, or_none: bool = False) -> None:
+def check_seconds(
+    name: str, value: Any, most: float = TIMEOUT_S_MAX, or_none: bool = False
+) -> None:
     """A number of seconds from 0 on, or None where that is allowed. Raises ConfigError."""
-    if (value is None and or_none) or (is_number(value) and 0 <= value <= most and _is_float(value)):  # type: ignore[operator]
+    if value is None and or_none:
         return
-    raise ConfigError(f"{name}={value!r:.100}: 0 to {most:.0f} seconds are allowed" + (", or None" if or_none else ""))
+    if is_number(value) and 0 <= value <= most and _is_float(value):
+        return
+    raise ConfigError(
+        f"{name}={value!r:.100}: 0 to {most:.0f} seconds are allowed"
+        + (", or None" if or_none else "")
+    )
 
 
 def _is_float(value: Any) -> bool:
-    """Whether clocks can add it: an int may be beyond every float, which inf allows by comparison."""
+    """Whether clocks can add it: an int may be beyond every float, which inf allows by
+    comparison.
+    """
     try:
         float(value)
     except OverflowError:

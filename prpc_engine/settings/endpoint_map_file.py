@@ -1,9 +1,11 @@
 """Where `.endpoint_map` is read: in one folder, once, when a task starts.
 
-    folder    PRPC_ENDPOINT_MAP, else TF_SEASTAR_ENDPOINT_MAP_PATH, else the working directory
-    no file   in a folder that a variable names: an error; in the working directory: there is none, and another rule holds:
-              PRPC_DATA_PORT_OFFSET, a number of ports, else the tasks tell each other
-    changed   later: refused. Other tasks hold the addresses that they read, so this one alone cannot take others
+    folder   PRPC_ENDPOINT_MAP, else TF_SEASTAR_ENDPOINT_MAP_PATH, else the working directory
+    no file  in a folder that a variable names: an error; in the working directory: there is none,
+             and another rule holds: PRPC_DATA_PORT_OFFSET, a number of ports, else the tasks tell
+             each other
+    changed  later: refused. Other tasks hold the addresses that they read, so this one alone cannot
+             take others
 
 What is in it, and what the rules are, stands in endpoint_map.py.
 """
@@ -33,16 +35,19 @@ class EndpointMapFile:
 
     @classmethod
     def read(cls, named: FoundValue[str]) -> EndpointMapFile:
-        """Read it in that folder, "" for the working directory. Raises ConfigError: a folder that was named and has no such
-        file, or a file that cannot be read."""
+        """Read it in that folder, "" for the working directory. Raises ConfigError: a folder that
+        was named and has no such file, or a file that cannot be read."""
         folder = os.path.abspath(named.value)
         path = os.path.join(folder, FILE_NAME)
         if not os.path.isdir(folder):
-            raise ConfigError(f"{named.origin}: {folder} is no folder; the one that holds {FILE_NAME} is expected")
+            raise ConfigError(
+                f"{named.origin}: {folder} is no folder; the one that holds {FILE_NAME} is expected"
+            )
         text = _read(path)
         if text is None and named.value:
             raise ConfigError(
-                f"{named.origin}: {path} is not there; make one with `prpc endpoint-map make`, or name another folder"
+                f"{named.origin}: {path} is not there; make one with `prpc endpoint-map make`, "
+                "or name another folder"
             )
         return cls(path, text)
 
@@ -51,7 +56,9 @@ class EndpointMapFile:
         return None if self.text is None else EndpointMap.parse(self.text, self.path)
 
     def check_unchanged(self) -> None:
-        """Look at the file again. Raises ConfigError when it says something else than when this task read it."""
+        """Look at the file again. Raises ConfigError when it says something else than when this
+        task read it.
+        """
         now = _read(self.path)
         if now == self.text:
             return
@@ -60,13 +67,18 @@ class EndpointMapFile:
         else:
             what = f"has changed in line {_first_difference(self.text, now)}"
         raise ConfigError(
-            f"hot reload refused: {self.path} {what} since this task started; the job goes on with the addresses that it "
+            f"hot reload refused: {self.path} {what} since this task started; "
+            "the job goes on with the addresses that it "
             "started with. Restart all of its tasks to use others"
         )
 
 
-def load_data_endpoints(cluster: ClusterSpec, environ: Mapping[str, str]) -> tuple[DataEndpoints, EndpointMapFile]:
-    """Where the data of the cluster goes, and the file to ask check_unchanged() of later. Raises ConfigError."""
+def load_data_endpoints(
+    cluster: ClusterSpec, environ: Mapping[str, str]
+) -> tuple[DataEndpoints, EndpointMapFile]:
+    """Where the data of the cluster goes, and the file to ask check_unchanged() of later. Raises
+    ConfigError.
+    """
     file = EndpointMapFile.read(ENDPOINT_MAP_FOLDER.find(environ))
     return data_endpoints(cluster, file.parse(), DATA_PORT_OFFSET.find(environ).value), file
 
@@ -75,16 +87,20 @@ def _read(path: str) -> str | None:
     """The text; None when there is no such file. Raises ConfigError for one that cannot be read."""
     try:
         mode = os.stat(path).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe: opening it would wait for who writes to it
+        # a pipe: opening it would wait for who writes to it
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise ConfigError(f"{path} cannot be read: it is no file")
         with Path(path).open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         try:
             target = os.readlink(path)
-        except OSError:  # no link; nor is one that was there a moment ago, and may now lead elsewhere
+        except OSError:
+            # no link; nor is one that was there a moment ago, and may now lead elsewhere
             return None
-        raise ConfigError(f"{path} cannot be read: it is a link to {target}, which is not there") from None
+        raise ConfigError(
+            f"{path} cannot be read: it is a link to {target}, which is not there"
+        ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > FILE_BYTES_MAX:
@@ -93,10 +109,15 @@ def _read(path: str) -> str | None:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: byte {content[error.start]:#04x} is no UTF-8 text") from error
+        raise ConfigError(
+            f"{path}:{line}: byte {content[error.start]:#04x} is no UTF-8 text"
+        ) from error
 
 
 def _first_difference(before: str, after: str) -> int:
     """The number of the first line that differs, from 1 on; the texts are not equal."""
     old, new = before.split("\n"), after.split("\n")
-    return 1 + next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    return 1 + next(
+        (i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b),
+        min(len(old), len(new)),
+    )

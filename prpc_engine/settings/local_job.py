@@ -1,16 +1,21 @@
 """The processes of a job on this machine, watched until all that work have ended.
 
-    event                                what follows
-    a process ends with 0                the others go on
-    one that may come again dies by a    it is started again in its place, told the number of that attempt, while restarts
-    signal, or ends with START_AGAIN     are left; the others go on, and how this one ended is not the job's exit code
-    the last that works ends with 0      those that serve get SIGTERM, after GRACE_S seconds SIGKILL; the job's exit code is 0
-    a process ends otherwise             all of the rest gets them; its exit code is the job's
-    the time limit passes                the same; the job's exit code is 124, as timeout(1) has it
-    this process ends, or Ctrl-C         the same; a kill -9 too: the kernel sends them SIGTERM then
+    event                              what follows
+    a process ends with 0              the others go on
+    one that may come again dies by a  it is started again in its place, told the number of that
+                                       attempt, while restarts
+    signal, or ends with START_AGAIN   are left; the others go on, and how this one ended is not the
+                                       job's exit code
+    the last that works ends with 0    those that serve get SIGTERM, after GRACE_S seconds SIGKILL;
+                                       the job's exit code is 0
+    a process ends otherwise           all of the rest gets them; its exit code is the job's
+    the time limit passes              the same; the job's exit code is 124, as timeout(1) has it
+    this process ends, or Ctrl-C       the same; a kill -9 too: the kernel sends them SIGTERM then
 
-The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process group of its own, which is what
-the signals go to: what a process started ends with it. Where the environment gives no secret, they get one of this job by theirs.
+The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process
+group of its own, which is what
+the signals go to: what a process started ends with it. Where the environment gives no secret, they
+get one of this job by theirs.
 """
 
 from __future__ import annotations
@@ -57,22 +62,33 @@ class EndedProcess:
 
 @dataclass(frozen=True)
 class JobReport:
-    """All processes in the order they ended, and the job's exit code: 0 only if all that ended by themselves did so with 0; where
-    they were started again, the last in each place."""
+    """All processes in the order they ended, and the job's exit code: 0 only if all that ended by
+    themselves did so with 0; where they were started again, the last in each place."""
 
     code: int
     ended: tuple[EndedProcess, ...]
 
     def __str__(self) -> str:
-        again = [f"{each.name} ended with {each.code} and was started again" for each in self.ended if each.came_again]
+        again = [
+            f"{each.name} ended with {each.code} and was started again"
+            for each in self.ended
+            if each.came_again
+        ]
         if not self.code:
             return "; ".join([f"{len(self.ended) - len(again)} processes ended well", *again])
         own = [
-            f"{each.name} ended with {each.code}" for each in self.ended if each.code and not each.by_us and not each.came_again
+            f"{each.name} ended with {each.code}"
+            for each in self.ended
+            if each.code and not each.by_us and not each.came_again
         ]
         cut = [each.name for each in self.ended if each.by_us]
         over = "the time was over" if self.code == TIME_IS_OVER and not own else ""
-        return "; ".join(filter(None, [over, *own, f"ended because of that: {', '.join(cut)}" if cut else "", *again]))
+        return "; ".join(
+            filter(
+                None,
+                [over, *own, f"ended because of that: {', '.join(cut)}" if cut else "", *again],
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,8 @@ class _Place:
 
 
 class LocalJob:
-    """Starts the processes of a job on this machine, and watches them until all that work have ended.
+    """Starts the processes of a job on this machine, and watches them until all that work have
+    ended.
     A context manager: none of the processes outlives it.
 
     timeout_s   for all of it, in seconds; None: no limit
@@ -101,7 +118,10 @@ class LocalJob:
 
     def __init__(self, timeout_s: float | None = None, restarts: int = 0) -> None:
         if timeout_s is not None and not 0 < timeout_s <= JOB_S_MAX:
-            raise ConfigError(f"a job of {timeout_s} seconds: more than 0 and at most {JOB_S_MAX} are allowed, or no limit")
+            raise ConfigError(
+                f"a job of {timeout_s} seconds: more than 0 and at most {JOB_S_MAX} are allowed, "
+                "or no limit"
+            )
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._restarts_left = restarts
         self._running: dict[int, tuple[_Place, subprocess.Popen[bytes]]] = {}  # by pidfd
@@ -109,7 +129,8 @@ class LocalJob:
         self._watched = selectors.DefaultSelector()
         self._ended: list[EndedProcess] = []
         self._is_ending = False
-        # Of this job alone, where nobody has said which: processes of other jobs of this user are strangers.
+        # Of this job alone, where nobody has said which: processes of other jobs of this user are
+        # strangers.
         self._own = {} if has_secret() else {"PRPC_SECRET": secrets.token_hex(SECRET_BYTES)}
 
     def start(
@@ -120,9 +141,11 @@ class LocalJob:
         serves: bool = False,
         attempt_variable: str | None = None,
     ) -> None:
-        """One process; `serves`: only as long as others work. Raises ConfigError where the command cannot be run.
+        """One process; `serves`: only as long as others work. Raises ConfigError where the command
+        cannot be run.
 
-        attempt_variable: it may be started again, and this variable of its environment says how often it has been."""
+        attempt_variable: it may be started again, and this variable of its environment says how
+        often it has been."""
         self._start(_Place(name, arguments, environment, serves, attempt_variable))
 
     def _start(self, place: _Place) -> None:
@@ -132,10 +155,15 @@ class LocalJob:
         with _signals_held():
             try:
                 process = subprocess.Popen(
-                    place.arguments, env=environment, start_new_session=True, preexec_fn=partial(_end_with_parent, os.getpid())
+                    place.arguments,
+                    env=environment,
+                    start_new_session=True,
+                    preexec_fn=partial(_end_with_parent, os.getpid()),
                 )
             except OSError as error:
-                raise ConfigError(f"{place.arguments[0]!r} cannot be run: {error.strerror}") from error
+                raise ConfigError(
+                    f"{place.arguments[0]!r} cannot be run: {error.strerror}"
+                ) from error
             descriptor = os.pidfd_open(process.pid)
             self._running[descriptor] = place, process
             if not place.serves:
@@ -152,7 +180,9 @@ class LocalJob:
 
     def _wait(self, deadline: float | None) -> int:
         """Until one has ended; the exit code of one that failed, TIME_IS_OVER, or 0."""
-        ready = self._watched.select(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        ready = self._watched.select(
+            None if deadline is None else max(0.0, deadline - time.monotonic())
+        )
         if not ready:
             return TIME_IS_OVER
         code = 0
@@ -161,10 +191,16 @@ class LocalJob:
             self._working.discard(key.fd)
             self._watched.unregister(key.fd)
             os.close(key.fd)
-            self._signal(process, signal.SIGKILL)  # what it left behind, while the number is still its own
+            # what it left behind, while the number is still its own
+            self._signal(process, signal.SIGKILL)
             status = process.wait()
             comes_again = self._comes_again(place, status) and not code
-            ended = EndedProcess(place.name, status if status >= 0 else SIGNALLED - status, self._is_ending, comes_again)
+            ended = EndedProcess(
+                place.name,
+                status if status >= 0 else SIGNALLED - status,
+                self._is_ending,
+                comes_again,
+            )
             self._ended.append(ended)
             if comes_again:
                 self._start_again(place, ended.code)
@@ -174,13 +210,21 @@ class LocalJob:
 
     def _comes_again(self, place: _Place, status: int) -> bool:
         asked = status < 0 or status == START_AGAIN
-        return asked and place.attempt_variable is not None and self._restarts_left > 0 and not self._is_ending
+        return (
+            asked
+            and place.attempt_variable is not None
+            and self._restarts_left > 0
+            and not self._is_ending
+        )
 
     def _start_again(self, place: _Place, code: int) -> None:
         self._restarts_left -= 1
         next_one = replace(place, attempt=place.attempt + 1)
         left = f"restarts left: {self._restarts_left}"
-        print(f"prpc: {place.name} ended with {code}; attempt {next_one.attempt} begins; {left}", file=sys.stderr)
+        print(
+            f"prpc: {place.name} ended with {code}; attempt {next_one.attempt} begins; {left}",
+            file=sys.stderr,
+        )
         self._start(next_one)
 
     def _end(self) -> None:
@@ -207,8 +251,8 @@ class LocalJob:
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block. What their handlers raise within a start would be lost, in what Python
-    calls around a fork, or leave a process that is in no table."""
+    """Ctrl-C and SIGTERM wait for the end of the block. What their handlers raise within a start
+    would be lost, in what Python calls around a fork, or leave a process that is in no table."""
     came: list[int] = []
     held: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
@@ -233,8 +277,8 @@ def _end_with_parent(parent: int) -> None:
 
 @contextlib.contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
-    """So many different ones. Meanwhile the system gives them to nobody who asks for any; who asks for one of them, with
-    SO_REUSEADDR as servers do, may listen there."""
+    """So many different ones. Meanwhile the system gives them to nobody who asks for any; who asks
+    for one of them, with SO_REUSEADDR as servers do, may listen there."""
     with contextlib.ExitStack() as held:
         found = []
         for _ in range(count):

@@ -1,41 +1,45 @@
-"""The NETWORK_* settings of a task, as GRPC++ has them: what its variables say, cut to what the cluster can use. No I/O here.
+"""The NETWORK_* settings of a task, as GRPC++ has them: what its variables say, cut to what the
+cluster can use. No I/O here.
 
-Each variable of GRPC++ has a twin of ours. Ours is looked at first; both are allowed when they say the same. They are read once,
-when the task starts. Those of other jobs are not read. tensor_fuse has no variable there: it is a field of ConfigProto.
+Each variable of GRPC++ has a twin of ours. Ours is looked at first; both are allowed when they say
+the same. They are read once, when the task starts. Those of other jobs are not read. tensor_fuse
+has no variable there: it is a field of ConfigProto.
 
-    setting                 of the jobs          variable, and our name for it          allowed            default
-    cores                   ps                   NETWORK_PS_CORE_NUMBER                 from 1 on          8
-                                                 PRPC_PS_CORE_NUMBER
-                            worker, chief        NETWORK_WORKER_CORE_NUMBER             from 1 on          2
-                                                 PRPC_WORKER_CORE_NUMBER
-                            others               none                                                      2
-    polling                 all but worker and   PS_ENABLE_POLLING                      0 false off        false
-                            chief                PRPC_PS_ENABLE_POLLING                 1 true on
-                            worker, chief        WORKER_ENABLE_POLLING                  the same           false
-                                                 PRPC_WORKER_ENABLE_POLLING
-    pin_cores: the          all but worker and   PS_DISABLE_PIN_CORES                   the same           true
-      opposite of what      chief                PRPC_PS_DISABLE_PIN_CORES
-      the variable says     worker, chief        WORKER_DISABLE_PIN_CORES               the same           true
-                                                 PRPC_WORKER_DISABLE_PIN_CORES
-    connection_timeout_s    all                  NETWORK_MAX_CONNECTION_TIMEOUT         ms, 1 to a day     120000
-                                                 PRPC_MAX_CONNECTION_TIMEOUT
-    endpoint_map_folder     all                  TF_SEASTAR_ENDPOINT_MAP_PATH           a folder           "", the working one
-                                                 PRPC_ENDPOINT_MAP
-    data_port_offset        all                  PRPC_DATA_PORT_OFFSET                  ports, not 0       none
-    task_index              all                  TASK_INDEX, PRPC_TASK_INDEX            from 0 on          none
-    ps_graph_fusion: for    all                  TF_ENABLE_PS_GRAPH_FUSION              the same           true
-      a TensorFlow layer                         PRPC_ENABLE_PS_GRAPH_FUSION
-    flow_control_max: of    all                  REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE  from 1 on        none
-      cluster/rendezvous.py                      PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE
-    tensor_fuse             all                  PRPC_TENSOR_FUSE                       the same           false
+    setting                 of the jobs         variable, and our name for it          allowed         default
+    cores                   ps                  NETWORK_PS_CORE_NUMBER                 from 1 on       8
+                                                PRPC_PS_CORE_NUMBER
+                            worker, chief       NETWORK_WORKER_CORE_NUMBER             from 1 on       2
+                                                PRPC_WORKER_CORE_NUMBER
+                            others              none                                                   2
+    polling                 all but worker and  PS_ENABLE_POLLING                      0 false off     false
+                            chief               PRPC_PS_ENABLE_POLLING                 1 true on
+                            worker, chief       WORKER_ENABLE_POLLING                  the same        false
+                                                PRPC_WORKER_ENABLE_POLLING
+    pin_cores: the          all but worker and  PS_DISABLE_PIN_CORES                   the same        true
+      opposite of what      chief               PRPC_PS_DISABLE_PIN_CORES
+      the variable says     worker, chief       WORKER_DISABLE_PIN_CORES               the same        true
+                                                PRPC_WORKER_DISABLE_PIN_CORES
+    connection_timeout_s    all                 NETWORK_MAX_CONNECTION_TIMEOUT         ms, 1 to a day  120000
+                                                PRPC_MAX_CONNECTION_TIMEOUT
+    endpoint_map_folder     all                 TF_SEASTAR_ENDPOINT_MAP_PATH           a folder        "", the working one
+                                                PRPC_ENDPOINT_MAP
+    data_port_offset        all                 PRPC_DATA_PORT_OFFSET                  ports, not 0    none
+    task_index              all                 TASK_INDEX, PRPC_TASK_INDEX            from 0 on       none
+    ps_graph_fusion: for    all                 TF_ENABLE_PS_GRAPH_FUSION              the same        true
+      a TensorFlow layer                        PRPC_ENABLE_PS_GRAPH_FUSION
+    flow_control_max: of    all                 REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE  from 1 on     none
+      cluster/rendezvous.py                     PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE
+    tensor_fuse             all                 PRPC_TENSOR_FUSE                       the same        false
 
-ps_graph_fusion merges the subgraphs of a ps that a worker runs: without a graph nothing is merged, so nothing here acts on it.
+ps_graph_fusion merges the subgraphs of a ps that a worker runs: without a graph nothing is merged,
+so nothing here acts on it.
 
-The rule of Min: a task has at most as many cores as the cluster has tasks, itself among them, whether the number is the default
-or asked for; and at least 1.
+The rule of Min: a task has at most as many cores as the cluster has tasks, itself among them,
+whether the number is the default or asked for; and at least 1.
 
-GRPC++ goes on with its default, and a line in the log, where a value makes no sense, and takes a negative number for a huge one.
-Here every value is one of those allowed, or it is refused; an empty one too, but for the folder.
+GRPC++ goes on with its default, and a line in the log, where a value makes no sense, and takes a
+negative number for a huge one. Here every value is one of those allowed, or it is refused; an empty
+one too, but for the folder.
 """
 
 from __future__ import annotations
@@ -54,7 +58,8 @@ from prpc_engine.settings.config import check_number
 INT64_MAX = (1 << 63) - 1
 CONNECTION_TIMEOUT_MS_MAX = 86_400_000  # a day: who sets more means another unit
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")  # as long as an int64
-_SWITCH = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}  # as shard.polling_enabled has them
+# as shard.polling_enabled has them
+_SWITCH = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 
 T = TypeVar("T")
 
@@ -76,13 +81,20 @@ class Variable(Generic[T]):
     default: T
 
     def find(self, environ: Mapping[str, str]) -> FoundValue[T]:
-        """What the environment says. Raises ConfigError for what is not allowed, and for names that disagree."""
+        """What the environment says. Raises ConfigError for what is not allowed, and for names that
+        disagree.
+        """
         found = [
-            FoundValue(self.read(name, environ[name]), f"{name}={environ[name]!r}") for name in self.names if name in environ
+            FoundValue(self.read(name, environ[name]), f"{name}={environ[name]!r}")
+            for name in self.names
+            if name in environ
         ]
         for other in found[1:]:
             if other.value != found[0].value:
-                raise ConfigError(f"{found[0].origin} and {other.origin}: they are one setting; unset one, or set both alike")
+                raise ConfigError(
+                    f"{found[0].origin} and {other.origin}: they are one setting; unset one, "
+                    "or set both alike"
+                )
         return found[0] if found else FoundValue(self.default, "default")
 
 
@@ -99,14 +111,18 @@ def _switch(name: str, text: str) -> bool:
         return _SWITCH[text.strip().lower()]
     except KeyError:
         raise ConfigError(
-            f"{name}={text!r}: 0, false, off, 1, true and on are allowed, in any case; unset it for the default"
+            f"{name}={text!r}: 0, false, off, 1, true and on are allowed, in any case; "
+            "unset it for the default"
         ) from None
 
 
 def _ports(name: str, text: str) -> int:
     ports = _whole(-PORT_MAX, PORT_MAX)(name, text)
     if not ports:
-        raise ConfigError(f"{name}={text!r}: data and control would share a port; any other number of ports is allowed")
+        raise ConfigError(
+            f"{name}={text!r}: data and control would share a port; "
+            "any other number of ports is allowed"
+        )
     return ports
 
 
@@ -116,16 +132,26 @@ OTHER_CORES = Variable((), _whole(1), 2)
 PS_POLLING = Variable(("PRPC_PS_ENABLE_POLLING", "PS_ENABLE_POLLING"), _switch, False)
 WORKER_POLLING = Variable(("PRPC_WORKER_ENABLE_POLLING", "WORKER_ENABLE_POLLING"), _switch, False)
 PS_UNPINNED = Variable(("PRPC_PS_DISABLE_PIN_CORES", "PS_DISABLE_PIN_CORES"), _switch, True)
-WORKER_UNPINNED = Variable(("PRPC_WORKER_DISABLE_PIN_CORES", "WORKER_DISABLE_PIN_CORES"), _switch, True)
-CONNECTION_TIMEOUT_MS = Variable(
-    ("PRPC_MAX_CONNECTION_TIMEOUT", "NETWORK_MAX_CONNECTION_TIMEOUT"), _whole(1, CONNECTION_TIMEOUT_MS_MAX), 120_000
+WORKER_UNPINNED = Variable(
+    ("PRPC_WORKER_DISABLE_PIN_CORES", "WORKER_DISABLE_PIN_CORES"), _switch, True
 )
-ENDPOINT_MAP_FOLDER = Variable(("PRPC_ENDPOINT_MAP", "TF_SEASTAR_ENDPOINT_MAP_PATH"), lambda name, text: text, "")
+CONNECTION_TIMEOUT_MS = Variable(
+    ("PRPC_MAX_CONNECTION_TIMEOUT", "NETWORK_MAX_CONNECTION_TIMEOUT"),
+    _whole(1, CONNECTION_TIMEOUT_MS_MAX),
+    120_000,
+)
+ENDPOINT_MAP_FOLDER = Variable(
+    ("PRPC_ENDPOINT_MAP", "TF_SEASTAR_ENDPOINT_MAP_PATH"), lambda name, text: text, ""
+)
 DATA_PORT_OFFSET: Variable[int | None] = Variable(("PRPC_DATA_PORT_OFFSET",), _ports, None)
 TASK_INDEX: Variable[int | None] = Variable(("PRPC_TASK_INDEX", "TASK_INDEX"), _whole(0), None)
-PS_GRAPH_FUSION = Variable(("PRPC_ENABLE_PS_GRAPH_FUSION", "TF_ENABLE_PS_GRAPH_FUSION"), _switch, True)
+PS_GRAPH_FUSION = Variable(
+    ("PRPC_ENABLE_PS_GRAPH_FUSION", "TF_ENABLE_PS_GRAPH_FUSION"), _switch, True
+)
 FLOW_CONTROL_MAX: Variable[int | None] = Variable(
-    ("PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE", "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE"), _whole(1), None
+    ("PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE", "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE"),
+    _whole(1),
+    None,
 )
 TENSOR_FUSE = Variable(("PRPC_TENSOR_FUSE",), _switch, False)
 
@@ -139,7 +165,8 @@ UNREAD = {
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Says how one task uses cores, connections and files, as its NETWORK_* variables ask for. Made by for_task().
+    """Says how one task uses cores, connections and files, as its NETWORK_* variables ask for. Made
+    by for_task().
 
     Variables, what they allow, and defaults: the table at the file's head.
     """
@@ -147,7 +174,8 @@ class NetworkSettings:
     cores: int  # communication shards of the task
     polling: bool  # they spin, and want a core each
     pin_cores: bool  # each is kept on a core that no other task of the host takes
-    connection_timeout_s: float  # how long a call waits for a connection to come back, when it has no timeout of its own
+    # how long a call waits for a connection to come back, when it has no timeout of its own
+    connection_timeout_s: float
     endpoint_map_folder: str  # "": the working directory
     data_port_offset: int | None  # ports from control to data, where there is no .endpoint_map
     task_index: int | None  # what the launcher says; a task knows its index by its arguments
@@ -158,16 +186,23 @@ class NetworkSettings:
     unread: tuple[str, ...]  # a line for the log about each variable that is set and has no effect
 
     @classmethod
-    def for_task(cls, cluster: ClusterSpec, job_name: str, environ: Mapping[str, str]) -> NetworkSettings:
-        """What a task of that job uses. Raises ConfigError: name, value and what is allowed; also for a job that is not there."""
+    def for_task(
+        cls, cluster: ClusterSpec, job_name: str, environ: Mapping[str, str]
+    ) -> NetworkSettings:
+        """What a task of that job uses. Raises ConfigError: name, value and what is allowed; also
+        for a job that is not there.
+        """
         jobs = dict.fromkeys((*cluster.jobs, EVALUATOR))
         if job_name not in jobs:
             raise ConfigError(f"no job {job_name!r} in the cluster: there are {', '.join(jobs)}")
         works = job_name in (WORKER, CHIEF)
         connections = len(cluster.addresses)
-        asked = (WORKER_CORES if works else PS_CORES if job_name == PS else OTHER_CORES).find(environ)
+        asked = (WORKER_CORES if works else PS_CORES if job_name == PS else OTHER_CORES).find(
+            environ
+        )
         cores = FoundValue(
-            max(1, min(asked.value, connections)), f"{asked.origin}: min({asked.value}, {connections} tasks in the cluster)"
+            max(1, min(asked.value, connections)),
+            f"{asked.origin}: min({asked.value}, {connections} tasks in the cluster)",
         )
         unpinned = (WORKER_UNPINNED if works else PS_UNPINNED).find(environ)
         timeout_ms = CONNECTION_TIMEOUT_MS.find(environ)
@@ -187,7 +222,8 @@ class NetworkSettings:
             **{name: setting.value for name, setting in found.items()},
             origins=MappingProxyType({name: setting.origin for name, setting in found.items()}),
             unread=tuple(
-                f"{name}={environ[name]!r} has no effect, {why}: there are {PS_CORES.names[-1]} and {WORKER_CORES.names[-1]}"
+                f"{name}={environ[name]!r} has no effect, {why}: there are {PS_CORES.names[-1]} "
+                f"and {WORKER_CORES.names[-1]}"
                 for name, why in UNREAD.items()
                 if name in environ
             ),

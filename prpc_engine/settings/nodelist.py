@@ -1,9 +1,11 @@
 """Lists as Slurm writes them: SLURM_JOB_NODELIST, SLURM_TASKS_PER_NODE. No I/O here.
 
     nodes  = node { "," node }
-    node   = text { "[" range { "," range } "]" text }    each combination, the last bracket turning fastest
-           | "[" IPv6 address "]"                         itself; Slurm has none
-    range  = number [ "-" number ]                         as wide as the first number is written: 08-10 is 08, 09, 10
+    node   = text { "[" range { "," range } "]" text }  each combination, the last bracket turning
+                                                        fastest
+           | "[" IPv6 address "]"                       itself; Slurm has none
+    range  = number [ "-" number ]                       as wide as the first number is written:
+                                                         08-10 is 08, 09, 10
     counts = count { "," count }
     count  = number [ "(x" number ")" ]                    2(x3),1 is 2, 2, 2, 1
 
@@ -19,7 +21,8 @@ import re
 from prpc_engine.errors import ConfigError
 
 NODES_MAX = 65536  # far above any machine; "n[0-999999999]" must not fill the memory
-_IPV6 = re.compile(r"\[[0-9A-Fa-f.]*:[^\[\],\s]*\]")  # what is within is checked where addresses are made of it
+# what is within is checked where addresses are made of it
+_IPV6 = re.compile(r"\[[0-9A-Fa-f.]*:[^\[\],\s]*\]")
 _NODE = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]*\])+")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
@@ -35,7 +38,9 @@ def expand_nodes(text: str) -> list[str]:
         if node is None:
             raise _refusal(text, f"a name is expected at {text[position:]!r}")
         parts = [node[0]] if literal else re.split(r"\[(.*?)\]", node[0])  # text and ranges in turn
-        choices = [_numbers(part, text) if index % 2 else [part] for index, part in enumerate(parts)]
+        choices = [
+            _numbers(part, text) if index % 2 else [part] for index, part in enumerate(parts)
+        ]
         if len(names) + math.prod(map(len, choices)) > NODES_MAX:
             raise _refusal(text, f"more than {NODES_MAX} nodes")
         names.extend(map("".join, itertools.product(*choices)))
@@ -55,7 +60,8 @@ def expand_counts(text: str) -> list[int]:
         repeat = int(count[2] or 1) if count else 0
         if count is None or not int(count[1]) or not repeat or len(counts) + repeat > NODES_MAX:
             raise ConfigError(
-                f"{text!r}: {part!r} is no count of tasks; counts such as 2(x3),1 are expected, for {NODES_MAX} nodes at most"
+                f"{text!r}: {part!r} is no count of tasks; counts such as 2(x3),1 are expected, "
+                f"for {NODES_MAX} nodes at most"
             )
         counts.extend([int(count[1])] * repeat)
     return counts
@@ -75,4 +81,6 @@ def _numbers(ranges: str, text: str) -> list[str]:
 
 
 def _refusal(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{text!r} is no list of nodes: {why}; one such as node[01-03,7],other is expected")
+    return ConfigError(
+        f"{text!r} is no list of nodes: {why}; one such as node[01-03,7],other is expected"
+    )

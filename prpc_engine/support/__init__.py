@@ -13,4 +13,11 @@ from prpc_engine.support.monitor import Monitor, TaskStatistics
 from prpc_engine.support.replicator import ChannelReplicator
 from prpc_engine.support.thread_group import AsyncReturn, ThreadGroup
 
-__all__ = ["AsyncReturn", "Channel", "ChannelReplicator", "Monitor", "TaskStatistics", "ThreadGroup"]
+__all__ = [
+    "AsyncReturn",
+    "Channel",
+    "ChannelReplicator",
+    "Monitor",
+    "TaskStatistics",
+    "ThreadGroup",
+]

@@ -1,15 +1,17 @@
-"""A channel: items from some threads to others, in order, never more than `capacity` of them waiting.
+"""A channel: items from some threads to others, in order, never more than `capacity` of them
+waiting.
 
-    state    event                       next
-    open     put                         open; waits while the channel is full
-    open     get                         open; waits while the channel is empty
-    open     close() of one opener       open; closed when it was the last one
-    open     abort()                     closed and drained: what waited in it is handed to who aborts
-    closed   put, shared_open            Closed
-    closed   get                         what is left, then Closed: drained
+    state   event                  next
+    open    put                    open; waits while the channel is full
+    open    get                    open; waits while the channel is empty
+    open    close() of one opener  open; closed when it was the last one
+    open    abort()                closed and drained: what waited in it is handed to who aborts
+    closed  put, shared_open       Closed
+    closed  get                    what is left, then Closed: drained
 
-Who makes it is its first opener; each shared_open() adds one, so that several producers can each close() their part and the
-consumers end after the last of them. queue.Queue can be closed from Python 3.13 on only, and has neither batches nor openers.
+Who makes it is its first opener; each shared_open() adds one, so that several producers can each
+close() their part and the consumers end after the last of them. queue.Queue can be closed from
+Python 3.13 on only, and has neither batches nor openers.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Channel(Generic[T]):
         """Whether the last opener has closed it; items may still wait."""
         return not self._openers
 
-    # -- writing -------------------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def put(self, item: T, timeout_s: float | None = None) -> None:
         """Add one item. Raises TimeoutError when the channel stays full, Closed."""
@@ -82,8 +84,8 @@ class Channel(Generic[T]):
     def put_many(self, items: Sequence[T], timeout_s: float | None = None) -> int:
         """Add the items in order, as room comes: how many went in, from the first on.
 
-        They are fewer than given only when the channel stayed full for `timeout_s` or was closed meanwhile; the next call says
-        which. Raises TimeoutError, Closed when not one went in.
+        They are fewer than given only when the channel stayed full for `timeout_s` or was closed
+        meanwhile; the next call says which. Raises TimeoutError, Closed when not one went in.
         """
         if timeout_s is not None:
             check_wait(timeout_s)
@@ -103,10 +105,12 @@ class Channel(Generic[T]):
                 done += len(part)
         return done
 
-    # -- reading -------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def get(self, timeout_s: float | None = None) -> T:
-        """The oldest item. Raises TimeoutError when none comes, Closed when the channel is closed and drained."""
+        """The oldest item. Raises TimeoutError when none comes, Closed when the channel is closed
+        and drained.
+        """
         if timeout_s is not None:
             check_wait(timeout_s)
         with self._has_items:
@@ -116,7 +120,9 @@ class Channel(Generic[T]):
             return item
 
     def try_get(self, default: D | None = None) -> T | D | None:
-        """The oldest item, or `default` when none waits. Raises Closed when the channel is closed and drained."""
+        """The oldest item, or `default` when none waits. Raises Closed when the channel is closed
+        and drained.
+        """
         with self._has_items:
             if not self._items:
                 self._check_open()
@@ -126,7 +132,9 @@ class Channel(Generic[T]):
             return item
 
     def get_many(self, items_max: int, timeout_s: float | None = None) -> list[T]:
-        """As get(), and what else waits, `items_max` in all: never an empty list. Raises TimeoutError, Closed, ConfigError."""
+        """As get(), and what else waits, `items_max` in all: never an empty list. Raises
+        TimeoutError, Closed, ConfigError.
+        """
         check_number("items_max", items_max, 1, CAPACITY_ITEMS_MAX)
         if timeout_s is not None:
             check_wait(timeout_s)
@@ -137,7 +145,9 @@ class Channel(Generic[T]):
             return taken
 
     def __iter__(self) -> Iterator[T]:
-        """Item after item, until the channel is closed and drained. Several threads may iterate: each item goes to one."""
+        """Item after item, until the channel is closed and drained. Several threads may iterate:
+        each item goes to one.
+        """
         while True:
             try:
                 item = self.get()
@@ -145,7 +155,7 @@ class Channel(Generic[T]):
                 return
             yield item
 
-    # -- its end -------------------------------------------------------------------------------------------------------
+    # -- its end -----------------------------------------------------------------------------------
 
     def shared_open(self) -> Channel[T]:
         """The same channel with one opener more, who has to close() it, too. Raises Closed."""
@@ -155,7 +165,9 @@ class Channel(Generic[T]):
             return self
 
     def close(self) -> None:
-        """One opener is done: once for each. The last one closes the channel; after that it does nothing."""
+        """One opener is done: once for each. The last one closes the channel; after that it does
+        nothing.
+        """
         with self._has_room:
             if self._openers:
                 self._openers -= 1
@@ -173,10 +185,15 @@ class Channel(Generic[T]):
     def __enter__(self) -> Channel[T]:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
-    # -- with the lock held --------------------------------------------------------------------------------------------
+    # -- with the lock held ------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if not self._openers:
@@ -188,16 +205,30 @@ class Channel(Generic[T]):
             self._has_items.notify_all()
 
     def _wait_for_room(self, timeout_s: float | None) -> None:
-        self._wait(self._has_room, lambda: len(self._items) < self.capacity or not self._openers, timeout_s, "full")
+        self._wait(
+            self._has_room,
+            lambda: len(self._items) < self.capacity or not self._openers,
+            timeout_s,
+            "full",
+        )
         self._check_open()
 
     def _wait_for_items(self, timeout_s: float | None) -> None:
-        self._wait(self._has_items, lambda: bool(self._items) or not self._openers, timeout_s, "empty")
+        self._wait(
+            self._has_items, lambda: bool(self._items) or not self._openers, timeout_s, "empty"
+        )
         if not self._items:
             self._check_open()
 
-    def _wait(self, condition: threading.Condition, over: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+    def _wait(
+        self,
+        condition: threading.Condition,
+        over: Callable[[], bool],
+        timeout_s: float | None,
+        what: str,
+    ) -> None:
         if not condition.wait_for(over, timeout_s):
             raise TimeoutError(
-                f"{self.name} was {what} for {timeout_s} s: {len(self._items)} of {self.capacity} items wait in it"
+                f"{self.name} was {what} for {timeout_s} s: {len(self._items)} of {self.capacity} "
+                "items wait in it"
             )

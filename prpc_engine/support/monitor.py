@@ -1,13 +1,16 @@
 """Functions that run again and again, each under a name, all in one thread.
 
-    state     event                            next
-    waiting   its time comes                   running
-    running   it returns, or raises (logged)   waiting for the next point of its grid; gone when it was destroyed
-    waiting   destroy                          gone
-    running   destroy                          gone when it ends, which destroy() waits for
-    either    destroy_with_additional_run      runs once more at once, then gone; the caller waits for that
+    state    event                           next
+    waiting  its time comes                  running
+    running  it returns, or raises (logged)  waiting for the next point of its grid; gone when it
+                                             was destroyed
+    waiting  destroy                         gone
+    running  destroy                         gone when it ends, which destroy() waits for
+    either   destroy_with_additional_run     runs once more at once, then gone; the caller waits for
+                                             that
 
-The grid of a task is submission + delay_s + n * period_s: a late run does not move those after it. Points that pass while
+The grid of a task is submission + delay_s + n * period_s: a late run does not move those after it.
+Points that pass while
 functions run are skipped and counted: two runs of one task are never caught up in a row.
 """
 
@@ -44,13 +47,16 @@ class TaskStatistics:
 class _Task:
     """Guarded by the monitor's lock."""
 
-    def __init__(self, name: str, function: Callable[[], object], due: float, period_s: float) -> None:
+    def __init__(
+        self, name: str, function: Callable[[], object], due: float, period_s: float
+    ) -> None:
         self.name = name
         self.function = function
         self.due = due  # on the monotonic clock
         self.period_s = period_s
         self.is_running = False
-        self.runs_left: int | None = None  # that have yet to end before it is gone; None: nobody destroys it
+        # that have yet to end before it is gone; None: nobody destroys it
+        self.runs_left: int | None = None
         self.runs_more = 0  # of those, that were asked for by who destroys it
         self.runs = self.failures = self.skipped = 0
 
@@ -76,16 +82,26 @@ class Monitor:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, name: str, delay_s: float, period_s: float, function: Callable[[], object]) -> None:
-        """Run function() in `delay_s` seconds, then every `period_s`. Raises ConfigError (a name that is taken), Closed."""
+    def submit(
+        self, name: str, delay_s: float, period_s: float, function: Callable[[], object]
+    ) -> None:
+        """Run function() in `delay_s` seconds, then every `period_s`. Raises ConfigError (a name
+        that is taken), Closed.
+        """
         for what, value, least in (("delay_s", delay_s, 0.0), ("period_s", period_s, PERIOD_S_MIN)):
             if not is_number(value) or not least <= value <= PERIOD_S_MAX:
-                raise ConfigError(f"{what}={value!r:.100} of task {name!r}: {least} to {PERIOD_S_MAX:.0f} seconds are allowed")
+                raise ConfigError(
+                    f"{what}={value!r:.100} of task {name!r}: {least} to {PERIOD_S_MAX:.0f} "
+                    "seconds are allowed"
+                )
         with self._changed:
             if self._closed:
                 raise Closed(f"{self.name} was closed here")
             if name in self._tasks:
-                raise ConfigError(f"{self.name} has a task {name!r} already: destroy that first, or choose another name")
+                raise ConfigError(
+                    f"{self.name} has a task {name!r} already: destroy that first, "
+                    "or choose another name"
+                )
             self._tasks[name] = _Task(name, function, monotonic() + delay_s, period_s)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -102,15 +118,17 @@ class Monitor:
             return TaskStatistics(task.runs, task.failures, task.skipped, task.is_running, wait_s)
 
     def destroy(self, name: str, timeout_s: float = DESTROY_TIMEOUT_S) -> bool:
-        """End a task: when this returns, its function does not run and will not again. False when there is none of that name.
+        """End a task: when this returns, its function does not run and will not again. False when
+        there is none of that name.
 
-        Within a task it does not wait, and a run that destroys its own task is the last. Raises TimeoutError when a run does
-        not end.
+        Within a task it does not wait, and a run that destroys its own task is the last. Raises
+        TimeoutError when a run does not end.
         """
         return self._end(name, 0, timeout_s)
 
     def destroy_with_additional_run(self, name: str, timeout_s: float = DESTROY_TIMEOUT_S) -> bool:
-        """As destroy(), after one whole run more, which begins now: for what the function would do at its next time.
+        """As destroy(), after one whole run more, which begins now: for what the function would do
+        at its next time.
 
         Raises TimeoutError, and Closed when the monitor is closed before that run.
         """
@@ -122,7 +140,8 @@ class Monitor:
             task = self._tasks.get(name)
             if task is None:
                 return False
-            if task.runs_left is None or runs_more > task.runs_more:  # else somebody else does the same, and we wait with them
+            # else somebody else does the same, and we wait with them
+            if task.runs_left is None or runs_more > task.runs_more:
                 task.runs_left, task.runs_more = task.is_running + runs_more, runs_more
                 task.due = monotonic()
                 if not task.runs_left:
@@ -131,12 +150,14 @@ class Monitor:
             if threading.current_thread() is self._thread:
                 return True
             if not self._changed.wait_for(lambda: self._tasks.get(name) is not task, timeout_s):
-                raise TimeoutError(f"task {name!r} of {self.name} still runs {timeout_s} s after it was destroyed")
+                raise TimeoutError(
+                    f"task {name!r} of {self.name} still runs {timeout_s} s after it was destroyed"
+                )
             if runs_more and task.runs_left:
                 raise Closed(f"{self.name} was closed before the last run of task {name!r}")
             return True
 
-    # -- the thread ----------------------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (task := self._wait_for_task()) is not None:
@@ -145,7 +166,12 @@ class Monitor:
                 task.function()
             except (Exception, SystemExit) as error:  # one that exits must not end the others
                 failed = True
-                logger.error("task %r of %s raised, which ends this run only", task.name, self.name, exc_info=error)
+                logger.error(
+                    "task %r of %s raised, which ends this run only",
+                    task.name,
+                    self.name,
+                    exc_info=error,
+                )
             with self._changed:
                 self._ended(task, failed)
 
@@ -176,11 +202,11 @@ class Monitor:
                 del self._tasks[task.name]
         self._changed.notify_all()
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = DESTROY_TIMEOUT_S) -> None:
-        """Destroy all tasks, and wait for the one that runs. Raises TimeoutError when it does not end, ConfigError. Again: does
-        nothing."""
+        """Destroy all tasks, and wait for the one that runs. Raises TimeoutError when it does not
+        end, ConfigError. Again: does nothing."""
         check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
         with self._changed:
             self._closed = True
@@ -190,10 +216,17 @@ class Monitor:
             return
         thread.join(timeout_s)
         if thread.is_alive():
-            raise TimeoutError(f"a task of {self.name} still runs {timeout_s} s after it was closed")
+            raise TimeoutError(
+                f"a task of {self.name} still runs {timeout_s} s after it was closed"
+            )
 
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,12 +1,16 @@
 """One channel's items to every one of several channels, by one thread.
 
-    source        event                      then
-    open          items come                 each output gets all of them, in order; the slowest sets the pace
-    closed        drained                    the outputs are closed: their readers end when they have read what is in them
-    open          a reader closes its output that output gets no more, the others go on
-    open          all readers have           the source is closed: its producers must not fill a channel that nobody empties
+    source  event                      then
+    open    items come                 each output gets all of them, in order; the slowest sets the
+                                       pace
+    closed  drained                    the outputs are closed: their readers end when they have read
+                                       what is in them
+    open    a reader closes its output that output gets no more, the others go on
+    open    all readers have           the source is closed: its producers must not fill a channel
+                                       that nobody empties
 
-Made with no outputs at all it drops what comes. What had begun its way and reaches nobody is logged.
+Made with no outputs at all it drops what comes. What had begun its way and reaches nobody is
+logged.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ from prpc_engine.errors import Closed
 from prpc_engine.settings.config import check_number, check_wait
 from prpc_engine.support.channel import CAPACITY_ITEMS, Channel, T
 
-BATCH_ITEMS = 8  # on their way at a time: what a lock costs is shared by so many, and no reader waits for more
+# on their way at a time: what a lock costs is shared by so many, and no reader waits for more
+BATCH_ITEMS = 8
 OUTPUTS_MAX = 1024
-CLOSE_TIMEOUT_S = 10.0  # for the thread to see that its channels are closed: it waits for nothing else
+# for the thread to see that its channels are closed: it waits for nothing else
+CLOSE_TIMEOUT_S = 10.0
 
 logger = logging.getLogger("prpc")
 
@@ -70,22 +76,40 @@ class ChannelReplicator(Generic[T]):
         except Closed:
             given = 0
         if given < len(batch):
-            logger.warning("%s was closed by its reader: %d items did not reach it", output.name, len(batch) - given)
+            logger.warning(
+                "%s was closed by its reader: %d items did not reach it",
+                output.name,
+                len(batch) - given,
+            )
         return given == len(batch)
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until the source is closed and every output has all of it. Raises TimeoutError, ConfigError."""
+        """Wait until the source is closed and every output has all of it. Raises TimeoutError,
+        ConfigError.
+        """
         check_wait(timeout_s)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            waiting = ", ".join(f"{output.name} holds {len(output)} of {output.capacity}" for output in self.outputs) or "none"
-            raise TimeoutError(f"{self._source.name} is not replicated after {timeout_s} s: {waiting}")
+            waiting = (
+                ", ".join(
+                    f"{output.name} holds {len(output)} of {output.capacity}"
+                    for output in self.outputs
+                )
+                or "none"
+            )
+            raise TimeoutError(
+                f"{self._source.name} is not replicated after {timeout_s} s: {waiting}"
+            )
 
     def close(self) -> None:
-        """End now: the source is closed and emptied, readers get what their outputs hold. Again: does nothing."""
+        """End now: the source is closed and emptied, readers get what their outputs hold. Again:
+        does nothing.
+        """
         lost = len(self._source.abort())
         if lost:
-            logger.warning("%s: %d items were not replicated, it was closed before", self._source.name, lost)
+            logger.warning(
+                "%s: %d items were not replicated, it was closed before", self._source.name, lost
+            )
         for output in self.outputs:
             output.close()
         self.join(CLOSE_TIMEOUT_S)
@@ -93,5 +117,10 @@ class ChannelReplicator(Generic[T]):
     def __enter__(self) -> ChannelReplicator[T]:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

@@ -1,6 +1,8 @@
-"""`python -m prpc_engine.tensorflow [--protocol NAME] SCRIPT ARGUMENTS`: as `python SCRIPT ARGUMENTS`, with install() before.
+"""`python -m prpc_engine.tensorflow [--protocol NAME] SCRIPT ARGUMENTS`: as
+`python SCRIPT ARGUMENTS`, with install() before.
 
-A server whose script names no protocol gets the one that is named here. Nothing of the script is changed.
+A server whose script names no protocol gets the one that is named here. Nothing of the script is
+changed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import prpc_engine.tensorflow as prpc_tf
 def main() -> None:
     """What the script raises goes through, as its exit code does."""
     parser = argparse.ArgumentParser(prog="python -m prpc_engine.tensorflow")
-    parser.add_argument("--protocol", default="prpc", help="of servers whose script names none (default: %(default)s)")
+    parser.add_argument(
+        "--protocol",
+        default="prpc",
+        help="of servers whose script names none (default: %(default)s)",
+    )
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     args = parser.parse_args()

@@ -1,21 +1,23 @@
-"""Errors of the engine and of other tasks as those of TensorFlow, and how a typed one gets through an op.
+"""Errors of the engine and of other tasks as those of TensorFlow, and how a typed one gets through
+an op.
 
     the engine's                                     TensorFlow's             what its sessions do
     TaskLost, TaskAbsent, NotSent, MaybeExecuted, Closed
-                                                     UnavailableError         a recoverable session is made again
-    TaskRestarted                                    AbortedError             the same
-    StepAborted                                      CancelledError           another task's error ended the step
-    DeadlineExceeded                                 DeadlineExceededError    as operation_timeout_in_ms promises
-    TaskUnreachable                                  DeadlineExceededError    end with it: the task had the whole connection
-                                                                              timeout to come up in
-    Cancelled                                        CancelledError           the session was closed
-    ShmFull, Backpressure                            ResourceExhaustedError
-    AuthenticationFailed, NotAllowed                 PermissionDeniedError
-    ConfigError, BadArguments                        InvalidArgumentError
-    anything else                                    InternalError
+                                                     UnavailableError  a recoverable session is made
+                                                                       again
+    TaskRestarted                     AbortedError            the same
+    StepAborted                       CancelledError          another task's error ended the step
+    DeadlineExceeded                  DeadlineExceededError   as operation_timeout_in_ms promises
+    TaskUnreachable                   DeadlineExceededError   end with it: the task had the whole
+                                                              connection timeout to come up in
+    Cancelled                         CancelledError          the session was closed
+    ShmFull, Backpressure             ResourceExhaustedError
+    AuthenticationFailed, NotAllowed  PermissionDeniedError
+    ConfigError, BadArguments         InvalidArgumentError
+    anything else                     InternalError
 
-An op of the own graph that raises ends the step with one code, whatever it raises. So it leaves the error here, and its number in
-the text; who ran the step takes it from here.
+An op of the own graph that raises ends the step with one code, whatever it raises. So it leaves the
+error here, and its number in the text; who ran the step takes it from here.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ from prpc_engine import errors
 from prpc_engine.cluster.errors import StepAborted, TaskAbsent, TaskRestarted, TaskUnreachable
 from shard import ShardError
 
-KEPT_MAX = 4096  # the last ones: of an op that failed when its step had ended already, nobody takes the error
-_OURS = re.compile(r"prpc_[gh]\d+/")  # in front of every node's name, where its part of the graph was added
+# the last ones: of an op that failed when its step had ended already, nobody takes the error
+KEPT_MAX = 4096
+# in front of every node's name, where its part of the graph was added
+_OURS = re.compile(r"prpc_[gh]\d+/")
 _NUMBER = re.compile(r"prpc-error-(\d+)\b")
 _numbers = itertools.count(1)
 _kept: dict[int, Exception] = {}
@@ -79,8 +83,8 @@ def from_engine(error: Exception) -> Exception:
 
 
 class KeptError(StopIteration):
-    """Stands for an error that was left here. TensorFlow logs a warning with a traceback for what a PyFunc raises, but for a
-    StopIteration, which is how its own generators end."""
+    """Stands for an error that was left here. TensorFlow logs a warning with a traceback for what a
+    PyFunc raises, but for a StopIteration, which is how its own generators end."""
 
 
 def keep(error: Exception) -> KeptError:

@@ -1,7 +1,8 @@
 """The functions that a part calls, under names that say what they do. No I/O here.
 
-The graph of a task knows a function by its name alone, and names are counted in the process that made them: those of two scripts
-are the same, and their bodies are not. So a function leaves its session's graph under another name:
+The graph of a task knows a function by its name alone, and names are counted in the process that
+made them: those of two scripts are the same, and their bodies are not. So a function leaves its
+session's graph under another name:
 
     its own name, "_", a hash of its body and of all that it calls, without devices and colocation
 
@@ -25,7 +26,9 @@ class Functions:
         self._names: dict[str, str] = {}  # the new ones
 
     def bring(self, nodes: Sequence[Any], library: Any) -> None:
-        """Add what these nodes call, and what that calls, to a library; the nodes then name it as it is called there."""
+        """Add what these nodes call, and what that calls, to a library; the nodes then name it as
+        it is called there.
+        """
         for name in self._reached(name for node in nodes for name in called(node)):
             function = library.function.add()
             function.CopyFrom(self._without_devices(name))
@@ -34,7 +37,9 @@ class Functions:
                 self._rename(node)
             if name in self._gradients:
                 wanted = self._gradients[name].gradient_func
-                library.gradient.add(function_name=self._name(name), gradient_func=self._name(wanted))
+                library.gradient.add(
+                    function_name=self._name(name), gradient_func=self._name(wanted)
+                )
         for node in nodes:
             self._rename(node)
 
@@ -67,8 +72,13 @@ class Functions:
             return name
         found = self._names.get(name)
         if found is None:
-            bodies = (self._without_devices(one).SerializeToString(deterministic=True) for one in sorted(self._reached([name])))
-            found = self._names[name] = f"{name}_{hashlib.sha256(b''.join(bodies)).hexdigest()[:16]}"
+            bodies = (
+                self._without_devices(one).SerializeToString(deterministic=True)
+                for one in sorted(self._reached([name]))
+            )
+            found = self._names[name] = (
+                f"{name}_{hashlib.sha256(b''.join(bodies)).hexdigest()[:16]}"
+            )
         return found
 
     def _rename(self, node: Any) -> None:

@@ -1,19 +1,24 @@
-"""What of TensorFlow is changed, and put back: each hook looks whether it is asked for something of ours, and else calls what was
-there.
+"""What of TensorFlow is changed, and put back: each hook looks whether it is asked for something of
+ours, and else calls what was there.
 
     hook                                 does
     Server.__init__, start, join,        protocol="prpc" or "grpc++": a TaskServer
       target, __del__
-    BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on an empty target, as a shell
-    BaseSession._do_run                  of such a session: runs on the server's plane; run() and all below lead here
-    BaseSession.run                      of such a session, with run_metadata: it gets what all tasks of the step say (tracing.py)
+    BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on
+                                         an empty target, as a shell
+    BaseSession._do_run                  of such a session: runs on the server's plane; run() and
+                                         all below lead here
+    BaseSession.run                      of such a session, with run_metadata: it gets what all
+                                         tasks of the step say (tracing.py)
     BaseSession.partial_run_setup        of such a session: UnimplementedError
     Session.reset                        of a target of ours: its containers, in all tasks
     BaseSession.make_callable, close,    the same
       _make_callable_from_options,
       list_devices
-    RunConfig's check of its properties  lets our protocols through; and warns of what does not go over them
-    tf.compat.v1.ConfigProto             takes tensor_fuse (proto.py), when TensorFlow was imported before
+    RunConfig's check of its properties  lets our protocols through; and warns of what does not go
+                                         over them
+    tf.compat.v1.ConfigProto             takes tensor_fuse (proto.py), when TensorFlow was imported
+                                         before
 """
 
 from __future__ import annotations
@@ -36,7 +41,8 @@ from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
 from shard import ShardError
 
 _Server, _Session = server_lib.Server, tf_sessions.BaseSession
-_before: dict[tuple[Any, str], Any] = {}  # for good: another thread may be in a hook when it is taken out
+# for good: another thread may be in a hook when it is taken out
+_before: dict[tuple[Any, str], Any] = {}
 logger = logging.getLogger("prpc")
 _default: list[str] = []  # the protocol of servers whose script names none
 
@@ -76,12 +82,14 @@ def apply(protocol: str) -> None:
 
 
 def restore() -> None:
-    """Take the hooks out. Servers and sessions that were made meanwhile are ours no longer: close them before."""
+    """Take the hooks out. Servers and sessions that were made meanwhile are ours no longer: close
+    them before.
+    """
     for (owner, name), before in _before.items():
         setattr(owner, name, before)
 
 
-# -- servers -----------------------------------------------------------------------------------------------------------------
+# -- servers ---------------------------------------------------------------------------------------
 
 
 def _server_init(
@@ -93,20 +101,27 @@ def _server_init(
     config: Any = None,
     start: bool = True,
 ) -> None:
-    if protocol is None and not getattr(server_or_cluster_def, "protocol", ""):  # a ServerDef may name one
+    # a ServerDef may name one
+    if protocol is None and not getattr(server_or_cluster_def, "protocol", ""):
         protocol = _default[0]
-    definition = server_lib._make_server_def(server_or_cluster_def, job_name, task_index, protocol, config)
+    definition = server_lib._make_server_def(
+        server_or_cluster_def, job_name, task_index, protocol, config
+    )
     if definition.protocol not in PROTOCOLS:
         before = _before[_Server, "__init__"]
         try:
             before(self, server_or_cluster_def, job_name, task_index, protocol, config, start)
         except tf_errors.NotFoundError:
             allowed = ", ".join(map(repr, ("grpc", *PROTOCOLS)))
-            text = f"No server factory registered for protocol={definition.protocol!r}: {allowed} are there"
+            text = (
+                f"No server factory registered for protocol={definition.protocol!r}: "
+                f"{allowed} are there"
+            )
             raise tf_errors.NotFoundError(None, None, text) from None
         return
     self._server_def = definition
-    self._server = self._prpc = None  # the latter says that it is one of ours, whatever becomes of it
+    # the latter says that it is one of ours, whatever becomes of it
+    self._server = self._prpc = None
     try:
         self._prpc = TaskServer(definition)
         if start:
@@ -151,14 +166,15 @@ def _validate_run_config(config: Any) -> None:
     strategy = type(config.train_distribute).__name__
     if strategy.startswith("ParameterServerStrategy"):
         logger.warning(
-            'RunConfig(protocol="%s", train_distribute=%s(...)): the strategy starts servers of its own, and goes on over gRPC; '
+            'RunConfig(protocol="%s", train_distribute=%s(...)): '
+            "the strategy starts servers of its own, and goes on over gRPC; "
             "leave train_distribute out, and the variables go to the ps all the same",
             protocol,
             strategy,
         )
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 def _session_init(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
@@ -172,13 +188,19 @@ def _session_init(self: Any, target: Any = "", graph: Any = None, config: Any = 
     self._prpc = plane_for(server, self)
 
 
-def _session_do_run(self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, options: Any, metadata: Any) -> Any:
+def _session_do_run(
+    self: Any, handle: Any, targets: Any, fetches: Any, feeds: Any, options: Any, metadata: Any
+) -> Any:
     if "_prpc" not in self.__dict__:
-        return _before[_Session, "_do_run"](self, handle, targets, fetches, feeds, options, metadata)
+        return _before[_Session, "_do_run"](
+            self, handle, targets, fetches, feeds, options, metadata
+        )
     return self._do_call(self._prpc.run, targets, fetches, feeds, options, metadata)
 
 
-def _session_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+def _session_run(
+    self: Any, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+) -> Any:
     before = _before[_Session, "run"]
     if run_metadata is None or "_prpc" not in self.__dict__:
         return before(self, fetches, feed_dict, options, run_metadata)
@@ -191,10 +213,14 @@ def _session_run(self: Any, fetches: Any, feed_dict: Any = None, options: Any = 
 def _session_partial_run_setup(self: Any, fetches: Any, feeds: Any = None) -> Any:
     if "_prpc" not in self.__dict__:
         return _before[_Session, "partial_run_setup"](self, fetches, feeds)
-    raise tf_errors.UnimplementedError(None, None, 'partial_run() is not there with protocol="prpc": use run()')
+    raise tf_errors.UnimplementedError(
+        None, None, 'partial_run() is not there with protocol="prpc": use run()'
+    )
 
 
-def _session_make_callable(self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Any:
+def _session_make_callable(
+    self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False
+) -> Any:
     if "_prpc" not in self.__dict__:
         return _before[_Session, "make_callable"](self, fetches, feed_list, accept_options)
     fed = list(feed_list or ())
@@ -233,5 +259,8 @@ def _session_list_devices(self: Any) -> Any:
         return _before[_Session, "list_devices"](self)
     tasks = sorted(self._prpc.tasks)
     return [
-        tf_sessions._DeviceAttributes(f"/job:{one.job}/replica:0/task:{one.index}/device:CPU:0", "CPU", 0, 0) for one in tasks
+        tf_sessions._DeviceAttributes(
+            f"/job:{one.job}/replica:0/task:{one.index}/device:CPU:0", "CPU", 0, 0
+        )
+        for one in tasks
     ]

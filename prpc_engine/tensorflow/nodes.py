@@ -1,4 +1,5 @@
-"""A GraphDef as nodes with their edges and types. No I/O here, and no session: an op's signature is asked of `signature_of`.
+"""A GraphDef as nodes with their edges and types. No I/O here, and no session: an op's signature is
+asked of `signature_of`.
 
     edge       in a NodeDef      here
     data       "name:1", "name"  inputs: (name, 1), (name, 0)
@@ -15,7 +16,8 @@ from typing import Any, NamedTuple
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 REF = 100  # added to a type: the output is the variable itself
 STRING, BOOL, RESOURCE, VARIANT = 7, 10, 20, 21
-SEEDS = ("seed", "seed2", "file_random_seed")  # attributes of random kernels; 0 in all of them: another sequence in each run
+# attributes of random kernels; 0 in all of them: another sequence in each run
+SEEDS = ("seed", "seed2", "file_random_seed")
 Edge = tuple[str, int]
 
 
@@ -51,7 +53,10 @@ class Signature(NamedTuple):
 
 
 def _arguments(arguments: Any) -> tuple[Argument, ...]:
-    return tuple(Argument(one.type, one.type_attr, one.number_attr, one.type_list_attr, one.is_ref) for one in arguments)
+    return tuple(
+        Argument(one.type, one.type_attr, one.number_attr, one.type_list_attr, one.is_ref)
+        for one in arguments
+    )
 
 
 def _is_handle_type(kind: int) -> bool:
@@ -59,11 +64,15 @@ def _is_handle_type(kind: int) -> bool:
 
 
 def has_random_state(definition: Any, signature: Signature) -> bool:
-    """The kernel of a NodeDef keeps a generator, or a place in its data, that goes on from step to step."""
+    """The kernel of a NodeDef keeps a generator, or a place in its data, that goes on from step to
+    step.
+    """
     attr = definition.attr
     if not signature.is_stateful or not any(name in attr for name in SEEDS):
         return False
-    return not any(_is_handle_type(kind) for argument in signature.outputs for kind in argument.types(attr))
+    return not any(
+        _is_handle_type(kind) for argument in signature.outputs for kind in argument.types(attr)
+    )
 
 
 def is_seeded(definition: Any) -> bool:
@@ -110,14 +119,17 @@ class GraphNode:
     def is_handle(self) -> bool:
         """It makes no value, but names what lives at its task: a variable, queue, table, iterator.
 
-        Most have no inputs. A dense hash table takes its empty and deleted keys; like all that several nodes may share, it
-        has a `shared_name`, which ops that make something for one step (a TensorArray, a stack) have not.
+        Most have no inputs. A dense hash table takes its empty and deleted keys; like all that
+        several nodes may share, it has a `shared_name`, which ops that make something for one step
+        (a TensorArray, a stack) have not.
         """
         if not any(_is_handle_type(kind) for kind in self.out_types):
             return False
         if not self.inputs:
             return True
-        return "shared_name" in self.definition.attr and not any(map(_is_handle_type, self.in_types))
+        return "shared_name" in self.definition.attr and not any(
+            map(_is_handle_type, self.in_types)
+        )
 
     @property
     def is_of_step(self) -> bool:
@@ -137,7 +149,10 @@ class Graph:
 
     def __init__(self, definition: Any, signature_of: Callable[[str], Signature | None]) -> None:
         self.definition, self.signature_of = definition, signature_of
-        functions = {function.signature.name: Signature.of(function.signature) for function in definition.library.function}
+        functions = {
+            function.signature.name: Signature.of(function.signature)
+            for function in definition.library.function
+        }
         known: dict[str, Signature] = {}
         self.nodes: dict[str, GraphNode] = {}
         for node in definition.node:
@@ -149,7 +164,9 @@ class Graph:
                 known[node.op] = signature
             self.nodes[node.name] = GraphNode(node, signature)
 
-    def needed(self, fetches: Sequence[Edge], targets: Iterable[str], feeds: Sequence[Edge]) -> set[str]:
+    def needed(
+        self, fetches: Sequence[Edge], targets: Iterable[str], feeds: Sequence[Edge]
+    ) -> set[str]:
         """Nodes that the fetches and targets need."""
         waiting = [name for name, _ in fetches] + list(targets)
         fed, given = frozenset(feeds), self.given(feeds)
@@ -164,17 +181,27 @@ class Graph:
         return found
 
     def connected(self, connections: Mapping[Edge, Edge]) -> Graph:
-        """A copy in which whatever takes an edge that is a key here takes the edge that it is connected to."""
+        """A copy in which whatever takes an edge that is a key here takes the edge that it is
+        connected to.
+        """
         definition = type(self.definition)()
         definition.CopyFrom(self.definition)
         texts = {text_of(to): text_of(source) for to, source in connections.items()}
-        texts.update({f"{name}:0": text_of(source) for (name, index), source in connections.items() if not index})
+        texts.update(
+            {
+                f"{name}:0": text_of(source)
+                for (name, index), source in connections.items()
+                if not index
+            }
+        )
         for node in definition.node:
             node.input[:] = [texts.get(text, text) for text in node.input]
         return Graph(definition, self.signature_of)
 
     def made_of(self, handle: GraphNode) -> list[GraphNode]:
-        """The nodes that make a handle's inputs, in an order in which they can run, and last the handle itself."""
+        """The nodes that make a handle's inputs, in an order in which they can run, and last the
+        handle itself.
+        """
         found: dict[str, GraphNode] = {}
 
         def visit(node: GraphNode) -> None:
@@ -187,7 +214,9 @@ class Graph:
         return list(found.values())
 
     def varying_source(self, handle: GraphNode, feeds: Iterable[Edge]) -> Edge | None:
-        """Of what a handle is made of, an edge whose value may change from step to step, if there is one."""
+        """Of what a handle is made of, an edge whose value may change from step to step, if there
+        is one.
+        """
         fed = frozenset(feeds)
         for node in self.made_of(handle):
             for edge in node.inputs:
@@ -197,7 +226,9 @@ class Graph:
         return None
 
     def is_dataset(self, name: str) -> bool:
-        """Of variants, lists, optional values and the like can be copied to another task: a dataset cannot, as it is code."""
+        """Of variants, lists, optional values and the like can be copied to another task: a dataset
+        cannot, as it is code.
+        """
         node = self.nodes[name]
         while node.op == "Identity":
             node = self.nodes[node.inputs[0][0]]

@@ -1,19 +1,26 @@
-"""Cuts a step into stages: which nodes run at the own task, and which leave for another, with whom and when. No I/O here.
+"""Cuts a step into stages: which nodes run at the own task, and which leave for another, with whom
+and when. No I/O here.
 
     a node of another task   is
-    Const                    copied wherever it is needed; not when it has control inputs: those carry order, or a dead branch
-    handle                   (variable, queue, table, iterator) there once; a stage that uses it has it by name
-    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the handle, waits for the branch, and for
-                             what the alias comes after
-    read of a reference      copied into each stage that uses it: it is the variable itself, read when it is used
-    control flow of values,  run at the own task, where the executor knows frames, dead branches and what lives for a step
+    Const                    copied wherever it is needed; not when it has control inputs: those
+                             carry order, or a dead branch
+    handle                   (variable, queue, table, iterator) there once; a stage that uses it has
+                             it by name
+    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the handle,
+                             waits for the branch, and for what the alias comes after
+    read of a reference      copied into each stage that uses it: it is the variable itself, read
+                             when it is used
+    control flow of values,  run at the own task, where the executor knows frames, dead branches and
+                             what lives for a step
       stacks, TensorArrays
-    anything else            an op of a stage: one RunGraph for all ops with one task, round, frame and set of branches
+    anything else            an op of a stage: one RunGraph for all ops with one task, round, frame
+                             and set of branches
 
-    round    first all ops of the own task that are ready; then of every other task, those that are ready and what of it follows
-    branch   (predicate, side) of each Switch above: ops of one stage are all dead or all alive. Read off the graph, as copies of
-             a conditional (in initial values) have lost its context
-    frame    of a while loop; what comes after it waits until everything in it has its place
+    round   first all ops of the own task that are ready; then of every other task, those that are
+            ready and what of it follows
+    branch  (predicate, side) of each Switch above: ops of one stage are all dead or all alive. Read
+            off the graph, as copies of a conditional (in initial values) have lost its context
+    frame   of a while loop; what comes after it waits until everything in it has its place
 
 A value between two other tasks, or two stages, goes through the own task.
 """
@@ -39,7 +46,8 @@ MERGES = frozenset({"Merge", "RefMerge"})
 BORDERS = ENTERS | EXITS | NEXTS  # of a frame, or of one turn in it
 ALIASES = SWITCHES | ENTERS | EXITS | NEXTS | {"Identity", "RefIdentity"}
 OWN_OPS = SWITCHES | ENTERS | EXITS | NEXTS | MERGES | {"LoopCond", "ControlTrigger"}
-# What may wait for another step, for as long as it takes: alone in its stage, so that giving it up undoes nothing else.
+# What may wait for another step, for as long as it takes: alone in its stage, so that giving it up
+# undoes nothing else.
 BLOCKING = frozenset(
     {
         "AccumulatorTakeGradient",
@@ -113,7 +121,8 @@ class Stage:
     members: list[str] = field(default_factory=list)  # in an order in which they can run
     feeds: list[Edge] = field(default_factory=list)  # values from elsewhere
     fetches: list[Edge] = field(default_factory=list)  # values for elsewhere
-    after: list[str] = field(default_factory=list)  # nodes elsewhere that it waits for, without a value
+    # nodes elsewhere that it waits for, without a value
+    after: list[str] = field(default_factory=list)
     gates: list[Branch] = field(default_factory=list)  # branches that no value tells it of
 
 
@@ -137,7 +146,14 @@ class Plan:
     may_be_dead: bool  # a fetch is within a branch
 
 
-def cut(graph: Graph, placer: Placer, own: Task, fetches: Sequence[Edge], targets: Sequence[str], feeds: Sequence[Edge]) -> Plan:
+def cut(
+    graph: Graph,
+    placer: Placer,
+    own: Task,
+    fetches: Sequence[Edge],
+    targets: Sequence[str],
+    feeds: Sequence[Edge],
+) -> Plan:
     """The plan of a step. Raises Misplaced, Unsupported."""
     return _Cutter(graph, placer, own, fetches, targets, feeds).plan()
 
@@ -148,13 +164,21 @@ def is_constant(node: GraphNode) -> bool:
 
 
 def of_frame(branches: Iterable[Branch], frame: Frame, frames: Mapping[str, Frame]) -> list[Branch]:
-    """Those that are decided in that frame: what is around it tells the whole frame. One that is fed is decided outside."""
+    """Those that are decided in that frame: what is around it tells the whole frame. One that is
+    fed is decided outside.
+    """
     return sorted(one for one in branches if frames.get(one.predicate[0], ()) == frame)
 
 
 class _Cutter:
     def __init__(
-        self, graph: Graph, placer: Placer, own: Task, fetches: Sequence[Edge], targets: Sequence[str], feeds: Sequence[Edge]
+        self,
+        graph: Graph,
+        placer: Placer,
+        own: Task,
+        fetches: Sequence[Edge],
+        targets: Sequence[str],
+        feeds: Sequence[Edge],
     ) -> None:
         self.graph, self.nodes, self.own = graph, graph.nodes, own
         self.fetches, self.targets, self.feeds = fetches, targets, feeds
@@ -190,21 +214,33 @@ class _Cutter:
             self.local, self.stages, self.stage_of, self.roots, dead,
         )  # fmt: skip
 
-    # -- what there is -----------------------------------------------------------------------------------------------------
+    # -- what there is -----------------------------------------------------------------------------
 
     def _controls(self, node: GraphNode) -> list[str]:
-        """What it waits for, without the placeholders that are fed; what the aliases that it uses wait for, which do not run."""
+        """What it waits for, without the placeholders that are fed; what the aliases that it uses
+        wait for, which do not run.
+        """
         own = [name for name in node.controls if name not in self.given]
-        passed = (name for source in (*(name for name, _ in node.inputs), *own) for name in self.passed.get(source, ()))
+        passed = (
+            name
+            for source in (*(name for name, _ in node.inputs), *own)
+            for name in self.passed.get(source, ())
+        )
         return list(dict.fromkeys((*own, *passed)))
 
     def _forward(self, node: GraphNode) -> list[Edge]:
         """Its inputs that nodes make, but for the back edges of loops."""
         is_back = node.op in MERGES
-        return [edge for edge in node.inputs if edge not in self.fed and not (is_back and self.nodes[edge[0]].op in NEXTS)]
+        return [
+            edge
+            for edge in node.inputs
+            if edge not in self.fed and not (is_back and self.nodes[edge[0]].op in NEXTS)
+        ]
 
     def _sorted(self, needed: set[str]) -> list[str]:
-        """What comes first stands first; else as the graph has it, so that every worker makes the same stages."""
+        """What comes first stands first; else as the graph has it, so that every worker makes the
+        same stages.
+        """
         after: dict[str, list[str]] = {name: [] for name in needed}
         before: dict[str, int] = {}
         ready: deque[str] = deque()
@@ -233,7 +269,11 @@ class _Cutter:
         name, task = node.name, self.tasks[node.name]
         if is_constant(node):
             return OpKind.CONSTANT
-        root = self.roots.get(node.inputs[0]) if node.inputs and node.inputs[0] not in self.fed else None
+        root = (
+            self.roots.get(node.inputs[0])
+            if node.inputs and node.inputs[0] not in self.fed
+            else None
+        )
         if root is not None and node.op == "Identity" and node.out_types[0] != RESOURCE:
             self.tasks[name] = self.tasks[root]  # wherever it should be: the variable is read there
             return OpKind.OTHER if node.controls else OpKind.READ
@@ -241,7 +281,8 @@ class _Cutter:
             edge = self.graph.varying_source(node, self.feeds)
             if edge is not None:
                 raise Unsupported(
-                    f"{node.op} {name!r} lives longer than a step, and {text_of(edge)!r}, which it is made of, may change from "
+                    f"{node.op} {name!r} lives longer than a step, and {text_of(edge)!r}, "
+                    "which it is made of, may change from "
                     "step to step: make it of constants"
                 )
         if task == self.own:
@@ -251,21 +292,32 @@ class _Cutter:
             return OpKind.HANDLE
         if root is not None:
             # An op on a reference (Assign, RefSwitch) yields that reference, too.
-            handles = [i for i, kind in enumerate(node.out_types) if kind >= REF or (kind == RESOURCE and node.op in ALIASES)]
+            handles = [
+                i
+                for i, kind in enumerate(node.out_types)
+                if kind >= REF or (kind == RESOURCE and node.op in ALIASES)
+            ]
             self.roots.update({(name, index): root for index in handles})
             if handles and node.op in ALIASES:
                 if node.op not in BORDERS:
                     self.passed[name] = self._controls(node)
                 return OpKind.ALIAS
         if node.op in MERGES and (RESOURCE in node.out_types or node.op == "RefMerge"):
-            raise Unsupported(f"{node.op} {name!r} chooses between handles of {device(task)}, which {device(self.own)} cannot do")
+            raise Unsupported(
+                f"{node.op} {name!r} chooses between handles of {device(task)}, "
+                f"which {device(self.own)} cannot do"
+            )
         return OpKind.OWN if node.op in OWN_OPS or node.is_of_step else OpKind.OTHER
 
     def _branches_of(self, edge: Edge) -> frozenset[Branch]:
         if edge in self.fed:
             return NO_BRANCHES
         node, above = self.nodes[edge[0]], self.branches[edge[0]]
-        return above | {Branch(node.inputs[1], edge[1], len(node.out_types))} if node.op in SWITCHES else above
+        return (
+            above | {Branch(node.inputs[1], edge[1], len(node.out_types))}
+            if node.op in SWITCHES
+            else above
+        )
 
     def _follow_branches(self) -> None:
         entries: dict[str, frozenset[Branch]] = {}  # into each frame
@@ -273,9 +325,16 @@ class _Cutter:
             node = self.nodes[name]
             forward = self._forward(node)
             sets = [self._branches_of(edge) for edge in forward]
-            found = frozenset.intersection(*sets) if node.op in MERGES and sets else NO_BRANCHES.union(*sets)
+            found = (
+                frozenset.intersection(*sets)
+                if node.op in MERGES and sets
+                else NO_BRANCHES.union(*sets)
+            )
             frame = max(
-                (self.frames[source] for source in [*(edge[0] for edge in forward), *self.controls[node.name]]),
+                (
+                    self.frames[source]
+                    for source in [*(edge[0] for edge in forward), *self.controls[node.name]]
+                ),
                 key=len,
                 default=(),
             )
@@ -285,7 +344,9 @@ class _Cutter:
                 entries[inner] = entries.get(inner, NO_BRANCHES) | found
             elif node.op in EXITS and frame:
                 found, frame = entries[frame[-1]], frame[:-1]
-            self.branches[name] = found.union(*(self.branches[source] for source in self.controls[name]))
+            self.branches[name] = found.union(
+                *(self.branches[source] for source in self.controls[name])
+            )
             self.frames[name] = frame
 
     def _demand_values(self) -> None:
@@ -305,7 +366,10 @@ class _Cutter:
                 continue
             name, kind = edge[0], self.kinds[edge[0]]
             if edge in self.roots and self.nodes[name].out_types[edge[1]] == RESOURCE:
-                raise Unsupported(f"{text_of(edge)!r} is a handle at {device(self.tasks[name])}: it cannot be a value elsewhere")
+                raise Unsupported(
+                    f"{text_of(edge)!r} is a handle at {device(self.tasks[name])}: "
+                    "it cannot be a value elsewhere"
+                )
             if kind is OpKind.ALIAS:  # a Switch of the value then, at the own task
                 self.kinds[name] = OpKind.OWN
                 wanted.extend(self.nodes[name].inputs)
@@ -317,7 +381,7 @@ class _Cutter:
     def _crosses(self, edge: Edge, user: str) -> bool:
         return edge not in self.fed and self.tasks[edge[0]] != self.tasks[user]
 
-    # -- in which order ------------------------------------------------------------------------------------------------------
+    # -- in which order ----------------------------------------------------------------------------
 
     def _waits_for(self, name: str) -> set[str]:
         """What must have run before this can: nodes of the own task and of stages."""
@@ -329,7 +393,9 @@ class _Cutter:
             if kind in RUN and not (is_here and kind in (OpKind.VALUED_READ, OpKind.VALUED_HANDLE)):
                 found.add(edge[0])
         if remote:
-            predicates = [one.predicate for one in self.branches[name] if one.predicate not in self.fed]
+            predicates = [
+                one.predicate for one in self.branches[name] if one.predicate not in self.fed
+            ]
             found.update(source for source, _ in predicates if kinds[source] in RUN)
         if node.op in EXITS and kinds[name] is OpKind.OWN:
             found |= self._within(self.frames[node.inputs[0][0]])
@@ -338,7 +404,11 @@ class _Cutter:
     def _within(self, frame: Frame) -> set[str]:
         """What runs in a frame; of it and of the frames in it."""
         depth = len(frame)
-        return {name for name, other in self.frames.items() if other[:depth] == frame and self.kinds[name] in RUN}
+        return {
+            name
+            for name, other in self.frames.items()
+            if other[:depth] == frame and self.kinds[name] in RUN
+        }
 
     def _schedule(self) -> None:
         """In rounds, as the table's end says."""
@@ -383,7 +453,11 @@ class _Cutter:
                     continue
                 if stage is None:
                     stage = opened[key] = Stage(
-                        len(self.stages), self.tasks[name], number, self.branches[name], self.frames[name]
+                        len(self.stages),
+                        self.tasks[name],
+                        number,
+                        self.branches[name],
+                        self.frames[name],
                     )
                     self.stages.append(stage)
                 stage.members.append(name)
@@ -399,14 +473,17 @@ class _Cutter:
             number += 1
         if placed < len(waits):
             stuck = next(name for name in waits if missing[name])
-            raise Unsupported(f"{self.nodes[stuck].op} {stuck!r} waits for what comes after it once the graph is cut by tasks")
+            raise Unsupported(
+                f"{self.nodes[stuck].op} {stuck!r} waits for what comes after it once the graph "
+                "is cut by tasks"
+            )
 
     def _key(self, name: str) -> object:
         """Nodes with one of these may be in one stage."""
         key = (self.tasks[name], self.frames[name], self.branches[name])
         return (*key, name) if self.nodes[name].op in BLOCKING else key
 
-    # -- what goes over ------------------------------------------------------------------------------------------------------
+    # -- what goes over ----------------------------------------------------------------------------
 
     def _use(self, edge: Edge) -> None:
         """A value is needed outside of the stage that makes it."""
@@ -414,9 +491,15 @@ class _Cutter:
         if stage is not None and edge not in stage.fetches:
             kind = self.nodes[edge[0]].out_types[edge[1]]
             if kind == RESOURCE:
-                raise Unsupported(f"{text_of(edge)!r} lives at {device(stage.task)} for one step: it cannot be a value elsewhere")
+                raise Unsupported(
+                    f"{text_of(edge)!r} lives at {device(stage.task)} for one step: "
+                    "it cannot be a value elsewhere"
+                )
             if kind == VARIANT and self.graph.is_dataset(edge[0]):
-                raise Unsupported(f"{text_of(edge)!r} is a dataset of {device(stage.task)}: make it at the task that uses it")
+                raise Unsupported(
+                    f"{text_of(edge)!r} is a dataset of {device(stage.task)}: "
+                    "make it at the task that uses it"
+                )
             stage.fetches.append(edge)
 
     def _connect(self, stage: Stage) -> None:
@@ -431,23 +514,35 @@ class _Cutter:
                     feeds[edge] = None
                 elif source in members or self.kinds[source] is OpKind.CONSTANT:
                     continue
-                elif self.tasks[source] == stage.task and (edge in self.roots or self.kinds[source] in READS):
+                elif self.tasks[source] == stage.task and (
+                    edge in self.roots or self.kinds[source] in READS
+                ):
                     if self.kinds[source] is OpKind.OTHER:
                         after[source] = None
                 else:
                     feeds[edge] = None
                     self._use(edge)
-            after.update({source: None for source in self.controls[name] if source not in members and self.kinds[source] in RUN})
-        told = NO_BRANCHES.union(*map(self._branches_of, feeds), *(self.branches[source] for source in after))
+            after.update(
+                {
+                    source: None
+                    for source in self.controls[name]
+                    if source not in members and self.kinds[source] in RUN
+                }
+            )
+        told = NO_BRANCHES.union(
+            *map(self._branches_of, feeds), *(self.branches[source] for source in after)
+        )
         inside = not stage.frame or any(
-            self.frames[source] == stage.frame for source in [*(edge[0] for edge in feeds if edge not in self.fed), *after]
+            self.frames[source] == stage.frame
+            for source in [*(edge[0] for edge in feeds if edge not in self.fed), *after]
         )
         stage.feeds, stage.after = list(feeds), list(after)
         untold = stage.branches - told if inside else stage.branches
         stage.gates = of_frame(untold, stage.frame, self.frames)
         if not inside and not stage.gates:
             raise Unsupported(
-                f"{stage.members[0]!r} is in a loop of {device(self.own)}, and nothing tells {device(stage.task)} of its turns"
+                f"{stage.members[0]!r} is in a loop of {device(self.own)}, "
+                f"and nothing tells {device(stage.task)} of its turns"
             )
         for gate in stage.gates:
             self._use(gate.predicate)

@@ -1,15 +1,19 @@
 """Which task each node of a graph runs at. No I/O here.
 
-what the node has                                                   where it goes
-a reference or resource input, a dataset                            with what that comes from: a handle never leaves its task
-`_class` loc:@other                                                 with the other
-a stack or a TensorArray, which live for one step                   the session's own task, whatever else they say
-a device that names job and task                                    there
-a device that names a job only                                      the session's own task if it is of that job, else task 0
-none of these                                                       the session's own task
-two of these that disagree: a handle's own device                   wins over its users', that of a stack over all but a handle's
-                            otherwise, with allow_soft_placement    the first in the graph's order
-                            otherwise                               InvalidArgument
+what the node has                                                 where it goes
+a reference or resource input, a dataset                          with what that comes from: a
+                                                                  handle never leaves its task
+`_class` loc:@other                                               with the other
+a stack or a TensorArray, which live for one step                 the session's own task, whatever
+                                                                  else they say
+a device that names job and task                                  there
+a device that names a job only                                    the session's own task if it is of
+                                                                  that job, else task 0
+none of these                                                     the session's own task
+two of these that disagree: a handle's own device                 wins over its users', that of a
+                                                                  stack over all but a handle's
+                            otherwise, with allow_soft_placement  the first in the graph's order
+                            otherwise                             InvalidArgument
 """
 
 from __future__ import annotations
@@ -75,7 +79,11 @@ class Placer:
 
         for node in nodes:
             for (source, _), kind in zip(node.inputs, node.in_types, strict=True):
-                if source in parent and (kind == RESOURCE or kind >= REF or (kind == VARIANT and graph.is_dataset(source))):
+                if source in parent and (
+                    kind == RESOURCE
+                    or kind >= REF
+                    or (kind == VARIANT and graph.is_dataset(source))
+                ):
                     parent[root(node.name)] = root(source)
             for other in () if node.is_of_step else node.colocated():
                 if other in parent:
@@ -89,7 +97,10 @@ class Placer:
             before = chosen.get(group)
             if before is None or (before[1] != task and self._wins(node, task, *before)):
                 chosen[group] = node, task
-        return {node.name: chosen[root(node.name)][1] if root(node.name) in chosen else self._own for node in nodes}
+        return {
+            node.name: chosen[root(node.name)][1] if root(node.name) in chosen else self._own
+            for node in nodes
+        }
 
     def _wins(self, node: GraphNode, task: Task, other: GraphNode, other_task: Task) -> bool:
         """Whether the node, and not the other one before it, says where their group goes."""
@@ -98,7 +109,8 @@ class Placer:
         if self._soft and not node.is_handle:
             return False
         raise Misplaced(
-            f"Cannot colocate nodes {other.name!r} and {node.name!r}: they must run at one task, and are assigned to "
+            f"Cannot colocate nodes {other.name!r} and {node.name!r}: they must run at one task, "
+            "and are assigned to "
             f"{text_of(other_task)} and {text_of(task)}"
         )
 
@@ -126,10 +138,15 @@ class Placer:
         return task
 
     def _unknown(self, node: GraphNode) -> Misplaced:
-        there = ", ".join(f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0" for task in sorted(self._tasks))
+        there = ", ".join(
+            f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
+            for task in sorted(self._tasks)
+        )
         return Misplaced(
-            f"Cannot assign a device for operation {node.name}: {{{{node {node.name}}}}} was explicitly assigned to "
-            f"{node.device} but available devices are [ {there} ]. Make sure the device specification refers to a valid device."
+            f"Cannot assign a device for operation {node.name}: {{{{node {node.name}}}}} was "
+            "explicitly assigned to "
+            f"{node.device} but available devices are [ {there} ]. "
+            "Make sure the device specification refers to a valid device."
         )
 
 

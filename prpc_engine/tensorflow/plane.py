@@ -1,4 +1,5 @@
-"""How the tasks of a step get each other's values: a plane is made for a session, and runs its steps.
+"""How the tasks of a step get each other's values: a plane is made for a session, and runs its
+steps.
 
 PRPC_TF_PLANE    plane                                                                 file
 star, the rule   subgraphs of other tasks are called as one op each, level by level    star.py
@@ -30,7 +31,12 @@ class Plane(Protocol):
         """Of the cluster."""
 
     def run(
-        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
+        self,
+        targets: Sequence[Any],
+        fetches: Sequence[Any],
+        feeds: dict[Any, Any],
+        options: Any,
+        metadata: Any,
     ) -> list[Any]:
         """The values of the fetches. Raises errors of TensorFlow."""
 
@@ -38,16 +44,23 @@ class Plane(Protocol):
         """The step that runs in this thread meanwhile is traced by these RunOptions."""
 
     def connected(self, connections: tuple[tuple[Edge, Edge], ...]) -> AbstractContextManager[None]:
-        """In the step that runs in this thread meanwhile, the second edge of each pair stands in the place of the first."""
+        """In the step that runs in this thread meanwhile, the second edge of each pair stands in
+        the place of the first.
+        """
 
     def forget(self) -> None:
         """What is kept from step to step is made anew: the tasks have lost it."""
 
     def close(self, kind: Any = ..., text: str = ...) -> None:
-        """The session is closed, or ended with an error of that class: what it runs is given up; again: does nothing."""
+        """The session is closed, or ended with an error of that class: what it runs is given up;
+        again: does nothing.
+        """
 
 
-PLANES: dict[str, Callable[[TaskServer, Any], Plane]] = {"star": StarPlane, "sendrecv": SendRecvPlane}
+PLANES: dict[str, Callable[[TaskServer, Any], Plane]] = {
+    "star": StarPlane,
+    "sendrecv": SendRecvPlane,
+}
 
 
 def plane_for(server: TaskServer, session: Any) -> Plane:

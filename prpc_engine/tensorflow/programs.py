@@ -1,19 +1,25 @@
-"""What a task runs of the steps of others in the plane "sendrecv": all of its part of a step for one request.
+"""What a task runs of the steps of others in the plane "sendrecv": all of its part of a step for
+one request.
 
-    verb       arguments                            answer                      what it does
-    program    stages with what each gets and       [0, handle]; [code, text]   remembers them
-               gives: see unpack_block()
-    step       handle, step, timeout in seconds,    [0, RunMetadata...];        asks for all that its stages are fed, at once;
-               steps that are over, RunOptions to   [code, text]                runs each when it is all there, in their order
-               trace it by or b""
-    give_up    steps                                [0]                         those that go on end with Cancelled
+    verb     arguments                           answer                     what it does
+    program  stages with what each gets and      [0, handle]; [code, text]  remembers them
+             gives: see unpack_block()
+    step     handle, step, timeout in seconds,   [0, RunMetadata...];       asks for all that its
+                                                                            stages are fed, at once;
+             steps that are over, RunOptions to  [code, text]               runs each when it is all
+                                                                            there, in their order
+             trace it by or b""
+    give_up  steps                               [0]                        those that go on end
+                                                                            with Cancelled
 
-    a step        begins                            ends
-    goes on       step                              its last stage has run; a stage, or a value, failed; give_up; the task that
-                                                    began it is lost
-    ended         its values may still be asked for it is told to be over; give_up; the task that began it is lost
+    a step   begins                            ends
+    goes on  step                              its last stage has run; a stage, or a value, failed;
+                                               give_up; the task that began it is lost
+    ended    its values may still be asked for it is told to be over; give_up; the task that began
+             it is lost
 
-Nothing here waits in a thread: the future of what comes next goes on, in the reactor's turn where the stage takes little time.
+Nothing here waits in a thread: the future of what comes next goes on, in the reactor's turn where
+the stage takes little time.
 """
 
 from __future__ import annotations
@@ -55,7 +61,13 @@ class _Block(NamedTuple):
 def pack_block(block: StageBlock, handle: int) -> list[Any]:
     """What program() is given of it; `handle`: of its stage."""
     receives = [[device(one.source), one.keys, one.kinds] for one in block.receives]
-    return [handle, receives, block.feeds, block.fetches, [[device(to), key, token] for to, key, token in block.sends]]
+    return [
+        handle,
+        receives,
+        block.feeds,
+        block.fetches,
+        [[device(to), key, token] for to, key, token in block.sends],
+    ]
 
 
 @dataclass(frozen=True)
@@ -68,13 +80,14 @@ class ProgramsStatistics:
 
 
 class Programs:
-    """Runs a task's part of the steps of others, in the plane "sendrecv": all its stages of a step for one request.
+    """Runs a task's part of the steps of others, in the plane "sendrecv": all its stages of a step
+    for one request.
 
     stages  where the stages of programs were registered
     engine  gives the task's Server, which exists only after this
 
-    Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that fails
-    answers [code, text]. Verbs, and how a step ends: the tables at the file's head.
+    Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that
+    fails answers [code, text]. Verbs, and how a step ends: the tables at the file's head.
     """
 
     def __init__(self, stages: Stages, engine: Callable[[], Server]) -> None:
@@ -99,15 +112,29 @@ class Programs:
         return ProgramsStatistics(len(self._programs), self._steps, len(self._running))
 
     def program(self, packed: Sequence[Any]) -> list[Any]:
-        """Remember the stages of a program; [0, its handle], or [code, text] where one is not registered here."""
+        """Remember the stages of a program; [0, its handle], or [code, text] where one is not
+        registered here.
+        """
         blocks = []
         content = repr(packed)
         with self._guard:  # a stage that is found here is forgotten later
             for handle, receives, feeds, fetches, sends in packed:
                 stage = self._stages.find(handle)
                 if stage is None:
-                    return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
-                blocks.append(_Block(stage, [tuple(one) for one in receives], feeds, fetches, [tuple(one) for one in sends]))
+                    return [
+                        tf_errors.ABORTED,
+                        f"no graph of handle {handle} is registered here: "
+                        "the task was started again",
+                    ]
+                blocks.append(
+                    _Block(
+                        stage,
+                        [tuple(one) for one in receives],
+                        feeds,
+                        fetches,
+                        [tuple(one) for one in sends],
+                    )
+                )
             known = self._by_content.get(content)
             if known is None:
                 known = self._by_content[content] = next(self._handles)
@@ -125,8 +152,11 @@ class Programs:
                     if known is not None:
                         del self._programs[known]
 
-    def step(self, handle: int, step: int, timeout_s: float, over: Sequence[int], options: bytes) -> list[Any] | Deferred:
-        """Run a program in a step; once its last stage has run [0, RunMetadata...], or [code, text] where it fails.
+    def step(
+        self, handle: int, step: int, timeout_s: float, over: Sequence[int], options: bytes
+    ) -> list[Any] | Deferred:
+        """Run a program in a step; once its last stage has run [0, RunMetadata...], or [code, text]
+        where it fails.
 
         timeout_s  that the step has left, in seconds
         over       steps that are over, and forgotten first
@@ -135,9 +165,14 @@ class Programs:
         self._forget(over)
         blocks = self._programs.get(handle)
         if blocks is None:
-            return [tf_errors.ABORTED, f"no program of handle {handle} is registered here: the task was started again"]
+            return [
+                tf_errors.ABORTED,
+                f"no program of handle {handle} is registered here: the task was started again",
+            ]
         self._steps += 1
-        run = self._running[step] = _Run(blocks, step, self._engine(), self._threads, calling_peer(), options)
+        run = self._running[step] = _Run(
+            blocks, step, self._engine(), self._threads, calling_peer(), options
+        )
         run.answer.add_done_callback(lambda _: self._over(run))
         run.start(timeout_s)
         return run.answer
@@ -180,7 +215,13 @@ class _Run:
     """One step. One thread at a time goes on with it; any may end it."""
 
     def __init__(
-        self, blocks: list[_Block], step: int, engine: Server, threads: ThreadPoolExecutor, peer: Peer | None, options: bytes
+        self,
+        blocks: list[_Block],
+        step: int,
+        engine: Server,
+        threads: ThreadPoolExecutor,
+        peer: Peer | None,
+        options: bytes,
     ) -> None:
         self.answer = Deferred()
         self.step, self.peer = step, peer
@@ -227,7 +268,8 @@ class _Run:
                 try:
                     self._run(block)
                 finally:
-                    if self.answer.done():  # it was ended meanwhile: nobody asks for what this block sent
+                    # it was ended meanwhile: nobody asks for what this block sent
+                    if self.answer.done():
                         _clean_up(self._engine, self.step)
                 self._next_block, self._next_receipt = self._next_block + 1, 0
         except Exception as error:
@@ -249,7 +291,13 @@ class _Run:
         values.update(zip(block.fetches, fetched, strict=True))
         send, step = self._engine.send, self.step
         for to, key, is_token in block.sends:
-            send(key, None if is_token else tensors.to_array(values[key]), to=to, step=step, is_dead=is_token)
+            send(
+                key,
+                None if is_token else tensors.to_array(values[key]),
+                to=to,
+                step=step,
+                is_dead=is_token,
+            )
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, (engine_errors.RpcError, ShardError)):
@@ -261,7 +309,9 @@ class _Run:
         self.answer.reply([code, text])
 
     def ended(self) -> None:
-        """It was answered, or given up by who asked: in the latter case, whoever waits for its values hears of it, too."""
+        """It was answered, or given up by who asked: in the latter case, whoever waits for its
+        values hears of it, too.
+        """
         if self._next_block == len(self._blocks):
             return
         for receipt in itertools.chain.from_iterable(self._receipts):
@@ -270,5 +320,6 @@ class _Run:
 
 
 def _clean_up(engine: Server, step: int) -> None:
-    with contextlib.suppress(engine_errors.Closed):  # the server was stopped: nothing is left of the step
+    # the server was stopped: nothing is left of the step
+    with contextlib.suppress(engine_errors.Closed):
         engine.cleanup(step)

@@ -1,18 +1,26 @@
-"""A plan's parts as GraphDefs: one of each stage, and one of the own task, in which an op calls each stage. No I/O here.
+"""A plan's parts as GraphDefs: one of each stage, and one of the own task, in which an op calls
+each stage. No I/O here.
 
-    in the plan                          in a part
-    a fed tensor, a value from a stage   a Placeholder "prpc_feed_<k>"
+    in the plan                         in a part
+    a fed tensor, a value from a stage  a Placeholder "prpc_feed_<k>"
       elsewhere
-    a handle                             not in the graph: it is `fixed`, and made once a task, whoever uses it
-    a random op of constants             `fixed` too: its state is the kernel's, and goes on from step to step
-    any other seeded random op           PyFunc, which runs the one kernel that all parts of a session share (`kernels`)
-    a stage, at the own task             PyFunc "prpc_call_<k>"; where a round has several, "prpc_send_<k>" before it, so that all
-                                         are under way before the first is waited for
-    a list or an optional value that     a string: SerializeTensor in the part that makes it, ParseTensor in the one that uses it
+    a handle                            not in the graph: it is `fixed`, and made once a task,
+                                        whoever uses it
+    a random op of constants            `fixed` too: its state is the kernel's, and goes on from
+                                        step to step
+    any other seeded random op          PyFunc, which runs the one kernel that all parts of a
+                                        session share (`kernels`)
+    a stage, at the own task            PyFunc "prpc_call_<k>"; where a round has several,
+                                        "prpc_send_<k>" before it, so that all are under way before
+                                        the first is waited for
+    a list or an optional value that    a string: SerializeTensor in the part that makes it,
+                                        ParseTensor in the one that uses it
       goes to another part
-    a branch that no input tells of      Switch "prpc_branch_<k>" and its side "prpc_side_<k>", to wait for
+    a branch that no input tells of     Switch "prpc_branch_<k>" and its side "prpc_side_<k>", to
+                                        wait for
 
-Devices and colocation are gone: each part runs at one task. Functions come along where they are called (functions.py).
+Devices and colocation are gone: each part runs at one task. Functions come along where they are
+called (functions.py).
 """
 
 from __future__ import annotations
@@ -22,13 +30,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.tensorflow.functions import Functions
-from prpc_engine.tensorflow.nodes import BOOL, REF, STRING, VARIANT, Edge, GraphNode, is_seeded, text_of
-from prpc_engine.tensorflow.partition import BLOCKING, READS, REMOTE, Branch, OpKind, Plan, Stage, of_frame
+from prpc_engine.tensorflow.nodes import (
+    BOOL,
+    REF,
+    STRING,
+    VARIANT,
+    Edge,
+    GraphNode,
+    is_seeded,
+    text_of,
+)
+from prpc_engine.tensorflow.partition import (
+    BLOCKING,
+    READS,
+    REMOTE,
+    Branch,
+    OpKind,
+    Plan,
+    Stage,
+    of_frame,
+)
 
 ITERATORS = frozenset({"IteratorV2", "Iterator", "OneShotIterator"})
-# Types that numpy lacks go over as integers of their size: qint8, quint8, qint32, qint16, quint16. And variants as strings.
+# Types that numpy lacks go over as integers of their size: qint8, quint8, qint32, qint16, quint16.
+# And variants as strings.
 _CARRIED = {11: 6, 12: 4, 13: 3, 15: 5, 16: 17, VARIANT: STRING}
-_VALUE_OPS = {"RefSwitch": "Switch", "RefEnter": "Enter", "RefExit": "Exit", "RefNextIteration": "NextIteration"}
+_VALUE_OPS = {
+    "RefSwitch": "Switch",
+    "RefEnter": "Enter",
+    "RefExit": "Exit",
+    "RefNextIteration": "NextIteration",
+}
 
 
 @dataclass
@@ -49,12 +81,15 @@ class GraphPart:
     fetches: list[str] = field(default_factory=list)
     targets: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)  # its nodes that may wait for another step
-    kernels: dict[str, Fixed] = field(default_factory=dict)  # by the PyFunc in `graph` that runs it; inputs: placeholders
+    # by the PyFunc in `graph` that runs it; inputs: placeholders
+    kernels: dict[str, Fixed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StageCall:
-    """An op of the own part that calls a stage: its function's token, and that of what sends before it, "" when it does both."""
+    """An op of the own part that calls a stage: its function's token, and that of what sends before
+    it, "" when it does both.
+    """
 
     stage: Stage
     token: str
@@ -70,14 +105,16 @@ class Rewriter:
         self._new_graph = new_graph
         self._functions = Functions(plan.graph.definition.library)
 
-    # -- a stage -----------------------------------------------------------------------------------------------------------
+    # -- a stage -----------------------------------------------------------------------------------
 
     def stage(self, stage: Stage) -> GraphPart:
         """What its task is sent once, and runs each step."""
         part = GraphPart(self._new_graph())
         part.graph.versions.CopyFrom(self._plan.graph.definition.versions)
         members, kinds = set(stage.members), self._plan.kinds
-        names = {edge: self._add_feed(part, number, edge) for number, edge in enumerate(stage.feeds)}
+        names = {
+            edge: self._add_feed(part, number, edge) for number, edge in enumerate(stage.feeds)
+        }
         copied: set[str] = set()
         used: set[str] = set()
 
@@ -104,30 +141,50 @@ class Rewriter:
             if kinds[name] is OpKind.VALUED_HANDLE or self._is_private(node):
                 self._fix(part, node)
             else:
-                controls = [one for one in self._plan.controls[name] if one in members and kinds[one] is not OpKind.VALUED_HANDLE]
+                controls = [
+                    one
+                    for one in self._plan.controls[name]
+                    if one in members and kinds[one] is not OpKind.VALUED_HANDLE
+                ]
                 used.update(controls)
-                self._copy(part, node, map(source, node.inputs), (one for one in controls if one not in part.fixed))
+                self._copy(
+                    part,
+                    node,
+                    map(source, node.inputs),
+                    (one for one in controls if one not in part.fixed),
+                )
                 if node.op in BLOCKING:
                     part.waiting.append(name)
         part.fetches = [
-            _numbered(self._add_bits(part, text_of(edge), self._type(edge), self._carried(edge))) for edge in stage.fetches
+            _numbered(self._add_bits(part, text_of(edge), self._type(edge), self._carried(edge)))
+            for edge in stage.fetches
         ]
-        part.targets = [name for name in stage.members if name not in used and name not in part.fixed]
+        part.targets = [
+            name for name in stage.members if name not in used and name not in part.fixed
+        ]
         self._add_functions(part)
         return part
 
-    # -- the own task --------------------------------------------------------------------------------------------------------
+    # -- the own task ------------------------------------------------------------------------------
 
     def own(self, calls: Sequence[StageCall]) -> GraphPart:
         """What the own task runs."""
         plan, kinds = self._plan, self._plan.kinds
         part = GraphPart(self._new_graph())
         part.graph.versions.CopyFrom(plan.graph.definition.versions)
-        fed = {edge: self._add_placeholder(part, number, self._type(edge)) for number, edge in enumerate(plan.feeds)}
+        fed = {
+            edge: self._add_placeholder(part, number, self._type(edge))
+            for number, edge in enumerate(plan.feeds)
+        }
         copied: set[str] = set()
         sides: dict[Branch, str] = {}
         outputs = {
-            edge: self._add_bits(part, text_of((f"prpc_call_{stage.number}", index)), self._carried(edge), self._type(edge))
+            edge: self._add_bits(
+                part,
+                text_of((f"prpc_call_{stage.number}", index)),
+                self._carried(edge),
+                self._type(edge),
+            )
             for stage in plan.stages
             for index, edge in enumerate(stage.fetches)
         }
@@ -150,13 +207,17 @@ class Rewriter:
             if branch not in sides:
                 number = len(sides)
                 predicate, kind = source(branch.predicate), self._type(branch.predicate)
-                switch = part.graph.node.add(name=f"prpc_branch_{number}", op="Switch", input=[predicate, predicate])
+                switch = part.graph.node.add(
+                    name=f"prpc_branch_{number}", op="Switch", input=[predicate, predicate]
+                )
                 switch.attr["T"].type = kind
                 if kind != BOOL:
                     switch.op = "_SwitchN"
                     switch.attr["num_outs"].i = branch.sides
                 output = text_of((switch.name, branch.side))
-                identity = part.graph.node.add(name=f"prpc_side_{number}", op="Identity", input=[output])
+                identity = part.graph.node.add(
+                    name=f"prpc_side_{number}", op="Identity", input=[output]
+                )
                 identity.attr["T"].type = kind
                 sides[branch] = f"prpc_side_{number}"
             return sides[branch]
@@ -171,7 +232,14 @@ class Rewriter:
                     if not self._nodes[name].is_handle and not self._is_private(self._nodes[name]):
                         found[name] = None
                 elif kind is not None:
-                    found.update({side(branch): None for branch in of_frame(plan.branches[name], plan.frames[name], plan.frames)})
+                    found.update(
+                        {
+                            side(branch): None
+                            for branch in of_frame(
+                                plan.branches[name], plan.frames[name], plan.frames
+                            )
+                        }
+                    )
             return list(found)
 
         for name in plan.local:
@@ -179,14 +247,23 @@ class Rewriter:
             if node.is_handle or self._is_private(node):
                 self._fix(part, node)
             else:
-                copy = self._copy(part, node, [source(edge) for edge in node.inputs], controls(plan.controls[name]))
+                copy = self._copy(
+                    part,
+                    node,
+                    [source(edge) for edge in node.inputs],
+                    controls(plan.controls[name]),
+                )
                 if node.op in BLOCKING and not plan.branches[name] and not plan.frames[name]:
-                    part.waiting.append(name)  # elsewhere it may be dead, and nobody could say that it has run
-                if node.inputs and node.inputs[0] in plan.roots:  # of the value, which comes from another task
+                    # elsewhere it may be dead, and nobody could say that it has run
+                    part.waiting.append(name)
+                # of the value, which comes from another task
+                if node.inputs and node.inputs[0] in plan.roots:
                     copy.op = _VALUE_OPS.get(node.op, node.op)
-        sends: dict[object, list[str]] = {}  # of a round, dead or alive together: what one waits for may be what another does
+        # of a round, dead or alive together: what one waits for may be what another does
+        sends: dict[object, list[str]] = {}
         for call in calls:
-            if call.send_token and not part.waiting:  # else what one sends may come of what another has waited for
+            # else what one sends may come of what another has waited for
+            if call.send_token and not part.waiting:
                 sends.setdefault(_alike(call.stage), []).append(f"^prpc_send_{call.stage.number}")
         for call in calls:
             before = [*controls(call.stage.after), *map(side, call.stage.gates)]
@@ -197,10 +274,18 @@ class Rewriter:
         return part
 
     def _add_call(
-        self, part: GraphPart, call: StageCall, source: Callable[[Edge], str], controls: list[str], sends: Sequence[str]
+        self,
+        part: GraphPart,
+        call: StageCall,
+        source: Callable[[Edge], str],
+        controls: list[str],
+        sends: Sequence[str],
     ) -> None:
         stage = call.stage
-        inputs = [self._add_bits(part, source(edge), self._type(edge), self._carried(edge)) for edge in stage.feeds]
+        inputs = [
+            self._add_bits(part, source(edge), self._type(edge), self._carried(edge))
+            for edge in stage.feeds
+        ]
         in_types = [self._carried(edge) for edge in stage.feeds]
         if call.send_token:
             send = part.graph.node.add(name=f"prpc_send_{stage.number}", op="PyFunc", input=inputs)
@@ -216,7 +301,7 @@ class Rewriter:
         node.attr["Tin"].list.type.extend(in_types)
         node.attr["Tout"].list.type.extend(self._carried(edge) for edge in stage.fetches)
 
-    # -- of both -----------------------------------------------------------------------------------------------------------
+    # -- of both -----------------------------------------------------------------------------------
 
     def _type(self, edge: Edge) -> int:
         return self._nodes[edge[0]].out_types[edge[1]] % REF
@@ -235,7 +320,10 @@ class Rewriter:
 
     def _add_feed(self, part: GraphPart, number: int, edge: Edge) -> str:
         return self._add_bits(
-            part, self._add_placeholder(part, number, self._carried(edge)), self._carried(edge), self._type(edge)
+            part,
+            self._add_placeholder(part, number, self._carried(edge)),
+            self._carried(edge),
+            self._type(edge),
         )
 
     def _add_bits(self, part: GraphPart, source: str, kind: int, wanted: int) -> str:
@@ -254,7 +342,9 @@ class Rewriter:
             node.attr["T"].type, node.attr["type"].type = kind, wanted
         return str(node.name)
 
-    def _copy(self, part: GraphPart, node: GraphNode, inputs: Iterable[str], controls: Iterable[str]) -> Any:
+    def _copy(
+        self, part: GraphPart, node: GraphNode, inputs: Iterable[str], controls: Iterable[str]
+    ) -> Any:
         sources = list(inputs)  # first: they add nodes of their own
         copy = part.graph.node.add()
         if node.has_random_state and is_seeded(node.definition):
@@ -267,9 +357,11 @@ class Rewriter:
         return copy
 
     def _call_kernel(self, part: GraphPart, node: GraphNode, call: Any) -> None:
-        """Have `call` run the kernel that the session has of this node, whichever part it stands in.
+        """Have `call` run the kernel that the session has of this node, whichever part it stands
+        in.
 
-        A copy in each part would begin its sequence anew with each set of fetches. TensorFlow's own sessions have one a node.
+        A copy in each part would begin its sequence anew with each set of fetches. TensorFlow's own
+        sessions have one a node.
         """
         definition = type(node.definition)()
         definition.CopyFrom(node.definition)
@@ -292,7 +384,8 @@ class Rewriter:
             node.has_random_state
             and not node.controls
             and all(
-                self._plan.kinds.get(name) is OpKind.CONSTANT and (name, 0) not in self._plan.feeds for name, _ in node.inputs
+                self._plan.kinds.get(name) is OpKind.CONSTANT and (name, 0) not in self._plan.feeds
+                for name, _ in node.inputs
             )
         )
 
@@ -309,7 +402,8 @@ class Rewriter:
             last = definitions[-1]
             is_private = node.has_random_state or node.op in ITERATORS
             if not is_private and "shared_name" in last.attr and not last.attr["shared_name"].s:
-                last.attr["shared_name"].s = node.name.encode()  # by default it is that of the node, which is another here
+                # by default it is that of the node, which is another here
+                last.attr["shared_name"].s = node.name.encode()
             part.fixed[node.name] = Fixed(definitions, is_private)
         return node.name
 

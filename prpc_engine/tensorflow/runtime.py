@@ -1,16 +1,19 @@
-"""Where the parts of a task run: one session of TensorFlow's own in this process, whose graph only grows.
+"""Where the parts of a task run: one session of TensorFlow's own in this process, whose graph only
+grows.
 
-    what                               in that graph
-    a part                             under "prpc_g<k>/", once for each load()
-    a handle                           under "prpc_h<k>/", once a task: all parts that name it mean one variable, queue or table
-    what has a state of its kernel's   under "prpc_h<k>/", once for each session of a user; where its inputs differ from part to
-                                       part, they are placeholders, and a PyFunc in each part runs it
+    what                              in that graph
+    a part                            under "prpc_g<k>/", once for each load()
+    a handle                          under "prpc_h<k>/", once a task: all parts that name it mean
+                                      one variable, queue or table
+    what has a state of its kernel's  under "prpc_h<k>/", once for each session of a user; where its
+                                      inputs differ from part to part, they are placeholders, and a
+                                      PyFunc in each part runs it
 
-A container that was reset goes on under another name: parts that were loaded before mean what is gone, and are to be loaded
-again. TensorFlow cannot take a node out of a graph.
+A container that was reset goes on under another name: parts that were loaded before mean what is
+gone, and are to be loaded again. TensorFlow cannot take a node out of a graph.
 
-A part runs in the thread that calls it, but for kernels that use several cores: an op of it that is Python needs no change of
-threads, and one that waits keeps nobody else from a thread.
+A part runs in the thread that calls it, but for kernels that use several cores: an op of it that is
+Python needs no change of threads, and one that waits keeps nobody else from a thread.
 """
 
 from __future__ import annotations
@@ -39,23 +42,26 @@ IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
 class Loaded:
     """A part that can be run, by several threads at a time."""
 
-    def __init__(self, session: Any, options: Any, functions: Sequence[Callable[..., Any]] = ()) -> None:
+    def __init__(
+        self, session: Any, options: Any, functions: Sequence[Callable[..., Any]] = ()
+    ) -> None:
         self._python_session, self._options = session, options
         self._functions = functions  # that its ops call: TensorFlow has weak references to them
         self._callable = session._make_callable_from_options(options)  # its end releases the handle
         self._session, self._handle = session._session, self._callable._handle
 
     def run(self, feeds: Sequence[Any]) -> Any:
-        """What it fetches, for what it is fed. Raises errors of TensorFlow; of a fetch within a branch that was not taken it
-        returns an empty array."""
+        """What it fetches, for what it is fed. Raises errors of TensorFlow; of a fetch within a
+        branch that was not taken it returns an empty array."""
         return tf_session.TF_SessionRunCallable(self._session, self._handle, feeds, None)
 
     def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
-        """The same with RunOptions as bytes, and a buffer for RunMetadata or None; a fetch of a branch that was not taken is an
-        error. It takes longer."""
+        """The same with RunOptions as bytes, and a buffer for RunMetadata or None; a fetch of a
+        branch that was not taken is an error. It takes longer."""
         graph, options_of = self._python_session.graph, self._options
         outputs = [
-            [graph.get_tensor_by_name(name)._as_tf_output() for name in names] for names in (options_of.feed, options_of.fetch)
+            [graph.get_tensor_by_name(name)._as_tf_output() for name in names]
+            for names in (options_of.feed, options_of.fetch)
         ]
         targets = [graph.get_operation_by_name(name)._c_op for name in options_of.target]
         fed = dict(zip(outputs[0], feeds, strict=True))
@@ -63,7 +69,9 @@ class Loaded:
         said.inter_op_thread_pool = IN_CALLERS_THREAD
         buffer = tf_session.TF_NewBufferFromString(said.SerializeToString())
         try:
-            return self._python_session._call_tf_sessionrun(buffer, fed, outputs[1], targets, metadata)
+            return self._python_session._call_tf_sessionrun(
+                buffer, fed, outputs[1], targets, metadata
+            )
         finally:
             tf_session.TF_DeleteBuffer(buffer)
 
@@ -87,18 +95,21 @@ class _Copy:
 
 
 class WaitingPart:
-    """A part that may wait for another step (gate.py). Each run has a copy of it that no other run has at that time.
+    """A part that may wait for another step (gate.py). Each run has a copy of it that no other run
+    has at that time.
 
-    a run       event                   next
-    expected    its thread takes it up  running, with a copy
-    expected    give_up()               over: it ends with CancelledError as soon as its thread takes it up
-    running     give_up()               over: its gate ends it
+    a run     event                   next
+    expected  its thread takes it up  running, with a copy
+    expected  give_up()               over: it ends with CancelledError as soon as its thread takes
+                                      it up
+    running   give_up()               over: its gate ends it
     """
 
     def __init__(self, runtime: Runtime, part: GraphPart, scope: str) -> None:
         self._runtime, self._part, self._scope = runtime, part, scope
         self._guard = threading.Lock()
-        self._idle = [self._copy()]  # now: what is wrong with the graph is to be found when it is loaded
+        # now: what is wrong with the graph is to be found when it is loaded
+        self._idle = [self._copy()]
         self._runs: dict[object, _Copy | None] = {}  # by owner; None: expected
         self._is_over = False  # for all that come, too
 
@@ -115,7 +126,9 @@ class WaitingPart:
         """As Loaded.run(), of an owner that was expected."""
         return self._run(owner, lambda part: part.run(feeds))
 
-    def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any, owner: object) -> Any:
+    def run_checked(
+        self, feeds: Sequence[Any], options: bytes, metadata: Any, owner: object
+    ) -> Any:
         """As Loaded.run_checked(), of an owner that was expected."""
         return self._run(owner, lambda part: part.run_checked(feeds, options, metadata))
 
@@ -145,8 +158,8 @@ class WaitingPart:
                     self._idle.append(copy)
 
     def give_up(self, owner: object) -> None:
-        """End that run with an error, if it is still to come, or waits. Its copy is not used again: it may have been told too
-        late."""
+        """End that run with an error, if it is still to come, or waits. Its copy is not used again:
+        it may have been told too late."""
         with self._guard:
             copy = self._runs.pop(owner, None)
         if copy is not None:
@@ -162,13 +175,14 @@ class WaitingPart:
 
 
 class Runtime:
-    """Runs the parts of graphs that a task has, in one session of TensorFlow's own whose graph only grows.
+    """Runs the parts of graphs that a task has, in one session of TensorFlow's own whose graph only
+    grows.
 
     config  the ConfigProto of the task's server; device filters do not count, and placement is soft
 
-    Owned by a task's server. load(), forget() and reset() may be called from any thread; load() raises
-    errors of TensorFlow, and ValueError for a bad graph. What is where in the session's graph: the
-    table at the file's head.
+    Owned by a task's server. load(), forget() and reset() may be called from any thread; load()
+    raises errors of TensorFlow, and ValueError for a bad graph. What is where in the session's
+    graph: the table at the file's head.
     """
 
     def __init__(self, config: Any) -> None:
@@ -180,11 +194,14 @@ class Runtime:
         self.session = tf_sessions.Session("", graph=self.graph, config=own)
         self._lock = threading.Lock()
         self._numbers = 0
-        self._fixed: dict[tuple[str, bytes], Any] = {}  # the operation, by session ("": of all) and definition
+        # the operation, by session ("": of all) and definition
+        self._fixed: dict[tuple[str, bytes], Any] = {}
         self._resets: dict[str, int] = {}  # how often, by container
 
     def load(self, part: GraphPart, scope: str) -> Loaded:
-        """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and ValueError for a bad graph."""
+        """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and
+        ValueError for a bad graph.
+        """
         with self._lock:
             options, _, functions = self._add(part, scope)
             return Loaded(self.session, options, functions)
@@ -193,7 +210,12 @@ class Runtime:
         """The same, and more of its ops, each of which can be run by itself."""
         with self._lock:
             options, prefix, functions = self._add(part, scope)
-            others = [config_pb2.CallableOptions(target=[f"{prefix}/{one}"], run_options=options.run_options) for one in targets]
+            others = [
+                config_pb2.CallableOptions(
+                    target=[f"{prefix}/{one}"], run_options=options.run_options
+                )
+                for one in targets
+            ]
             return [Loaded(self.session, one, functions) for one in (options, *others)]
 
     def _add(self, part: GraphPart, scope: str) -> tuple[Any, str, list[Callable[..., Any]]]:
@@ -234,23 +256,34 @@ class Runtime:
 
     def _fix(self, fixed: Fixed, part: GraphPart, scope: str) -> Any:
         definitions = fixed.definitions
-        key = (scope if fixed.is_private else "", b"".join(one.SerializeToString(deterministic=True) for one in definitions))
+        key = (
+            scope if fixed.is_private else "",
+            b"".join(one.SerializeToString(deterministic=True) for one in definitions),
+        )
         operation = self._fixed.get(key)
         if operation is None:
             definitions = [*definitions[:-1], self._contained(definitions[-1])]
-            graph = graph_pb2.GraphDef(node=definitions, library=part.graph.library, versions=part.graph.versions)
+            graph = graph_pb2.GraphDef(
+                node=definitions, library=part.graph.library, versions=part.graph.versions
+            )
             prefix = self._import(graph, "prpc_h", {})
-            operation = self._fixed[key] = self.graph.get_operation_by_name(f"{prefix}/{definitions[-1].name}")
+            operation = self._fixed[key] = self.graph.get_operation_by_name(
+                f"{prefix}/{definitions[-1].name}"
+            )
         return operation
 
     def _contained(self, definition: Any) -> Any:
-        container = definition.attr["container"].s.decode() if "container" in definition.attr else ""
+        container = (
+            definition.attr["container"].s.decode() if "container" in definition.attr else ""
+        )
         if container not in self._resets:
             return definition
         renamed = type(definition)()
         renamed.CopyFrom(definition)
         if "container" in renamed.attr:
-            renamed.attr["container"].s = f"{container or 'localhost'}.prpc{self._resets[container]}".encode()
+            renamed.attr[
+                "container"
+            ].s = f"{container or 'localhost'}.prpc{self._resets[container]}".encode()
         return renamed
 
     def forget(self, scope: str) -> None:
@@ -271,7 +304,11 @@ class Runtime:
                     continue
                 del self._fixed[key]
                 if operation.outputs[0].dtype == dtypes.resource:
-                    ends.append(resources.destroy_resource_op(operation.outputs[0], ignore_lookup_error=True))
+                    ends.append(
+                        resources.destroy_resource_op(
+                            operation.outputs[0], ignore_lookup_error=True
+                        )
+                    )
                 elif operation.type in ("Variable", "VariableV2"):
                     nothing = constant_op.constant([], operation.outputs[0].dtype.base_dtype)
                     ends.append(states.assign(operation.outputs[0], nothing, validate_shape=False))

@@ -1,20 +1,27 @@
-"""The plane "sendrecv": tasks send each other values under keys of the step, and ask for them (transfers.py says which).
+"""The plane "sendrecv": tasks send each other values under keys of the step, and ask for them
+(transfers.py says which).
 
-once for each set of feeds, fetches and targets    the graph is cut as for "star"; stages are registered at their tasks, then for
-                                                   each task the program that runs them; the own part is loaded, with ops that
-                                                   send and receive
-each step                                          gets a number of its own; each program is told to run it; whoever will receive
-                                                   something asks for it at once, and it is answered when it is there
+once for each set of feeds, fetches and targets  the graph is cut as for "star"; stages are
+                                                 registered at their tasks, then for each task the
+                                                 program that runs them; the own part is loaded,
+                                                 with ops that send and receive
+each step                                        gets a number of its own; each program is told to
+                                                 run it; whoever will receive something asks for it
+                                                 at once, and it is answered when it is there
 
-    a step     ends when                                        and then
-    ran        the own part has run, and so have all programs   its values are fetched
-    failed     any of these fails                               all receives here end; programs that go on are told to give up;
-                                                                the first error that is not of giving up is raised
-    given up   the session is closed                            the same, with Cancelled
+    a step    ends when                                       and then
+    ran       the own part has run, and so have all programs  its values are fetched
+    failed    any of these fails                              all receives here end; programs that
+                                                              go on are told to give up; the first
+                                                              error that is not of giving up is
+                                                              raised
+    given up  the session is closed                           the same, with Cancelled
 
-A step may take an hour, as any receive may. What it left elsewhere is forgotten with the next one, or at the session's end.
+A step may take an hour, as any receive may. What it left elsewhere is forgotten with the next one,
+or at the session's end.
 
-What stages within branches and loops take and give is not sent, but called for as in "star"; one line of the log says so.
+What stages within branches and loops take and give is not sent, but called for as in "star"; one
+line of the log says so.
 """
 
 from __future__ import annotations
@@ -58,7 +65,8 @@ class SendRecvStatistics:
 
     steps: int
     programs: int  # RunGraph: one a task and step
-    messages: int  # RecvTensor and FuseRecvTensor: requests for values, from whichever task to whichever
+    # RecvTensor and FuseRecvTensor: requests for values, from whichever task to whichever
+    messages: int
     tensors: int  # values that were asked for by them
     calls: int  # other requests: stages that are called, and what is registered
     plans: int  # sets of feeds, fetches and targets
@@ -72,7 +80,9 @@ class _Ops:
         self._peer, self._keys, self._kinds = device(op.peer), op.keys, op.kinds
 
     def send(self, number: Any, *values: Any) -> None:
-        """Have the values ready; a key more than there are values is a token's. Raises what errors.keep() makes."""
+        """Have the values ready; a key more than there are values is a token's. Raises what
+        errors.keep() makes.
+        """
         step, send = int(number), self._plane.engine.send
         try:
             for key, value in zip(self._keys, values, strict=False):
@@ -89,7 +99,11 @@ class _Ops:
             arrays = self._plane.under_way[step].receipts[self._index].result()
         except _ENGINE_ERRORS as error:
             raise errors.keep(self._plane.failure(step, error)) from None
-        return [tensors.from_array(array, kind) for kind, array in zip(self._kinds, arrays, strict=True) if array is not None]
+        return [
+            tensors.from_array(array, kind)
+            for kind, array in zip(self._kinds, arrays, strict=True)
+            if array is not None
+        ]
 
 
 class _UnderWay:
@@ -126,8 +140,8 @@ class _UnderWay:
         return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, self)
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
-        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that was
-        not taken is an error.
+        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that
+        was not taken is an error.
         """
         loaded = self.loaded
         if isinstance(loaded, Loaded):
@@ -174,47 +188,61 @@ class _Exchange(StarStep):
         return self.plane.exchange(self, _UnderWay.run, feeds)
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
-        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that was
-        not taken is an error.
+        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that
+        was not taken is an error.
         """
-        return self.plane.exchange(self, lambda going, fed: going.run_checked(fed, options, metadata), feeds)
+        return self.plane.exchange(
+            self, lambda going, fed: going.run_checked(fed, options, metadata), feeds
+        )
 
 
 class SendRecvPlane(StarPlane):
-    """Runs the steps of one session: each task runs its part, and the tasks send each other values under keys.
+    """Runs the steps of one session: each task runs its part, and the tasks send each other values
+    under keys.
 
     server   the task whose target the session has
     session  TensorFlow's
 
-    Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow. How a
+    Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow.
+    How a
     step ends: the tables at the file's head.
     """
 
     def __init__(self, server: TaskServer, session: Any) -> None:
         super().__init__(server, session)
         self.engine = server.engine
-        said = [one for one in map(proto.tensor_fuse, (session._config, server.config)) if one is not None]
+        said = [
+            one
+            for one in map(proto.tensor_fuse, (session._config, server.config))
+            if one is not None
+        ]
         self._fuse = said[0] if said else server.engine.settings.tensor_fuse
         self.under_way: dict[int, _UnderWay] = {}
         self._guard = threading.Lock()  # of the next one
-        self._behind: dict[str, list[int]] = {}  # steps that are over, and that the task has not heard this of
+        # steps that are over, and that the task has not heard this of
+        self._behind: dict[str, list[int]] = {}
         self._programs = self._messages = self._tensors = 0
 
     def statistics(self) -> SendRecvStatistics:  # type: ignore[override]
         """A snapshot."""
         calls = self._calls - self._programs
-        return SendRecvStatistics(self._runs, self._programs, self._messages, self._tensors, calls, len(self._steps))
+        return SendRecvStatistics(
+            self._runs, self._programs, self._messages, self._tensors, calls, len(self._steps)
+        )
 
-    # -- once ----------------------------------------------------------------------------------------------------------------
+    # -- once --------------------------------------------------------------------------------------
 
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         found = transfers(plan, self._fuse)
         if found.called:
-            logger.info("%d of %d stages are called, as in the plane star: they depend on branches, loops or other steps, as %r",
+            logger.info("%d of %d stages are called, as in the plane star: they depend on "
+"branches, "
+"loops or other steps, as %r",
                         len(found.called), len(plan.stages), found.called[0].members[0])  # fmt: skip
         rewriter = Rewriter(plan, graph_pb2.GraphDef)
         registered = [
-            [(block, self._submit_register(rewriter, block.stage)) for block in blocks] for blocks in found.programs.values()
+            [(block, self._submit_register(rewriter, block.stage)) for block in blocks]
+            for blocks in found.programs.values()
         ]
         runs: list[Run] = []
         calls = self._make_calls(rewriter, found.called, kept, runs)
@@ -225,26 +253,34 @@ class SendRecvPlane(StarPlane):
         programs_of = {}
         for task, stages in zip(found.programs, registered, strict=True):
             packed = [programs.pack_block(block, self._registered(one)) for block, one in stages]
-            programs_of[device(task)] = self._ask(device(task), programs.PROGRAM, "the program of a graph", (packed,))
+            programs_of[device(task)] = self._ask(
+                device(task), programs.PROGRAM, "the program of a graph", (packed,)
+            )
         part = Rewriter(found.own, graph_pb2.GraphDef).own(calls)
         loaded = self._load(part) if part.fetches or part.targets else _Nothing()
         handles = {task: self._registered(one) for task, one in programs_of.items()}
-        return _Exchange(loaded, plan.may_be_dead, kept, runs, self, handles, found.receives, *_counts(found))
+        return _Exchange(
+            loaded, plan.may_be_dead, kept, runs, self, handles, found.receives, *_counts(found)
+        )
 
     @staticmethod
     def _op(op: Op, function: Callable[..., Any], kept: list[Any]) -> StageCall:
         kept.append(function)
         return StageCall(op.stage, script_ops._py_funcs.insert(function), "")
 
-    def _ask(self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True) -> Future:
+    def _ask(
+        self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True
+    ) -> Future:
         try:
             return self.submit(task, method, what, arguments, is_patient)
         except engine_errors.RpcError as error:
             raise errors.from_engine(error) from None
 
-    # -- each step -----------------------------------------------------------------------------------------------------------
+    # -- each step ---------------------------------------------------------------------------------
 
-    def exchange(self, step: _Exchange, run: Callable[[_UnderWay, Sequence[Any]], Any], feeds: Sequence[Any]) -> Any:
+    def exchange(
+        self, step: _Exchange, run: Callable[[_UnderWay, Sequence[Any]], Any], feeds: Sequence[Any]
+    ) -> Any:
         """Run a step: the own part by `run`. Raises errors of TensorFlow."""
         number, trace, this = secrets.randbits(STEP_BITS), self.now.trace, self.now.run
         assert this is not None  # StarPlane began it
@@ -269,23 +305,32 @@ class SendRecvPlane(StarPlane):
                     self._behind.setdefault(task, []).append(number)
             if self._ended is not None:  # close() may have looked before it was there
                 self._tell_of_all()
-            with contextlib.suppress(engine_errors.Closed):  # the server was stopped: nothing is left of the step
+            # the server was stopped: nothing is left of the step
+            with contextlib.suppress(engine_errors.Closed):
                 self.engine.cleanup(number)
         return values
 
     def _start(self, going: _UnderWay, step: _Exchange) -> None:
         self._messages += step.messages
         self._tensors += step.tensors
-        number, timeout_s, trace = going.number, min(self.left_s(self.now.until), TIMEOUT_S_MAX), self.now.trace
+        number, timeout_s, trace = (
+            going.number,
+            min(self.left_s(self.now.until), TIMEOUT_S_MAX),
+            self.now.trace,
+        )
         options = b"" if trace is None else trace.options
         for task, handle in step.programs.items():
             arguments = (handle, number, timeout_s, self._taken(task), options)
-            call = going.calls[task] = self._ask(task, programs.STEP, f"its part of step {number}", arguments, False)
+            call = going.calls[task] = self._ask(
+                task, programs.STEP, f"its part of step {number}", arguments, False
+            )
             self._programs += 1
             call.add_done_callback(going.replied)
         for op in step.receives:
             try:
-                receipt = self.engine.submit_recv_many(op.keys, source=device(op.peer), step=number, timeout_s=timeout_s)
+                receipt = self.engine.submit_recv_many(
+                    op.keys, source=device(op.peer), step=number, timeout_s=timeout_s
+                )
             except engine_errors.RpcError as error:
                 raise errors.from_engine(error) from None
             going.receipts.append(receipt)
@@ -295,7 +340,11 @@ class SendRecvPlane(StarPlane):
     def failure(self, number: int, error: Exception) -> Exception:
         """What a step that an op of it failed with `error` is to raise."""
         going = self.under_way.get(number)
-        return going.error if going is not None and going.error is not None else errors.from_engine(error)
+        return (
+            going.error
+            if going is not None and going.error is not None
+            else errors.from_engine(error)
+        )
 
     def _given_up(self, going: _UnderWay, error: Exception) -> Exception:
         """The error to raise, once all have given up."""
@@ -317,11 +366,17 @@ class SendRecvPlane(StarPlane):
     def _tell(self, task: str, steps: list[int]) -> None:
         """Nobody waits for the answer."""
         try:
-            self.engine.ask(task, programs.GIVE_UP, "giving steps up", lambda _: (steps,), CLOSE_TIMEOUT_S)
+            self.engine.ask(
+                task, programs.GIVE_UP, "giving steps up", lambda _: (steps,), CLOSE_TIMEOUT_S
+            )
         except engine_errors.RpcError as error:
-            logger.debug("%s does not hear that %d steps are over: %s", task, len(steps), str(error))
+            logger.debug(
+                "%s does not hear that %d steps are over: %s", task, len(steps), str(error)
+            )
 
-    def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
+    def close(
+        self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed"
+    ) -> None:
         """End the session as StarPlane does, and tell the other tasks which steps are over. Again:
         tells of what came since.
         """
@@ -341,5 +396,10 @@ class SendRecvPlane(StarPlane):
 def _counts(found: Transfers) -> tuple[int, int]:
     """Requests of a step, and the values that they ask for."""
     of_own = [op.keys for op in found.receives]
-    of_programs = [request.keys for blocks in found.programs.values() for block in blocks for request in block.receives]
+    of_programs = [
+        request.keys
+        for blocks in found.programs.values()
+        for block in blocks
+        for request in block.receives
+    ]
     return len(of_own) + len(of_programs), sum(map(len, of_own)) + sum(map(len, of_programs))

@@ -1,7 +1,8 @@
 """A task of TensorFlow's over this engine: tf.distribute.Server(..., protocol="prpc") becomes one.
 
-It is a prpc_engine.Server, with its control and data address, its .endpoint_map and NETWORK_* variables, and has the verbs of
-stages.py besides. What belongs to the task lives in one runtime: what its own sessions run here, and what those of others do.
+It is a prpc_engine.Server, with its control and data address, its .endpoint_map and NETWORK_*
+variables, and has the verbs of stages.py besides. What belongs to the task lives in one runtime:
+what its own sessions run here, and what those of others do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class TaskServer:
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
         verbs = {**self.stages.verbs, **self.programs.verbs}
-        self.engine = Server(cluster, self.task.job, self.task.index, config=config, start=False, methods=verbs)
+        self.engine = Server(
+            cluster, self.task.job, self.task.index, config=config, start=False, methods=verbs
+        )
         self.engine.on_peer_lost = self._peer_lost
         self.tasks = frozenset(self.engine.server_def.cluster.addresses)
 
@@ -84,12 +87,15 @@ class TaskServer:
         self.engine.join()
 
     def reset(self, containers: Sequence[str]) -> None:
-        """End all sessions at this target with AbortedError, and drop what is in these containers of all tasks; "" is the one
-        that nothing else names. Raises RpcError and errors of TensorFlow."""
+        """End all sessions at this target with AbortedError, and drop what is in these containers
+        of all tasks; "" is the one that nothing else names. Raises RpcError and errors of
+        TensorFlow."""
         for plane in self._entered():
             plane.close(tf_errors.AbortedError, "the session was ended: its target was reset")
         calls = [
-            self.engine.ask(device(task), RESET, "a reset", lambda _: (list(containers),), RESET_TIMEOUT_S)
+            self.engine.ask(
+                device(task), RESET, "a reset", lambda _: (list(containers),), RESET_TIMEOUT_S
+            )
             for task in sorted(self.tasks)
         ]
         for call in calls:
@@ -116,7 +122,9 @@ class TaskServer:
 
 
 def server_of(target: object) -> TaskServer | None:
-    """The server of this process that a session's target names, with or without its scheme; None for any other target."""
+    """The server of this process that a session's target names, with or without its scheme; None
+    for any other target.
+    """
     text = target.decode(errors="replace") if isinstance(target, bytes) else str(target or "")
     return _by_target.get(_address(text))
 

@@ -1,24 +1,34 @@
-"""What a task does for the sessions of others: it is given stages once, and runs them step after step.
+"""What a task does for the sessions of others: it is given stages once, and runs them step after
+step.
 
-    verb        arguments                answer                                     runs in
-    register    session, packed part     [0, handle]; [code, text]                  the registering thread
-    run         handle, session, tensors [0, tensors...]; [code, text]              the turn that found the request when the stage
-                                                                                    took little time lately; else a thread
-    trace       handle, session, options [0, metadata, tensors...]; [code, text]    a thread
-                and tensors
-    close       session                  [0]; what runs for it is given up          the turn; frees in the registering thread
-    reset       containers               [0]; [code, text]; all stages are freed    the registering thread
+    verb      arguments                answer                                   runs in
+    register  session, packed part     [0, handle]; [code, text]                the registering
+                                                                                thread
+    run       handle, session, tensors [0, tensors...]; [code, text]            the turn that found
+                                                                                the request when the
+                                                                                stage took little
+                                                                                time lately; else a
+                                                                                thread
+    trace     handle, session, options [0, metadata, tensors...]; [code, text]  a thread
+              and tensors
+    close     session                  [0]; what runs for it is given up        the turn; frees in
+                                                                                the registering
+                                                                                thread
+    reset     containers               [0]; [code, text]; all stages are freed  the registering
+                                                                                thread
 
-The registering thread is one, and takes what it is given in the order in which it was asked: what a session registered before it
-was closed is freed.
+The registering thread is one, and takes what it is given in the order in which it was asked: what a
+session registered before it was closed is freed.
 
-A handle is a number that no other process has, so that one of a task that was started again is unknown: AbortedError, as the
-sessions of TensorFlow want it. Equal stages of several sessions are one, unless a kernel's state is a session's own.
+A handle is a number that no other process has, so that one of a task that was started again is
+unknown: AbortedError, as the sessions of TensorFlow want it. Equal stages of several sessions are
+one, unless a kernel's state is a session's own.
 
-    a stage that no open session has      when it is freed
-    has a state of its session's own      at once
-    any other                             when IDLE_MAX later ones have become so: the next session of the same script has the
-                                          same stages, and TensorFlow's graph cannot lose those of the last one
+    a stage that no open session has  when it is freed
+    has a state of its session's own  at once
+    any other                         when IDLE_MAX later ones have become so: the next session of
+                                      the same script has the same stages, and TensorFlow's graph
+                                      cannot lose those of the last one
 """
 
 from __future__ import annotations
@@ -44,7 +54,8 @@ from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
 
 REGISTER, RUN, TRACE, CLOSE, RESET = "tf.register", "tf.run", "tf.trace", "tf.close", "tf.reset"
 IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
-QUICK_S = 0.001  # a stage that takes less is run by the reactor's thread: a change of threads costs a tenth of that
+# a stage that takes less is run by the reactor's thread: a change of threads costs a tenth of that
+QUICK_S = 0.001
 FOREVER_S = 86_400.0  # a run that may wait for longer has no timer
 RUNS_AT_ONCE_MAX = 4096  # threads: each waits for a step, or for what a queue will bring
 
@@ -60,15 +71,23 @@ def unpack_part(packed: Sequence[Any]) -> GraphPart:
     """The part. Raises ValueError and DecodeError for anything else."""
     graph, fixed, kernels, feeds, fetches, targets, waiting = packed
     graph_def = graph_pb2.GraphDef.FromString(graph)
-    return GraphPart(graph_def, _unpack_fixed(fixed), feeds, fetches, targets, waiting, _unpack_fixed(kernels))
+    return GraphPart(
+        graph_def, _unpack_fixed(fixed), feeds, fetches, targets, waiting, _unpack_fixed(kernels)
+    )
 
 
 def _pack_fixed(fixed: Mapping[str, Fixed]) -> list[list[Any]]:
-    return [[name, one.is_private, [node.SerializeToString() for node in one.definitions]] for name, one in fixed.items()]
+    return [
+        [name, one.is_private, [node.SerializeToString() for node in one.definitions]]
+        for name, one in fixed.items()
+    ]
 
 
 def _unpack_fixed(packed: Sequence[Any]) -> dict[str, Fixed]:
-    return {name: Fixed([node_def_pb2.NodeDef.FromString(one) for one in nodes], private) for name, private, nodes in packed}
+    return {
+        name: Fixed([node_def_pb2.NodeDef.FromString(one) for one in nodes], private)
+        for name, private, nodes in packed
+    }
 
 
 @dataclass(frozen=True)
@@ -94,7 +113,10 @@ class Registered:
     def run(self, packed: Sequence[Any], owner: object = None) -> list[Any]:
         """The answer."""
         try:
-            return [0, *map(tensors.pack, self.fetched([tensors.unpack(one) for one in packed], owner))]
+            return [
+                0,
+                *map(tensors.pack, self.fetched([tensors.unpack(one) for one in packed], owner)),
+            ]
         except Exception as error:
             return list(errors.told(error))
 
@@ -102,7 +124,9 @@ class Registered:
         """What it fetches, for what it is fed. Raises errors of TensorFlow."""
         started = time.perf_counter()
         loaded = self.loaded
-        fetched: Sequence[Any] = loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, owner)
+        fetched: Sequence[Any] = (
+            loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, owner)
+        )
         self.is_quick = isinstance(loaded, Loaded) and time.perf_counter() - started < QUICK_S
         return fetched
 
@@ -114,10 +138,18 @@ class Registered:
         except Exception as error:
             return list(errors.told(error))
 
-    def traced(self, feeds: Sequence[Any], options: bytes, owner: object = None) -> tuple[Sequence[Any], bytes]:
-        """What it fetches, and RunMetadata by these RunOptions: of a part that may wait, none. Raises errors of TensorFlow."""
+    def traced(
+        self, feeds: Sequence[Any], options: bytes, owner: object = None
+    ) -> tuple[Sequence[Any], bytes]:
+        """What it fetches, and RunMetadata by these RunOptions: of a part that may wait, none.
+        Raises errors of TensorFlow.
+        """
         loaded = self.loaded
-        return loaded.run_traced(feeds, options) if isinstance(loaded, Loaded) else (loaded.run(feeds, owner), b"")
+        return (
+            loaded.run_traced(feeds, options)
+            if isinstance(loaded, Loaded)
+            else (loaded.run(feeds, owner), b"")
+        )
 
 
 @dataclass(frozen=True)
@@ -130,13 +162,15 @@ class _Run:
 
 
 class Stages:
-    """Keeps the stages that sessions of other tasks register here, runs them step after step, and frees them.
+    """Keeps the stages that sessions of other tasks register here, runs them step after step, and
+    frees them.
 
     runtime   loads and runs them
-    on_freed  told the handles of stages that are gone, and whether the task was reset, in the registering thread
+    on_freed  told the handles of stages that are gone, and whether the task was reset, in the
+              registering thread
 
-    Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that fails
-    answers [code, text]. Verbs, and when a stage is freed: the tables at the file's head.
+    Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that
+    fails answers [code, text]. Verbs, and when a stage is freed: the tables at the file's head.
     """
 
     def __init__(self, runtime: Runtime, on_freed: Callable[[Sequence[int], bool], None]) -> None:
@@ -153,11 +187,24 @@ class Stages:
     @property
     def verbs(self) -> dict[str, Callable[..., Any]]:
         """By name, for the server."""
-        return {REGISTER: self.register, RUN: self.run, TRACE: self.trace, CLOSE: self.close_session, RESET: self.reset}
+        return {
+            REGISTER: self.register,
+            RUN: self.run,
+            TRACE: self.trace,
+            CLOSE: self.close_session,
+            RESET: self.reset,
+        }
 
     def statistics(self) -> StagesStatistics:
         """A snapshot."""
-        return StagesStatistics(len(self._stages), len(self._idle), self._shared, self._runs, self._in_turn, len(self._running))
+        return StagesStatistics(
+            len(self._stages),
+            len(self._idle),
+            self._shared,
+            self._runs,
+            self._in_turn,
+            len(self._running),
+        )
 
     def find(self, handle: int) -> Registered | None:
         """The stage that has it."""
@@ -174,12 +221,18 @@ class Stages:
     def _register(self, session: str, packed: list[Any], answer: Deferred) -> None:
         try:
             is_private = any(private for made_once in packed[1:3] for _, private, _ in made_once)
-            content = hashlib.sha256(repr([session if is_private else "", packed]).encode()).digest()
+            content = hashlib.sha256(
+                repr([session if is_private else "", packed]).encode()
+            ).digest()
             handle = self._by_content.get(content)
             if handle is None:
                 part = unpack_part(packed)
                 runtime = self._runtime
-                loaded = WaitingPart(runtime, part, session) if part.waiting else runtime.load(part, session)
+                loaded = (
+                    WaitingPart(runtime, part, session)
+                    if part.waiting
+                    else runtime.load(part, session)
+                )
                 handle = self._by_content[content] = self._next_handle
                 self._next_handle += 1
                 self._stages[handle] = Registered(loaded, content, is_private)
@@ -193,8 +246,8 @@ class Stages:
         answer.reply([0, handle])
 
     def run(self, handle: int, session: str, *packed: Any) -> list[Any] | Deferred:
-        """Run a stage on these tensors; [0, tensors...] or [code, text]. In a thread, unless it took
-        little time lately.
+        """Run a stage on these tensors; [0, tensors...] or [code, text]. In a thread, unless it
+        took little time lately.
         """
         stage = self._stages.get(handle)
         if stage is not None and stage.is_quick:
@@ -203,16 +256,25 @@ class Stages:
             return stage.run(packed)
         return self._in_thread(handle, session, lambda stage, answer: stage.run(packed, answer))
 
-    def trace(self, handle: int, session: str, options: bytes, *packed: Any) -> list[Any] | Deferred:
+    def trace(
+        self, handle: int, session: str, options: bytes, *packed: Any
+    ) -> list[Any] | Deferred:
         """As run(), traced by these RunOptions, always in a thread; [0, RunMetadata, tensors...] or
         [code, text].
         """
-        return self._in_thread(handle, session, lambda stage, answer: stage.run_traced(options, packed, answer))
+        return self._in_thread(
+            handle, session, lambda stage, answer: stage.run_traced(options, packed, answer)
+        )
 
-    def _in_thread(self, handle: int, session: str, run: Callable[[Registered, Deferred], list[Any]]) -> list[Any] | Deferred:
+    def _in_thread(
+        self, handle: int, session: str, run: Callable[[Registered, Deferred], list[Any]]
+    ) -> list[Any] | Deferred:
         stage = self._stages.get(handle)
         if stage is None:
-            return [tf_errors.ABORTED, f"no graph of handle {handle} is registered here: the task was started again"]
+            return [
+                tf_errors.ABORTED,
+                f"no graph of handle {handle} is registered here: the task was started again",
+            ]
         self._runs += 1
         answer, peer = Deferred(), calling_peer()
         self._running[answer] = _Run(stage, session, peer)
@@ -228,7 +290,8 @@ class Stages:
     def _over(self, answer: Any) -> None:
         run = self._running.pop(answer, None)
         if run is not None and isinstance(run.stage.loaded, WaitingPart):
-            run.stage.loaded.give_up(answer)  # its caller has given it up, or it failed before it could begin
+            # its caller has given it up, or it failed before it could begin
+            run.stage.loaded.give_up(answer)
 
     def close_session(self, session: str) -> list[Any]:
         """A session is over: give up what waits for it here, and free its stages in the registering
@@ -258,7 +321,9 @@ class Stages:
         self._on_freed(handles, False)
 
     def reset(self, containers: list[str]) -> Deferred:
-        """Free all stages, and drop what is in these containers; [0] or [code, text]. In the registering thread."""
+        """Free all stages, and drop what is in these containers; [0] or [code, text]. In the
+        registering thread.
+        """
         answer = Deferred()
         self._registering.submit(self._reset, containers, answer)
         return answer
@@ -269,7 +334,8 @@ class Stages:
             try:
                 self._runtime.reset(containers)
             finally:
-                self._on_freed([], True)  # last: what was made of the task's graph until now may mean what is gone
+                # last: what was made of the task's graph until now may mean what is gone
+                self._on_freed([], True)
         except Exception as error:
             answer.reply(list(errors.told(error)))
             return
@@ -280,7 +346,8 @@ class Stages:
         self._give_up(lambda run: run.peer is peer)
 
     def _give_up(self, is_meant: Callable[[_Run], bool]) -> None:
-        for answer, run in self._running.copy().items():  # list() collects garbage on its way: other threads come in
+        # list() collects garbage on its way: other threads come in
+        for answer, run in self._running.copy().items():
             if isinstance(run.stage.loaded, WaitingPart) and is_meant(run):
                 run.stage.loaded.give_up(answer)
 

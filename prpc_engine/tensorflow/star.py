@@ -1,9 +1,11 @@
 """The plane "star": the session's task calls the others, and they never call each other.
 
-once for each set of feeds, fetches and targets    the graph is cut (partition.py); each stage is registered at its task; the own
-                                                   part is loaded, with an op for each stage that calls it
-each step                                          one run of the own part; each of those ops sends what its stage is fed, and
-                                                   waits for what it fetches; the first that fails ends them all
+once for each set of feeds, fetches and targets  the graph is cut (partition.py); each stage is
+                                                 registered at its task; the own part is loaded,
+                                                 with an op for each stage that calls it
+each step                                        one run of the own part; each of those ops sends
+                                                 what its stage is fed, and waits for what it
+                                                 fetches; the first that fails ends them all
 """
 
 from __future__ import annotations
@@ -101,8 +103,8 @@ class _StageCall:
                 del self._sent[number]
 
     def _run(self) -> Run | None:
-        """Which it is called in. TensorFlow goes on in another step's thread when that had what an op waited for; then it is the
-        only one that there is, or is not known."""
+        """Which it is called in. TensorFlow goes on in another step's thread when that had what an
+        op waited for; then it is the only one that there is, or is not known."""
         runs, here = list(self._runs), self._plane.now.run
         if here in runs:
             return here
@@ -139,8 +141,8 @@ class _StageCall:
 
 
 class Run:
-    """One run of a step: what its caller said of it, and what it asks of other tasks. When any of that fails, nobody waits for
-    the rest, which would take from a queue what nobody gets."""
+    """One run of a step: what its caller said of it, and what it asks of other tasks. When any of
+    that fails, nobody waits for the rest, which would take from a queue what nobody gets."""
 
     def __init__(self, until: float | None, trace: Trace | None) -> None:
         self.until, self.trace = until, trace
@@ -190,17 +192,22 @@ class StarStep:
 
     loaded: Loaded | WaitingPart
     may_be_dead: bool  # a fetch is within a branch
-    kept: Any  # what its key is made of, and the functions of its ops, while their numbers are in use
+    # what its key is made of, and the functions of its ops, while their numbers are in use
+    kept: Any
     runs: list[Run]  # that go on
 
     def run(self, feeds: Sequence[Any]) -> Any:
         """What it fetches."""
         loaded = self.loaded
-        return loaded.run(feeds) if isinstance(loaded, Loaded) else loaded.run(feeds, _expected(loaded))
+        return (
+            loaded.run(feeds)
+            if isinstance(loaded, Loaded)
+            else loaded.run(feeds, _expected(loaded))
+        )
 
     def run_checked(self, feeds: Sequence[Any], options: Any, metadata: Any) -> Any:
-        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that was
-        not taken is an error.
+        """As run(), with RunOptions, and a buffer for RunMetadata or None; a fetch of a branch that
+        was not taken is an error.
         """
         loaded = self.loaded
         if isinstance(loaded, Loaded):
@@ -225,18 +232,21 @@ class _Now(threading.local):
 
 
 class StarPlane:
-    """Runs the steps of one session: its task calls the stages of the others, which never call each other.
+    """Runs the steps of one session: its task calls the stages of the others, which never call each
+    other.
 
     server   the task whose target the session has
     session  TensorFlow's
 
-    Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow. What
+    Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow.
+    What
     is done once, and what each step: the table at the file's head.
     """
 
     def __init__(self, server: TaskServer, session: Any) -> None:
         self._server = server
-        self._user_graph = session.graph  # not the session, which would end in whichever thread collects garbage
+        # not the session, which would end in whichever thread collects garbage
+        self._user_graph = session.graph
         self.scope = secrets.token_hex(8)
         self.traffic = StepTraffic()
         self._steps: dict[Any, StarStep] = {}
@@ -250,7 +260,8 @@ class StarPlane:
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
         self._under_way: set[Future] = set()
         self._met: set[str] = set()  # tasks that have stages of ours
-        self._ended: tuple[Any, str] | None = None  # class and text of what steps end with from then on
+        # class and text of what steps end with from then on
+        self._ended: tuple[Any, str] | None = None
         self.now = _Now()
         self._runs = self._calls = 0
 
@@ -267,10 +278,15 @@ class StarPlane:
             took.bytes_copied_before, took.bytes_copied_after, took.leased,
         )  # fmt: skip
 
-    # -- steps -------------------------------------------------------------------------------------------------------------
+    # -- steps -------------------------------------------------------------------------------------
 
     def run(
-        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], options: Any, metadata: Any
+        self,
+        targets: Sequence[Any],
+        fetches: Sequence[Any],
+        feeds: dict[Any, Any],
+        options: Any,
+        metadata: Any,
     ) -> list[Any]:
         """Run a step; the values of the fetches. Raises errors of TensorFlow.
 
@@ -280,7 +296,8 @@ class StarPlane:
         self._runs += 1
         if self._ended is not None:
             raise self._ended[0](None, None, self._ended[1])
-        said = b"" if options is None else tf_session.TF_GetBuffer(options)  # nothing, as monitored sessions have it
+        # nothing, as monitored sessions have it
+        said = b"" if options is None else tf_session.TF_GetBuffer(options)
         timeout_ms = config_pb2.RunOptions.FromString(said).timeout_in_ms if said else 0
         if not timeout_ms:
             return self._run(targets, fetches, feeds, said, metadata)
@@ -302,8 +319,8 @@ class StarPlane:
 
     @contextlib.contextmanager
     def connected(self, connections: tuple[tuple[Edge, Edge], ...]) -> Iterator[None]:
-        """In the step that runs in this thread meanwhile, the second edge of each pair stands in the
-        place of the first.
+        """In the step that runs in this thread meanwhile, the second edge of each pair stands in
+        the place of the first.
         """
         self.now.connections = connections
         try:
@@ -312,7 +329,12 @@ class StarPlane:
             self.now.connections = ()
 
     def _run(
-        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: dict[Any, Any], said: bytes, metadata: Any
+        self,
+        targets: Sequence[Any],
+        fetches: Sequence[Any],
+        feeds: dict[Any, Any],
+        said: bytes,
+        metadata: Any,
     ) -> list[Any]:
         key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds), self.now.connections)
         step = self._steps.get(key)
@@ -320,7 +342,10 @@ class StarPlane:
             with self._making:
                 step = self._steps.get(key)
                 while step is None:
-                    era, step = self._era, self._make(targets, fetches, [one.deref() for one in feeds])
+                    era, step = (
+                        self._era,
+                        self._make(targets, fetches, [one.deref() for one in feeds]),
+                    )
                     self._steps[key] = step
                     if self._ended is not None:  # close() may have looked before it was there
                         raise self._ended[0](None, None, self._ended[1])
@@ -349,7 +374,9 @@ class StarPlane:
             self.now.run = around
         return values
 
-    def _make(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> StarStep:
+    def _make(
+        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]
+    ) -> StarStep:
         try:
             wanted = [(one.op.name, one.value_index) for one in fetches]
             fed = [(one.op.name, one.value_index) for one in feeds]
@@ -357,12 +384,16 @@ class StarPlane:
             graph = self._graph_now()
             if self.now.connections:
                 graph = graph.connected(dict(self.now.connections))
-            graph, wanted, run = lowered(graph, placer, own, wanted, [one.name for one in targets], fed)
+            graph, wanted, run = lowered(
+                graph, placer, own, wanted, [one.name for one in targets], fed
+            )
             plan = cut(graph, placer, own, wanted, run, fed)
         except Misplaced as error:
             raise tf_errors.InvalidArgumentError(None, None, str(error)) from None
         except Unsupported as error:
-            raise tf_errors.UnimplementedError(None, None, f'{error}; protocol="grpc" may run it') from None
+            raise tf_errors.UnimplementedError(
+                None, None, f'{error}; protocol="grpc" may run it'
+            ) from None
         return self._planned(plan, [list(targets), list(fetches)])
 
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
@@ -370,7 +401,9 @@ class StarPlane:
         loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept, runs)))
         return StarStep(loaded, plan.may_be_dead, kept, runs)
 
-    def _make_calls(self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]) -> list[StageCall]:
+    def _make_calls(
+        self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]
+    ) -> list[StageCall]:
         """Register stages that are called; their ops. Their functions are added to `kept`."""
         calls = [(stage, self._submit_register(rewriter, stage)) for stage in called]
         made = []
@@ -389,7 +422,11 @@ class StarPlane:
         """The own task's part."""
         runtime = self._server.runtime
         try:
-            return WaitingPart(runtime, part, self.scope) if part.waiting else runtime.load(part, self.scope)
+            return (
+                WaitingPart(runtime, part, self.scope)
+                if part.waiting
+                else runtime.load(part, self.scope)
+            )
         except ValueError as error:
             raise tf_errors.InvalidArgumentError(None, None, errors.clean(str(error))) from None
 
@@ -399,7 +436,7 @@ class StarPlane:
             self._graph = graph.version, Graph(graph.as_graph_def(), signature_of)
         return self._graph[1]
 
-    # -- other tasks -------------------------------------------------------------------------------------------------------
+    # -- other tasks -------------------------------------------------------------------------------
 
     def _submit_register(self, rewriter: Rewriter, stage: Stage) -> Future:
         task = device(stage.task)
@@ -426,10 +463,16 @@ class StarPlane:
         return handle
 
     def submit(
-        self, task: str, method: str, what: str, arguments: tuple[Any, ...], is_patient: bool = True, left_s: float | None = None
+        self,
+        task: str,
+        method: str,
+        what: str,
+        arguments: tuple[Any, ...],
+        is_patient: bool = True,
+        left_s: float | None = None,
     ) -> Future:
-        """Ask a task; `left_s`: None for what the step in this thread has left. What it was told to keep died with it, so only
-        what makes that anew waits for it. Raises RpcError."""
+        """Ask a task; `left_s`: None for what the step in this thread has left. What it was told to
+        keep died with it, so only what makes that anew waits for it. Raises RpcError."""
         left_s = self.left_s(self.now.until) if left_s is None else left_s
         if self._ended is not None:
             raise engine_errors.Cancelled(self._ended[1])
@@ -443,14 +486,20 @@ class StarPlane:
 
     def left_s(self, until: float | None) -> float:
         """For what a step that ends then, by the monotonic clock, asks of another task now."""
-        return self._timeout_s if until is None else min(self._timeout_s, max(until - time.monotonic(), 0.0))
+        return (
+            self._timeout_s
+            if until is None
+            else min(self._timeout_s, max(until - time.monotonic(), 0.0))
+        )
 
     def forget(self) -> None:
         """Make what is kept from step to step anew: the tasks have lost it."""
         self._era = object()
         self._steps.clear()
 
-    def close(self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed") -> None:
+    def close(
+        self, kind: Any = tf_errors.CancelledError, text: str = "the session was closed"
+    ) -> None:
         """End the session: give up what it runs, with an error of class `kind`, and tell the tasks.
         Again: does nothing.
         """
@@ -469,7 +518,9 @@ class StarPlane:
     def _tell_end(self, task: str) -> None:
         """Nobody waits for the answer."""
         try:
-            self._server.engine.ask(task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S)
+            self._server.engine.ask(
+                task, stages.CLOSE, "the end of a session", lambda _: (self.scope,), CLOSE_TIMEOUT_S
+            )
         except engine_errors.RpcError as error:
             logger.debug("%s does not hear of the end of a session: %s", task, str(error))
 

@@ -1,4 +1,5 @@
-"""Tensors as the engine's archive takes them, and back. An array of numbers is its own memory; nothing is copied here.
+"""Tensors as the engine's archive takes them, and back. An array of numbers is its own memory;
+nothing is copied here.
 
 dtype                            travels as
 numbers, bool, complex           the array
@@ -56,7 +57,9 @@ def unpack(packed: Any) -> NDArray[Any]:
 
 
 def to_array(tensor: Any) -> NDArray[Any]:
-    """One array with all that a tensor has but its type, for where only arrays go; from_array() needs the type's name."""
+    """One array with all that a tensor has but its type, for where only arrays go; from_array()
+    needs the type's name.
+    """
     packed = pack(tensor)
     if type(packed) is np.ndarray:
         return packed
@@ -69,7 +72,9 @@ def to_array(tensor: Any) -> NDArray[Any]:
 
 
 def from_array(array: NDArray[Any], kind: str) -> NDArray[Any]:
-    """The tensor of what to_array() made. `kind`: "" for types that numpy has, else "string" or TensorFlow's name."""
+    """The tensor of what to_array() made. `kind`: "" for types that numpy has, else "string" or
+    TensorFlow's name.
+    """
     if not kind:
         return array
     if kind != "string":

@@ -1,14 +1,16 @@
 """RunMetadata of a step: what each of its parts says of itself, as one. No I/O here.
 
-    of the parts                  in the whole
-    step_stats                    a device's nodes of all parts that ran there: "/job:ps/replica:0/task:0/device:CPU:0"
-    partition_graphs              those of all parts, one after the other
-    cost_graph                    nodes of all parts, with numbers of their own
-    anything else                 of the own part alone
+    of the parts      in the whole
+    step_stats        a device's nodes of all parts that ran there:
+                      "/job:ps/replica:0/task:0/device:CPU:0"
+    partition_graphs  those of all parts, one after the other
+    cost_graph        nodes of all parts, with numbers of their own
+    anything else     of the own part alone
 
-The session of a part knows its task as "/job:localhost/replica:0/task:0", and its nodes by the name under which the part was
-added to its task's graph (runtime.py): both are put right here. What calls another task is the node "prpc_call_<k>" of the own
-part; it takes as long as that task's part, and the way there and back. A part that may wait for another step says nothing.
+The session of a part knows its task as "/job:localhost/replica:0/task:0", and its nodes by the name
+under which the part was added to its task's graph (runtime.py): both are put right here. What calls
+another task is the node "prpc_call_<k>" of the own part; it takes as long as that task's part, and
+the way there and back. A part that may wait for another step says nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ _LOCAL = "/job:localhost/replica:0/task:0"
 
 
 class Trace:
-    """Of one step, which runs in one thread. `options`: RunOptions for the parts, b"" when they are asked for nothing."""
+    """Of one step, which runs in one thread. `options`: RunOptions for the parts, b"" when they are
+    asked for nothing.
+    """
 
     def __init__(self, own: Any, options: Any) -> None:
         """`own` is the task that runs the step; `options` the user's RunOptions or None."""
         asked = config_pb2.RunOptions()
         if options is not None:
-            asked.trace_level, asked.output_partition_graphs = options.trace_level, options.output_partition_graphs
+            asked.trace_level, asked.output_partition_graphs = (
+                options.trace_level,
+                options.output_partition_graphs,
+            )
         self._own = f"/job:{own.job}/task:{own.index}"
         self._told: list[tuple[str, bytes]] = []
         self.options: bytes = asked.SerializeToString()
@@ -68,7 +75,11 @@ def _add(whole: Any, part: Any, task: str) -> None:
     for cost in part.cost_graph.node:
         added = whole.cost_graph.node.add()
         added.CopyFrom(cost)
-        added.name, added.device, added.id = clean(cost.name), cost.device.replace(_LOCAL, place), first + cost.id
+        added.name, added.device, added.id = (
+            clean(cost.name),
+            cost.device.replace(_LOCAL, place),
+            first + cost.id,
+        )
         added.control_input[:] = [first + one for one in cost.control_input]
         for source in added.input_info:
             source.preceding_node += first

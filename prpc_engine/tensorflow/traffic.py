@@ -1,12 +1,16 @@
-"""What tensors took on their way to other tasks and back: bytes, and how many of them this process copied. No I/O here.
+"""What tensors took on their way to other tasks and back: bytes, and how many of them this process
+copied. No I/O here.
 
-a tensor                     before it is sent                       after it was received
-of up to SMALL_BYTES_MAX     copied into its message                 copied out of it
-larger, numbers              copied once, from TensorFlow's memory   not at all: fed where it lies, in the sender's shared memory,
-                             into shared memory (a socket's buffer)  or where the socket put it; copied when that is not aligned
-strings                      joined, and as above                    cut, and as above
+a tensor                  before it is sent                       after it was received
+of up to SMALL_BYTES_MAX  copied into its message                 copied out of it
+larger, numbers           copied once, from TensorFlow's memory   not at all: fed where it lies, in
+                                                                  the sender's shared memory,
+                          into shared memory (a socket's buffer)  or where the socket put it; copied
+                                                                  when that is not aligned
+strings                   joined, and as above                    cut, and as above
 
-TensorFlow gives its ops' memory to Python as it is, and takes aligned arrays as they are: neither is a copy.
+TensorFlow gives its ops' memory to Python as it is, and takes aligned arrays as they are: neither
+is a copy.
 """
 
 from __future__ import annotations
@@ -22,12 +26,22 @@ ALIGNMENT_BYTES = 64  # TensorFlow copies what it is fed at another address
 
 
 class StepTraffic:
-    """Of one session. Counted without a lock, as its steps are: threads that run steps at once may lose a count."""
+    """Of one session. Counted without a lock, as its steps are: threads that run steps at once may
+    lose a count.
+    """
 
-    __slots__ = ("bytes_copied_after", "bytes_copied_before", "bytes_received", "bytes_sent", "leased")
+    __slots__ = (
+        "bytes_copied_after",
+        "bytes_copied_before",
+        "bytes_received",
+        "bytes_sent",
+        "leased",
+    )
 
     def __init__(self) -> None:
-        self.bytes_sent = self.bytes_received = self.bytes_copied_before = self.bytes_copied_after = self.leased = 0
+        self.bytes_sent = self.bytes_received = self.bytes_copied_before = (
+            self.bytes_copied_after
+        ) = self.leased = 0
 
     def sent(self, packed: Sequence[Any]) -> None:
         """Tensors as tensors.pack() made them."""

@@ -1,24 +1,31 @@
-"""Which values of a cut step go from task to task, under which keys and in which requests. No I/O here.
+"""Which values of a cut step go from task to task, under which keys and in which requests. No I/O
+here.
 
-    a stage of another task (partition.py)                 belongs to
-    that is dead or alive as a branch is, in a loop, or    those that are called, as in the plane "star": only the own task's
-      waits for another step                               executor knows whether, and how often
-    any other                                              the program of its task: its stages in the order of their rounds,
-                                                           of which each has one at most
+    a stage of another task (partition.py)               belongs to
+    that is dead or alive as a branch is, in a loop, or  those that are called, as in the plane
+                                                         "star": only the own task's
+      waits for another step                             executor knows whether, and how often
+    any other                                            the program of its task: its stages in the
+                                                         order of their rounds, of which each has
+                                                         one at most
 
-    a value that a stage of a program is fed               comes
-    made by the own task, or by a stage that is called     from the own task, once for all stages of the program
-    made by a program of another task                      from that task, not by way of the own one
-    made by the same program                               from there; nothing is sent
+    a value that a stage of a program is fed            comes
+    made by the own task, or by a stage that is called  from the own task, once for all stages of
+                                                        the program
+    made by a program of another task                   from that task, not by way of the own one
+    made by the same program                            from there; nothing is sent
 
-    what is waited for without a value                     a token: a dead tensor; none where a value of the same source tells it
+    what is waited for without a value  a token: a dead tensor; none where a value of the same
+                                        source tells it
 
-Fused, all that one source has for one stage is asked for by one request; else each value by one of its own.
+Fused, all that one source has for one stage is asked for by one request; else each value by one of
+its own.
 
-At the own task an op sends and an op receives for each request. The executor may have one thread, which an op that receives
-holds. So those of one round come after all that is sent up to that round: what they wait for depends on nothing that is still to
-be sent. A send depends on what was received in earlier rounds, and a program has all it needs for a round once these are done:
-there is no cycle, and nobody waits for ever.
+At the own task an op sends and an op receives for each request. The executor may have one thread,
+which an op that receives holds. So those of one round come after all that is sent up to that round:
+what they wait for depends on nothing that is still to be sent. A send depends on what was received
+in earlier rounds, and a program has all it needs for a round once these are done: there is no
+cycle, and nobody waits for ever.
 """
 
 from __future__ import annotations
@@ -40,7 +47,9 @@ _NAMED = {7: "string", 21: "string", 14: "bfloat16", 24: "float8_e5m2", 25: "flo
 
 
 class TransferRequest(NamedTuple):
-    """Tensors that one task asks of another together. `kinds`: of each, "" for what an array is, else its type's name."""
+    """Tensors that one task asks of another together. `kinds`: of each, "" for what an array is,
+    else its type's name.
+    """
 
     source: Task
     keys: list[str]
@@ -68,7 +77,9 @@ class StageBlock:
 
 @dataclass(frozen=True)
 class Op:
-    """One of the own part that sends, or receives, with another task: `stage` is it for the rewriter."""
+    """One of the own part that sends, or receives, with another task: `stage` is it for the
+    rewriter.
+    """
 
     stage: Stage
     peer: Task
@@ -78,10 +89,11 @@ class Op:
 
 @dataclass(frozen=True)
 class Transfers:
-    """Says what each task does in a step of the plane "sendrecv": what it runs, sends, and asks for.
-    Made by transfers().
+    """Says what each task does in a step of the plane "sendrecv": what it runs, sends, and asks
+    for. Made by transfers().
 
-    `called` are stages that the own task calls, as in the plane "star". Which are: the table at the file's head.
+    `called` are stages that the own task calls, as in the plane "star". Which are: the table at the
+    file's head.
     """
 
     own: Plan  # what the own task runs, with the ops below, and the step's number as its last feed
@@ -101,8 +113,14 @@ class _Arranger:
         self._plan, self._fuse = plan, fuse
         self._nodes = plan.graph.nodes
         self._fed = frozenset(plan.feeds)
-        self._called = {one.number: one for one in plan.stages if one.branches or one.frame or self._may_wait(one)}
-        self._blocks = {one.number: StageBlock(one) for one in plan.stages if one.number not in self._called}
+        self._called = {
+            one.number: one
+            for one in plan.stages
+            if one.branches or one.frame or self._may_wait(one)
+        }
+        self._blocks = {
+            one.number: StageBlock(one) for one in plan.stages if one.number not in self._called
+        }
         self._keys: dict[Edge, str] = {}
         self._had: dict[Task, set[str]] = {}  # keys of what a program has at some stage
         self._wanted, self._awaited = self._of_own()
@@ -114,7 +132,9 @@ class _Arranger:
         self._stage_of: dict[str, Stage] = {}
 
     def arranged(self) -> Transfers:
-        """The transfers of the plan, made round by round: who sends what to whom, and who runs what."""
+        """The transfers of the plan, made round by round: who sends what to whom, and who runs
+        what.
+        """
         called = []
         for _, together in groupby(self._plan.stages, key=lambda one: one.round):
             stages = list(together)
@@ -124,7 +144,11 @@ class _Arranger:
             for stage in stages:
                 if stage.number in self._called:
                     # What it waits for may be what this step sends.
-                    first = [*self._barrier, *self._unheard] if self._may_wait(stage) and not stage.frame else []
+                    first = (
+                        [*self._barrier, *self._unheard]
+                        if self._may_wait(stage) and not stage.frame
+                        else []
+                    )
                     called.append(replace(stage, after=[*stage.after, *first]))
                     self._stage_of.update(dict.fromkeys(stage.members, called[-1]))
             barrier: list[str] = []
@@ -148,7 +172,9 @@ class _Arranger:
     def _of_own(self) -> tuple[set[Edge], set[str]]:
         """Values that the own part needs, and nodes that it waits for."""
         plan = self._plan
-        wanted = {edge for name in plan.local for edge in self._nodes[name].inputs}.union(plan.fetches)
+        wanted = {edge for name in plan.local for edge in self._nodes[name].inputs}.union(
+            plan.fetches
+        )
         awaited = {control for name in plan.local for control in plan.controls[name]}
         for stage in self._called.values():
             wanted.update(stage.feeds, (one.predicate for one in stage.gates))
@@ -158,7 +184,7 @@ class _Arranger:
                 wanted.update(one.predicate for one in plan.branches[name])
         return wanted - self._fed, awaited
 
-    # -- to a program ------------------------------------------------------------------------------------------------------
+    # -- to a program ------------------------------------------------------------------------------
 
     def _feed(self, block: StageBlock) -> None:
         stage = block.stage
@@ -181,7 +207,9 @@ class _Arranger:
             source = self._program(name)
             if source is None:
                 after.append(name)
-            elif source.stage.task != stage.task and had.isdisjoint([*source.fetches, _done(source)]):
+            elif source.stage.task != stage.task and had.isdisjoint(
+                [*source.fetches, _done(source)]
+            ):
                 had.add(_done(source))
                 self._pass(source, stage.task, _done(source), "", of_others)
         self._send(block, of_own, after)
@@ -191,7 +219,9 @@ class _Arranger:
         had.update(block.fetches)
 
     @staticmethod
-    def _pass(source: StageBlock, to: Task, key: str, kind: str, requests: dict[Task, TransferRequest]) -> None:
+    def _pass(
+        source: StageBlock, to: Task, key: str, kind: str, requests: dict[Task, TransferRequest]
+    ) -> None:
         """From one program to another."""
         source.sends.append(Sent(to, key, key == _done(source)))
         request = requests.setdefault(source.stage.task, TransferRequest(source.stage.task, [], []))
@@ -209,12 +239,14 @@ class _Arranger:
         for index, request in enumerate(self._requests(TransferRequest(own, keys, kinds))):
             sent = edges if self._fuse else edges[index : index + 1]
             waits = after if self._fuse or not sent else []
-            op = Op(self._op(stage, [STEP, *sent], [], waits), stage.task, request.keys, request.kinds)
+            op = Op(
+                self._op(stage, [STEP, *sent], [], waits), stage.task, request.keys, request.kinds
+            )
             self._sends.append(op)
             self._unheard.append(op.stage.members[0])
             block.receives.append(request)
 
-    # -- from a program ----------------------------------------------------------------------------------------------------
+    # -- from a program ----------------------------------------------------------------------------
 
     def _fetch(self, block: StageBlock, barrier: list[str]) -> list[str]:
         """What the own task receives; what later receives of the round come after."""
@@ -227,19 +259,25 @@ class _Arranger:
         block.sends.extend(Sent(own, key, not edges) for key in keys)
         for index, request in enumerate(self._requests(TransferRequest(stage.task, keys, kinds))):
             fetched = edges if self._fuse else edges[index : index + 1]
-            op = Op(self._op(stage, [STEP], fetched, barrier or [*self._barrier, *self._unheard]), *request)
+            op = Op(
+                self._op(stage, [STEP], fetched, barrier or [*self._barrier, *self._unheard]),
+                *request,
+            )
             self._receives.append(op)
             barrier = barrier or [op.stage.members[0]]
             for name in stage.members:
                 self._stage_of.setdefault(name, op.stage)
         return barrier
 
-    # -- of both -----------------------------------------------------------------------------------------------------------
+    # -- of both -----------------------------------------------------------------------------------
 
     def _requests(self, whole: TransferRequest) -> list[TransferRequest]:
         if self._fuse:
             return [whole] if whole.keys else []
-        return [TransferRequest(whole.source, [key], [kind]) for key, kind in zip(whole.keys, whole.kinds, strict=True)]
+        return [
+            TransferRequest(whole.source, [key], [kind])
+            for key, kind in zip(whole.keys, whole.kinds, strict=True)
+        ]
 
     def _key(self, edge: Edge) -> str:
         return self._keys.setdefault(edge, str(len(self._keys)))
@@ -247,11 +285,15 @@ class _Arranger:
     def _kind(self, edge: Edge) -> str:
         return _NAMED.get(self._nodes[edge[0]].out_types[edge[1]] % 100, "")
 
-    def _op(self, stage: Stage, feeds: list[Edge], fetches: Sequence[Edge], after: list[str]) -> Stage:
+    def _op(
+        self, stage: Stage, feeds: list[Edge], fetches: Sequence[Edge], after: list[str]
+    ) -> Stage:
         number = self._numbers
         self._numbers += 1
         name = f"prpc_op_{number}"
-        made = Stage(number, stage.task, stage.round, NO_BRANCHES, (), [name], feeds, list(fetches), after)
+        made = Stage(
+            number, stage.task, stage.round, NO_BRANCHES, (), [name], feeds, list(fetches), after
+        )
         self._stage_of[name] = made
         return made
 

@@ -2,8 +2,9 @@
 
     folder/<core number>    an empty file a core; whoever holds its flock has the core
 
-A lock is held as long as its descriptor is open: to the end of the process, however that comes. Tasks that see another folder, as
-in another container, do not see each other's locks; those allowed on other cores do not meet at all. Files stay when nobody holds
+A lock is held as long as its descriptor is open: to the end of the process, however that comes.
+Tasks that see another folder, as in another container, do not see each other's locks; those allowed
+on other cores do not meet at all. Files stay when nobody holds
 them: one that were removed could be locked by one task while another makes it anew.
 """
 
@@ -21,9 +22,11 @@ logger = logging.getLogger("shard")
 
 
 class CoreLocks:
-    """The cores that one task may bind its shards to. Owned by the process: close() is for one that ends its task earlier.
+    """The cores that one task may bind its shards to. Owned by the process: close() is for one that
+    ends its task earlier.
 
-    `cores`: as many as were asked for, the best first; none when there were not enough, and the task then binds nothing.
+    `cores`: as many as were asked for, the best first; none when there were not enough, and the
+    task then binds nothing.
     """
 
     def __init__(self, cores: tuple[int, ...], fds: tuple[int, ...]) -> None:
@@ -32,9 +35,11 @@ class CoreLocks:
 
     @classmethod
     def take(cls, count: int, folder: Path, cores: Iterable[int] | None = None) -> CoreLocks:
-        """Lock `count` of the cores that this process may use (or of those given, in that order), all or none.
+        """Lock `count` of the cores that this process may use (or of those given, in that order),
+        all or none.
 
-        Never waits and never fails: too few free cores, or a folder that cannot be used, are one warning and no cores.
+        Never waits and never fails: too few free cores, or a folder that cannot be used, are one
+        warning and no cores.
         """
         candidates = list(placing_order(topology()) if cores is None else cores)
         held: dict[int, int] = {}  # core -> descriptor

@@ -1,8 +1,11 @@
-"""Which core each shard runs on, and which memory is near it: the policy over what topology.py reads.
+"""Which core each shard runs on, and which memory is near it: the policy over what topology.py
+reads.
 
-Pinning is os.sched_setaffinity(0, ...), which is about the *calling thread*. psutil.Process().cpu_affinity(cores) hands the
-kernel the process id, which there names the first thread alone: called from another thread it would pin the wrong one. And
-psutil.cpu_count(logical=False) counts the machine's physical cores, not those that a cpuset or taskset leaves to us.
+Pinning is os.sched_setaffinity(0, ...), which is about the *calling thread*.
+psutil.Process().cpu_affinity(cores) hands the kernel the process id, which there names the first
+thread alone: called from another thread it would pin the wrong one. And
+psutil.cpu_count(logical=False) counts the machine's physical cores, not those that a cpuset or
+taskset leaves to us.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import platform
 
 from shard.group.topology import Core, Topology, read_topology
 
-# As the process was started with: pinning a thread later narrows what the kernel answers, and what children inherit.
+# As the process was started with: pinning a thread later narrows what the kernel answers, and what
+# children inherit.
 _AT_START = sorted(os.sched_getaffinity(0))
 
-# set_mempolicy(2), numaif.h and linux/mempolicy.h: MPOL_PREFERRED takes memory of the node while it has any, and of others
-# then; MPOL_BIND would end in the out-of-memory killer where one node is full.
+# set_mempolicy(2), numaif.h and linux/mempolicy.h: MPOL_PREFERRED takes memory of the node while it
+# has any, and of others then; MPOL_BIND would end in the out-of-memory killer where one node is
+# full.
 _SYS_SET_MEMPOLICY_X86_64, _MPOL_PREFERRED = 238, 1
 _NODES_MAX = 1024  # what x86-64 kernels can be built for (MAX_NUMNODES); the mask is 128 bytes
 _BITS_PER_WORD = 64
@@ -44,10 +49,12 @@ def place(count: int) -> list[int]:
 def placing_order(machine: Topology) -> list[int]:
     """All usable cores, the best for a shard first.
 
-    The application keeps the first core; its hyper-threads are next to last. Before them come whole physical cores, then the
-    other hyper-threads of these: two that poll on one physical core slow each other down by more than a hop to the other node
-    costs. In each of these groups the application's NUMA node is filled before the next one (its rings and arrays lie there),
-    and the last core comes first, because systems put their own work on the first ones.
+    The application keeps the first core; its hyper-threads are next to last. Before them come whole
+    physical cores, then the
+    other hyper-threads of these: two that poll on one physical core slow each other down by more
+    than a hop to the other node costs. In each of these groups the application's NUMA node is
+    filled before the next one (its rings and arrays lie there), and the last core comes first,
+    because systems put their own work on the first ones.
     """
     application = machine.cores[0]
 
@@ -65,35 +72,49 @@ def placing_order(machine: Topology) -> list[int]:
 
 
 def auto_shards(machine: Topology | None = None) -> int:
-    """How many shards "auto" means: one for each usable physical core that the CPU quota can feed, less one for the
-    application; at least 1."""
+    """How many shards "auto" means: one for each usable physical core that the CPU quota can feed,
+    less one for the application; at least 1."""
     machine = topology() if machine is None else machine
-    fed = machine.physical_count if machine.quota_cores is None else min(machine.physical_count, int(machine.quota_cores))
+    fed = (
+        machine.physical_count
+        if machine.quota_cores is None
+        else min(machine.physical_count, int(machine.quota_cores))
+    )
     return max(1, fed - 1)
 
 
 def oversubscribed(pollers: int, machine: Topology | None = None) -> str | None:
-    """What to tell the user when `pollers` busy-polling processes (shards, and an application that polls) are more than can
-    run at once; None when they are not."""
+    """What to tell the user when `pollers` busy-polling processes (shards, and an application that
+    polls) are more than can run at once; None when they are not."""
     machine = topology() if machine is None else machine
     cores, quota = len(machine.cores), machine.quota_cores
     room = cores if quota is None else min(cores, quota)
     if pollers <= room:
         return None
-    what = f"{cores} usable cores" if quota is None or quota >= cores else f"the cgroup's CPU quota of {quota:g} cores"
+    what = (
+        f"{cores} usable cores"
+        if quota is None or quota >= cores
+        else f"the cgroup's CPU quota of {quota:g} cores"
+    )
     return (
-        f"{pollers} busy-polling processes on {what}: they take turns, and each waits milliseconds for its own; start at most "
-        f"{max(1, int(room))}, switch polling off, or allow more cores (taskset, cpuset, docker --cpus)"
+        f"{pollers} busy-polling processes on {what}: they take turns, "
+        "and each waits milliseconds for its own; start at most "
+        f"{max(1, int(room))}, switch polling off, or allow more cores (taskset, cpuset, "
+        "docker --cpus)"
     )
 
 
 def pin(core: int) -> set[int]:
-    """Keep the calling thread on one core; where it was allowed before, for restore(). Raises ValueError."""
+    """Keep the calling thread on one core; where it was allowed before, for restore(). Raises
+    ValueError.
+    """
     before = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {core})
     except (OSError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"core {core!r} is not among the cores this process may use: {usable_cores()}") from error
+        raise ValueError(
+            f"core {core!r} is not among the cores this process may use: {usable_cores()}"
+        ) from error
     return before
 
 
@@ -103,15 +124,24 @@ def restore(cores: set[int]) -> None:
 
 
 def bind_memory(core: int, machine: Topology | None = None) -> bool:
-    """Prefer memory near `core` for all pages that the calling thread, and threads it starts from now on, are the first to
-    touch; shared memory too. Whether that was done: False on a machine with one node, and where the kernel refuses (some
-    container sandboxes do); nothing has changed then, and the memory is right but farther away."""
+    """Prefer memory near `core` for all pages that the calling thread, and threads it starts from
+    now on, are the first to touch; shared memory too. Whether that was done: False on a machine
+    with one node, and where the kernel refuses (some container sandboxes do); nothing has changed
+    then, and the memory is right but farther away."""
     machine = topology() if machine is None else machine
     near = machine.core(core)
-    if near is None or len(machine.nodes) < 2 or near.node >= _NODES_MAX or platform.machine() != "x86_64":
+    if (
+        near is None
+        or len(machine.nodes) < 2
+        or near.node >= _NODES_MAX
+        or platform.machine() != "x86_64"
+    ):
         return False
     mask = (ctypes.c_ulong * (_NODES_MAX // _BITS_PER_WORD))()
     mask[near.node // _BITS_PER_WORD] = 1 << near.node % _BITS_PER_WORD
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     # maxnode counts one more than the bits: the kernel takes one off before it uses it.
-    return bool(syscall(_SYS_SET_MEMPOLICY_X86_64, _MPOL_PREFERRED, mask, ctypes.c_ulong(_NODES_MAX + 1)) == 0)
+    return bool(
+        syscall(_SYS_SET_MEMPOLICY_X86_64, _MPOL_PREFERRED, mask, ctypes.c_ulong(_NODES_MAX + 1))
+        == 0
+    )

@@ -1,9 +1,12 @@
-"""Whether a group's file descriptors find room: every lane is a socket and a mapping at each of its ends.
+"""Whether a group's file descriptors find room: every lane is a socket and a mapping at each of its
+ends.
 
-    application   during the start   of each lane between a shard that has been started and one that has not, an end waits
-                                     here: size / 2 shards on either side is the worst moment
-                  afterwards         its own end of one lane for each shard, and what tells of the process's end
-    shard                            an end of a lane for every other process
+    application  during the start  of each lane between a shard that has been started and one that
+                                   has not, an end waits here: size / 2 shards on either side is the
+                                   worst moment
+                 afterwards        its own end of one lane for each shard, and what tells of the
+                                   process's end
+    shard                          an end of a lane for every other process
 
 Shards inherit the limit.
 """
@@ -21,23 +24,31 @@ from pathlib import Path
 from shard.errors import ShardError
 
 END = 2  # descriptors of one end of a lane
-PER_SHARD = 10  # the application's end of its lane, the newborn's ends as they are handed on, pipes of the start, the sentinel
+# the application's end of its lane, the newborn's ends as they are handed on, pipes of the start,
+# the sentinel
+PER_SHARD = 10
 OTHERS = 64  # what Python, the driver and a few segments of the slab need besides
-FORKSERVER_MAX = 240  # that multiprocessing's fork server takes over for one process (256, of which it needs some itself)
+# that multiprocessing's fork server takes over for one process (256, of which it needs some itself)
+FORKSERVER_MAX = 240
 
 logger = logging.getLogger("shard")
 
 
 def needed(size: int) -> int:
-    """By the application at the worst moment of the start of so many shards, besides what it has open."""
+    """By the application at the worst moment of the start of so many shards, besides what it has
+    open.
+    """
     return END * (size // 2) * (size - size // 2) + PER_SHARD * size + OTHERS
 
 
 def make_room(size: int, start_method: str) -> None:
-    """Raise the soft limit to the hard one where that is needed. Raises ShardError where even that is too low."""
+    """Raise the soft limit to the hard one where that is needed. Raises ShardError where even that
+    is too low.
+    """
     if start_method == "forkserver" and END * size > FORKSERVER_MAX:
         raise ShardError(
-            f"a group of {size} shards hands each {END * size} file descriptors, and start_method='forkserver' passes at most "
+            f"a group of {size} shards hands each {END * size} file descriptors, "
+            "and start_method='forkserver' passes at most "
             f"{FORKSERVER_MAX}: use 'spawn'"
         )
     wanted = needed(size) + len(os.listdir("/proc/self/fd"))
@@ -47,12 +58,20 @@ def make_room(size: int, start_method: str) -> None:
     if hard != resource.RLIM_INFINITY and wanted > hard:
         raise ShardError(_text(size, wanted, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    logger.debug("raised the soft limit of open files from %d to %d: %d shards need up to %d", soft, hard, size, wanted)
+    logger.debug(
+        "raised the soft limit of open files from %d to %d: %d shards need up to %d",
+        soft,
+        hard,
+        size,
+        wanted,
+    )
 
 
 @contextmanager
 def named(size: int) -> Iterator[None]:
-    """Say what was wanted where none is left all the same: others in this process, or on this host, took them meanwhile."""
+    """Say what was wanted where none is left all the same: others in this process, or on this host,
+    took them meanwhile.
+    """
     try:
         yield
     except OSError as error:
@@ -60,13 +79,20 @@ def named(size: int) -> Iterator[None]:
             raise
         if error.errno == errno.ENFILE:
             host = Path("/proc/sys/fs/file-max").read_text().strip()
-            raise ShardError(f"this host has no file descriptors left (fs.file-max={host}) for {size} shards: {error}") from error
+            raise ShardError(
+                f"this host has no file descriptors left (fs.file-max={host}) for {size} shards: "
+                f"{error}"
+            ) from error
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise ShardError(_text(size, needed(size) + len(os.listdir("/proc/self/fd")), soft)) from error
+        raise ShardError(
+            _text(size, needed(size) + len(os.listdir("/proc/self/fd")), soft)
+        ) from error
 
 
 def _text(size: int, wanted: int, allowed: int) -> str:
     return (
-        f"a group of {size} shards needs up to {wanted} file descriptors in this process while it starts, and {allowed} are "
-        f"allowed: raise the limit (`ulimit -n {wanted}`, LimitNOFILE= of systemd, docker run --ulimit), or make fewer shards"
+        f"a group of {size} shards needs up to {wanted} file descriptors in this process while it "
+        f"starts, and {allowed} are "
+        f"allowed: raise the limit (`ulimit -n {wanted}`, LimitNOFILE= of systemd, "
+        "docker run --ulimit), or make fewer shards"
     )

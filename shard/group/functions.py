@@ -1,15 +1,18 @@
-"""Functions that the two ends of a lane know by number: told once, and then called for a few bytes each.
+"""Functions that the two ends of a lane know by number: told once, and then called for a few bytes
+each.
 
-    function                                       goes
-    one that the other process imports by name     once
-    by value, without any state                    once, as long as its code and class of work stay what they were
-    by value, with state                           with each call: what it closes over, its default arguments and attributes may
-                                                   have changed since
-    bound to an object, a partial, other objects   with each call
+    function                                      goes
+    one that the other process imports by name    once
+    by value, without any state                   once, as long as its code and class of work stay
+                                                  what they were
+    by value, with state                          with each call: what it closes over, its default
+                                                  arguments and attributes may have changed since
+    bound to an object, a partial, other objects  with each call
 
-State is a closure, default arguments (also of keywords), attributes, and for a class that no other process can import all that it
-holds. The sender starts anew when its table holds FUNCTIONS_MAX functions or FUNCTIONS_BYTES_MAX bytes; the receiver keeps
-twice that and drops the oldest, so what the sender counts on is always there, also when two threads sent one function twice.
+State is a closure, default arguments (also of keywords), attributes, and for a class that no other
+process can import all that it holds. The sender starts anew when its table holds FUNCTIONS_MAX
+functions or FUNCTIONS_BYTES_MAX bytes; the receiver keeps twice that and drops the oldest, so what
+the sender counts on is always there, also when two threads sent one function twice.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from shard.loop.queues import TASK_CLASS_ATTRIBUTE, TaskClass, class_of
 
 # At a few hundred bytes each, a program's functions all find room.
 FUNCTIONS_MAX = 4096
-# Pickled: of all of one table, and of one function in it. Code is small; what is larger has data in it, and goes with each call.
+# Pickled: of all of one table, and of one function in it. Code is small; what is larger has data in
+# it, and goes with each call.
 FUNCTIONS_BYTES_MAX = 8 << 20
 FUNCTION_BYTES_MAX = 64 << 10
 
@@ -32,7 +36,9 @@ Function = Callable[..., Any]
 
 
 def is_found_by_name(function: Any) -> bool:
-    """Whether the other process finds this function or class as an attribute of a module, so that its state stays at home."""
+    """Whether the other process finds this function or class as an attribute of a module, so that
+    its state stays at home.
+    """
     if is_from_a_prompt(function):
         return False
     found: Any = sys.modules.get(function.__module__)
@@ -42,7 +48,9 @@ def is_found_by_name(function: Any) -> bool:
 
 
 def has_state(function: FunctionType) -> bool:
-    """Whether something that travels with a function by value may differ from call to call, its code apart."""
+    """Whether something that travels with a function by value may differ from call to call, its
+    code apart.
+    """
     return bool(
         function.__closure__ is not None
         or function.__defaults__
@@ -56,26 +64,38 @@ def may_go_once(function: Any) -> bool:
     if type(function) is FunctionType:
         return is_found_by_name(function) or not (has_state(function) or is_from_a_prompt(function))
     if type(function) is BuiltinFunctionType:
-        return isinstance(function.__self__, ModuleType | None)  # else a bound method: [].append, {}.get
+        # else a bound method: [].append, {}.get
+        return isinstance(function.__self__, ModuleType | None)
     if isinstance(function, type):
         return is_found_by_name(function)
     return bool(getattr(function, "is_sent_once", False))
 
 
 class SentFunctions:
-    """What this end has told the other of. Any thread may call; two that send one function at once tell of it twice."""
+    """What this end has told the other of. Any thread may call; two that send one function at once
+    tell of it twice.
+    """
 
     def __init__(self) -> None:
-        self.numbers: dict[Function, int] = {}  # of those whose state does not matter: looked at by each call
+        # of those whose state does not matter: looked at by each call
+        self.numbers: dict[Function, int] = {}
         self._by_value: dict[Function, tuple[int, CodeType, TaskClass]] = {}
         self._bytes = 0
 
     def find(self, function: Any) -> int | None:
-        """The number of a function that went by value and is still what went; None for any other."""
+        """The number of a function that went by value and is still what went;
+        None for any other.
+        """
         if type(function) is not FunctionType or not (known := self._by_value.get(function)):
             return None
         number, code, task_class = known
-        return number if function.__code__ is code and class_of(function) == task_class and not has_state(function) else None
+        return (
+            number
+            if function.__code__ is code
+            and class_of(function) == task_class
+            and not has_state(function)
+            else None
+        )
 
     def make_room(self, pickled: bytes) -> bool:
         """Before it is sent; False: it is too large to be kept."""

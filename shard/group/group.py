@@ -1,13 +1,14 @@
 """A group of shards: one process per core, joined to each other and to the application by rings.
 
-    application ──lane── shard 0 ──lane── shard 1 ...      every pair of processes has one lane (two rings and a socket)
+    application ──lane── shard 0 ──lane── shard 1 ...  every pair of processes has one lane (two
+                                                       rings and a socket)
 
-The application makes all sockets and rings and hands each process its own by descriptor: nothing has a name that another process
-could attach to, and nothing is left behind when any of them dies. What a shard does with its life is told in process.py, who
-starts and restarts it in supervisor.py.
+The application makes all sockets and rings and hands each process its own by descriptor: nothing
+has a name that another process could attach to, and nothing is left behind when any of them dies.
+What a shard does with its life is told in process.py, who starts and restarts it in supervisor.py.
 
-close() ends a group in order: wait until no shard has tasks of another (they may still call each other), tell all to stop, and
-kill what has not ended by the deadline.
+close() ends a group in order: wait until no shard has tasks of another (they may still call each
+other), tell all to stop, and kill what has not ended by the deadline.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from typing import Any, Literal
 
 from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.group import cpu, descriptors, process
-from shard.group.group_calls import NOTHING_TO_SET_UP, Setup, nothing, set_up, take_handovers, wait_empty
+from shard.group.group_calls import (
+    NOTHING_TO_SET_UP,
+    Setup,
+    nothing,
+    set_up,
+    take_handovers,
+    wait_empty,
+)
 from shard.group.group_statistics import GroupStatistics, ShardStatistics
 from shard.group.lane_handoff import LANE_LIMITS, InheritedFd, LaneEnd, make_lane
 from shard.group.mesh import ShardChannel, Tally
@@ -56,28 +64,36 @@ POLLING_VARIABLE = "PRPC_ENABLE_POLLING"
 assert SHARDS_MAX <= 1 << process.INDEX_BITS
 
 logger = logging.getLogger("shard")
-_open_groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()  # by id; valuerefs() takes one step
+# by id; valuerefs() takes one step
+_open_groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()
 
 
 class ShardGroup:
-    """`shards` processes and this one's lanes to them. A context manager; closing it stops the shards.
+    """`shards` processes and this one's lanes to them. A context manager; closing it stops the
+    shards.
 
-    shards          how many, or "auto": one for each physical core this process may use, less one for itself
-    polling         shards never sleep: lowest latency, a whole core each. None: as PRPC_ENABLE_POLLING says, else off
+    shards          how many, or "auto": one for each physical core this process may use, less one
+                    for itself
+    polling         shards never sleep: lowest latency, a whole core each. None: as
+                    PRPC_ENABLE_POLLING says, else off
     pin             each shard stays on one core; the application is left alone
     driver          who turns this process's side; one of its own when None
     restart         what becomes of a shard that dies: "never", "on-failure", or a RestartPolicy
-    idle            what a shard does without work: "spin", "adaptive", "park". None: "spin" when polling, else "adaptive"
+    idle            what a shard does without work: "spin", "adaptive", "park". None: "spin" when
+                    polling, else "adaptive"
     start_method    "spawn", or "forkserver": quicker from the second group on
     drain_s         how long close(), or a SIGTERM to a shard, lets work that has begun go on
-    stall_budget_s  a function that keeps a shard's reactor longer than this is named in the log, with its stack
-    on_change       on_change(index, state, text) when a shard died ("waiting" for its restart, "gone") or is "up" again; called
-                    in a thread of the group's, which it must not keep
-    limits          of each lane: blocks_bytes_max is what one call or result may carry, ring_bytes and outbox_* what may wait
+    stall_budget_s  a function that keeps a shard's reactor longer than this is named in the log,
+                    with its stack
+    on_change       on_change(index, state, text) when a shard died ("waiting" for its restart,
+                    "gone") or is "up" again; called in a thread of the group's, which it must not
+                    keep
+    limits          of each lane: blocks_bytes_max is what one call or result may carry, ring_bytes
+                    and outbox_* what may wait
 
-    Like everything that starts processes by spawn, a script makes one under `if __name__ == "__main__":`.
-    Raises ValueError for what is not possible, ShmFull, and ShardError when a shard does not start or the limit of
-    open files is too low for so many.
+    Like everything that starts processes by spawn, a script makes one under
+    `if __name__ == "__main__":`. Raises ValueError for what is not possible, ShmFull, and
+    ShardError when a shard does not start or the limit of open files is too low for so many.
     """
 
     def __init__(
@@ -99,19 +115,27 @@ class ShardGroup:
         process.require_no_shard()
         size = cpu.auto_shards() if shards == "auto" else shards
         if not isinstance(size, int) or not 1 <= size <= SHARDS_MAX:
-            raise ValueError(f'a group of {shards!r} shards: 1 to {SHARDS_MAX} are possible, or "auto"')
+            raise ValueError(
+                f'a group of {shards!r} shards: 1 to {SHARDS_MAX} are possible, or "auto"'
+            )
         if start_method not in ("spawn", "forkserver"):
             raise ValueError(
-                f"start_method={start_method!r}: 'spawn' and 'forkserver' are possible; a fork would share our rings"
+                f"start_method={start_method!r}: 'spawn' and 'forkserver' are possible; "
+                "a fork would share our rings"
             )
         if polling is None:
-            polling = polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False)
+            polling = polling_enabled(
+                POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False
+            )
         if not 0.0 <= drain_s < math.inf:
             raise ValueError(f"drain_s={drain_s!r}: 0 or more seconds are possible")
         if not stall_budget_s > 0.0:
             raise ValueError(f"stall_budget_s={stall_budget_s!r}: more than 0 seconds are possible")
         if not isinstance(limits := limits or LANE_LIMITS, Limits):
-            raise TypeError(f"limits={limits!r:.100}: Limits are expected, such as Limits(blocks_bytes_max=1 << 30)")
+            raise TypeError(
+                f"limits={limits!r:.100}: Limits are expected, such as Limits(blocks_bytes_max=1 "
+                "<< 30)"
+            )
         policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
         memory_order.require_store_order()
         descriptors.make_room(size, start_method)
@@ -140,7 +164,8 @@ class ShardGroup:
         self._started = self.driver.reactor.clock()
         self._traffic_of_replaced = Traffic()
         self._lanes: dict[int, ShardChannel] = {}
-        self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}  # of shards that are up
+        # of shards that are up
+        self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}
         self._down: dict[int, str] = {}  # of those that are not: why
         self._setups: list[Setup] = []  # what every shard runs before it counts as up
         self._setups_done: dict[int, int] = {}
@@ -158,14 +183,16 @@ class ShardGroup:
             self.close()
             raise
 
-    # -- birth and death, in the supervisor's thread ---------------------------------------------------------------------
+    # -- birth and death, in the supervisor's thread -----------------------------------------------
 
     def _bear(self, life: Life) -> tuple[Any, Callable[[], Future]]:
         """Start a shard: its process, and what asks it for its readiness."""
         index = life.index
         others = self._first_ends[index]
         ours, theirs = make_lane(life.incarnation, self._limits.ring_bytes)
-        connection = ours.connect(f"shard {index} (incarnation {life.incarnation})", self.slab, self._limits)
+        connection = ours.connect(
+            f"shard {index} (incarnation {life.incarnation})", self.slab, self._limits
+        )
         try:
             if life.incarnation > 1:
                 self._join_to_living(life, others)
@@ -177,9 +204,12 @@ class ShardGroup:
             )  # fmt: skip
             # failpoint: group.before_spawn
             birth = self._birth(life, theirs, others)
-            child = self._context.Process(target=process.main, name=f"prpc-shard-{index}", args=(birth,), daemon=True)
+            child = self._context.Process(
+                target=process.main, name=f"prpc-shard-{index}", args=(birth,), daemon=True
+            )
             child.start()
-            # Not for its exit handler: in a fork of this process, that would take our shards for its own and end them.
+            # Not for its exit handler: in a fork of this process, that would take our shards for
+            # its own and end them.
             sys.modules["multiprocess"].process._children.discard(child)
             # failpoint: group.after_spawn
         except BaseException:
@@ -219,9 +249,13 @@ class ShardGroup:
         )
 
     def _join_to_unborn(self, index: int) -> None:
-        """Lanes to the shards that are started after it. Not all at once: their ends are descriptors that wait here."""
+        """Lanes to the shards that are started after it. Not all at once: their ends are
+        descriptors that wait here.
+        """
         for later in range(index + 1, self.size):
-            self._first_ends[index][later], self._first_ends[later][index] = make_lane(1, self._limits.ring_bytes)
+            self._first_ends[index][later], self._first_ends[later][index] = make_lane(
+                1, self._limits.ring_bytes
+            )
 
     def _join_to_living(self, newborn: Life, ends: dict[int, LaneEnd]) -> None:
         """Lanes to all shards that live, whose ends they are handed; `ends` takes the newborn's."""
@@ -239,13 +273,16 @@ class ShardGroup:
             else:
                 ends[life.index] = ours
                 # failpoint: group.after_handover
-                with contextlib.suppress(ShardError):  # it is dying, or has too much to do to be asked for more
+                # it is dying, or has too much to do to be asked for more
+                with contextlib.suppress(ShardError):
                     lane.submit(take_handovers, ())
             finally:
                 theirs.close()
 
     def _on_ready(self, index: int) -> Future | None:
-        """A shard ran its setups and is up; or, when more were asked for meanwhile, the future of its running those."""
+        """A shard ran its setups and is up; or, when more were asked for meanwhile, the future of
+        its running those.
+        """
         # failpoint: group.before_up
         lane = self._lanes[index]
         with self._changing:
@@ -284,19 +321,22 @@ class ShardGroup:
         except Exception:
             logger.exception("what was to hear that %s failed", text)
 
-    def _lane_lost(self, index: int, incarnation: int, lane: ShardChannel, error: ShardError) -> None:
+    def _lane_lost(
+        self, index: int, incarnation: int, lane: ShardChannel, error: ShardError
+    ) -> None:
         """In the reactor's thread, when a shard died or hung up."""
         if self._lanes.get(index) is lane and not self.closed:
             self._submits.pop(index, None)
             self._supervisor.lane_lost(index, incarnation)
 
-    # -- use -------------------------------------------------------------------------------------------------------------
+    # -- use ---------------------------------------------------------------------------------------
 
     def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
         """Run function(*args) in shard `index`; a coroutine function runs there as a task.
 
-        Raises PeerLostError while that shard is down, ClosedError after close(), ValueError for an index out of range,
-        BackpressureError when too much waits for that shard, ForkedError in a fork.
+        Raises PeerLostError while that shard is down, ClosedError after close(), ValueError for an
+        index out of range, BackpressureError when too much waits for that shard, ForkedError in a
+        fork.
         """
         submit = self._submits.get(index)
         if submit is None:
@@ -307,7 +347,9 @@ class ShardGroup:
         if self.closed:
             return ClosedError("this group was closed here")
         if not isinstance(index, int) or not 0 <= index < self.size:
-            return ValueError(f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}")
+            return ValueError(
+                f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}"
+            )
         with self._changing:
             self._changing.wait_for(lambda: index in self._down, EXIT_CODE_TIMEOUT_S)
         return PeerLostError(self._down.get(index, f"shard {index} is not up"))
@@ -316,14 +358,21 @@ class ShardGroup:
         if self.closed:
             raise ClosedError("this group was closed here")
 
-    def map(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """function(*args) in every shard at once; the results in order of index. Raises the first error."""
+    def map(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None
+    ) -> list[Any]:
+        """function(*args) in every shard at once; the results in order of index. Raises the first
+        error.
+        """
         futures = [self.submit_to(index, function, *args) for index in range(self.size)]
         return [future.result(timeout_s) for future in futures]
 
-    def at_start(self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None) -> None:
-        """Run function(*args) in every shard: now, and in one that is restarted before it takes calls; a coroutine function to
-        its end. Raises the first error, TimeoutError after `timeout_s` seconds; then it does not run in those either."""
+    def at_start(
+        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None
+    ) -> None:
+        """Run function(*args) in every shard: now, and in one that is restarted before it takes
+        calls; a coroutine function to its end. Raises the first error, TimeoutError after
+        `timeout_s` seconds; then it does not run in those either."""
         setup = (pickle_function(function), args)
         with self._changing:
             self._check_open()
@@ -338,29 +387,37 @@ class ShardGroup:
                 self._setups = [NOTHING_TO_SET_UP if one is setup else one for one in self._setups]
             raise
 
-    def not_at_start(self, function: Callable[..., Any], *first: Any, undo: Callable[..., Any] | None = None) -> None:
-        """Take back what at_start() runs: function with arguments that begin so; who starts with it runs undo(*first)."""
+    def not_at_start(
+        self, function: Callable[..., Any], *first: Any, undo: Callable[..., Any] | None = None
+    ) -> None:
+        """Take back what at_start() runs: function with arguments that begin so; who starts with it
+        runs undo(*first).
+        """
         pickled = pickle_function(function)
         with self._changing:
             self._setups = [
-                (one, args) if one != pickled or args[: len(first)] != first else NOTHING_TO_SET_UP for one, args in self._setups
+                (one, args) if one != pickled or args[: len(first)] != first else NOTHING_TO_SET_UP
+                for one, args in self._setups
             ]
             if undo is not None and len(self._submits) < self.size:
                 self._setups.append((pickle_function(undo), first))
 
     def wait_up(self, timeout_s: float) -> None:
-        """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays down, TimeoutError,
-        and ClosedError, also when it is closed meanwhile."""
+        """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays
+        down, TimeoutError, and ClosedError, also when it is closed meanwhile."""
         deadline = time.monotonic() + timeout_s
 
         def decided() -> bool | Literal["gone"]:
             lives = self._supervisor.lives
-            if any(life.state is ShardState.GONE and life.index in self._down for life in lives):  # and the reason is there
+            # and the reason is there
+            if any(life.state is ShardState.GONE and life.index in self._down for life in lives):
                 return "gone"
             return self.closed or len(self._submits) == self.size
 
         with self._changing:
-            if not (found := self._changing.wait_for(decided, max(0.0, deadline - time.monotonic()))):
+            if not (
+                found := self._changing.wait_for(decided, max(0.0, deadline - time.monotonic()))
+            ):
                 down = "; ".join(self._down.values()) or "they are starting"
                 raise TimeoutError(f"not all shards were up within {timeout_s} s: {down}")
             self._check_open()
@@ -373,7 +430,9 @@ class ShardGroup:
             lanes, replaced = list(self._lanes.values()), self._traffic_of_replaced
         traffic = sum((lane.connection.traffic() for lane in lanes), replaced)
         held = sum(lane.connection.leases_held for lane in lanes)
-        application = process.figures(0, self._started, 0, self.driver.reactor, self._tally, None, traffic, self.slab, held)
+        application = process.figures(
+            0, self._started, 0, self.driver.reactor, self._tally, None, traffic, self.slab, held
+        )
         self._counters.write(self.size, application, self._tally.call_ns, self._tally.run_ns)
         shards = tuple(
             ShardStatistics(
@@ -391,16 +450,21 @@ class ShardGroup:
         return GroupStatistics(shards, application, sum(lane.in_flight for lane in lanes))
 
     def latency_ns(self, index: int | None = None) -> tuple[int, ...]:
-        """Sampled calls made by shard `index`, or by the application, by log2 of their round trip (counters.quantile_ns)."""
+        """Sampled calls made by shard `index`, or by the application, by log2 of their round trip
+        (counters.quantile_ns).
+        """
         if index is None:
             return tuple(self._tally.call_ns)
         return self._counters.call_ns(index)
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop all shards; those that do not stop in time are killed. A second close, or one in a fork, does nothing."""
-        if self._pid != os.getpid():  # first: another thread may have held the lock when we were forked
+        """Stop all shards; those that do not stop in time are killed. A second close, or one in a
+        fork, does nothing.
+        """
+        # first: another thread may have held the lock when we were forked
+        if self._pid != os.getpid():
             return
         with self._changing:  # two threads may come at once
             if self.closed:
@@ -414,9 +478,11 @@ class ShardGroup:
             with contextlib.suppress(ShardError):  # that shard is gone already
                 empty.append(submit(wait_empty, ()))
         for future in empty:
-            with contextlib.suppress(TimeoutError, ClosedError):  # whoever owns the driver may have closed it
+            # whoever owns the driver may have closed it
+            with contextlib.suppress(TimeoutError, ClosedError):
                 future.error(max(0.0, deadline - time.monotonic()))
-        self._supervisor.expect_ends(max(STOP_S_MIN, deadline - time.monotonic()))  # before the first can have ended
+        # before the first can have ended
+        self._supervisor.expect_ends(max(STOP_S_MIN, deadline - time.monotonic()))
         # failpoint: group.before_stop
         for lane in list(self._lanes.values()):
             with contextlib.suppress(ShardError):
@@ -449,17 +515,29 @@ class ShardGroup:
     def __enter__(self) -> ShardGroup:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
-# For shards without tasks to write their last answers and end, when draining has used up all the time.
+# For shards without tasks to write their last answers and end, when draining has used up all the
+# time.
 STOP_S_MIN = 0.5
 
 
 def the_open_group() -> ShardGroup:
-    """The one group that is open in this process. Raises ValueError when there is none, or more than one."""
-    groups = [group for ref in _open_groups.valuerefs() if (group := ref()) is not None and not group.closed]
+    """The one group that is open in this process. Raises ValueError when there is none, or more
+    than one.
+    """
+    groups = [
+        group
+        for ref in _open_groups.valuerefs()
+        if (group := ref()) is not None and not group.closed
+    ]
     if len(groups) != 1:
         if not groups:
             raise ValueError("no group is open in this process: make a ShardGroup first")
@@ -475,19 +553,25 @@ def _close_all() -> None:
 
 
 def _multiprocess() -> Any:
-    """The package, imported when it is needed: it brings dill, which nobody needs without shards."""
+    """The package, imported when it is needed:
+    it brings dill, which nobody needs without shards.
+    """
     try:
         import multiprocess
-    except FileNotFoundError as error:  # dill looks for a folder for temporary files, and writes to it, when it is imported
+    except FileNotFoundError as error:
+        # dill looks for a folder for temporary files, and writes to it, when it is imported
         raise ShardError(
-            f"shards cannot be started without a folder for temporary files ({error.strerror}): let TMPDIR name one that takes a "
+            f"shards cannot be started without a folder for temporary files ({error.strerror}): "
+            "let TMPDIR name one that takes a "
             "file, with a byte in it (`ulimit -f` above 0, and room on the disk)"
         ) from error
     return multiprocess
 
 
 def _forget_a_main_without_file() -> None:
-    """`python -` calls its script the file "<stdin>": shards would look for it, to import it as their own main module."""
+    """`python -` calls its script the file "<stdin>": shards would look for it, to import it as
+    their own main module.
+    """
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) == "<stdin>":
         del main.__file__

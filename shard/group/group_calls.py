@@ -15,7 +15,9 @@ Setup = tuple[bytes, tuple[Any, ...]]  # a function, pickled, and its arguments
 
 
 def set_up(setups: Sequence[Setup]) -> int | Coroutine[Any, Any, int]:
-    """What a shard runs before it counts as up, one after the other; its pid. A task only where one of them is answered later."""
+    """What a shard runs before it counts as up, one after the other; its pid. A task only where one
+    of them is answered later.
+    """
     for number, (pickled, args) in enumerate(setups, 1):
         value = call_pickled(pickled, args)
         if is_answered_later(value):
@@ -30,7 +32,9 @@ async def _go_on(value: Any, setups: Sequence[Setup]) -> int:
 
 
 def nothing() -> None:
-    """What takes the place of a setup that was taken back; and a shard never tells the application to stop."""
+    """What takes the place of a setup that was taken back; and a shard never tells the application
+    to stop.
+    """
 
 
 NOTHING_TO_SET_UP: Setup = (pickle_function(nothing), ())

@@ -17,7 +17,8 @@ class ShardStatistics:
     alive: bool
     state: str  # "starting", "up", "waiting" for its restart, "gone"
     incarnation: int  # how often it was started
-    exit_code: int | None  # of the last that ended, as multiprocessing has it: -9 is SIGKILL; None when none has
+    # of the last that ended, as multiprocessing has it: -9 is SIGKILL; None when none has
+    exit_code: int | None
     counters: CounterRow  # of the present incarnation, or the last
 
 

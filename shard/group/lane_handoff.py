@@ -1,7 +1,8 @@
-"""Lanes before they are connected: descriptors of a socket and a segment, handed to the process that will own each end.
+"""Lanes before they are connected: descriptors of a socket and a segment, handed to the process
+that will own each end.
 
-A newborn shard gets its ends with its arguments; a living one gets the end of a lane to a restarted shard over its connection to
-the application. An end is an inert handle until connect(), once.
+A newborn shard gets its ends with its arguments; a living one gets the end of a lane to a restarted
+shard over its connection to the application. An end is an inert handle until connect(), once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from shard.memory.slab import Slab
 from shard.transport.rings import make_rings
 from shard.transport.shm_connection import ShmConnection, connection_over
 
-LANE_LIMITS = Limits(ring_bytes=256 << 10)  # the usual ones, with smaller rings: there are N x N of them
+# the usual ones, with smaller rings: there are N x N of them
+LANE_LIMITS = Limits(ring_bytes=256 << 10)
 
 
 class InheritedFd:
@@ -27,7 +29,8 @@ class InheritedFd:
         self.fd = fd
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocess import reduction  # here: it brings dill, which nobody needs without shards
+        # here: it brings dill, which nobody needs without shards
+        from multiprocess import reduction
 
         return InheritedFd._receive, (reduction.DupFd(self.fd),)
 
@@ -38,7 +41,9 @@ class InheritedFd:
 
 @dataclass
 class LaneEnd:
-    """What a process needs to build its end of a lane. `incarnation`: that of the rings, checked when they are attached."""
+    """What a process needs to build its end of a lane. `incarnation`: that of the rings, checked
+    when they are attached.
+    """
 
     socket_fd: InheritedFd
     segment_fd: InheritedFd
@@ -46,10 +51,14 @@ class LaneEnd:
     incarnation: int
 
     def connect(self, peer: str, slab: Slab, limits: Limits) -> ShmConnection:
-        """Take possession: the connection owns the descriptors from here on. Raises RemoteProtocolError for a stale ring."""
+        """Take possession: the connection owns the descriptors from here on. Raises
+        RemoteProtocolError for a stale ring.
+        """
         sock = socket.socket(fileno=self.socket_fd.fd)
         segment = Segment.attach(self.segment_fd.fd)
-        return connection_over(sock, segment, self.is_connector, peer, limits, slab, self.incarnation)
+        return connection_over(
+            sock, segment, self.is_connector, peer, limits, slab, self.incarnation
+        )
 
     def close(self) -> None:
         """Let go of an end that somebody else has a copy of."""
@@ -71,6 +80,8 @@ def make_lane(incarnation: int, ring_bytes: int) -> tuple[LaneEnd, LaneEnd]:
     segment = make_rings(ring_bytes, incarnation)
     ours, theirs = socket.socketpair()
     first = LaneEnd(InheritedFd(ours.detach()), InheritedFd(os.dup(segment.fd)), True, incarnation)
-    second = LaneEnd(InheritedFd(theirs.detach()), InheritedFd(os.dup(segment.fd)), False, incarnation)
+    second = LaneEnd(
+        InheritedFd(theirs.detach()), InheritedFd(os.dup(segment.fd)), False, incarnation
+    )
     segment.close()
     return first, second

@@ -1,20 +1,23 @@
 """Functions sent from one process of a group to another, over one connection per pair.
 
-A message is a payload and, after it, 16 bytes that say what it is; a payload ends by itself, so neither needs a length:
+A message is a payload and, after it, 16 bytes that say what it is; a payload ends by itself, so
+neither needs a length:
 
     offset  size  field     meaning
-         0   ...  payload   CALL, TIMED: the arguments; RESULT: the value alone; both as payload.py has it
-                            ERROR: exception and traceback text; FUNCTION: the function
+         0   ...  payload   CALL, TIMED: the arguments; RESULT: the value alone; both as payload.py
+                            has it ERROR: exception and traceback text; FUNCTION: the function
        -16     1  kind      CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP
-       -15     1  format    of arguments and values: PICKLE, PLAIN, ARRAYS, each with APART or without
+       -15     1  format    of arguments and values: PICKLE, PLAIN, ARRAYS, each with APART or
+                            without
        -14     2  zero
        -12     4  function  its number on this lane (CALL, TIMED, FUNCTION)
         -8     8  call_id   pairs a result with its call; 0 where none is wanted
 
-Pickle is safe here and only here: both ends are processes that one parent started, on memory that nobody else was handed
-(SECURITY.md). Buffers travel out of band (pickle protocol 5) as the connection's blocks, so arrays of the slab cross by
-reference. A function is pickled once per lane and known by number after that; one that carries state of its own is sent with each
-call (functions.py).
+Pickle is safe here and only here: both ends are processes that one parent started, on memory that
+nobody else was handed (SECURITY.md). Buffers travel out of band (pickle protocol 5) as the
+connection's blocks, so arrays of the slab cross by reference. A function is pickled once per lane
+and known by number after that; one that carries state of its own is sent with each call
+(functions.py).
 
 What one end does with a call of the other:
 
@@ -38,7 +41,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shard.errors import BackpressureError, CancelledError, ClosedError, PeerLostError, RemoteProtocolError, ShardError
+from shard.errors import (
+    BackpressureError,
+    CancelledError,
+    ClosedError,
+    PeerLostError,
+    RemoteProtocolError,
+    ShardError,
+)
 from shard.group.functions import ReceivedFunctions, SentFunctions, may_go_once
 from shard.group.payload import (
     APART_BYTES,
@@ -95,7 +105,8 @@ class Submitted(Future, kw_only=True):
     call_id: int
 
     def cancel(self, error: BaseException | None = None) -> bool:
-        """Give it up: a task is ended over there (its `finally` blocks run); a plain function that has begun runs to its end.
+        """Give it up: a task is ended over there (its `finally` blocks run); a plain function that
+        has begun runs to its end.
 
         Completes with `error`, a CancelledError by default. False when it was complete before.
         """
@@ -116,7 +127,8 @@ class ShardChannel:
         on_stop: Callable[[], None],
         on_lost: Callable[[ShardChannel, ShardError], None],
     ) -> None:
-        """`slab`: this process's, for what is copied to be sent; `gate`: the other end's tasks pass it; `on_stop`: it says STOP;
+        """`slab`: this process's, for what is copied to be sent; `gate`: the other end's tasks pass
+        it; `on_stop`: it says STOP;
         `on_lost`: the lane ended, whoever ended it."""
         self.connection = connection
         self._send = connection.send
@@ -130,7 +142,8 @@ class ShardChannel:
         self._in_flight: dict[int, Submitted] = {}
         self._sampled: dict[int, int] = {}  # call id -> when it was submitted, in ns
         self._tasks: dict[int, Future] = {}  # of the other end, by call id
-        self._untold: deque[bytes] = deque()  # errors that wait for room in the outbox: one a call in flight at most
+        # errors that wait for room in the outbox: one a call in flight at most
+        self._untold: deque[bytes] = deque()
         self._call_ids = itertools.count(1)
         self._sent = SentFunctions()
         self._numbers = self._sent.numbers
@@ -148,19 +161,24 @@ class ShardChannel:
         self.connection.attach(self._reactor)
 
     def submit(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Submitted:
-        """Run function(*args) at the other end; the future of its result. A coroutine function runs as a task there.
+        """Run function(*args) at the other end; the future of its result. A coroutine function runs
+        as a task there.
 
-        Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull, TypeError for what is no function,
-        and what pickling raises.
+        Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull,
+        TypeError for what is no function, and what pickling raises.
         """
         try:
             number = self._numbers.get(function)
         except TypeError:  # it has no hash, so it carries state
-            return self.submit(_call_pickled_in(class_of(function)), (pickle_function(function), args))
+            return self.submit(
+                _call_pickled_in(class_of(function)), (pickle_function(function), args)
+            )
         if number is None:
             number = self._number_of(function)
             if number is None:
-                return self.submit(_call_pickled_in(class_of(function)), (pickle_function(function), args))
+                return self.submit(
+                    _call_pickled_in(class_of(function)), (pickle_function(function), args)
+                )
         call_id = next(self._call_ids)
         kind = CALL if call_id & SAMPLE_MASK else TIMED
         form = PLAIN
@@ -176,15 +194,16 @@ class ShardChannel:
             # failpoint: mesh.before_call
             self._send(body, blocks)
         except BaseException:
-            self._in_flight.pop(call_id, None)  # the lane may have ended since, and its calls with it
+            # the lane may have ended since, and its calls with it
+            self._in_flight.pop(call_id, None)
             self._sampled.pop(call_id, None)
             raise
         # failpoint: mesh.after_call
         return future
 
     def _number_of(self, function: Callable[..., Any]) -> int | None:
-        """That which the other end knows the function by, which is told of it if need be; None for one that must go with each
-        call."""
+        """That which the other end knows the function by, which is told of it if need be; None for
+        one that must go with each call."""
         number = self._sent.find(function)
         if number is not None or not may_go_once(function):
             return number
@@ -205,10 +224,13 @@ class ShardChannel:
         if self._in_flight.pop(future.call_id, None) is None:
             return False
         self._sampled.pop(future.call_id, None)
-        with contextlib.suppress(ShardError):  # it is gone, or too much waits for it: nobody waits for the result all the same
+        # it is gone, or too much waits for it: nobody waits for the result all the same
+        with contextlib.suppress(ShardError):
             self._send(_pack(CANCEL, PICKLE, 0, future.call_id))
         if error is None:
-            error = CancelledError(f"a call to {self.connection.peer} was cancelled here; it may have run")
+            error = CancelledError(
+                f"a call to {self.connection.peer} was cancelled here; it may have run"
+            )
         return future.set_error(error)
 
     def refuse(self, reason: str) -> None:
@@ -223,13 +245,15 @@ class ShardChannel:
         """End the lane. In the reactor's thread."""
         self.connection.close()
 
-    # -- the other end speaks ------------------------------------------------------------------------------------------
+    # -- the other end speaks ----------------------------------------------------------------------
 
     def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
         try:
             kind, form, number, call_id = _unpack(body, -16)
         except struct.error as error:
-            raise RemoteProtocolError(f"message of {len(body)} bytes, at least 16 expected") from error
+            raise RemoteProtocolError(
+                f"message of {len(body)} bytes, at least 16 expected"
+            ) from error
         if kind == CALL:
             self._tally.calls += 1
             try:
@@ -241,14 +265,18 @@ class ShardChannel:
                     if blocks:
                         blocks.clear()  # what the function did not keep goes back before the answer
                 # failpoint: mesh.after_run
-                if type(value) in PLAIN_TYPES and len(payload := dump_plain((value,))) <= APART_BYTES:
+                if (
+                    type(value) in PLAIN_TYPES
+                    and len(payload := dump_plain((value,))) <= APART_BYTES
+                ):
                     self._send(payload + _pack(RESULT, PLAIN, 0, call_id))
                 elif type(value) in _LATER:
                     self._answer_later(call_id, value)
                 else:
                     self._answer(call_id, value)
                 # failpoint: mesh.after_answer
-            except BaseException as error:  # whatever a function raises, an exit too, ends its call and not the shard
+            except BaseException as error:
+                # whatever a function raises, an exit too, ends its call and not the shard
                 self._answer_error(call_id, error)
         elif kind == RESULT:
             # failpoint: mesh.result_received
@@ -260,12 +288,16 @@ class ShardChannel:
             try:
                 (value,) = load_plain(body) if form == PLAIN else decode(form, body, blocks)
             except Exception as error:
-                future.set_error(ShardError(f"the result cannot be read here: {type(error).__name__}: {error}"))
+                future.set_error(
+                    ShardError(f"the result cannot be read here: {type(error).__name__}: {error}")
+                )
             else:
                 future.set_result(value)
         elif kind == TIMED:  # a call whose time is taken
             began = time.perf_counter_ns()
-            self._on_message(memoryview(bytes(body[:-16]) + _pack(CALL, form, number, call_id)), blocks)
+            self._on_message(
+                memoryview(bytes(body[:-16]) + _pack(CALL, form, number, call_id)), blocks
+            )
             self._tally.run_ns[bucket(time.perf_counter_ns() - began)] += 1
         else:
             self._on_rare(kind, number, call_id, body, blocks)
@@ -274,7 +306,9 @@ class ShardChannel:
         form, payload, blocks = encode((value,), self._slab)
         self._send(payload + _pack(RESULT, form, 0, call_id), blocks)
 
-    def _on_rare(self, kind: int, number: int, call_id: int, body: memoryview, blocks: Blocks) -> None:
+    def _on_rare(
+        self, kind: int, number: int, call_id: int, body: memoryview, blocks: Blocks
+    ) -> None:
         if kind == ERROR:
             future = self._in_flight.pop(call_id, None)
             self._sampled.pop(call_id, None)
@@ -283,7 +317,9 @@ class ShardChannel:
         elif kind == FUNCTION:
             # failpoint: mesh.function_received
             pickled = body[: -TRAILER.size]
-            self._functions.keep(number, self._in_its_class(unpickle_function(pickled)), len(pickled))
+            self._functions.keep(
+                number, self._in_its_class(unpickle_function(pickled)), len(pickled)
+            )
         elif kind == CANCEL:
             task = self._tasks.get(call_id)
             if task is not None:
@@ -295,7 +331,9 @@ class ShardChannel:
             raise RemoteProtocolError(f"message of unknown kind {kind}")
 
     def _in_its_class(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as its calls run here: at once, or as a task of the class that it was put into."""
+        """The function as its calls run here: at once, or as a task of the class that it was put
+        into.
+        """
         task_class = class_of(function)
         if task_class is LATENCY:
             return function
@@ -307,7 +345,9 @@ class ShardChannel:
         return lambda *args: self._reactor.spawn(run(args), queue=task_class)
 
     def _answer_later(self, call_id: int, value: Any) -> None:
-        """A coroutine or a future: the answer follows when it is done. A future that is no task holds up no shutdown."""
+        """A coroutine or a future: the answer follows when it is done. A future that is no task
+        holds up no shutdown.
+        """
         task = self._reactor.spawn(value) if type(value) is CoroutineType else value
         if type(task) is Task:
             self._tally.tasks += 1
@@ -346,7 +386,12 @@ class ShardChannel:
             if len(self._untold) == 1:
                 self._reactor.call_later(ERROR_AGAIN_S, self._send_untold)
         except ShardError as unsent:
-            logger.warning("%s was not told that its call failed (%s): %s", self.connection.peer, text, str(unsent))
+            logger.warning(
+                "%s was not told that its call failed (%s): %s",
+                self.connection.peer,
+                text,
+                str(unsent),
+            )
 
     def _send_untold(self) -> None:
         while self._untold:
@@ -359,7 +404,9 @@ class ShardChannel:
                 self._untold.clear()
                 return
             except ShardError as error:
-                logger.warning("%s was not told that its call failed: %s", self.connection.peer, str(error))
+                logger.warning(
+                    "%s was not told that its call failed: %s", self.connection.peer, str(error)
+                )
             self._untold.popleft()
 
     def _count_call(self, call_id: int) -> None:
@@ -371,7 +418,8 @@ class ShardChannel:
         in_flight, self._in_flight = self._in_flight, {}
         self._sampled.clear()
         self._on_lost(self, error)
-        for future in list(in_flight.values()):  # a submit() of another thread may have the table in its hands
+        # a submit() of another thread may have the table in its hands
+        for future in list(in_flight.values()):
             future.set_error(type(error)(f"{error}; the function may have run"))
 
 
@@ -400,7 +448,9 @@ def _call_pickled_in(task_class: TaskClass) -> Callable[..., Any]:
 
 
 class _Refusal(ReceivedFunctions):
-    """The functions of a lane that takes on no more calls: whichever is asked for, it is not to be had."""
+    """The functions of a lane that takes on no more calls: whichever is asked for, it is not to be
+    had.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__()

@@ -1,20 +1,21 @@
-"""Values as bytes and arrays, and back: what one process of a group sends to another. For peers that trust each other.
+"""Values as bytes and arrays, and back: what one process of a group sends to another. For peers
+that trust each other.
 
-    format   which values                              bytes                                                 arrays
-    PLAIN    all exactly of PLAIN_TYPES                marshal of the tuple: a third of what pickle takes    none
-    ARRAYS   those, arrays of numbers or text, and     marshal of ([values, None for the rest], [(place,     their bytes, where
-             `bytes` from APART_BYTES on               dtype, shape); dtype None: bytes]): numpy's own       they lie
-                                                       pickle takes 7 us more
-    PICKLE   anything else                             pickle, protocol 5                                    its buffers
+    format  which values                           bytes                                               arrays
+    PLAIN   all exactly of PLAIN_TYPES             marshal of the tuple: a third of what pickle takes  none
+    ARRAYS  those, arrays of numbers or text, and  marshal of ([values, None for the rest], [(place,   their bytes, where
+            `bytes` from APART_BYTES on            dtype, shape); dtype None: bytes]): numpy's own     they lie
+                                                   pickle takes 7 us more
+    PICKLE  anything else                          pickle, protocol 5                                  its buffers
 
-`| APART`: the bytes are more than APART_BYTES, and travel as one more array, the last. So no value is too large for a message
-(only for the slab), and what is large is copied once, into the slab.
+`| APART`: the bytes are more than APART_BYTES, and travel as one more array, the last. So no value
+is too large for a message (only for the slab), and what is large is copied once, into the slab.
 
 Bytes end by themselves: whatever follows them is not looked at.
 
-Received arrays are read-only, whatever their size and strides and wherever they stand in a value: large ones are the sender's
-memory. Only what holds Python objects, and subclasses of np.ndarray with a pickle of their own (masked arrays), are made anew
-for the receiver, and writable.
+Received arrays are read-only, whatever their size and strides and wherever they stand in a value:
+large ones are the sender's memory. Only what holds Python objects, and subclasses of np.ndarray
+with a pickle of their own (masked arrays), are made anew for the receiver, and writable.
 """
 
 from __future__ import annotations
@@ -40,12 +41,15 @@ from shard.memory.slab import Slab
 PICKLE, PLAIN, ARRAYS = 0, 1, 2
 APART = 4
 APART_BYTES = 64 << 10  # from here on a copy less outweighs the microseconds of a block in the slab
-# Exactly these, none of a subclass: what marshal gives back as it was. (It takes arrays and numpy's scalars for bytes.)
+# Exactly these, none of a subclass: what marshal gives back as it was. (It takes arrays and numpy's
+# scalars for bytes.)
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str, bytes})
-# numpy's own numbers, text and times: `dtype.str` says all there is to say about them; not so of records and of other packages'.
+# numpy's own numbers, text and times: `dtype.str` says all there is to say about them; not so of
+# records and of other packages'.
 _NAMED_BY_STR = frozenset(np.dtype(code).num for code in "?bhilqBHILQefdgFDGSUmM")
 
-TEXT_MAX = 64 << 10  # characters of an error's texts, and bytes of its pickle: an answer must always fit the ring
+# characters of an error's texts, and bytes of its pickle: an answer must always fit the ring
+TEXT_MAX = 64 << 10
 
 dump_plain = marshal.dumps
 load_plain = marshal.loads
@@ -54,7 +58,9 @@ _are_plain_or_arrays = (PLAIN_TYPES | {np.ndarray}).issuperset
 
 
 def encode(values: tuple[Any, ...], slab: Slab) -> tuple[int, bytes, Sequence[NDArray[Any]]]:
-    """Format, bytes and arrays (1-D uint8) of the values. Raises what pickle raises, and ShmFull."""
+    """Format, bytes and arrays (1-D uint8) of the values.
+    Raises what pickle raises, and ShmFull.
+    """
     form, payload, blocks = _encode(values, slab)
     if len(payload) > APART_BYTES:
         return form | APART, b"", [*blocks, np.frombuffer(payload, np.uint8)]
@@ -73,23 +79,36 @@ def _encode(values: tuple[Any, ...], slab: Slab) -> tuple[int, bytes, Sequence[N
                     break
                 plain[place] = None
                 places.append((place, dtype.str, value.shape))
-                arrays.append(np.frombuffer(value, np.uint8) if is_whole and value.nbytes else _copied(value, slab))
+                arrays.append(
+                    np.frombuffer(value, np.uint8)
+                    if is_whole and value.nbytes
+                    else _copied(value, slab)
+                )
             elif type(value) is bytes and len(value) >= APART_BYTES:
                 plain[place] = None
                 places.append((place, None, None))
                 arrays.append(np.frombuffer(value, np.uint8))
         else:
             try:
-                return (ARRAYS, marshal.dumps((plain, places)), arrays) if arrays else (PLAIN, marshal.dumps(values), ())
+                return (
+                    (ARRAYS, marshal.dumps((plain, places)), arrays)
+                    if arrays
+                    else (PLAIN, marshal.dumps(values), ())
+                )
             except ValueError:  # a text of over 2 GiB
                 pass
     buffers: list[pickle.PickleBuffer] = []
-    pickled = b"" if _shows_arrays(values) else pickle.dumps(values, 5, buffer_callback=buffers.append)
+    pickled = (
+        b"" if _shows_arrays(values) else pickle.dumps(values, 5, buffer_callback=buffers.append)
+    )
     if not pickled or _WITHIN_A_PICKLE in pickled:  # the other way takes 2 us more
         buffers.clear()
         file = io.BytesIO()
         pickler = pickle.Pickler(file, 5, buffer_callback=buffers.append)
-        pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: partial(_reduce_array, slab)}
+        pickler.dispatch_table = {
+            **copyreg.dispatch_table,
+            np.ndarray: partial(_reduce_array, slab),
+        }
         pickler.dump(values)
         pickled = file.getvalue()
     return PICKLE, pickled, [np.asarray(buffer.raw()) for buffer in buffers]
@@ -108,7 +127,9 @@ def _shows_arrays(values: tuple[Any, ...]) -> bool:
 
 
 def _copied(array: NDArray[Any], slab: Slab) -> NDArray[np.uint8]:
-    """The bytes of an array with any strides, in C order: copied once, to where they can be lent from."""
+    """The bytes of an array with any strides, in C order: copied once, to where they can be lent
+    from.
+    """
     nbytes = array.nbytes
     if not nbytes:
         return _NO_BYTES
@@ -123,7 +144,9 @@ def _copied(array: NDArray[Any], slab: Slab) -> NDArray[np.uint8]:
 
 
 def _reduce_array(slab: Slab, array: NDArray[Any]) -> Any:
-    """numpy's own pickle leaves memory that is in one piece out of band; other strides it would write into the pickle."""
+    """numpy's own pickle leaves memory that is in one piece out of band; other strides it would
+    write into the pickle.
+    """
     flags, dtype = array.flags, array.dtype
     if flags.c_contiguous or flags.f_contiguous or dtype.hasobject:
         return array.__reduce_ex__(5)
@@ -136,7 +159,9 @@ def _received_array(block: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[A
     return np.ndarray(shape, dtype, block)
 
 
-def decode(form: int, payload: memoryview | bytes, blocks: Sequence[NDArray[np.uint8]]) -> Sequence[Any]:
+def decode(
+    form: int, payload: memoryview | bytes, blocks: Sequence[NDArray[np.uint8]]
+) -> Sequence[Any]:
     """What encode() was given; `blocks` as received. Raises what pickle raises, and
     ValueError, TypeError, EOFError, IndexError for what encode() never wrote."""
     if form >= APART:
@@ -154,11 +179,12 @@ def decode(form: int, payload: memoryview | bytes, blocks: Sequence[NDArray[np.u
 
 _ndarray = np.ndarray  # a name less to look up
 _WITHIN_A_PICKLE = b"_reconstruct"  # numpy's function for arrays whose bytes stand in the pickle
-COPIED_IN_PLACE_MAX = 16 << 10  # what travels in a record of the ring anyway (shm_connection.INLINE_BYTES_MAX)
+# what travels in a record of the ring anyway (shm_connection.INLINE_BYTES_MAX)
+COPIED_IN_PLACE_MAX = 16 << 10
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-# -- functions and errors ------------------------------------------------------------------------------------------------
+# -- functions and errors --------------------------------------------------------------------------
 
 
 class RemoteTraceback(Exception):
@@ -166,7 +192,9 @@ class RemoteTraceback(Exception):
 
 
 def is_from_a_prompt(function: Callable[..., Any]) -> bool:
-    """Whether it was typed at a prompt, in a notebook, or piped into Python: no other process can import it."""
+    """Whether it was typed at a prompt, in a notebook, or piped into Python: no other process can
+    import it.
+    """
     return getattr(function, "__module__", None) == "__main__" and _is_at_a_prompt()
 
 
@@ -175,24 +203,29 @@ def _is_at_a_prompt() -> bool:
 
 
 def pickle_function(function: Callable[..., Any]) -> bytes:
-    """By name where the other process can import it, else (lambdas, closures, a notebook's cells) by value through dill,
-    which multiprocess brings. One from a prompt takes the global variables along that it uses, as they stand.
+    """By name where the other process can import it, else (lambdas, closures, a notebook's cells)
+    by value through dill, which multiprocess brings. One from a prompt takes the global variables
+    along that it uses, as they stand.
 
     Raises TypeError for what cannot be called, LocalProtocolError for what cannot be pickled."""
     if not callable(function):
-        raise TypeError(f"{function!r:.100} cannot be called: a function to run in another shard is expected")
+        raise TypeError(
+            f"{function!r:.100} cannot be called: a function to run in another shard is expected"
+        )
     try:
         pickled = pickle.dumps(function, 5)
     except (pickle.PicklingError, AttributeError, TypeError):
         pickled = b""
     at_a_prompt = _is_at_a_prompt()
-    if pickled and not (at_a_prompt and b"__main__" in pickled):  # a partial of one from there names that, too
+    # a partial of one from there names that, too
+    if pickled and not (at_a_prompt and b"__main__" in pickled):
         return b"p" + pickled
     try:
         return b"d" + _by_value(function, at_a_prompt)
     except Exception as error:
         raise LocalProtocolError(
-            f"{function!r} cannot be sent to another shard: {type(error).__name__}: {error}; one at the top of a module can"
+            f"{function!r} cannot be sent to another shard: {type(error).__name__}: {error}; "
+            "one at the top of a module can"
         ) from error
 
 
@@ -200,7 +233,9 @@ def _by_value(function: Callable[..., Any], with_globals: bool) -> bytes:
     import dill  # 40 ms, and only these need it
 
     class Pickler(dill.Pickler):  # type: ignore[misc]
-        """Modules by name: dill would take along all that they hold, and put it over what they hold in the other process."""
+        """Modules by name: dill would take along all that they hold, and put it over what they hold
+        in the other process.
+        """
 
         def reducer_override(self, value: Any) -> Any:
             is_module = isinstance(value, ModuleType) and value.__name__ != "__main__"
@@ -220,7 +255,9 @@ def unpickle_function(payload: memoryview | bytes) -> Callable[..., Any]:
         else:
             function = pickle.loads(payload[1:])
     except Exception as error:
-        reason = ShardError(f"the function cannot be found in this shard: {type(error).__name__}: {error}")
+        reason = ShardError(
+            f"the function cannot be found in this shard: {type(error).__name__}: {error}"
+        )
 
         def refuse(*args: Any) -> None:
             raise reason
@@ -245,17 +282,22 @@ def pickle_error(error: BaseException) -> bytes:
             pickled = pickle.dumps(attempt, 5)
             if len(pickled) > TEXT_MAX:
                 raise ValueError("too large to be worth it")
-            loaded = pickle.loads(pickled)  # an exception may pickle and yet not load, or load as another one
+            # an exception may pickle and yet not load, or load as another one
+            loaded = pickle.loads(pickled)
             if type(loaded) is type(error) and str(loaded) == str(error):
                 break
-        except Exception:  # whatever its __reduce__ or __init__ does: the texts, which always pass, then say it all
+        except Exception:
+            # whatever its __reduce__ or __init__ does: the texts, which always pass, then say it
+            # all
             pass
         pickled = b""
     return pickle.dumps((pickled, line, text), 5)
 
 
 class _Rebuilt:
-    """Pickles an exception that pickle cannot make again, as its __init__ wants other arguments than it has in `args`."""
+    """Pickles an exception that pickle cannot make again, as its __init__ wants other arguments
+    than it has in `args`.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -264,7 +306,9 @@ class _Rebuilt:
         return _rebuild, (type(self.error), self.error.args, self.error.__dict__)
 
 
-def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+def _rebuild(
+    kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
     """Without its __init__, which has run once, where it was raised."""
     error = kind.__new__(kind, *args)
     error.args = args
@@ -273,8 +317,8 @@ def _rebuild(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, 
 
 
 def unpickle_error(body: memoryview) -> BaseException:
-    """The exception that was raised over there, or a ShardError with its text when it cannot be read here; its cause is the
-    traceback."""
+    """The exception that was raised over there, or a ShardError with its text when it cannot be
+    read here; its cause is the traceback."""
     pickled, line, text = pickle.loads(body)
     try:
         raised = pickle.loads(pickled) if pickled else None

@@ -1,13 +1,17 @@
-"""One shard: a process that turns its reactor until it is told to stop, and runs what others send it.
+"""One shard: a process that turns its reactor until it is told to stop, and runs what others send
+it.
 
-    state     until                                     what it does with calls
-    starting  its lanes are connected                   they wait in the rings
-    running   STOP, SIGTERM, the application is gone    runs them
-    draining  its tasks have ended, or drain_s passed   refuses new ones (ClosedError), lets tasks end
-    ended                                               at_stop() closers have run, what was answered has been written
+    state     until                                    what it does with calls
+    starting  its lanes are connected                  they wait in the rings
+    running   STOP, SIGTERM, the application is gone   runs them
+    draining  its tasks have ended, or drain_s passed  refuses new ones (ClosedError), lets tasks
+                                                       end
+    ended                                              at_stop() closers have run, what was answered
+                                                       has been written
 
-STOP comes from the application once it has seen all shards empty (group.py). SIGTERM, from whoever, drains this shard alone; a
-second one ends it at once, and so does the end of drain_s, even when a handler never returns. The application's death ends it at
+STOP comes from the application once it has seen all shards empty (group.py). SIGTERM, from whoever,
+drains this shard alone; a second one ends it at once, and so does the end of drain_s, even when a
+handler never returns. The application's death ends it at
 once: by PR_SET_PDEATHSIG, and by the end of its lane should that signal have been missed.
 """
 
@@ -45,7 +49,8 @@ from shard.transport import Traffic
 APPLICATION = -1  # the lane to it, among those to shards
 COUNTERS_PERIOD_S = 0.1  # how old a row of the counters may be
 SIGNAL_DELAY_S_MIN = 1e-3  # a timer of 0 would never fire
-SIGNAL_AGAIN_S = 0.1  # a signal that comes just before a system call does not end it: Python hears of it by the next one
+# a signal that comes just before a system call does not end it: Python hears of it by the next one
+SIGNAL_AGAIN_S = 0.1
 FLUSH_TIMEOUT_S = 0.5  # at the end, for answers that wait for room in a full ring
 EXIT_FORCED = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1
@@ -96,13 +101,18 @@ class Shard:
         self._idle_ns = 0
         self._started = self.reactor.clock()
         self._stalls = StallDetector(
-            self.reactor, threading.get_ident(), birth.stall_budget_s, f"shard {birth.index} (pid {os.getpid()})", counts=True
+            self.reactor,
+            threading.get_ident(),
+            birth.stall_budget_s,
+            f"shard {birth.index} (pid {os.getpid()})",
+            counts=True,
         )
 
     def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
         """Run function(*args) in shard `index` of this group; await the result.
 
-        Raises PeerLostError while that shard is dead, and ValueError for an index that the group does not have.
+        Raises PeerLostError while that shard is dead, and ValueError for an index that the group
+        does not have.
         """
         if index == self.index:
             return run_here(self.reactor, function, args)
@@ -113,8 +123,12 @@ class Shard:
 
     def _no_shard(self, index: int) -> Exception:
         if not isinstance(index, int) or not 0 <= index < self.size:
-            return ValueError(f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}")
-        return PeerLostError(f"shard {index} is gone: {self._lost.get(index, 'it never met this one')}")
+            return ValueError(
+                f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}"
+            )
+        return PeerLostError(
+            f"shard {index} is gone: {self._lost.get(index, 'it never met this one')}"
+        )
 
     def at_stop(self, closer: Callable[[], None]) -> None:
         """Run closer() before this shard ends; the last one first. What it raises is logged."""
@@ -134,21 +148,36 @@ class Shard:
         """End after this turn."""
         self._stopping = True
 
-    # -- lanes ---------------------------------------------------------------------------------------------------------
+    # -- lanes -------------------------------------------------------------------------------------
 
     def add_lane(self, other: int, end: LaneEnd) -> None:
-        """Connect an end that was handed to this process, in place of any earlier lane to the same shard."""
-        peer = f"shard {other} (incarnation {end.incarnation})" if other != APPLICATION else "the application"
+        """Connect an end that was handed to this process, in place of any earlier lane to the same
+        shard.
+        """
+        peer = (
+            f"shard {other} (incarnation {end.incarnation})"
+            if other != APPLICATION
+            else "the application"
+        )
         connection = end.connect(peer, self.slab, self._limits)
         lane = ShardChannel(
-            connection, self.reactor, None, self.slab, self._tally, self.tasks, self.stop, partial(self._lane_lost, other)
+            connection,
+            self.reactor,
+            None,
+            self.slab,
+            self._tally,
+            self.tasks,
+            self.stop,
+            partial(self._lane_lost, other),
         )
         if other == APPLICATION:
             connection.notes.on_handover = self._on_handover
         earlier = self._lanes.get(other)
         self._lanes[other] = lane
         if earlier is not None:
-            earlier.connection.close(PeerLostError(f"{earlier.connection.peer} is gone: it was started again"))
+            earlier.connection.close(
+                PeerLostError(f"{earlier.connection.peer} is gone: it was started again")
+            )
         if self.tasks.closed:
             self._refuse(lane)
         lane.attach()
@@ -160,10 +189,13 @@ class Shard:
         self.add_lane(index, LaneEnd.received(fds, incarnation))
 
     def take_handovers(self) -> None:
-        """Connect lanes that the application has handed over by now. What it asks for next may need them, and comes through the
+        """Connect lanes that the application has handed over by now. What it asks for next may need
+        them, and comes through the
         ring: faster than the socket is looked at, after a function that took long."""
         notes = self._lanes[APPLICATION].connection.notes
-        while notes.read():  # to the last: each read ends behind the first note with descriptors, which may be another one
+        # to the last: each read ends behind the first note with descriptors, which may be another
+        # one
+        while notes.read():
             pass
 
     def _lane_lost(self, other: int, lane: ShardChannel, error: ShardError) -> None:
@@ -175,7 +207,7 @@ class Shard:
         if other == APPLICATION:
             self.stop()
 
-    # -- turning -------------------------------------------------------------------------------------------------------
+    # -- turning -----------------------------------------------------------------------------------
 
     def run(self, counters: Counters) -> None:
         """Turn until stopped, then end in order."""
@@ -191,7 +223,8 @@ class Shard:
         clock, poll, spin = time.monotonic, reactor.poll, reactor.spin
         spin_turns = idle.spin_turns
         budget_s, stalled = self._stalls.budget_s, self._stalls.count
-        look_s = min(COUNTERS_PERIOD_S, budget_s)  # a turn over the budget passes the next look, whenever it begins
+        # a turn over the budget passes the next look, whenever it begins
+        look_s = min(COUNTERS_PERIOD_S, budget_s)
         now = write_counters_at = look_at = clock()
         while not self._stopping:
             if poll(now) or spin(spin_turns):
@@ -223,7 +256,9 @@ class Shard:
         # failpoint: group.before_flush
         lanes = list(self._lanes.values())
         deadline = time.monotonic() + FLUSH_TIMEOUT_S
-        while any(lane.connection.outbox_messages for lane in lanes) and time.monotonic() < deadline:
+        while (
+            any(lane.connection.outbox_messages for lane in lanes) and time.monotonic() < deadline
+        ):
             for lane in lanes:
                 lane.connection.drain()
             os.sched_yield()
@@ -295,12 +330,14 @@ def main(birth: Birth) -> None:
     global _this
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _let_the_forkserver_end()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of the terminal; the application decides
+    # Ctrl-C goes to all of the terminal; the application decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if birth.core is not None:
         cpu.pin(birth.core)
         cpu.bind_memory(birth.core)  # before the first page of the slab is touched
     else:
-        cpu.restore(set(birth.cores))  # the application's thread may be pinned, and we inherited that
+        # the application's thread may be pinned, and we inherited that
+        cpu.restore(set(birth.cores))
     shard = _this = Shard(birth)
     signal.signal(signal.SIGTERM, partial(_on_terminate, shard, birth.drain_s))
     signal.signal(signal.SIGALRM, _force)
@@ -315,8 +352,8 @@ def main(birth: Birth) -> None:
 
 
 def _let_the_forkserver_end() -> None:
-    """Its children are given a copy of the pipe that keeps it alive. Without ours it ends with the application, and then we do:
-    PR_SET_PDEATHSIG is about our parent, which it is."""
+    """Its children are given a copy of the pipe that keeps it alive. Without ours it ends with the
+    application, and then we do: PR_SET_PDEATHSIG is about our parent, which it is."""
     module = sys.modules.get("multiprocess.forkserver")
     fd = module._forkserver._forkserver_alive_fd if module is not None else None
     if fd is not None:
@@ -325,7 +362,9 @@ def _let_the_forkserver_end() -> None:
 
 
 def _on_terminate(shard: Shard, drain_s: float, number: int, frame: FrameType | None) -> None:
-    """The first SIGTERM: drain, by a deadline that holds even if the handler under way never returns."""
+    """The first SIGTERM: drain, by a deadline that holds even if the handler under way never
+    returns.
+    """
     signal.signal(signal.SIGTERM, _force)
     signal.setitimer(signal.ITIMER_REAL, max(drain_s, SIGNAL_DELAY_S_MIN), SIGNAL_AGAIN_S)
     shard.reactor.call_soon(shard.drain)
@@ -340,10 +379,13 @@ _this: Shard | None = None
 
 
 def require_no_shard() -> None:
-    """Raise ShardError in a shard: its own would have nobody that sees to their end when it is killed."""
+    """Raise ShardError in a shard: its own would have nobody that sees to their end when it is
+    killed.
+    """
     if _this is not None:
         raise ShardError(
-            f"shard {_this.index} cannot start a group of its own: make a group with more shards in the application, and send it "
+            f"shard {_this.index} cannot start a group of its own: "
+            "make a group with more shards in the application, and send it "
             "its work by this_shard().submit_to()"
         )
 
@@ -351,5 +393,8 @@ def require_no_shard() -> None:
 def this_shard() -> Shard:
     """The shard that this process is. Raises ShardError outside one."""
     if _this is None:
-        raise ShardError("this process is no shard: this_shard() works in functions that submit_to() or map() sent to one")
+        raise ShardError(
+            "this process is no shard: this_shard() works in functions that submit_to() or map() "
+            "sent to one"
+        )
     return _this

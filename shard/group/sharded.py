@@ -1,10 +1,13 @@
-"""State cut into one instance per shard: made in each shard by one factory, touched by nobody but its shard.
+"""State cut into one instance per shard: made in each shard by one factory, touched by nobody but
+its shard.
 
-    counters = Sharded(Counter)                              # Counter() in every shard, and again in one that is restarted
-    counters.invoke_on(1, Counter.add, 5).result()           # the instance of shard 1 adds
+    counters = Sharded(Counter)                     # Counter() in every shard, and again in one
+                                                    that is restarted
+    counters.invoke_on(1, Counter.add, 5).result()  # the instance of shard 1 adds
     total = counters.map_reduce(Counter.get, operator.add).result()
 
-A Sharded can be sent to the shards: there `.local` is the shard's own instance, and invoke_on() reaches the others.
+A Sharded can be sent to the shards: there `.local` is the shard's own instance, and invoke_on()
+reaches the others.
 """
 
 from __future__ import annotations
@@ -40,8 +43,12 @@ class Sharded(Generic[T]):
     closes it.
     """
 
-    def __init__(self, factory: Callable[..., T], *args: Any, group: ShardGroup | None = None) -> None:
-        """In `group`, or in the one group that is open in this process. Raises what a factory raises."""
+    def __init__(
+        self, factory: Callable[..., T], *args: Any, group: ShardGroup | None = None
+    ) -> None:
+        """In `group`, or in the one group that is open in this process. Raises what a factory
+        raises.
+        """
         self._group: ShardGroup | None = group or the_open_group()
         self._number = next(_numbers)
         self._calls: dict[Method, _Call] = {}
@@ -49,7 +56,8 @@ class Sharded(Generic[T]):
         try:
             self._group.at_start(_create, self._number, pickle_function(factory), args)
         except BaseException:
-            with contextlib.suppress(Exception):  # of an instance's close(): what went wrong first is what counts
+            # of an instance's close(): what went wrong first is what counts
+            with contextlib.suppress(Exception):
                 self.close()
             raise
 
@@ -78,8 +86,12 @@ class Sharded(Generic[T]):
         return this_shard().submit_to(index, call, *args)
 
     def _call(self, method: Method) -> _Call:
-        """The method as a function. One that is found by name is kept, and so sent once; any other goes with each call."""
-        if not isinstance(method, str) and not (type(method) is FunctionType and is_found_by_name(method)):
+        """The method as a function. One that is found by name is kept, and so sent once; any other
+        goes with each call.
+        """
+        if not isinstance(method, str) and not (
+            type(method) is FunctionType and is_found_by_name(method)
+        ):
             return _Call(self._number, method)
         if len(self._calls) >= FUNCTIONS_MAX:
             self._calls.clear()
@@ -91,8 +103,12 @@ class Sharded(Generic[T]):
         futures = [self.invoke_on(index, method, *args) for index in range(self.size)]
         return gather(futures, self._group.driver if self._group is not None else None)
 
-    def map_reduce(self, mapper: Method, reducer: Callable[[Any, Any], Any], initial: Any = _MISSING) -> Future:
-        """mapper(instance) in every shard, folded here from shard 0 on as functools.reduce() does."""
+    def map_reduce(
+        self, mapper: Method, reducer: Callable[[Any, Any], Any], initial: Any = _MISSING
+    ) -> Future:
+        """mapper(instance) in every shard, folded here from shard 0 on as functools.reduce()
+        does.
+        """
         start = () if initial is _MISSING else (initial,)
         whole = Future(self._group.driver if self._group is not None else None)
 
@@ -106,7 +122,9 @@ class Sharded(Generic[T]):
         return whole
 
     def close(self) -> None:
-        """Drop the instances; one with a close() method has that called first. Raises the first error of those."""
+        """Drop the instances; one with a close() method has that called first. Raises the first
+        error of those.
+        """
         group = self._group
         if group is None:
             raise ShardError("the process that made a Sharded closes it, not a shard")
@@ -114,13 +132,15 @@ class Sharded(Generic[T]):
             group.not_at_start(_create, self._number, undo=_drop)
             dropped = []
             for index in range(self.size):
-                with contextlib.suppress(PeerLostError, ClosedError):  # gone, and its instance with it
+                # gone, and its instance with it
+                with contextlib.suppress(PeerLostError, ClosedError):
                     dropped.append(group.submit_to(index, _drop, self._number))
             for future in dropped:
                 try:
                     future.result()
                 except (PeerLostError, ClosedError) as error:
-                    if isinstance(error.__cause__, RemoteTraceback):  # it is not gone: the instance's close() raised it
+                    # it is not gone: the instance's close() raised it
+                    if isinstance(error.__cause__, RemoteTraceback):
                         raise
 
     def __enter__(self) -> Sharded[T]:
@@ -146,7 +166,10 @@ class _Call:
         return self.method(instance, *args)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received_call, (self.number, self.method if isinstance(self.method, str) else pickle_function(self.method))
+        return _received_call, (
+            self.number,
+            self.method if isinstance(self.method, str) else pickle_function(self.method),
+        )
 
 
 class _KnownCall(_Call):
@@ -174,4 +197,6 @@ def _instance(number: int) -> Any:
     try:
         return this_shard().sharded[number]
     except KeyError:
-        raise ShardError(f"shard {this_shard().index} has no instance of this Sharded: it was closed") from None
+        raise ShardError(
+            f"shard {this_shard().index} has no instance of this Sharded: it was closed"
+        ) from None

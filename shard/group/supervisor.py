@@ -1,17 +1,20 @@
-"""The thread of a group that starts its shards, sees them die, starts them again, and sees to it that they end.
+"""The thread of a group that starts its shards, sees them die, starts them again, and sees to it
+that they end.
 
-    state      event                                   next
-    starting   it answered that it is ready            up
-    starting   it died, or START_TIMEOUT_S passed      down; killed first when it is alive
-    up         it died                                 down
-    up         its lane ended                          down; killed first when it is alive END_TIMEOUT_S later
-    down       the restart policy gives a delay        waiting, for so long
-    down       the policy gives none                   gone
-    waiting    the time has come                       starting, with the next incarnation
-    any        stop()                                  gone, by the deadline: first asked, then killed
+    state     event                               next
+    starting  it answered that it is ready        up
+    starting  it died, or START_TIMEOUT_S passed  down; killed first when it is alive
+    up        it died                             down
+    up        its lane ended                      down; killed first when it is alive END_TIMEOUT_S
+                                                  later
+    down      the restart policy gives a delay    waiting, for so long
+    down      the policy gives none               gone
+    waiting   the time has come                   starting, with the next incarnation
+    any       stop()                              gone, by the deadline: first asked, then killed
 
-One thread does it all because a shard dies with the thread that started it (PR_SET_PDEATHSIG is per thread), so that must live as
-long as the shards. The initial start is of all shards at once, with one deadline.
+One thread does it all because a shard dies with the thread that started it (PR_SET_PDEATHSIG is per
+thread), so that must live as long as the shards. The initial start is of all shards at once, with
+one deadline.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ from shard.errors import PeerLostError, ShardError
 from shard.group.restart import FORGIVEN_S, RestartPolicy, ending
 from shard.loop.future import Future
 
-START_TIMEOUT_S = 60.0  # for all to import, map and answer; python and numpy alone take 0.3 s a shard
-END_TIMEOUT_S = 1.0  # from the end of its lane to that of its process: python itself takes 50 ms to end
+# for all to import, map and answer; python and numpy alone take 0.3 s a shard
+START_TIMEOUT_S = 60.0
+# from the end of its lane to that of its process: python itself takes 50 ms to end
+END_TIMEOUT_S = 1.0
 AFTER_BUG_S = 0.1  # so that a bug fills no disk with its traces
 WAIT_S_MAX = 1.0  # for clocks to be looked at now and then, should a wake-up be missed
 
@@ -62,7 +67,8 @@ class Life:
     restarts: int = 0  # in a row
     process: Any = None
     pid: int = 0  # of the process, or the last one
-    due: float = 0.0  # STARTING: when it must be up; WAITING: when it is started again; UP: since when
+    # STARTING: when it must be up; WAITING: when it is started again; UP: since when
+    due: float = 0.0
     exit_code: int | None = None  # of the last process that ended
     ready: Future | None = None
     end_by: float | None = None  # its lane ended, and so must the process
@@ -86,9 +92,10 @@ class Supervisor:
         on_ready: Callable[[int], Future | None],
         on_down: Callable[[int, str], None],
     ) -> None:
-        """start(life) starts the process and gives it and what asks for a future of its readiness; on_ready(index) says that
-        this is done, and gives None when the shard is up now, or what to wait for yet; on_down(index, text) says what happened
-        and what will. All of them are called in the supervisor's thread."""
+        """start(life) starts the process and gives it and what asks for a future of its readiness;
+        on_ready(index) says that this is done, and gives None when the shard is up now, or what to
+        wait for yet; on_down(index, text) says what happened and what will. All of them are called
+        in the supervisor's thread."""
         self.lives = [Life(index) for index in range(size)]
         self._policy = policy
         self._start_one = start
@@ -101,10 +108,12 @@ class Supervisor:
         self._first_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="prpc-supervisor", daemon=True)
 
-    # -- from other threads --------------------------------------------------------------------------------------------
+    # -- from other threads ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all shards and wait until they are up. Raises what went wrong with the first that is not."""
+        """Start all shards and wait until they are up. Raises what went wrong with the first that
+        is not.
+        """
         self._thread.start()
         self._first_start.wait()
         if self._first_error is not None:
@@ -116,19 +125,23 @@ class Supervisor:
         self._wake()
 
     def expect_ends(self, timeout_s: float) -> None:
-        """Shards are about to be asked to end: none that does is news from now on, or started again. After `timeout_s` seconds
-        they are killed."""
+        """Shards are about to be asked to end: none that does is news from now on, or started
+        again. After `timeout_s` seconds they are killed."""
         self._stop_by = time.monotonic() + timeout_s
 
     def stop(self, timeout_s: float) -> None:
-        """Wait until all shards have ended, which somebody has asked them to; after `timeout_s` seconds they are killed."""
+        """Wait until all shards have ended, which somebody has asked them to; after `timeout_s`
+        seconds they are killed.
+        """
         self.expect_ends(timeout_s)
         if self._thread.ident is not None:
             self._wake()
             self._thread.join()
 
     def close(self) -> None:
-        """After stop(), once no future that this waited for can be completed any more: it would write into the pipe."""
+        """After stop(), once no future that this waited for can be completed any more: it would
+        write into the pipe.
+        """
         os.close(self._wake_r)
         os.close(self._wake_w)
 
@@ -138,7 +151,7 @@ class Supervisor:
         except BlockingIOError:
             return  # so full that it will wake
 
-    # -- in the thread -------------------------------------------------------------------------------------------------
+    # -- in the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -151,7 +164,8 @@ class Supervisor:
             try:
                 self._wait()
                 self._look(time.monotonic())
-            except Exception:  # a bug of ours: said, and survived, because the shards die with this thread
+            except Exception:
+                # a bug of ours: said, and survived, because the shards die with this thread
                 logger.exception("the supervisor failed; it goes on")
                 time.sleep(AFTER_BUG_S)
 
@@ -178,7 +192,9 @@ class Supervisor:
         self._ask(life, ask)
 
     def _ask(self, life: Life, ask: Callable[[], Future | None]) -> None:
-        """Set what to wait for; what asking raises ends that wait, as the process is there and must be waited for, too."""
+        """Set what to wait for; what asking raises ends that wait, as the process is there and must
+        be waited for, too.
+        """
         try:
             life.ready = ask()
         except Exception as error:  # it has just died, or what it is to run cannot be sent
@@ -189,13 +205,22 @@ class Supervisor:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        times = [life.due for life in self.lives if life.state in (ShardState.STARTING, ShardState.WAITING)]
-        times += [life.end_by for life in self.lives if life.end_by is not None and life.process is not None]
+        times = [
+            life.due
+            for life in self.lives
+            if life.state in (ShardState.STARTING, ShardState.WAITING)
+        ]
+        times += [
+            life.end_by
+            for life in self.lives
+            if life.end_by is not None and life.process is not None
+        ]
         if self._stop_by is not None:
             times = [self._stop_by]
         timeout_s = min([WAIT_S_MAX, *(max(0.0, due - now) for due in times)])
         alive = [life.process.sentinel for life in self.lives if life.process is not None]
-        from multiprocess.connection import wait  # here: it brings dill, which nobody needs without shards
+        # here: it brings dill, which nobody needs without shards
+        from multiprocess.connection import wait
 
         wait([self._wake_r, *alive], timeout_s)
         try:
@@ -232,14 +257,16 @@ class Supervisor:
             life.process.kill()
             if life.error is None:
                 life.error = ShardError(
-                    f"shard {life.index} (pid {life.process.pid}) did not start within {START_TIMEOUT_S} s: it was killed"
+                    f"shard {life.index} (pid {life.process.pid}) did not start within "
+                    f"{START_TIMEOUT_S} s: it was killed"
                 )
         elif life.state is ShardState.STARTING and ready is not None and ready.done():
             error = ready.error()
             if isinstance(error, PeerLostError):  # it is dying, and how it ended will say more
                 life.end_by = now + END_TIMEOUT_S
             elif error is None:
-                due, life.state, life.due = life.due, ShardState.UP, now  # before anybody who waits for that is told
+                # before anybody who waits for that is told
+                due, life.state, life.due = life.due, ShardState.UP, now
                 self._ask(life, partial(self._on_ready, life.index))
                 if life.ready is not None:
                     life.state, life.due = ShardState.STARTING, due
@@ -255,12 +282,23 @@ class Supervisor:
         life.exit_code = process.exitcode
         if life.state is ShardState.UP and now - life.due >= FORGIVEN_S:
             life.restarts = 0
-        what = f"shard {life.index} (pid {process.pid}, incarnation {life.incarnation}) is gone: {ending(life.exit_code)}"
+        what = (
+            f"shard {life.index} (pid {process.pid}, incarnation {life.incarnation}) is gone: "
+            f"{ending(life.exit_code)}"
+        )
         if life.state is ShardState.STARTING and life.error is not None:
             what += f", because it could not start: {life.error}"
         first_start = not self._first_start.is_set()
-        delay_s = None if self._stop_by or first_start else self._policy.delay_s(life.exit_code, life.restarts)
-        outlook = "the group could not start" if first_start else self._policy.outlook(life.exit_code, life.restarts)
+        delay_s = (
+            None
+            if self._stop_by or first_start
+            else self._policy.delay_s(life.exit_code, life.restarts)
+        )
+        outlook = (
+            "the group could not start"
+            if first_start
+            else self._policy.outlook(life.exit_code, life.restarts)
+        )
         process.close()
         if life.error is None:
             life.error = ShardError(f"{what}; {outlook}")
@@ -268,7 +306,8 @@ class Supervisor:
             life.state = ShardState.GONE
         else:
             life.state, life.due = ShardState.WAITING, now + delay_s
-        if self._stop_by is None and not first_start:  # else whoever closes the group, or fails to start it, knows
+        # else whoever closes the group, or fails to start it, knows
+        if self._stop_by is None and not first_start:
             is_lost = delay_s is None and life.exit_code != 0
             logger.log(logging.ERROR if is_lost else logging.WARNING, "%s; %s", what, outlook)
         self._on_down(life.index, f"{what}; {outlook}")
@@ -286,8 +325,11 @@ class Supervisor:
                 life.state = ShardState.GONE
             else:
                 life.state, life.due = ShardState.WAITING, now + delay_s
-            self._on_down(life.index, f"shard {life.index} could not be started: {error}; {outlook}")
+            self._on_down(
+                life.index, f"shard {life.index} could not be started: {error}; {outlook}"
+            )
 
     def _is_over(self) -> bool:
         over = self._stop_by is not None and all(life.process is None for life in self.lives)
-        return over and all(life.state is not ShardState.WAITING for life in self.lives)  # the next look says that they are gone
+        # the next look says that they are gone
+        return over and all(life.state is not ShardState.WAITING for life in self.lives)

@@ -1,15 +1,20 @@
-"""The cores of this machine as the kernel shows them: which share a NUMA node or a physical core, and how much of them is ours.
+"""The cores of this machine as the kernel shows them: which share a NUMA node or a physical core,
+and how much of them is ours.
 
     file under the root                                          what it says
-    sys/devices/system/cpu/online                                cores that are switched on: "0-3,8-11"
-    sys/devices/system/cpu/cpu<N>/topology/thread_siblings_list  hyper-threads of N's physical core, N among them
+    sys/devices/system/cpu/online                                cores that are switched on:
+                                                                 "0-3,8-11"
+    sys/devices/system/cpu/cpu<N>/topology/thread_siblings_list  hyper-threads of N's physical core,
+                                                                 N among them
     sys/devices/system/node/node<M>/cpulist                      cores whose memory is node M
-    proc/self/cgroup                                             where this process stands in the cgroup trees
-    sys/fs/cgroup/<path>/cpu.max                                 version 2: "<quota_us or max> <period_us>"
+    proc/self/cgroup                                             where this process stands in the
+                                                                 cgroup trees
+    sys/fs/cgroup/<path>/cpu.max                                 version 2: "<quota_us or max>
+                                                                 <period_us>"
     sys/fs/cgroup/cpu/<path>/cpu.cfs_{quota,period}_us           version 1: a quota of -1 is none
 
-Containers and virtual machines show less of this. What is missing or unreadable is never an error: it means one node (0), no
-siblings, no quota. Who is put where is decided in cpu.py.
+Containers and virtual machines show less of this. What is missing or unreadable is never an error:
+it means one node (0), no siblings, no quota. Who is put where is decided in cpu.py.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ class Core:
 
     number: int
     node: int  # whose memory is near
-    siblings: tuple[int, ...]  # usable hardware threads of the same physical core, in order; this one is among them
+    # usable hardware threads of the same physical core, in order; this one is among them
+    siblings: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,8 @@ class Topology:
     """The usable cores, in order of their numbers; at least one."""
 
     cores: tuple[Core, ...]
-    quota_cores: float | None  # CPU time that the cgroup allows in each period, in cores; None: no limit
+    # CPU time that the cgroup allows in each period, in cores; None: no limit
+    quota_cores: float | None
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -55,12 +62,16 @@ class Topology:
 
 
 def read_topology(usable: Iterable[int], root: Path = Path("/")) -> Topology:
-    """What the files under `root` say about the `usable` cores. Cores that are offline drop out, unless all would."""
+    """What the files under `root` say about the `usable` cores. Cores that are offline drop out,
+    unless all would.
+    """
     numbers = sorted(set(usable))
     online = parse_ranges(_read(root / CORES / "online"))
     present = [number for number in numbers if number in online] or numbers
     node_of = _node_of_cores(root)
-    cores = tuple(Core(number, node_of.get(number, 0), _siblings(root, number, present)) for number in present)
+    cores = tuple(
+        Core(number, node_of.get(number, 0), _siblings(root, number, present)) for number in present
+    )
     return Topology(cores, read_quota(root))
 
 
@@ -88,7 +99,8 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 def _siblings(root: Path, number: int, present: list[int]) -> tuple[int, ...]:
     listed = parse_ranges(_read(root / CORES / f"cpu{number}/topology/thread_siblings_list"))
-    # Those that we may not use, or that are switched off, take nothing from us that could be avoided.
+    # Those that we may not use, or that are switched off, take nothing from us that could be
+    # avoided.
     return tuple(sorted({number} | {sibling for sibling in listed if sibling in present}))
 
 
@@ -97,12 +109,20 @@ def _node_of_cores(root: Path) -> dict[int, int]:
         names = [entry.name for entry in (root / NODES).iterdir()]
     except OSError:
         return {}
-    nodes = [int(name.removeprefix("node")) for name in names if name.removeprefix("node").isdecimal()]
-    return {core: node for node in nodes for core in parse_ranges(_read(root / NODES / f"node{node}/cpulist"))}
+    nodes = [
+        int(name.removeprefix("node")) for name in names if name.removeprefix("node").isdecimal()
+    ]
+    return {
+        core: node
+        for node in nodes
+        for core in parse_ranges(_read(root / NODES / f"node{node}/cpulist"))
+    }
 
 
 def read_quota(root: Path = Path("/")) -> float | None:
-    """The smallest CPU quota of this process's cgroup and those above it, in cores; None without one."""
+    """The smallest CPU quota of this process's cgroup and those above it, in cores; None without
+    one.
+    """
     quotas = []
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         _, _, controllers_and_path = line.partition(":")
@@ -114,7 +134,8 @@ def read_quota(root: Path = Path("/")) -> float | None:
             base, read = root / CGROUPS / "cpu", _quota_v1
         else:
             continue
-        # In a container /proc may show the path on the host, which is not there: its own limits are at the base.
+        # In a container /proc may show the path on the host, which is not there: its own limits are
+        # at the base.
         parts = [part for part in path.split("/") if part not in ("", "..")]
         quotas += [read(base.joinpath(*parts[:depth])) for depth in range(len(parts) + 1)]
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -130,13 +151,16 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def _in_cores(quota_us: str | None, period_us: str | None) -> float | None:
-    if not (quota_us and period_us and quota_us.isdecimal() and period_us.isdecimal()):  # "max", "-1", or no such file
+    # "max", "-1", or no such file
+    if not (quota_us and period_us and quota_us.isdecimal() and period_us.isdecimal()):
         return None
     return int(quota_us) / int(period_us) if int(quota_us) > 0 and int(period_us) > 0 else None
 
 
 def _read(path: Path) -> str | None:
-    """A small file's text without the white space around it; None when it is not there or not ours to read."""
+    """A small file's text without the white space around it; None when it is not there or not ours
+    to read.
+    """
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,6 @@
-"""When a slab gives memory back: a few times a minute, one idle segment at a time, by whoever turns a reactor anyway."""
+"""When a slab gives memory back: a few times a minute, one idle segment at a time, by whoever turns
+a reactor anyway.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from shard.memory.slab import TRIM_S, Slab
 
 
 class Trimmer:
-    """Looks at a slab every TRIM_S seconds in the reactor's thread, until close(), or until the slab is closed."""
+    """Looks at a slab every TRIM_S seconds in the reactor's thread, until close(), or until the
+    slab is closed.
+    """
 
     def __init__(self, slab: Slab, reactor: Reactor) -> None:
         self._slab = slab

@@ -1,14 +1,20 @@
-"""A reactor as a guest of an asyncio loop: while coroutines await, the loop turns the reactor, and no other thread is needed.
+"""A reactor as a guest of an asyncio loop: while coroutines await, the loop turns the reactor, and
+no other thread is needed.
 
-    spin     a coroutine awaits, and few others do: look at the rings for SPIN_S, as most answers come within microseconds
-    turn     the loop calls us: one bounded batch, then another in the loop's next round, until a batch finds nothing
-    rest     nothing to do: the reactor says that nobody turns (peers ring from now on), and the loop watches its epoll
+    spin  a coroutine awaits, and few others do: look at the rings for SPIN_S, as most answers come
+          within microseconds
+    turn  the loop calls us: one bounded batch, then another in the loop's next round, until a batch
+          finds nothing
+    rest  nothing to do: the reactor says that nobody turns (peers ring from now on), and the loop
+          watches its epoll
 
-The lead (driver.py) is held during a spin and a turn, and never in between: a thread that waits takes it from a loop that rests,
-is busy with something else, stopped, or was closed. Whoever gives the lead up while coroutines await calls their loop.
+The lead (driver.py) is held during a spin and a turn, and never in between: a thread that waits
+takes it from a loop that rests, is busy with something else, stopped, or was closed. Whoever gives
+the lead up while coroutines await calls their loop.
 
-No wake-up is lost: announce() comes before the look at the sources, as in a park; what comes after it makes the epoll readable,
-which the loop's selector sees whenever it next looks. Where another thread leads meanwhile, it finds the event itself.
+No wake-up is lost: announce() comes before the look at the sources, as in a park; what comes after
+it makes the epoll readable, which the loop's selector sees whenever it next looks. Where another
+thread leads meanwhile, it finds the event itself.
 
 All methods run in the loop's thread, but for wants(), is_attentive(), call() and retire().
 """
@@ -28,30 +34,37 @@ from shard.loop.reactor import Reactor
 if TYPE_CHECKING:
     import asyncio
 
-# How long a coroutine that awaits keeps its loop, in the hope of an answer: longer than most take, shorter than the way
-# through the loop's selector and back, with a sleeping peer's doorbell in it.
+# How long a coroutine that awaits keeps its loop, in the hope of an answer: longer than most take,
+# shorter than the way through the loop's selector and back, with a sleeping peer's doorbell in it.
 SPIN_S = 25e-6
 SPIN_TURNS = 64  # empty looks at the rings, 0.09 us each, before one at the clock
 # With so many awaits pending there is always something to do in the loop: no spin.
 SPIN_AWAITS_MAX = 4
-# Awaits that a spin answered in a row, without a round of the loop: more would keep its other tasks and its timers waiting.
+# Awaits that a spin answered in a row, without a round of the loop: more would keep its other tasks
+# and its timers waiting.
 SPIN_ANSWERS_MAX = 32
-# After so many spins in vain only every SPIN_RETRY-th await tries one: answers that take longer are the rule at present.
+# After so many spins in vain only every SPIN_RETRY-th await tries one: answers that take longer are
+# the rule at present.
 SPIN_MISSES_MAX = 8
 SPIN_RETRY = 16
-# Batches of one turn: what comes during a batch is seen without a round of the loop (10 us), but no task waits for many.
+# Batches of one turn: what comes during a batch is seen without a round of the loop (10 us), but no
+# task waits for many.
 BATCHES_MAX = 4
-# A loop keeps watching for so long after its last await, so that the next finds it ready: as long as STANDBY_S.
+# A loop keeps watching for so long after its last await, so that the next finds it ready: as long
+# as STANDBY_S.
 LINGER_S = 0.02
-# Loops count milliseconds, and uvloop rounds down twice: a turn that comes too early for its timer would be one of hundreds.
+# Loops count milliseconds, and uvloop rounds down twice: a turn that comes too early for its timer
+# would be one of hundreds.
 ROUNDING_S = 0.0015
 # A loop that is so late for a turn is busy with something else: the progress thread steps in.
 LATE_S = 0.02
 
 
 class _Watched:
-    """A descriptor of the loop's own for the reactor's epoll. It stays that until the loop has let go of it, whenever the reactor
-    is closed: so the loop never watches a number that has been used again. Closes with its last holder."""
+    """A descriptor of the loop's own for the reactor's epoll. It stays that until the loop has let
+    go of it, whenever the reactor
+    is closed: so the loop never watches a number that has been used again. Closes with its last
+    holder."""
 
     def __init__(self, fd: int) -> None:
         self.fd = os.dup(fd)
@@ -101,7 +114,9 @@ class AsyncioBridge:
         self._borrowed = False  # the lead is held by a caller of ours: the loop runs inside a turn
 
     def wait(self, future: Future) -> Generator[Any, None, None]:
-        """What a coroutine of the loop yields until the future is done; nothing at all when a spin finds the answer."""
+        """What a coroutine of the loop yields until the future is done; nothing at all when a spin
+        finds the answer.
+        """
         if self._may_spin() and self._enter():
             try:
                 self._spin(future)
@@ -118,7 +133,7 @@ class AsyncioBridge:
         finally:
             self._awaited.discard(future)
 
-    # -- spinning ------------------------------------------------------------------------------------------------------
+    # -- spinning ----------------------------------------------------------------------------------
 
     def _may_spin(self) -> bool:
         if len(self._awaited) >= SPIN_AWAITS_MAX or self._answers >= SPIN_ANSWERS_MAX:
@@ -143,13 +158,14 @@ class AsyncioBridge:
         else:
             self._misses += 1
 
-    # -- turning -------------------------------------------------------------------------------------------------------
+    # -- turning -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         self._scheduled = self._called = False
         self._answers = 0
         if not self._enter():
-            self._unwatch()  # who leads watches; else the loop would be called again and again for one event
+            # who leads watches; else the loop would be called again and again for one event
+            self._unwatch()
             if self._awaited:
                 self._driver.ask_for_lead()
             return
@@ -160,13 +176,18 @@ class AsyncioBridge:
                 busy = bool(poll(clock()))
                 if not busy:
                     break
-            if not busy and len(self._awaited) == 1 and not self._misses:  # it had no spin of its own, and one is worth it
+            # it had no spin of its own, and one is worth it
+            if not busy and len(self._awaited) == 1 and not self._misses:
                 future = next(iter(self._awaited))
                 self._spin(future)
                 busy = bool(future.finished)
         finally:
             try:
-                if not busy and not self._driver.closing and not (self._awaited and self._driver.polling):
+                if (
+                    not busy
+                    and not self._driver.closing
+                    and not (self._awaited and self._driver.polling)
+                ):
                     self._rest()
             finally:
                 self._leave()
@@ -183,7 +204,8 @@ class AsyncioBridge:
             self.loop.add_reader(self._watched.fd, self._turn)
         rest_s += ROUNDING_S
         due = time.monotonic() + rest_s
-        if self._timer is None or due < self._due:  # one that is too early does no harm, and making one costs more than a turn
+        # one that is too early does no harm, and making one costs more than a turn
+        if self._timer is None or due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
             self._due = due
@@ -205,7 +227,7 @@ class AsyncioBridge:
             self._watching = False
             self.loop.remove_reader(self._watched.fd)
 
-    # -- the lead ------------------------------------------------------------------------------------------------------
+    # -- the lead ----------------------------------------------------------------------------------
 
     def _enter(self) -> bool:
         """Take the lead, unless another thread has it."""
@@ -234,9 +256,12 @@ class AsyncioBridge:
         return (bool(self._awaited) or self._lingers()) and self.loop.is_running()
 
     def is_attentive(self) -> bool:
-        """Whether it will take its turn when there is work. Asked by the progress thread when nobody led for a while: a loop that
-        does not rest by then, or rests beside work, is busy with something else, or stopped."""
-        if not (self._awaited and self._resting and self._reactor.parked and self.loop.is_running()):
+        """Whether it will take its turn when there is work. Asked by the progress thread when
+        nobody led for a while: a loop that does not rest by then, or rests beside work, is busy
+        with something else, or stopped."""
+        if not (
+            self._awaited and self._resting and self._reactor.parked and self.loop.is_running()
+        ):
             return False
         if time.monotonic() > self._due + LATE_S:
             return False

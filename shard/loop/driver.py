@@ -2,18 +2,21 @@
 
 One thread at a time leads: it holds `_lead` and turns the reactor.
 
-    thread that waits   leads if it can; while another one leads it follows: sleeps until its future is done, or until it is
-                        handed the lead
-    asyncio loop        leads by turns while its coroutines await (asyncio_bridge.py), and leaves the lead to others in between
-    progress thread     stands by; goes on duty (leads, and parks when idle) when nobody has led for STANDBY_S and no loop
-                        watches, or at once when take_over() says that requests may come in; hands the lead over to any thread
-                        or loop that wants it
+    thread that waits  leads if it can; while another one leads it follows: sleeps until its future
+                       is done, or until it is handed the lead
+    asyncio loop       leads by turns while its coroutines await (asyncio_bridge.py), and leaves the
+                       lead to others in between
+    progress thread    stands by; goes on duty (leads, and parks when idle) when nobody has led for
+                       STANDBY_S and no loop watches, or at once when take_over() says that requests
+                       may come in; hands the lead over to any thread or loop that wants it
 
-So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A thread that already leads
-and waits again (a handler that makes a call) turns the same reactor, deeper.
+So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A
+thread that already leads and waits again (a handler that makes a call) turns the same reactor,
+deeper.
 
-A stall (stall.py) is a leading thread that stays inside one handler. Nobody leading is none: an application that computes keeps
-nobody waiting for longer than it takes the progress thread to go on duty.
+A stall (stall.py) is a leading thread that stays inside one handler. Nobody leading is none: an
+application that computes keeps nobody waiting for longer than it takes the progress thread to go on
+duty.
 """
 
 from __future__ import annotations
@@ -37,17 +40,19 @@ from shard.loop.stall import STALL_BUDGET_S, StallDetector
 if TYPE_CHECKING:
     import asyncio
 
-# Empty looks at the rings before a waiting thread also looks at timers, tasks and sockets: some 20 us of 0.09 us each, longer
-# than most answers take.
+# Empty looks at the rings before a waiting thread also looks at timers, tasks and sockets: some 20
+# us of 0.09 us each, longer than most answers take.
 SPIN_TURNS = 256
 
-# Empty looks after a message before a clock is read: the rest of it, or the next, mostly follows within microseconds.
+# Empty looks after a message before a clock is read: the rest of it, or the next, mostly follows
+# within microseconds.
 FLOW_TURNS = 32
 
-# How long nobody may have led before the progress thread goes on duty. It wakes this often while others lead: 50 times a
-# second, some 0.1 % of a core.
+# How long nobody may have led before the progress thread goes on duty. It wakes this often while
+# others lead: 50 times a second, some 0.1 % of a core.
 STANDBY_S = 0.02
-# The same while an asyncio loop watches, and nobody calls us: only a loop that is stuck makes somebody wait for it.
+# The same while an asyncio loop watches, and nobody calls us: only a loop that is stuck makes
+# somebody wait for it.
 WATCH_S = 0.1
 
 # For the turn under way at close() to end: a handler may be running in it.
@@ -63,14 +68,19 @@ class Driver:
 
     polling         waiting threads never sleep
     name            of its threads, and in the log
-    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log, with its stack; math.inf: none is
+    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log, with its
+                    stack; math.inf: none is
     engine          packages and modules whose functions are no handlers
 
     Raises ValueError for a budget that is not more than 0.
     """
 
     def __init__(
-        self, polling: bool, name: str = "prpc", stall_budget_s: float = STALL_BUDGET_S, engine: tuple[str, ...] = ("shard",)
+        self,
+        polling: bool,
+        name: str = "prpc",
+        stall_budget_s: float = STALL_BUDGET_S,
+        engine: tuple[str, ...] = ("shard",),
     ) -> None:
         self.reactor = reactor = Reactor(time.monotonic)
         self._stalls = StallDetector(
@@ -83,7 +93,8 @@ class Driver:
             handlers_only=True,
         )
         self.polling = polling
-        self.prompt = False  # requests may come in at any time: hand over to the progress thread at once, not lazily
+        # requests may come in at any time: hand over to the progress thread at once, not lazily
+        self.prompt = False
         self._lead = threading.Lock()
         self._adaptive = Adaptive()  # one for all that lead: the gaps are those of the traffic
         self._leader = 0  # ident of the leading thread
@@ -102,10 +113,12 @@ class Driver:
         self._thread.start()
         self._stalls.start()
 
-    # -- waiting threads ---------------------------------------------------------------------------------------------
+    # -- waiting threads ---------------------------------------------------------------------------
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
-        """Make progress until the future is done or `timeout_s` seconds have passed; whether it is done."""
+        """Make progress until the future is done or `timeout_s` seconds have passed; whether it is
+        done.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not future.finished:
             if self._lead.acquire(False):
@@ -114,7 +127,8 @@ class Driver:
                 try:
                     if self.reactor.parked:  # a loop rests
                         self.reactor.unannounce(True)
-                    # Most answers come within microseconds: look at the rings alone first, and only then at everything.
+                    # Most answers come within microseconds: look at the rings alone first, and only
+                    # then at everything.
                     while self.reactor.spin(SPIN_TURNS):
                         if future.finished:
                             return True
@@ -136,7 +150,8 @@ class Driver:
         """Drive from this thread for `timeout_s` seconds, or until stop_running() or close()."""
         self._running = Future(self)
         try:
-            if not self._stop_asked:  # looked at after _running is there: a signal in between finds that
+            # looked at after _running is there: a signal in between finds that
+            if not self._stop_asked:
                 self.wait(self._running, timeout_s)
         except ClosedError:
             return  # closed meanwhile: that is how it ends
@@ -145,7 +160,9 @@ class Driver:
             self._stop_asked = False
 
     def stop_running(self) -> None:
-        """Let run() return, or the next one when none is under way. From any thread or signal handler."""
+        """Let run() return, or the next one when none is under way. From any thread or signal
+        handler.
+        """
         self._stop_asked = True
         running = self._running
         if running is not None:
@@ -169,7 +186,9 @@ class Driver:
                 now = clock()
                 park_s = idle.idle(now)
                 if park_s:
-                    if tell is None:  # another thread may complete the future, and nothing else would end the park then
+                    # another thread may complete the future, and nothing else would end the park
+                    # then
+                    if tell is None:
                         tell = partial(_end_park, reactor)
                         future.add_done_callback(tell)
                     if deadline is not None:
@@ -191,8 +210,11 @@ class Driver:
         self.ask_for_lead()
         self._followers.append(turn)
         future.add_done_callback(tell)
-        remaining = STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
-        # Bounded: should the lead be given up between our look at it and our queueing, nobody would call us.
+        remaining = (
+            STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
+        )
+        # Bounded: should the lead be given up between our look at it and our queueing, nobody would
+        # call us.
         try:
             if self._lead.locked():
                 turn.acquire(timeout=remaining)
@@ -214,7 +236,9 @@ class Driver:
             self._call_to_duty.release()
 
     def take_over(self) -> None:
-        """Somebody waits who cannot drive: the progress thread must lead whenever nobody else does."""
+        """Somebody waits who cannot drive:
+        the progress thread must lead whenever nobody else does.
+        """
         self.prompt = True
         self._call_to_duty.release()
 
@@ -224,10 +248,13 @@ class Driver:
         assert thread is not None, "it has started"
         os.sched_setaffinity(thread, {core})
 
-    # -- asyncio loops -----------------------------------------------------------------------------------------------
+    # -- asyncio loops -----------------------------------------------------------------------------
 
-    def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
-        """What a coroutine of `loop`, which runs in this thread, yields until the future is done; the loop makes the progress.
+    def await_in(
+        self, future: Future, loop: asyncio.AbstractEventLoop
+    ) -> Generator[Any, None, None]:
+        """What a coroutine of `loop`, which runs in this thread, yields until the future is done;
+        the loop makes the progress.
 
         Raises ClosedError, and ForkedError in a fork of the process that made the driver."""
         for bridge in self._bridges:
@@ -264,7 +291,9 @@ class Driver:
         return self._leader == threading.get_ident()
 
     def ask_for_lead(self) -> None:
-        """Have the progress thread give up the lead, if it has it; a thread that waits gives it up by itself, later."""
+        """Have the progress thread give up the lead, if it has it; a thread that waits gives it up
+        by itself, later.
+        """
         if self._on_duty:
             self._wanted += 1
             self.reactor.wake()
@@ -272,12 +301,13 @@ class Driver:
     def _check_usable(self) -> None:
         if self._pid != os.getpid():
             raise ForkedError(
-                f"made in process {self._pid}, used in its fork {os.getpid()}: start processes by spawn and make it there"
+                f"made in process {self._pid}, used in its fork {os.getpid()}: "
+                "start processes by spawn and make it there"
             )
         if self.closing:
             raise ClosedError("already closed")
 
-    # -- the progress thread -----------------------------------------------------------------------------------------
+    # -- the progress thread -----------------------------------------------------------------------
 
     def _progress(self) -> None:
         led = -1
@@ -319,14 +349,18 @@ class Driver:
                     idle.work(now)
                 elif idle.idle(now):
                     reactor.park(PARK_S_MAX)
-            except BaseException:  # a bug or an exit in a callback: said, and survived, or everybody here would wait for ever
+            except BaseException:
+                # a bug or an exit in a callback: said, and survived, or everybody here would wait
+                # for ever
                 logger.exception("the reactor's turn failed; it goes on")
                 time.sleep(AFTER_BUG_S)
 
-    # -- the end -----------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop driving: waits end, the progress thread ends. The reactor's sources must be closed before."""
+        """Stop driving: waits end, the progress thread ends. The reactor's sources must be closed
+        before.
+        """
         if self.closing or self._pid != os.getpid():
             return
         self.closing = True
@@ -348,7 +382,10 @@ class Driver:
             finally:
                 self._lead.release()
         else:
-            logger.warning("a handler still runs %s s after close(): its thread is left to end by itself", CLOSE_TIMEOUT_S)
+            logger.warning(
+                "a handler still runs %s s after close(): its thread is left to end by itself",
+                CLOSE_TIMEOUT_S,
+            )
         self._stalls.close()
 
 

@@ -1,11 +1,14 @@
-"""A result to come: waited for by a thread, awaited by a task of the reactor, or awaited in an asyncio loop.
+"""A result to come: waited for by a thread, awaited by a task of the reactor, or awaited in an
+asyncio loop.
 
-States: pending -> done (value or error), once. set_result and set_error after that answer False and change nothing, so a
-late reply and a deadline can race without harm. Callbacks run in the thread that completes the future.
+States: pending -> done (value or error), once. set_result and set_error after that answer False and
+change nothing, so a late reply and a deadline can race without harm. Callbacks run in the thread
+that completes the future.
 
-Which of two threads completes it is decided by `del self._open`: deleting an attribute is one step of the interpreter, and fails
-for the second one. To look at `finished` and then set it would be two steps, and Python 3.10 switches threads between any two.
-It costs 20 ns and allocates nothing; a lock takes 50, and a fork, a signal handler or a destructor may find it held.
+Which of two threads completes it is decided by `del self._open`: deleting an attribute is one step
+of the interpreter, and fails for the second one. To look at `finished` and then set it would be two
+steps, and Python 3.10 switches threads between any two. It costs 20 ns and allocates nothing; a
+lock takes 50, and a fork, a signal handler or a destructor may find it held.
 """
 
 from __future__ import annotations
@@ -28,18 +31,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shard")
 PENDING, VALUE, ERROR = 0, 1, 2  # `finished`: falsy while there is nothing
-# Two threads must not each make the list of one future. Held as a list is made, when garbage may be collected: a destructor that
-# completes a future finds it held by its own thread.
+# Two threads must not each make the list of one future. Held as a list is made, when garbage may be
+# collected: a destructor that completes a future finds it held by its own thread.
 _making_callbacks = threading.RLock()
 
 
 class Waiter(Protocol):
-    """Who can make progress while a thread waits: the driver of the reactor that will complete the future."""
+    """Who can make progress while a thread waits: the driver of the reactor that will complete the
+    future.
+    """
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
         """Return True once the future is done, False when the time is over."""
 
-    def await_in(self, future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+    def await_in(
+        self, future: Future, loop: asyncio.AbstractEventLoop
+    ) -> Generator[Any, None, None]:
         """What a coroutine of `loop`, which runs here, yields until the future is done."""
 
 
@@ -60,10 +67,14 @@ class Future(msgspec.Struct, eq=False):
     _outcome: Any = None
     _open: None = None  # there until somebody completes it
 
-    def __repr__(self) -> str:  # msgspec's own reads every field, and `_open` is gone once it is done
+    # msgspec's own reads every field, and `_open` is gone once it is done
+    def __repr__(self) -> str:
         if self.finished == PENDING:
             return f"<{type(self).__name__} pending>"
-        return f"<{type(self).__name__} {'error' if self.finished == ERROR else 'value'} {self._outcome!r:.200}>"
+        return (
+            f"<{type(self).__name__} {'error' if self.finished == ERROR else 'value'} "
+            f"{self._outcome!r:.200}>"
+        )
 
     def done(self) -> bool:
         """Whether there is a value or an error."""
@@ -98,7 +109,9 @@ class Future(msgspec.Struct, eq=False):
         return True
 
     def cancel(self, error: BaseException | None = None) -> bool:
-        """Give the result up: complete with `error`, a CancelledError by default; False when it was complete before."""
+        """Give the result up: complete with `error`, a CancelledError by default; False when it was
+        complete before.
+        """
         return self.set_error(error or CancelledError("cancelled here"))
 
     def _run_callbacks(self) -> None:
@@ -129,7 +142,9 @@ class Future(msgspec.Struct, eq=False):
                 self._callbacks.remove(callback)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The value, once there; raises the error it was completed with, or TimeoutError after `timeout_s` seconds."""
+        """The value, once there; raises the error it was completed with, or TimeoutError after
+        `timeout_s` seconds.
+        """
         if timeout_s is not None:
             _check_seconds(timeout_s)  # though it need not wait: whether it must is chance
         if not self.finished and not self._wait(timeout_s):
@@ -138,7 +153,9 @@ class Future(msgspec.Struct, eq=False):
             try:
                 raise self._outcome
             finally:
-                del self  # else error, traceback, this frame and the future hold each other until a collection of garbage
+                # else error, traceback, this frame and the future hold each other until a
+                # collection of garbage
+                del self
         return self._outcome
 
     def error(self, timeout_s: float | None = None) -> BaseException | None:
@@ -151,7 +168,9 @@ class Future(msgspec.Struct, eq=False):
 
     def _wait(self, timeout_s: float | None) -> bool:
         if self.waiter is None:
-            raise ShardError("this future can be awaited by a task of its reactor, but no thread may block on it")
+            raise ShardError(
+                "this future can be awaited by a task of its reactor, but no thread may block on it"
+            )
         return self.waiter.wait(self, timeout_s)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -169,17 +188,25 @@ class Future(msgspec.Struct, eq=False):
             del self  # as in result()
 
     def abandon(self) -> None:
-        """The asyncio task that awaited it was cancelled. What nobody else knows how to end goes on."""
+        """The asyncio task that awaited it was cancelled. What nobody else knows how to end goes
+        on.
+        """
 
 
 def _check_seconds(timeout_s: object) -> None:
     """Raise ValueError for what is no number of seconds from 0 on."""
-    if not is_finite(timeout_s, 0.0) and not (isinstance(timeout_s, float) and timeout_s == math.inf):
-        raise ValueError(f"timeout_s={timeout_s!r:.100}: seconds from 0 on are allowed, or None for no limit")
+    if not is_finite(timeout_s, 0.0) and not (
+        isinstance(timeout_s, float) and timeout_s == math.inf
+    ):
+        raise ValueError(
+            f"timeout_s={timeout_s!r:.100}: seconds from 0 on are allowed, or None for no limit"
+        )
 
 
 def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:
-    """A future done when all of them are: with the list of their values in order, or the first error in that order."""
+    """A future done when all of them are: with the list of their values in order, or the first
+    error in that order.
+    """
     whole = Future(waiter)
     missing = len(futures)
 
@@ -203,7 +230,9 @@ def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """The loop of this thread, or None; asyncio is not imported for the question: it would cost every start 50 ms."""
+    """The loop of this thread, or None; asyncio is not imported for the question: it would cost
+    every start 50 ms.
+    """
     module = sys.modules.get("asyncio")
     return module._get_running_loop() if module is not None else None
 
@@ -214,7 +243,9 @@ def set_running_asyncio_loop(loop: asyncio.AbstractEventLoop | None) -> None:
 
 
 def await_in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
-    """What a coroutine of `loop` yields until the future is done; whoever completes it tells the loop."""
+    """What a coroutine of `loop` yields until the future is done; whoever completes it tells the
+    loop.
+    """
     theirs: asyncio.Future[None] = loop.create_future()
 
     def finish() -> None:

@@ -1,4 +1,5 @@
-"""A gate that work passes: count who is inside, let nobody else in, wait until it is empty. For orderly shutdown.
+"""A gate that work passes: count who is inside, let nobody else in, wait until it is empty. For
+orderly shutdown.
 
 state    enter()            leave()              close()
 open     inside + 1         inside - 1           -> closed; its future is done once nobody is inside
@@ -22,7 +23,8 @@ class Gate:
 
         await gate.close()          # nobody new comes in, all who are inside have left
 
-    `waiter` is who makes progress while a thread blocks on the future; None where only tasks await it.
+    `waiter` is who makes progress while a thread blocks on the future; None where only tasks await
+    it.
     """
 
     def __init__(self, name: str = "this gate", waiter: Waiter | None = None) -> None:
@@ -65,5 +67,10 @@ class Gate:
         self.enter()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.leave()

@@ -1,11 +1,13 @@
 """What to do when a turn found no work: the reactor counts, a strategy decides.
 
-    Spin       polling on: never parks; now and then offers the core to others, so that more pollers than cores still move
-    Adaptive   polling off: spins for a window learnt from recent gaps between pieces of work, then parks
-    Park       parks at once: for one that works seldom, and for tests of parking itself
+    Spin      polling on: never parks; now and then offers the core to others, so that more pollers
+              than cores still move
+    Adaptive  polling off: spins for a window learnt from recent gaps between pieces of work, then
+              parks
+    Park      parks at once: for one that works seldom, and for tests of parking itself
 
-`idle(now)` answers how long to park in seconds: 0.0 means poll again at once. `work(now)` says that a turn did something.
-Parking itself is the driver's: it owns the epoll and the sleep handshake.
+`idle(now)` answers how long to park in seconds: 0.0 means poll again at once. `work(now)` says that
+a turn did something. Parking itself is the driver's: it owns the epoll and the sleep handshake.
 """
 
 from __future__ import annotations
@@ -13,23 +15,25 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-# One offer of the core per so many empty turns of some 10 us: 0.3 us in 80, and what keeps 2 pollers on 1 core from
-# waiting for each other's whole time slice.
+# One offer of the core per so many empty turns of some 10 us: 0.3 us in 80, and what keeps 2
+# pollers on 1 core from waiting for each other's whole time slice.
 YIELD_EVERY_TURNS = 8
 
-# A gap that was longer than this is never worth spinning for: waking a parked process costs some 30-50 us.
+# A gap that was longer than this is never worth spinning for: waking a parked process costs some
+# 30-50 us.
 SPIN_WINDOW_S_MAX = 100e-6
 SPIN_WINDOW_S_MIN = 2e-6
-# Of a gap that ended a park, so much is our own waking up, at least: the work was there earlier than we saw it. Without this
-# two sides that both park see gaps of two wake-ups, and on a slow machine would never learn that spinning bridges them.
+# Of a gap that ended a park, so much is our own waking up, at least: the work was there earlier
+# than we saw it. Without this two sides that both park see gaps of two wake-ups, and on a slow
+# machine would never learn that spinning bridges them.
 WAKE_UP_S = 30e-6
 
 # Nobody sleeps longer in one go, so that clocks, signals and lost peers are looked at now and then.
 PARK_S_MAX = 1.0
 
 
-# Empty looks at the rings alone (0.09 us each) before a look at everything, and before the strategy is asked at all: some
-# 20 us, longer than most answers take.
+# Empty looks at the rings alone (0.09 us each) before a look at everything, and before the strategy
+# is asked at all: some 20 us, longer than most answers take.
 SPIN_TURNS = 256
 
 
@@ -46,7 +50,9 @@ class Idle(Protocol):
 
 
 class Spin:
-    """Never park. Offer the core every `yield_turns` empty turns: 1 where there are more pollers than cores."""
+    """Never park. Offer the core every `yield_turns` empty turns: 1 where there are more pollers
+    than cores.
+    """
 
     spin_turns = SPIN_TURNS
 
@@ -70,9 +76,9 @@ class Spin:
 class Adaptive:
     """Spin while the next piece of work is likely near, park when it is not.
 
-    The window follows the gaps between pieces of work: a gap that a longer window would have bridged doubles it up to
-    SPIN_WINDOW_S_MAX, one that was longer than any window halves it. So an idle peer soon costs no spinning at all, and a
-    hot exchange never parks.
+    The window follows the gaps between pieces of work: a gap that a longer window would have
+    bridged doubles it up to SPIN_WINDOW_S_MAX, one that was longer than any window halves it. So an
+    idle peer soon costs no spinning at all, and a hot exchange never parks.
     """
 
     spin_turns = SPIN_TURNS
@@ -123,7 +129,9 @@ class Park:
 
 
 def strategy(name: str, oversubscribed: bool = False) -> Idle:
-    """A new strategy by name; `oversubscribed`: there are more pollers than cores, so a spinning one yields every turn."""
+    """A new strategy by name; `oversubscribed`: there are more pollers than cores, so a spinning
+    one yields every turn.
+    """
     if name == "spin":
         return Spin(1) if oversubscribed else Spin()
     if name == "adaptive":
@@ -131,7 +139,8 @@ def strategy(name: str, oversubscribed: bool = False) -> Idle:
     if name == "park":
         return Park()
     raise ValueError(
-        f"idle strategy {name!r}: there are 'spin' (polls on, a core for each process), 'adaptive' (spins briefly, then sleeps; "
+        f"idle strategy {name!r}: there are 'spin' (polls on, a core for each process), "
+        "'adaptive' (spins briefly, then sleeps; "
         "the usual choice) and 'park' (sleeps at once)"
     )
 
@@ -140,9 +149,11 @@ _SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False, "off
 
 
 def polling_enabled(variable: str, value: str | None, default: bool) -> bool:
-    """Whether to poll, as the environment says it: `value` of PS_ENABLE_POLLING and its like, `default` for None (unset).
+    """Whether to poll, as the environment says it: `value` of PS_ENABLE_POLLING and its like,
+    `default` for None (unset).
 
-    Raises ValueError for anything that is no switch, an empty text too: a typing error must not cost a core, or the speed.
+    Raises ValueError for anything that is no switch, an empty text too: a typing error must not
+    cost a core, or the speed.
     """
     if value is None:
         return default
@@ -150,6 +161,7 @@ def polling_enabled(variable: str, value: str | None, default: bool) -> bool:
         return _SWITCH[value.strip().lower()]
     except KeyError:
         raise ValueError(
-            f"{variable}={value!r}: 1, true or on make the engine poll, 0, false or off let it sleep when idle; unset it for the "
+            f"{variable}={value!r}: 1, true or on make the engine poll, 0, "
+            "false or off let it sleep when idle; unset it for the "
             "default"
         ) from None

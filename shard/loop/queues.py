@@ -1,16 +1,20 @@
-"""Steps that wait to run, in classes with shares of the reactor's time. No clock in this file: it is handed in.
+"""Steps that wait to run, in classes with shares of the reactor's time. No clock in this file: it
+is handed in.
 
     class      shares   for
     LATENCY      1000   answers, small handlers, the engine itself: what somebody waits for
     BULK          100   what only has to be done: scans, checkpoints, compaction
 
-Every class has a queue, first in, first out. While only LATENCY has steps nothing is measured. As soon as another class has
-some, each step is timed, and the class that has used least time per share runs next. So two classes that always want to run
-get their time as their shares are, and one that wants less than its part leaves the rest to the others.
+Every class has a queue, first in, first out. While only LATENCY has steps nothing is measured. As
+soon as another class has some, each step is timed, and the class that has used least time per share
+runs next. So two classes that always want to run get their time as their shares are, and one that
+wants less than its part leaves the rest to the others.
 
-    idle class      saves up nothing: when it comes back it starts where the class that ran last stands
-    class in debt   (one long step may use up the part of many turns) keeps its debt while it is idle, and the time that LATENCY
-                    had for itself meanwhile pays it off: a bulk job that comes every hour starts without the last one's debt
+    idle class     saves up nothing: when it comes back it starts where the class that ran last
+                   stands
+    class in debt  (one long step may use up the part of many turns) keeps its debt while it is
+                   idle, and the time that LATENCY had for itself meanwhile pays it off: a bulk job
+                   that comes every hour starts without the last one's debt
 """
 
 from __future__ import annotations
@@ -26,25 +30,31 @@ from shard.errors import ShardError
 Step = Callable[[], object]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The choice looks at every class for every timed step, 0.1 us each: few classes is what makes it cheap.
+# The choice looks at every class for every timed step, 0.1 us each: few classes is what makes it
+# cheap.
 CLASSES_MAX = 16
 SHARES_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class TaskClass:
-    """A class of work. Time is divided by `shares`, 1 to SHARES_MAX; two objects with the same values are the same class."""
+    """A class of work. Time is divided by `shares`, 1 to SHARES_MAX; two objects with the same
+    values are the same class.
+    """
 
     name: str
     shares: int
 
     def __post_init__(self) -> None:
         if not is_count(self.shares, 1) or self.shares > SHARES_MAX:
-            raise ValueError(f"task class {self.name!r} with {self.shares!r} shares: 1 to {SHARES_MAX} are possible")
+            raise ValueError(
+                f"task class {self.name!r} with {self.shares!r} shares: "
+                f"1 to {SHARES_MAX} are possible"
+            )
 
 
-# A tenth: bulk work goes on under full load (a second of it takes eleven), and costs latency work a tenth of its throughput at
-# most. Seastar divides between its main and its background work so, too.
+# A tenth: bulk work goes on under full load (a second of it takes eleven), and costs latency work a
+# tenth of its throughput at most. Seastar divides between its main and its background work so, too.
 LATENCY = TaskClass("latency", 1000)
 BULK = TaskClass("bulk", 100)
 
@@ -87,8 +97,9 @@ class _Queue:
 class ReadyQueues:
     """The queues of one reactor. add() from any thread, the rest in the reactor's.
 
-    The two public containers are there for the reactor's hot path: `latency` is the queue of class LATENCY, which it fills and
-    empties itself while `others`, the queues of other classes that have steps, is empty.
+    The two public containers are there for the reactor's hot path: `latency` is the queue of class
+    LATENCY, which it fills and empties itself while `others`, the queues of other classes that have
+    steps, is empty.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -98,7 +109,8 @@ class ReadyQueues:
         self.others: set[_Queue] = set()
         self._queues = {LATENCY: self._default}
         self._order = [self._default]  # of choosing between equals
-        self._floor = 0.0  # where the class that ran last stood: a class that comes back starts there at best
+        # where the class that ran last stood: a class that comes back starts there at best
+        self._floor = 0.0
         self._alone_since: float | None = None  # when LATENCY began to have all time for itself
 
     def add(self, task_class: TaskClass, step: Step) -> None:
@@ -111,7 +123,8 @@ class ReadyQueues:
     def _make(self, task_class: TaskClass) -> _Queue:
         if len(self._order) >= CLASSES_MAX:
             raise ShardError(
-                f"task class {task_class.name!r} is one more than the {CLASSES_MAX} that a reactor takes: make classes once, at "
+                f"task class {task_class.name!r} is one more than the {CLASSES_MAX} that a "
+                "reactor takes: make classes once, at "
                 "import, and not one a task"
             )
         made = _Queue(task_class.shares)
@@ -121,7 +134,8 @@ class ReadyQueues:
         return queue
 
     def run(self, steps_max: int, slice_s: float) -> int:
-        """Run up to `steps_max` steps, by shares, none after `slice_s` seconds have passed; how many.
+        """Run up to `steps_max` steps, by shares, none after `slice_s` seconds have passed; how
+        many.
 
         A step that turns the reactor deeper, because it waits, is charged for all of that time.
         """

@@ -1,15 +1,17 @@
-"""The loop of one process: poll the sources, run what became ready, fire timers, look at the sockets.
+"""The loop of one process: poll the sources, run what became ready, fire timers, look at the
+sockets.
 
-    source    anything with poll() -> work_done, bounded per call, and the sleep handshake of its ring    (shared memory)
-    watched   a file descriptor with a callback, looked at through one epoll                           (sockets, doorbells)
-    warm      a watched one that tells of a conversation, and spoke lately: looked at through poll(2)          (tcp sockets)
-    task      a coroutine, run by steps, in classes with shares of the time (queues.py)                     (async handlers)
-    timer     a callback at a time
+    source   anything with poll() -> work_done, bounded per call, and the sleep handshake of its ring    (shared memory)
+    watched  a file descriptor with a callback, looked at through one epoll                           (sockets, doorbells)
+    warm     a watched one that tells of a conversation, and spoke lately: looked at through poll(2)          (tcp sockets)
+    task     a coroutine, run by steps, in classes with shares of the time (queues.py)                     (async handlers)
+    timer    a callback at a time
 
-poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is endless, the others have
-their turn after one batch of it. park() waits, with the handshake that no wake-up is lost in: every source is told that we
-sleep, a fence makes that visible everywhere, every source is asked once more, and only then epoll waits. Clock and idling
-belong to the driver. Not thread-safe, but for wake() and call_soon().
+poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is
+endless, the others have their turn after one batch of it. park() waits, with the handshake that no
+wake-up is lost in: every source is told that we sleep, a fence makes that visible everywhere, every
+source is asked once more, and only then epoll waits. Clock and idling belong to the driver. Not
+thread-safe, but for wake() and call_soon().
 """
 
 from __future__ import annotations
@@ -26,34 +28,41 @@ from shard.loop.task import CONTEXT, Task
 from shard.loop.timers import Timer, Timers
 from shard.memory import memory_order
 
-# Descriptors are looked at after so many empty turns, or pieces of work: a system call of 0.25 us in 16 turns of 0.3 us. But
-# for a while after something went over a socket, every turn looks, because an answer is likely: some milliseconds of turning.
+# Descriptors are looked at after so many empty turns, or pieces of work: a system call of 0.25 us
+# in 16 turns of 0.3 us. But for a while after something went over a socket, every turn looks,
+# because an answer is likely: some milliseconds of turning.
 DESCRIPTOR_TURNS = 16
 WARM_TURNS = 4096
-# While there are so many warm descriptors at most, a turn of spin() asks these alone, by poll(2), and epoll after
-# DESCRIPTOR_TURNS as ever. What came is found 0.3 us sooner so (a 64 B round trip between two bare sockets took 3.2 us with poll,
-# 3.8 with epoll, 3.4 with recv itself and its BlockingIOError), but each more costs 0.04 us a turn.
+# While there are so many warm descriptors at most, a turn of spin() asks these alone, by poll(2),
+# and epoll after DESCRIPTOR_TURNS as ever. What came is found 0.3 us sooner so (a 64 B round trip
+# between two bare sockets took 3.2 us with poll, 3.8 with epoll, 3.4 with recv itself and its
+# BlockingIOError), but each more costs 0.04 us a turn.
 WARM_DESCRIPTORS_MAX = 4
 
-# Looks at all descriptors by epoll after which it is found anew which of them are warm: else one that spoke once would be asked
-# as long as any other speaks, and the crowd of a start would never end. With one look in DESCRIPTOR_TURNS that is some 2 ms.
+# Looks at all descriptors by epoll after which it is found anew which of them are warm: else one
+# that spoke once would be asked as long as any other speaks, and the crowd of a start would never
+# end. With one look in DESCRIPTOR_TURNS that is some 2 ms.
 RECOUNT_LOOKS = 256
 # A look by epoll takes as long as so many at a source, so a spin without sources has fewer of them.
 COLD_LOOK_COST = 4
 
-# Bounds on one turn, so that nobody starves: steps of tasks, timers, and events of one epoll. Sources bound themselves.
+# Bounds on one turn, so that nobody starves: steps of tasks, timers, and events of one epoll.
+# Sources bound themselves.
 READY_STEPS_MAX = 64
 TIMERS_MAX = 64
 EVENTS_MAX = 64
-# While a class other than LATENCY has steps, no step begins later than this in a turn. A turn's own cost is 0.5 % of it, and a
-# message waits this long for its source to be asked, or for the one step that takes longer.
+# While a class other than LATENCY has steps, no step begins later than this in a turn. A turn's own
+# cost is 0.5 % of it, and a message waits this long for its source to be asked, or for the one step
+# that takes longer.
 TURN_SLICE_S = 100e-6
-# Pieces of work that spin() finds before it asks for a whole turn: one call after the other, each answered at once, must not keep
-# timers and sockets waiting. A turn costs 0.3 us, in 64 calls of 5 us each.
+# Pieces of work that spin() finds before it asks for a whole turn: one call after the other, each
+# answered at once, must not keep timers and sockets waiting. A turn costs 0.3 us, in 64 calls of 5
+# us each.
 SPIN_WORK_MAX = 64
 
-# A park that ran out of time with work there: was the bell about to be rung? A peer rings within a microsecond of writing; it may
-# have lost its core in between, for a scheduler's slice or two. A bell that comes no earlier than this is a lost one.
+# A park that ran out of time with work there: was the bell about to be rung? A peer rings within a
+# microsecond of writing; it may have lost its core in between, for a scheduler's slice or two. A
+# bell that comes no earlier than this is a lost one.
 LATE_BELL_S = 0.01
 
 
@@ -64,15 +73,18 @@ class Source(Protocol):
         """Do a bounded batch of work; how much was done."""
 
     def prepare_sleep(self, sleeping: bool) -> float:
-        """Ask the peer to ring our doorbell from now on, or no longer; the longest it bears to go unpolled, in seconds."""
+        """Ask the peer to ring our doorbell from now on, or no longer; the longest it bears to go
+        unpolled, in seconds.
+        """
 
     def has_work(self) -> bool:
         """Whether poll() would find something; asked after the fence, before parking."""
 
 
 class _Bell:
-    """The descriptor that ends a park. Closes with its last holder, so that a wake() in another thread, which holds it while it
-    writes, never writes to a number that has been used again; and needs no lock, which a destructor could find held."""
+    """The descriptor that ends a park. Closes with its last holder, so that a wake() in another
+    thread, which holds it while it writes, never writes to a number that has been used again; and
+    needs no lock, which a destructor could find held."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -89,8 +101,8 @@ class Reactor:
 
     turns, busy_turns  polls, and those that found work
     parks, wakeups     sleeps, and those that an event ended; the others ran out of time
-    late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0, or
-                       a wake-up was lost
+    late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0,
+                       or a wake-up was lost
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -98,8 +110,10 @@ class Reactor:
         self.timers = Timers()
         self._timers_heap = self.timers._heap  # looked at every turn
         self.turns = self.busy_turns = self.parks = self.wakeups = self.late_wakes = 0
-        self.warm_turns = 0  # turns that look at the descriptors in any case; a socket's traffic sets it to WARM_TURNS
-        self._lively: dict[int, int] = {}  # descriptors that get warm, and the events that are waited for
+        # turns that look at the descriptors in any case; a socket's traffic sets it to WARM_TURNS
+        self.warm_turns = 0
+        # descriptors that get warm, and the events that are waited for
+        self._lively: dict[int, int] = {}
         self._warm = select.poll()
         self._warm_descriptors: set[int] = set()
         self._crowded = False  # more spoke lately than may be warm: all are left to epoll
@@ -120,7 +134,7 @@ class Reactor:
         self.parked = False
         self.closed = False
 
-    # -- what takes part ---------------------------------------------------------------------------------------------
+    # -- what takes part ---------------------------------------------------------------------------
 
     def add_source(self, source: Source) -> None:
         """Poll `source` every turn from the next one on."""
@@ -134,10 +148,18 @@ class Reactor:
         self._sources.remove(source)
         self._polls = [one.poll for one in self._sources]
 
-    def watch(self, fd: int, callback: Callable[[int], None], events: int = select.EPOLLIN, lively: bool = False) -> None:
-        """Call callback(events) when the descriptor is ready; level-triggered. Again with other events to change them.
+    def watch(
+        self,
+        fd: int,
+        callback: Callable[[int], None],
+        events: int = select.EPOLLIN,
+        lively: bool = False,
+    ) -> None:
+        """Call callback(events) when the descriptor is ready; level-triggered. Again with other
+        events to change them.
 
-        `lively`: after an event the next one is likely near, and worth being looked for every turn for some milliseconds."""
+        `lively`: after an event the next one is likely near, and worth being looked for every turn
+        for some milliseconds."""
         if fd in self._callbacks:
             self._epoll.modify(fd, events)
         else:
@@ -170,15 +192,25 @@ class Reactor:
         """Run callback() once, `delay_s` seconds from now."""
         return self.timers.call_at(self.clock() + delay_s, callback)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, Any], waiter: Waiter | None = None, queue: TaskClass = LATENCY) -> Task:
-        """Drive a coroutine, all its steps in one class. The first runs now, so that one that never waits costs no turn; that of
-        another class than LATENCY waits its turn, as it may be all the work there is."""
+    def spawn(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        waiter: Waiter | None = None,
+        queue: TaskClass = LATENCY,
+    ) -> Task:
+        """Drive a coroutine, all its steps in one class. The first runs now, so that one that never
+        waits costs no turn; that of another class than LATENCY waits its turn, as it may be all the
+        work there is."""
         if queue is LATENCY:
-            task = Task(coroutine=coroutine, schedule=self.call_soon, waiter=waiter, context=CONTEXT.value)
+            task = Task(
+                coroutine=coroutine, schedule=self.call_soon, waiter=waiter, context=CONTEXT.value
+            )
             task.step()
         else:
             schedule = partial(self.call_soon, queue=queue)
-            task = Task(coroutine=coroutine, schedule=schedule, waiter=waiter, context=CONTEXT.value)
+            task = Task(
+                coroutine=coroutine, schedule=schedule, waiter=waiter, context=CONTEXT.value
+            )
             task.schedule(task.step)
         return task
 
@@ -188,7 +220,7 @@ class Reactor:
         self.call_later(delay_s, lambda: future.set_result(None))
         return future
 
-    # -- turning -----------------------------------------------------------------------------------------------------
+    # -- turning -----------------------------------------------------------------------------------
 
     def poll(self, now: float) -> int:
         """One turn: bounded, never waits; the number of things done."""
@@ -212,10 +244,12 @@ class Reactor:
         return work
 
     def spin(self, turns: int) -> int:
-        """Ask the sources alone, and descriptors while they are warm, up to `turns` times until something is found; whether.
+        """Ask the sources alone, and descriptors while they are warm, up to `turns` times until
+        something is found; whether.
 
-        What a short wait costs: no clock, no timers, no tasks. Now and then it answers 0 at once, for a whole turn to be due.
-        Where there are no sources, descriptors are all there is to ask; where there are, descriptors are due after a spin.
+        What a short wait costs: no clock, no timers, no tasks. Now and then it answers 0 at once,
+        for a whole turn to be due. Where there are no sources, descriptors are all there is to ask;
+        where there are, descriptors are due after a spin.
         """
         if self._ready or self._others or self._spin_work <= 0:
             self._spin_work = SPIN_WORK_MAX
@@ -243,7 +277,9 @@ class Reactor:
         return 0
 
     def _spin_warm(self, turns: int) -> int:
-        """As spin(), with a look at the descriptors each time: at the warm ones, or at all where none is."""
+        """As spin(), with a look at the descriptors each time: at the warm ones, or at all where
+        none is.
+        """
         if self.closed:
             return 0
         polls = self._polls
@@ -322,7 +358,8 @@ class Reactor:
         for done in range(steps):
             try:
                 step = take()
-            except IndexError:  # a step waited and so turned the reactor deeper, which ran the others
+            except IndexError:
+                # a step waited and so turned the reactor deeper, which ran the others
                 return done
             step()
         return steps
@@ -345,8 +382,9 @@ class Reactor:
     def park(self, timeout_s: float) -> None:
         """Wait for a doorbell, a descriptor, a timer or wake(), at most `timeout_s` seconds.
 
-        What came is found by the next poll(): by its sources first, as a doorbell says that one of them has work, and reading the
-        bell takes longer than that. The kernel counts milliseconds here and rounds up: a timer may fire that much late.
+        What came is found by the next poll(): by its sources first, as a doorbell says that one of
+        them has work, and reading the bell takes longer than that. The kernel counts milliseconds
+        here and rounds up: a timer may fire that much late.
         """
         events: list[tuple[int, int]] = []
         try:
@@ -363,12 +401,15 @@ class Reactor:
             self.unannounce(bool(events))
 
     def fileno(self) -> int:
-        """The descriptor that is readable when a doorbell, a descriptor or wake() wants a turn; sources do after announce()."""
+        """The descriptor that is readable when a doorbell, a descriptor or wake() wants a turn;
+        sources do after announce().
+        """
         return self._epoll.fileno()
 
     def announce(self, timeout_s: float) -> float | None:
-        """Nobody turns from now on: let peers ring, and call_soon(). Seconds until a turn is due in any case, at
-        most `timeout_s`; None: there is work at once. Whoever turns next calls unannounce(), either way.
+        """Nobody turns from now on: let peers ring, and call_soon(). Seconds until a turn is due in
+        any case, at most `timeout_s`; None: there is work at once. Whoever turns next calls
+        unannounce(), either way.
 
         The other half of park(), for those who wait for fileno() elsewhere.
         """
@@ -382,7 +423,9 @@ class Reactor:
         return timeout_s
 
     def unannounce(self, look: bool) -> None:
-        """Somebody turns again: nobody needs to ring. `look`: at the descriptors, in the very next turn."""
+        """Somebody turns again: nobody needs to ring. `look`: at the descriptors, in the very next
+        turn.
+        """
         self.parked = False
         for source in self._sources:
             source.prepare_sleep(False)
@@ -418,7 +461,9 @@ class Reactor:
             return  # another turn read it
 
     def close(self) -> None:
-        """Let go of the epoll, and of tasks that never began; sources and descriptors are closed by who owns them."""
+        """Let go of the epoll, and of tasks that never began; sources and descriptors are closed by
+        who owns them.
+        """
         if self.closed:
             return
         self.closed = True

@@ -1,25 +1,32 @@
-"""The watchdog of a reactor: a handler that keeps it from turning for longer than its budget is named, with its stack.
+"""The watchdog of a reactor: a handler that keeps it from turning for longer than its budget is
+named, with its stack.
 
-One thread of the process looks at each watched reactor twice per budget, so the reactor's path has nothing to do for it. Each
-look goes through a table:
+One thread of the process looks at each watched reactor twice per budget, so the reactor's path has
+nothing to do for it. Each look goes through a table:
 
-    reactor                        same as at the last look   what it means
-    parked, or nobody turns it     -                          it rests: whatever stall there was has ended
-    turning                        no                         it moves: whatever stall there was has ended
-    turning                        yes                        one turn since then; past the budget: a stall
-    turning, but in no handler     yes                        that too; with `handlers_only` it rests
+    reactor                     same as at the last look  what it means
+    parked, or nobody turns it  -                         it rests: whatever stall there was has
+                                                          ended
+    turning                     no                        it moves: whatever stall there was has
+                                                          ended
+    turning                     yes                       one turn since then; past the budget: a
+                                                          stall
+    turning, but in no handler  yes                       that too; with `handlers_only` it rests
 
-A stall is told when it is noticed, each time that it has doubled, and when it is over; REPORTS_PER_MINUTE stalls are told, the
-rest is counted. While the reactor is parked the looks are PARKED_LOOK_S apart: 0.02 % of a core. (To be woken at the end of each
-park would cost what was woken for its first microseconds.)
+A stall is told when it is noticed, each time that it has doubled, and when it is over;
+REPORTS_PER_MINUTE stalls are told, the rest is counted. While the reactor is parked the looks are
+PARKED_LOOK_S apart: 0.02 % of a core. (To be woken at the end of each park would cost what was
+woken for its first microseconds.)
 
-One that is over within 1.5 budgets, or in the first PARKED_LOOK_S after a park, may go unseen and untold; what is told lasted
-at least the budget. Whoever turns the reactor in a loop of its own (process.py) counts what this thread may miss: each turn
-that lasted the budget or longer, once, when it is over.
+One that is over within 1.5 budgets, or in the first PARKED_LOOK_S after a park, may go unseen and
+untold; what is told lasted at least the budget. Whoever turns the reactor in a loop of its own
+(process.py) counts what this thread may miss: each turn that lasted the budget or longer, once,
+when it is over.
 
-A process that was stopped (SIGSTOP, a frozen machine) in the middle of a handler cannot be told from one whose handler took so
-long. A thread that turns the reactor and is in no handler has no core, or waits for the interpreter, which in inline mode
-(driver.py) the application's own threads may keep from it: hence `handlers_only`.
+A process that was stopped (SIGSTOP, a frozen machine) in the middle of a handler cannot be told
+from one whose handler took so long. A thread that turns the reactor and is in no handler has no
+core, or waits for the interpreter, which in inline mode (driver.py) the application's own threads
+may keep from it: hence `handlers_only`.
 """
 
 from __future__ import annotations
@@ -38,8 +45,9 @@ from typing import NamedTuple, Protocol
 
 from shard.one_line import Lines
 
-# Long enough that neither a lost core (10 ms on a busy machine) nor a collection of garbage is taken for a handler, short
-# enough that one is named before anybody's deadline or heartbeat (seconds) suffers. asyncio's debug mode has the same figure.
+# Long enough that neither a lost core (10 ms on a busy machine) nor a collection of garbage is
+# taken for a handler, short enough that one is named before anybody's deadline or heartbeat
+# (seconds) suffers. asyncio's debug mode has the same figure.
 STALL_BUDGET_S = 0.1
 LOOKS_PER_BUDGET = 2
 PARKED_LOOK_S = 0.25
@@ -51,7 +59,8 @@ FRAMES_MAX = 30
 CLOSE_TIMEOUT_S = 5.0
 
 _REACTOR = "shard.loop.reactor"
-ENDED = "something that ended just now"  # the name of a stall that was over before anybody saw what it was in
+# the name of a stall that was over before anybody saw what it was in
+ENDED = "something that ended just now"
 
 logger = logging.getLogger("shard")
 
@@ -81,7 +90,10 @@ class StallCheck:
 
     def __init__(self, budget_s: float) -> None:
         if not budget_s > 0:
-            raise ValueError(f"a stall budget of {budget_s} s: more than 0 is needed; leave the detector out to have none")
+            raise ValueError(
+                f"a stall budget of {budget_s} s: more than 0 is needed; "
+                "leave the detector out to have none"
+            )
         self.budget_s = budget_s
         self.stalls = 0
         self.longest_s = 0.0
@@ -93,7 +105,9 @@ class StallCheck:
         self._untold = 0
 
     def check(self, now: float, turns: int, parked: bool) -> StallFinding | None:
-        """One look at `now` seconds: `turns` changes whenever the reactor moves, `parked` that it rests. What to tell."""
+        """One look at `now` seconds: `turns` changes whenever the reactor moves, `parked` that it
+        rests. What to tell.
+        """
         lasted_s = now - self._since
         if not parked and turns == self._turn:
             if lasted_s < self._tell_at_s:
@@ -114,7 +128,9 @@ class StallCheck:
         return finding
 
     def saw(self, turns: int) -> bool:
-        """Whether that is the turn of the last look: if it goes on, check() may have something to tell."""
+        """Whether that is the turn of the last look: if it goes on, check() may have something to
+        tell.
+        """
         return turns == self._turn
 
     def _begin(self, now: float) -> None:
@@ -137,12 +153,17 @@ class StallDetector:
     """Watches one reactor from start() to close(). Owned by whoever owns the reactor.
 
     reactor       what is watched
-    thread_ident  the thread that turns it, or what answers which one does at present (0: none, and then there is no stall)
-    budget_s      how long a turn may last, in seconds; math.inf: for ever, and then start() starts no thread
+    thread_ident  the thread that turns it, or what answers which one does at present (0: none, and
+                  then there is no stall)
+    budget_s      how long a turn may last, in seconds; math.inf: for ever, and then start() starts
+                  no thread
     name          begins every report: "shard 3"
-    report        called with each report, in the watchdog's thread; a warning of logger "shard" by default
-    engine        packages and modules whose frames are not what a user looks for: the outermost function of none of them is named
-    progress      changes whenever the reactor moves; for owners that move it without turns, or turn it in several threads
+    report        called with each report, in the watchdog's thread; a warning of logger "shard" by
+                  default
+    engine        packages and modules whose frames are not what a user looks for: the outermost
+                  function of none of them is named
+    progress      changes whenever the reactor moves; for owners that move it without turns, or turn
+                  it in several threads
     handlers_only  a thread that is in the engine's own functions alone does not stall
     counts         whoever turns the reactor calls count()
     """
@@ -178,7 +199,9 @@ class StallDetector:
 
     @property
     def stalls(self) -> int:
-        """Turns that lasted the budget or longer, told or not: where count() is called all that ended, else those noticed."""
+        """Turns that lasted the budget or longer, told or not: where count() is called all that
+        ended, else those noticed.
+        """
         return self._counted if self._counted is not None else self._check.stalls
 
     @property
@@ -187,7 +210,9 @@ class StallDetector:
         return max(self._check.longest_s, self._longest_s)
 
     def count(self, lasted_s: float) -> None:
-        """A turn has ended that lasted so long. For whoever turns the reactor, who calls it for each that lasted the budget."""
+        """A turn has ended that lasted so long. For whoever turns the reactor, who calls it for
+        each that lasted the budget.
+        """
         self._counted = (self._counted or 0) + 1
         self._longest_s = max(self._longest_s, lasted_s)
 
@@ -202,7 +227,9 @@ class StallDetector:
 
     def next_look(self, now: float) -> float:
         """When to look again."""
-        return now + (PARKED_LOOK_S if self._reactor.parked else self._check.budget_s / LOOKS_PER_BUDGET)
+        return now + (
+            PARKED_LOOK_S if self._reactor.parked else self._check.budget_s / LOOKS_PER_BUDGET
+        )
 
     def look(self, now: float) -> None:
         """One look, by the thread that watches."""
@@ -217,18 +244,29 @@ class StallDetector:
         if finding is None:
             return
         if finding.over:
-            self._report(f"{self._name}: {self._handler} let the reactor go on after {finding.lasted_s:.2f} s")
+            self._report(
+                f"{self._name}: {self._handler} let the reactor go on after "
+                f"{finding.lasted_s:.2f} s"
+            )
             self._handler = ENDED
             return
         handler, stack = whereabouts(frame, self._engine)
         if self._progress() == progress:
             self._handler = handler
-        else:  # the frame may be that of the next turn: what this one was seen in before, if it was, stays its name
+        else:
+            # the frame may be that of the next turn: what this one was seen in before, if it was,
+            # stays its name
             stack = ""
-        untold = f" ({finding.untold} other stalls went untold in the last minute)" if finding.untold else ""
+        untold = (
+            f" ({finding.untold} other stalls went untold in the last minute)"
+            if finding.untold
+            else ""
+        )
         text = (
-            f"{self._name}: {self._handler} has held the reactor for {finding.lasted_s:.2f} s, {self._check.budget_s:g} s are "
-            f"allowed: nobody else is answered here; let it await now and then, or run it in a thread or another shard{untold}"
+            f"{self._name}: {self._handler} has held the reactor for {finding.lasted_s:.2f} s, "
+            f"{self._check.budget_s:g} s are "
+            "allowed: nobody else is answered here; let it await now and then, "
+            f"or run it in a thread or another shard{untold}"
             f"\n{stack}"
         )
         self._report(Lines(text.rstrip()))
@@ -239,7 +277,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self._due: dict[StallDetector, float] = {}  # when to look at whom
-        self._changed = threading.Condition(threading.RLock())  # held during a look: who has been removed is looked at no more
+        # held during a look: who has been removed is looked at no more
+        self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
 
     def add(self, detector: StallDetector) -> None:
@@ -278,7 +317,9 @@ _watch = _Watch()
 
 
 def _watch_anew() -> None:
-    """A child made by fork() has its parent's detectors, and no thread: it watches what it makes itself."""
+    """A child made by fork() has its parent's detectors, and no thread: it watches what it makes
+    itself.
+    """
     global _watch
     _watch = _Watch()
 
@@ -287,10 +328,11 @@ os.register_at_fork(after_in_child=_watch_anew)
 
 
 def whereabouts(frame: FrameType | None, engine: tuple[str, ...] = ("shard",)) -> tuple[str, str]:
-    """The handler that a reactor's thread is in, as "name (file:line)", and the stack from it inwards.
+    """The handler that a reactor's thread is in, as "name (file:line)", and the stack from it
+    inwards.
 
-    The handler is the outermost function below the innermost turn that is of no package in `engine`; without such a function,
-    the innermost one.
+    The handler is the outermost function below the innermost turn that is of no package in
+    `engine`; without such a function, the innermost one.
     """
     inner = _below_turn(frame)
     if not inner:
@@ -299,18 +341,26 @@ def whereabouts(frame: FrameType | None, engine: tuple[str, ...] = ("shard",)) -
     shown = inner[: foreign[-1] + 1] if foreign else inner
     outermost = shown[-1] if foreign else inner[0]
     code = outermost.f_code
-    handler = f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}:{outermost.f_lineno})"
-    summary = traceback.StackSummary.extract((one, one.f_lineno) for one in reversed(shown[:FRAMES_MAX]))
+    handler = (
+        f"{getattr(code, 'co_qualname', code.co_name)} ({code.co_filename}:{outermost.f_lineno})"
+    )
+    summary = traceback.StackSummary.extract(
+        (one, one.f_lineno) for one in reversed(shown[:FRAMES_MAX])
+    )
     return handler, "".join(summary.format())
 
 
 def is_in_handler(frame: FrameType | None, engine: tuple[str, ...] = ("shard",)) -> bool:
-    """Whether a reactor's thread is in a function, below its innermost turn, that is of no package in `engine`."""
+    """Whether a reactor's thread is in a function, below its innermost turn, that is of no package
+    in `engine`.
+    """
     return any(_is_foreign(one, engine) for one in _below_turn(frame))
 
 
 def _below_turn(frame: FrameType | None) -> list[FrameType]:
-    """The frames from `frame` down to the reactor's own, innermost first; none where no reactor turns."""
+    """The frames from `frame` down to the reactor's own, innermost first; none where no reactor
+    turns.
+    """
     inner = []
     while frame is not None and _module(frame) != _REACTOR:
         inner.append(frame)

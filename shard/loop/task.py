@@ -1,8 +1,11 @@
-"""A coroutine driven by the reactor: it runs until it awaits a Future, and goes on in the turn after that is done.
+"""A coroutine driven by the reactor: it runs until it awaits a Future, and goes on in the turn
+after that is done.
 
-There is no event loop object and no context switch: a task is its coroutine's `send`, queued in the reactor (queues.py).
+There is no event loop object and no context switch: a task is its coroutine's `send`, queued in the
+reactor (queues.py).
 
-What a step does on whose behalf stands in CONTEXT.value while it runs: a task carries the value from the moment it was spawned.
+What a step does on whose behalf stands in CONTEXT.value while it runs: a task carries the value
+from the moment it was spawned.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ logger = logging.getLogger("shard")
 
 
 class _Context(threading.local):
-    """Set by whoever calls a handler; read by whatever that calls. One a thread: others call meanwhile, on nobody's behalf."""
+    """Set by whoever calls a handler; read by whatever that calls. One a thread: others call
+    meanwhile, on nobody's behalf.
+    """
 
     value: Any = None
 
@@ -29,7 +34,9 @@ CONTEXT = _Context()
 
 
 class Task(Future, kw_only=True):
-    """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next turn."""
+    """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next
+    turn.
+    """
 
     coroutine: Coroutine[Any, Any, Any]
     schedule: Callable[[Callable[[], object]], None]
@@ -39,7 +46,8 @@ class Task(Future, kw_only=True):
         """Run the coroutine to its next await, or to its end."""
         if self.finished:  # cancelled meanwhile
             return
-        # Whoever drives us may be inside an asyncio loop (a notebook always is): our coroutine is no task of that.
+        # Whoever drives us may be inside an asyncio loop (a notebook always is): our coroutine is
+        # no task of that.
         loop = running_asyncio_loop()
         if loop is not None:
             set_running_asyncio_loop(None)
@@ -48,13 +56,21 @@ class Task(Future, kw_only=True):
             awaited = self.coroutine.send(None)
         except StopIteration as stop:
             self.set_result(stop.value)
-        except BaseException as error:  # a handler that exits, or lets asyncio's cancellation out, must not end the reactor
+        except BaseException as error:
+            # a handler that exits, or lets asyncio's cancellation out, must not end the reactor
             self.set_error(error)
-            if issubclass(type(error), KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            if (
+                issubclass(type(error), KeyboardInterrupt)
+                and threading.current_thread() is threading.main_thread()
+            ):
                 raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
             if not isinstance(awaited, Future):
-                self.cancel(ShardError(f"a task may await this engine's futures only, not {type(awaited).__name__}"))
+                self.cancel(
+                    ShardError(
+                        f"a task may await this engine's futures only, not {type(awaited).__name__}"
+                    )
+                )
                 return
             awaited.add_done_callback(self._wake)
         finally:
@@ -66,17 +82,20 @@ class Task(Future, kw_only=True):
         self.schedule(self.step)
 
     def cancel(self, error: BaseException | None = None) -> bool:
-        """End the coroutine (its `finally` blocks run) and complete with `error`, a CancelledError by default; False when it was
-        complete before."""
+        """End the coroutine (its `finally` blocks run) and complete with `error`, a CancelledError
+        by default; False when it was complete before."""
         if self.finished:
             return False
         try:
             self.coroutine.close()
-        except BaseException:  # it awaits or raises in a `finally`, or cancels itself: given up all the same
+        except BaseException:
+            # it awaits or raises in a `finally`, or cancels itself: given up all the same
             logger.exception("a cancelled task did not end cleanly")
         return self.set_error(error or CancelledError("cancelled here"))
 
     def drop(self) -> None:
-        """Its reactor ends: a coroutine that never ran is closed here, or Python would complain that nobody awaited it."""
+        """Its reactor ends: a coroutine that never ran is closed here, or Python would complain
+        that nobody awaited it.
+        """
         if inspect.getcoroutinestate(self.coroutine) == inspect.CORO_CREATED:
             self.coroutine.close()

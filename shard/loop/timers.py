@@ -1,7 +1,8 @@
 """Deadlines in order: no clock in this file, `now` is handed in by the reactor.
 
-A heap of (when, sequence, timer); a cancelled timer stays in the heap until its time comes, or until half of the heap is
-cancelled, then the heap is rebuilt without them: so cancelling is O(1) and the heap stays in proportion to what is live.
+A heap of (when, sequence, timer); a cancelled timer stays in the heap until its time comes, or
+until half of the heap is cancelled, then the heap is rebuilt without them: so cancelling is O(1)
+and the heap stays in proportion to what is live.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def fire(self, now: float, limit: int | None = None) -> int:
-        """Run what is due, `limit` of them at most; how many there were. Timers added meanwhile wait for the next turn.
+        """Run what is due, `limit` of them at most; how many there were. Timers added meanwhile
+        wait for the next turn.
 
-        Each leaves the heap only to run: one that raises, or that waits and so turns the reactor deeper, keeps no other from
-        firing.
+        Each leaves the heap only to run: one that raises, or that waits and so turns the reactor
+        deeper, keeps no other from firing.
         """
         newest = next(self._sequence)
         heap = self._heap
@@ -75,6 +77,7 @@ class Timers:
     def _note_cancelled(self) -> None:
         self._cancelled += 1
         if self._cancelled > 32 and self._cancelled * 2 > len(self._heap):
-            self._heap[:] = [entry for entry in self._heap if entry[2].callback is not None]  # in place: fire() may look at it
+            # in place: fire() may look at it
+            self._heap[:] = [entry for entry in self._heap if entry[2].callback is not None]
             heapq.heapify(self._heap)
             self._cancelled = 0

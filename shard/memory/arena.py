@@ -1,10 +1,11 @@
 """One segment as a slab cuts it into blocks.
 
-    [0, cut_bytes)           blocks side by side, each in use or free; a free one serves its own size only
+    [0, cut_bytes)           blocks side by side, each in use or free; a free one serves its own
+                             size only
     [cut_bytes, size_bytes)  the tail: serves any size
 
-    used_bytes == 0          every block is free, so nobody here or at a peer reads or writes any of it: the arena can be cut
-                             anew, for other sizes, or go back to the kernel
+    used_bytes == 0  every block is free, so nobody here or at a peer reads or writes any of it: the
+                     arena can be cut anew, for other sizes, or go back to the kernel
 
 Blocks are 64-byte aligned, because they begin at 0 and their sizes are multiples of 64.
 """
@@ -19,11 +20,14 @@ from shard.memory.segment import Segment
 
 ALIGNMENT_BYTES = 64  # a cache line, and what SIMD code and TensorFlow take without a copy
 BLOCK_BYTES_MIN = 4096  # smaller arrays travel inside the message
-SIZES_REMEMBERED = 1024  # programs send few sizes of arrays; looking one up costs a fifth of computing it
+# programs send few sizes of arrays; looking one up costs a fifth of computing it
+SIZES_REMEMBERED = 1024
 
 
 class Holder:
-    """One peer, as the slab sees it: blocks that were taken to copy arrays into for it alone, and have not come back."""
+    """One peer, as the slab sees it: blocks that were taken to copy arrays into for it alone, and
+    have not come back.
+    """
 
     __slots__ = ("held_bytes", "share")
 
@@ -34,7 +38,9 @@ class Holder:
 
 
 class Block:
-    """A piece of an arena: `size_bytes` at `offset` of segment number `segment`, `users` of it, who asked for `asked_bytes`."""
+    """A piece of an arena: `size_bytes` at `offset` of segment number `segment`, `users` of it, who
+    asked for `asked_bytes`.
+    """
 
     __slots__ = ("arena", "asked_bytes", "holder", "offset", "segment", "size_bytes", "users")
 
@@ -49,15 +55,28 @@ class Block:
 
 
 class Arena:
-    """A segment and how far it is cut. Owned by one slab, which keeps `used_bytes` in step with its blocks."""
+    """A segment and how far it is cut. Owned by one slab, which keeps `used_bytes` in step with its
+    blocks.
+    """
 
-    __slots__ = ("address", "cut_bytes", "idle_turns", "is_closed", "is_warm", "number", "segment", "size_bytes", "used_bytes")
+    __slots__ = (
+        "address",
+        "cut_bytes",
+        "idle_turns",
+        "is_closed",
+        "is_warm",
+        "number",
+        "segment",
+        "size_bytes",
+        "used_bytes",
+    )
 
     def __init__(self, number: int, segment: Segment) -> None:
         self.number = number
         self.segment = segment
         self.size_bytes = segment.size_bytes
-        self.address: int = np.frombuffer(segment.memory, np.uint8).__array_interface__["data"][0]  # in this process
+        # in this process
+        self.address: int = np.frombuffer(segment.memory, np.uint8).__array_interface__["data"][0]
         self.cut_bytes = 0
         self.used_bytes = 0  # in blocks with users
         self.is_warm = True  # a block of it was taken since the last look of Slab.trim() ...

@@ -1,4 +1,6 @@
-"""Who may read blocks of a slab, as the slab sees them: the books of a connection, and peers that read on after its end."""
+"""Who may read blocks of a slab, as the slab sees them: the books of a connection, and peers that
+read on after its end.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Books(Protocol):
         """A snapshot, oldest first."""
 
     def tell_drops(self) -> None:
-        """A segment went back to the kernel: the peer need not keep it mapped. Never waits, for the slab's lock is held."""
+        """A segment went back to the kernel: the peer need not keep it mapped. Never waits, for the
+        slab's lock is held.
+        """
 
     def strike_all(self) -> list[Block]:
         """End all leases; their blocks, once for each, whose users the caller counts down."""

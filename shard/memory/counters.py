@@ -1,16 +1,21 @@
-"""Figures of a group of processes in shared memory: each process writes its own row, anybody reads, nobody is stopped for it.
+"""Figures of a group of processes in shared memory: each process writes its own row, anybody reads,
+nobody is stopped for it.
 
     offset             size  field        written by  meaning
          0                8  magic        creator     MAGIC
-         8                8  rows         creator     number of shards, and one for the application (the last)
+         8                8  rows         creator     number of shards, and one for the application
+                                                      (the last)
     1024 + 1024*row       8  incarnation  shard       which start of this shard writes here
                    +8     8  up_ns        shard       since then
-                  +16     8  idle_ns      shard       of that, how long it was parked, or looked for work in vain
+                  +16     8  idle_ns      shard       of that, how long it was parked, or looked for
+                                                      work in vain
                   +24     8  turns        shard       of its reactor
                   +32     8  busy_turns   shard       turns that found work
                   +40     8  parks        shard       times it slept
-                  +48     8  wakeups      shard       of those, how many a doorbell, descriptor or timer ended
-                  +56     8  late_wakes   shard       parks that time ended though work was there: lost wake-ups, must be 0
+                  +48     8  wakeups      shard       of those, how many a doorbell, descriptor or
+                                                      timer ended
+                  +56     8  late_wakes   shard       parks that time ended though work was there:
+                                                      lost wake-ups, must be 0
                   +64     8  stalls       shard       handlers that ran over their budget
                   +72     8  stall_ns_max shard       the longest of them
                   +80     8  calls        shard       functions it ran for others
@@ -20,15 +25,20 @@
                  +112     8  records      shard       ring records it read, on all its lanes
                  +120     8  bytes_in     shard       bytes it read, arrays borrowed counted
                  +128     8  bytes_out    shard       bytes it wrote, arrays lent counted
-                 +136     8  full_waits   shard       records that found their ring full and had to wait
+                 +136     8  full_waits   shard       records that found their ring full and had to
+                                                      wait
                  +144     8  leases_lent  shard       blocks of its slab that others hold now
-                 +152     8  slab_bytes   shard       bytes of its slab in blocks that somebody uses, here or elsewhere
+                 +152     8  slab_bytes   shard       bytes of its slab in blocks that somebody
+                                                      uses, here or elsewhere
                  +160     8  leases_held  shard       blocks of others that it holds now
-                 +256  32*8  call_ns      shard       sampled calls to others by log2: bucket b has those of 2**(b-1) to 2**b ns
-                 +512  32*8  run_ns       shard       the same for sampled plain functions it ran, from found to answered
+                 +256  32*8  call_ns      shard       sampled calls to others by log2: bucket b has
+                                                      those of 2**(b-1) to 2**b ns
+                 +512  32*8  run_ns       shard       the same for sampled plain functions it ran,
+                                                      from found to answered
 
-A row has cache lines of its own. Each field is one aligned 8-byte store through `cast("Q")`, so a reader sees whole values;
-two fields may be of different moments, up to COUNTERS_PERIOD_S (process.py) apart.
+A row has cache lines of its own. Each field is one aligned 8-byte store through `cast("Q")`, so a
+reader sees whole values; two fields may be of different moments, up to COUNTERS_PERIOD_S
+(process.py) apart.
 """
 
 from __future__ import annotations
@@ -72,11 +82,15 @@ class CounterRow(NamedTuple):
 
     @property
     def busy_ratio(self) -> float:
-        """Share of its time in which it worked, or had worked some microseconds before: 0.0 to 1.0."""
-        return max(0.0, 1.0 - self.idle_ns / self.up_ns) if self.up_ns else 0.0  # the two may be of different moments
+        """Share of its time in which it worked, or had worked some microseconds before:
+        0.0 to 1.0.
+        """
+        # the two may be of different moments
+        return max(0.0, 1.0 - self.idle_ns / self.up_ns) if self.up_ns else 0.0
 
 
-assert len(CounterRow._fields) <= CALL_NS_WORD and RUN_NS_WORD + LATENCY_BUCKETS <= ROW_WORDS  # the table above
+# the table above
+assert len(CounterRow._fields) <= CALL_NS_WORD and RUN_NS_WORD + LATENCY_BUCKETS <= ROW_WORDS
 
 
 def bucket(duration_ns: int) -> int:
@@ -85,7 +99,9 @@ def bucket(duration_ns: int) -> int:
 
 
 def quantile_ns(buckets: Sequence[int], share: float) -> int:
-    """An upper bound of the quantile (share 0.5: the median) of what the buckets hold; 0 when they are empty."""
+    """An upper bound of the quantile (share 0.5: the median) of what the buckets hold; 0 when they
+    are empty.
+    """
     wanted = share * sum(buckets)
     seen = 0
     for number, count in enumerate(buckets):
@@ -105,8 +121,13 @@ class Counters:
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("Q")
-        if self._words[0] != MAGIC or len(self._words) < FIRST_ROW_WORD + ROW_WORDS * self._words[1]:
-            raise RemoteProtocolError(f"no counters here: magic {self._words[0]:#x}, {self._words[1]} rows")
+        if (
+            self._words[0] != MAGIC
+            or len(self._words) < FIRST_ROW_WORD + ROW_WORDS * self._words[1]
+        ):
+            raise RemoteProtocolError(
+                f"no counters here: magic {self._words[0]:#x}, {self._words[1]} rows"
+            )
         self.rows = int(self._words[1])
 
     @classmethod
@@ -117,11 +138,17 @@ class Counters:
         words[0] = MAGIC
         return cls(memory)
 
-    def write(self, row: int, values: CounterRow, call_ns: Sequence[int] = (), run_ns: Sequence[int] = ()) -> None:
+    def write(
+        self, row: int, values: CounterRow, call_ns: Sequence[int] = (), run_ns: Sequence[int] = ()
+    ) -> None:
         """Store a process's figures. By that process alone."""
         start = FIRST_ROW_WORD + ROW_WORDS * row
         words = self._words
-        for first, figures in ((start, values), (start + CALL_NS_WORD, call_ns), (start + RUN_NS_WORD, run_ns)):
+        for first, figures in (
+            (start, values),
+            (start + CALL_NS_WORD, call_ns),
+            (start + RUN_NS_WORD, run_ns),
+        ):
             for word, value in enumerate(figures, first):
                 words[word] = value
 
@@ -135,7 +162,9 @@ class Counters:
         return self._buckets(row, CALL_NS_WORD)
 
     def run_ns(self, row: int) -> tuple[int, ...]:
-        """Sampled plain functions that this process ran, by log2 of the time until they were answered."""
+        """Sampled plain functions that this process ran, by log2 of the time until they were
+        answered.
+        """
         return self._buckets(row, RUN_NS_WORD)
 
     def _buckets(self, row: int, first: int) -> tuple[int, ...]:

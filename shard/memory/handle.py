@@ -4,15 +4,18 @@
     producer = handle.producer()             # there, or in a process that the handle was pickled to
     consumer = handle.consumer()             # in another
 
-The segment keeps a name in /dev/shm until unlink(), which the maker owes it: by hand, by `with`, or at its exit. A maker that a
-signal ends (SIGKILL; SIGTERM too, where it has no handler) leaves the name behind until `prpc gc` or collect_garbage().
+The segment keeps a name in /dev/shm until unlink(), which the maker owes it: by hand, by `with`, or
+at its exit. A maker that a signal ends (SIGKILL; SIGTERM too, where it has no handler) leaves the
+name behind until `prpc gc` or collect_garbage().
 
-Who takes an end locks one byte of the segment for it, by an open file description lock (fcntl(2)) that goes with the end's
-mapping: the kernel takes it back when the end is dropped, or its process dies, however it does. A second taker would write
-records over those of the first.
+Who takes an end locks one byte of the segment for it, by an open file description lock (fcntl(2))
+that goes with the end's
+mapping: the kernel takes it back when the end is dropped, or its process dies, however it does. A
+second taker would write records over those of the first.
 
-The ends can wait. There is no doorbell on a bare ring, so a waiting end looks again and again: WAIT_SPINS times at once, then
-with pauses that grow to PAUSE_S_MAX. A peer that died is a wait that ends at its deadline.
+The ends can wait. There is no doorbell on a bare ring, so a waiting end looks again and again:
+WAIT_SPINS times at once, then with pauses that grow to PAUSE_S_MAX. A peer that died is a wait that
+ends at its deadline.
 """
 
 from __future__ import annotations
@@ -43,13 +46,17 @@ class _Pauses:
     def __init__(self, timeout_s: float) -> None:
         """Raises ValueError for a time that is none, which no clock would ever pass."""
         if math.isnan(timeout_s):
-            raise ValueError(f"timeout_s={timeout_s!r}: a number of seconds is expected, math.inf for no end")
+            raise ValueError(
+                f"timeout_s={timeout_s!r}: a number of seconds is expected, math.inf for no end"
+            )
         self._deadline = time.monotonic() + timeout_s
         self._looks = 0
         self._pause_s = PAUSE_S_MIN
 
     def is_over(self) -> bool:
-        """Whether the deadline has passed; if not, a pause was made and it is time for the next look."""
+        """Whether the deadline has passed; if not, a pause was made and it is time for the next
+        look.
+        """
         self._looks += 1
         if self._looks < WAIT_SPINS:
             return False
@@ -62,24 +69,34 @@ class _Pauses:
 
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of x86-64: type, whence, start, length, pid
-PRODUCER_BYTE, CONSUMER_BYTE = ring.TAIL_WORD * 8, ring.HEAD_WORD * 8  # of the segment: locked by who has that end
+# of the segment: locked by who has that end
+PRODUCER_BYTE, CONSUMER_BYTE = ring.TAIL_WORD * 8, ring.HEAD_WORD * 8
 
 
 class Producer(ring.RingProducer):
-    """The writing end of a ring with a handle: try_write() answers, write() insists, wait_write() waits."""
+    """The writing end of a ring with a handle: try_write() answers, write() insists, wait_write()
+    waits.
+    """
 
     def write(self, payload: bytes | bytearray | memoryview, tag: int = 0) -> None:
-        """Publish the payload as one record. Raises BackpressureError when the ring is full; nothing was written then."""
+        """Publish the payload as one record. Raises BackpressureError when the ring is full;
+        nothing was written then.
+        """
         if not self.try_write(payload, tag):
-            raise BackpressureError(f"the ring to {self.peer} has no room for {len(payload)} bytes: it reads too slowly")
+            raise BackpressureError(
+                f"the ring to {self.peer} has no room for {len(payload)} bytes: it reads too slowly"
+            )
 
-    def wait_write(self, payload: bytes | bytearray | memoryview, timeout_s: float, tag: int = 0) -> None:
+    def wait_write(
+        self, payload: bytes | bytearray | memoryview, timeout_s: float, tag: int = 0
+    ) -> None:
         """As write(), but wait up to `timeout_s` seconds for room. Raises ValueError for NaN."""
         pauses = _Pauses(timeout_s)
         while not self.try_write(payload, tag):
             if pauses.is_over():
                 raise BackpressureError(
-                    f"the ring to {self.peer} had no room for {len(payload)} bytes within {timeout_s} s: it reads too slowly, "
+                    f"the ring to {self.peer} had no room for {len(payload)} bytes within "
+                    f"{timeout_s} s: it reads too slowly, "
                     "or died"
                 )
 
@@ -88,12 +105,15 @@ class Consumer(ring.RingConsumer):
     """The reading end of a ring with a handle: try_read() answers, wait_read() waits."""
 
     def wait_read(self, timeout_s: float) -> bytes:
-        """A copy of the next record's payload. Raises TimeoutError when none came within `timeout_s` seconds,
-        ValueError for NaN."""
+        """A copy of the next record's payload. Raises TimeoutError when none came within
+        `timeout_s` seconds, ValueError for NaN."""
         pauses = _Pauses(timeout_s)
         while (payload := self.try_read()) is None:
             if pauses.is_over():
-                raise TimeoutError(f"{self.peer} wrote nothing to the ring within {timeout_s} s: it has nothing to say, or died")
+                raise TimeoutError(
+                    f"{self.peer} wrote nothing to the ring within {timeout_s} s: "
+                    "it has nothing to say, or died"
+                )
         return payload
 
 
@@ -105,7 +125,8 @@ def _quarantine_in_fork() -> None:
     for end in list(_ends_made_here):
         end.quarantine(
             ForkedError(
-                f"this end of the ring belongs to process {os.getppid()}, and was used in its fork {os.getpid()}: start "
+                f"this end of the ring belongs to process {os.getppid()}, "
+                f"and was used in its fork {os.getpid()}: start "
                 "processes by spawn, and hand them the Ring"
             )
         )
@@ -124,7 +145,9 @@ class Ring:
 
     @classmethod
     def create(cls, capacity_bytes: int) -> Ring:
-        """A new, empty ring of at least `capacity_bytes` bytes (rounded up to a power of two). Raises ShmFull."""
+        """A new, empty ring of at least `capacity_bytes` bytes (rounded up to a power of two).
+        Raises ShmFull.
+        """
         memory_order.require_store_order()
         capacity = ring.capacity_for(capacity_bytes)
         incarnation = secrets.randbits(64)
@@ -139,27 +162,35 @@ class Ring:
     def _take(self, byte: int, name: str) -> memoryview:
         segment = Segment.open(self.name)
         try:
-            fcntl.fcntl(segment.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+            fcntl.fcntl(
+                segment.fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+            )
             return segment.memory[: ring.DATA_OFFSET + self.capacity_bytes]
         except BlockingIOError as error:
             raise LocalProtocolError(
-                f"the {name} end of ring {self.name} is taken, in this process or another: an end has one owner at a time, and "
-                "is free again when that drops it or dies; for another pair of processes make a ring of its own"
+                f"the {name} end of ring {self.name} is taken, in this process or another: "
+                "an end has one owner at a time, and "
+                "is free again when that drops it or dies; for another pair of processes make a "
+                "ring of its own"
             ) from error
         finally:
             segment.close()  # the end holds the mapping from here on, and the mapping the lock
 
     def producer(self) -> Producer:
-        """The writing end, for one owner at a time. Raises FileNotFoundError when the ring was unlinked, LocalProtocolError when
-        the end is taken."""
-        end = Producer(self._take(PRODUCER_BYTE, "writing"), f"{self.name}'s reader", self.incarnation)
+        """The writing end, for one owner at a time. Raises FileNotFoundError when the ring was
+        unlinked, LocalProtocolError when the end is taken."""
+        end = Producer(
+            self._take(PRODUCER_BYTE, "writing"), f"{self.name}'s reader", self.incarnation
+        )
         _ends_made_here.add(end)
         return end
 
     def consumer(self) -> Consumer:
-        """The reading end, for one owner at a time. Raises FileNotFoundError when the ring was unlinked, LocalProtocolError when
-        the end is taken."""
-        end = Consumer(self._take(CONSUMER_BYTE, "reading"), f"{self.name}'s writer", self.incarnation)
+        """The reading end, for one owner at a time. Raises FileNotFoundError when the ring was
+        unlinked, LocalProtocolError when the end is taken."""
+        end = Consumer(
+            self._take(CONSUMER_BYTE, "reading"), f"{self.name}'s writer", self.incarnation
+        )
         _ends_made_here.add(end)
         return end
 
@@ -170,5 +201,10 @@ class Ring:
     def __enter__(self) -> Ring:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.unlink()

@@ -1,21 +1,26 @@
 """Huge pages for shared memory: 2 MiB at a time instead of 4 KiB, where the machine offers them.
 
-Reserving and attaching a segment is work per page. Measured on a 2-core VM with Linux 6.18, 128 MiB: reserving 16 ms instead of
-53, attaching at the peer 0.3 ms instead of 7.7; copies through warm pages are as fast as before (7.3 GB/s), scattered reads gain
-a fifth or so. Memory that the VM's host has never given it yet takes 200-400 ms either way. Two offers, and how each is made:
+Reserving and attaching a segment is work per page. Measured on a 2-core VM with Linux 6.18, 128
+MiB: reserving 16 ms instead of 53, attaching at the peer 0.3 ms instead of 7.7; copies through warm
+pages are as fast as before (7.3 GB/s), scattered reads gain a fifth or so. Memory that the VM's
+host has never given it yet takes 200-400 ms either way. Two offers, and how each is made:
 
-    transparent   echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled     made of free memory
-    reserved      sysctl vm.nr_hugepages=N                                            set aside for all processes of the machine
+    transparent  echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled  made of free memory
+    reserved     sysctl vm.nr_hugepages=N                                         set aside for all processes of the machine
 
-Transparent ones come first: the reserved pool may have been set aside for somebody else. Segments are memfds, which lie in no
-mounted file system: so the mount option huge= of /dev/shm says nothing about them, and shmem_enabled does, with the file of the
-same name for pages of 2 MiB, where the kernel has that, above it (Linux, Documentation/admin-guide/mm/transhuge.rst).
+Transparent ones come first: the reserved pool may have been set aside for somebody else. Segments
+are memfds, which lie in no
+mounted file system: so the mount option huge= of /dev/shm says nothing about them, and
+shmem_enabled does, with the file of the same name for pages of 2 MiB, where the kernel has that,
+above it (Linux, Documentation/admin-guide/mm/transhuge.rst).
 
-Either way every page is there before a segment is used. Transparent ones are ordinary pages of the file, huge or not, and
-posix_fallocate sees to all of them; on the reserved ones posix_fallocate takes the pages themselves out of the pool. What bounds
-the transparent ones is memory_room.py, as for small pages.
+Either way every page is there before a segment is used. Transparent ones are ordinary pages of the
+file, huge or not, and posix_fallocate sees to all of them; on the reserved ones posix_fallocate
+takes the pages themselves out of the pool. What bounds the transparent ones is memory_room.py, as
+for small pages.
 
-PRPC_HUGE_PAGES: auto (the default: where offered), never, require (ShmFull where they cannot be had).
+PRPC_HUGE_PAGES: auto (the default: where offered), never, require (ShmFull where they cannot be
+had).
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ Policy = Literal["auto", "never", "require"]
 
 POOL = "sys/kernel/mm/hugepages/hugepages-2048kB"
 SHMEM_ENABLED = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
-SHMEM_ENABLED_2M = "sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled"  # Linux 6.11; "inherit": as above
+# Linux 6.11; "inherit": as above
+SHMEM_ENABLED_2M = "sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled"
 TO_OFFER_TRANSPARENT = f"echo advise > /{SHMEM_ENABLED}"
 OFFERING = ("always", "within_size", "advise")
 _MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has no name for it
@@ -54,7 +60,9 @@ NOTHING = HugePageOffer(transparent=False, reserved_free_bytes=0)
 def read_huge_page_offer(root: Path = Path("/")) -> HugePageOffer:
     """What the files under `root` say; nothing is offered where they are missing."""
     chosen, of_2m = _chosen(root / SHMEM_ENABLED), _chosen(root / SHMEM_ENABLED_2M)
-    transparent = chosen == "force" or (chosen != "deny" and (chosen if of_2m in ("", "inherit") else of_2m) in OFFERING)
+    transparent = chosen == "force" or (
+        chosen != "deny" and (chosen if of_2m in ("", "inherit") else of_2m) in OFFERING
+    )
     free = max(0, _number(root / POOL / "free_hugepages") - _number(root / POOL / "resv_hugepages"))
     return HugePageOffer(transparent, free * HUGE_PAGE_BYTES)
 
@@ -68,14 +76,20 @@ def huge_page_policy() -> Policy:
 
 
 def suits(size_bytes: int) -> bool:
-    """Whether a segment can consist of huge pages: whole ones only. Rings and counters never do, because of their headers."""
+    """Whether a segment can consist of huge pages: whole ones only. Rings and counters never do,
+    because of their headers.
+    """
     return size_bytes > 0 and size_bytes % HUGE_PAGE_BYTES == 0
 
 
 def take_reserved(size_bytes: int, name: str) -> int | None:
-    """The descriptor of a memfd of `size_bytes` made of reserved pages, all of them taken, or None; `name` is only shown."""
+    """The descriptor of a memfd of `size_bytes` made of reserved pages, all of them taken, or None;
+    `name` is only shown.
+    """
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+        fd = os.memfd_create(
+            name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | os.MFD_HUGE_2MB
+        )
     except OSError:  # a kernel or sandbox without them
         return None
     try:
@@ -88,10 +102,12 @@ def take_reserved(size_bytes: int, name: str) -> int | None:
 
 
 class TransparentFill:
-    """Fills an empty memfd with huge pages, as far as there are any; posix_fallocate does the rest. Use it by `with`.
+    """Fills an empty memfd with huge pages, as far as there are any; posix_fallocate does the rest.
+    Use it by `with`.
 
-    The advice belongs to a mapping, and posix_fallocate has none: where "advise" is chosen it would take small pages. Populating
-    by madvise stops with an error where touching the memory would be SIGBUS.
+    The advice belongs to a mapping, and posix_fallocate has none: where "advise" is chosen it would
+    take small pages. Populating by madvise stops with an error where touching the memory would be
+    SIGBUS.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -112,12 +128,15 @@ class TransparentFill:
         try:
             self._mapping.madvise(mmap.MADV_HUGEPAGE, offset, size_bytes)
             self._mapping.madvise(_MADV_POPULATE_WRITE, offset, size_bytes)
-        except OSError:  # an older kernel, or no room: small pages, or ShmFull, are the next step's business
+        except OSError:
+            # an older kernel, or no room: small pages, or ShmFull, are the next step's business
             self._works = False
 
 
 def page_bytes(memory: memoryview) -> int:
-    """The size of the pages under a mapping that this process has touched: HUGE_PAGE_BYTES when all of them are huge."""
+    """The size of the pages under a mapping that this process has touched: HUGE_PAGE_BYTES when all
+    of them are huge.
+    """
     address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     for line in _lines_of_mapping(address):
         name, _, value = line.partition(":")

@@ -1,10 +1,12 @@
-"""What a lease looks like on the books: who holds what since when, and in debug mode which line of code lent it.
+"""What a lease looks like on the books: who holds what since when, and in debug mode which line of
+code lent it.
 
     Lease   on the lender's side: a block of ours that a peer may read
     Held    on the borrower's side: memory of a peer that an array of ours still shows
 
-Both are snapshots for people who look for a leak; nothing decides by them. PRPC_DEBUG_LEASES=1 makes every lease note the first
-line outside this project that led to the send. That walks the stack once a lease, some microseconds, so it is off by default.
+Both are snapshots for people who look for a leak; nothing decides by them. PRPC_DEBUG_LEASES=1
+makes every lease note the first line outside this project that led to the send. That walks the
+stack once a lease, some microseconds, so it is off by default.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Lease:
     """One peer's right to read one block of ours."""
 
     number: int
-    """Counts from 1 on each connection; with `borrower` it names the lease, and the borrower's Held has the same number."""
+    """Counts from 1 on each connection; with `borrower` it names the lease, and the borrower's Held
+    has the same number.
+    """
     borrower: str
     """The peer, as its connection calls it."""
     segment: int
@@ -38,7 +42,9 @@ class Lease:
     since_s: float
     """When it was lent, on the slab's clock (monotonic seconds)."""
     connection_ended: bool
-    """Whether the connection is over and the block waits for the peer to hang up, which it does with its last array."""
+    """Whether the connection is over and the block waits for the peer to hang up, which it does
+    with its last array.
+    """
     call_site: str | None
     """"file:line in function" of the send, with PRPC_DEBUG_LEASES=1; else None."""
 
@@ -61,7 +67,9 @@ def debug_leases() -> bool:
     """Whether PRPC_DEBUG_LEASES asks for call sites. Raises ValueError."""
     text = os.environ.get(DEBUG_VARIABLE, "")
     if text not in DEBUG_VALUES:
-        raise ValueError(f"{DEBUG_VARIABLE}={text!r}: 1 (every lease notes its call site) or 0 is allowed")
+        raise ValueError(
+            f"{DEBUG_VARIABLE}={text!r}: 1 (every lease notes its call site) or 0 is allowed"
+        )
     return DEBUG_VALUES[text]
 
 

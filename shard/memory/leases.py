@@ -1,23 +1,29 @@
 """Who holds which block: the books of one connection over shared memory, both of its sides.
 
-    lender     writes a block's place and a lease number into a message; the block has one user more until the lease returns
-    borrower   reads through an array whose end puts the lease number on a list; the list goes back in one message
+    lender    writes a block's place and a lease number into a message; the block has one user more
+              until the lease returns
+    borrower  reads through an array whose end puts the lease number on a list; the list goes back
+              in one message
 
-    a lease is   lent        entered in Lendings; the peer has been or will be told the number
-                 borrowed    entered in Borrowings when the message arrives
-                 returned    struck off Borrowings by the end of the array, off Lendings by the message that says so
-                 undone      struck off Lendings because its message was never written
-                 waiting     on Lendings although the connection has ended: until the peer hangs up
+    a lease is  lent      entered in Lendings; the peer has been or will be told the number
+                borrowed  entered in Borrowings when the message arrives
+                returned  struck off Borrowings by the end of the array, off Lendings by the message
+                          that says so
+                undone    struck off Lendings because its message was never written
+                waiting   on Lendings although the connection has ended: until the peer hangs up
 
-The borrower's array is the root of all views on it (see slab.py), so the lease lasts as long as any of them. Its end can
-come in any thread at any place, so it only appends to a list and, when the reactor is parked, wakes it.
+The borrower's array is the root of all views on it (see slab.py), so the lease lasts as long as any
+of them. Its end can come in any thread at any place, so it only appends to a list and, when the
+reactor is parked, wakes it.
 
-A connection that is closed while arrays are still borrowed leaves its socket half open: the borrower's half ends with the last of
-its arrays, and the lender's slab, which looks at the socket from then on, takes back what was never returned. So no block is
-used again while a living peer still reads it, and two that hold blocks of each other do not wait for each other.
+A connection that is closed while arrays are still borrowed leaves its socket half open: the
+borrower's half ends with the last of its arrays, and the lender's slab, which looks at the socket
+from then on, takes back what was never returned. So no block is used again while a living peer
+still reads it, and two that hold blocks of each other do not wait for each other.
 
-A borrower whose lender died keeps its mapping, and with it every byte as it was: its arrays stay valid for as long as it wants.
-A lender whose borrower died takes all leases back at once, for the kernel hung up on the borrower's behalf.
+A borrower whose lender died keeps its mapping, and with it every byte as it was: its arrays stay
+valid for as long as it wants. A lender whose borrower died takes all leases back at once, for the
+kernel hung up on the borrower's behalf.
 """
 
 from __future__ import annotations
@@ -41,13 +47,15 @@ from shard.memory.arena import Block
 from shard.memory.lease_table import Held, Lease, call_site
 from shard.memory.slab import UINT8, Slab
 
-# A lease on the lender's books: block, bytes lent, since when, and in debug mode the call site of the send. A tuple, for one is
-# made on every lease.
+# A lease on the lender's books: block, bytes lent, since when, and in debug mode the call site of
+# the send. A tuple, for one is made on every lease.
 Entry = tuple[Block, int, float, str | None]
 
 
 class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
-    """The root of all views on one borrowed block. Never handed out itself: users get a plain np.ndarray on it."""
+    """The root of all views on one borrowed block. Never handed out itself: users get a plain
+    np.ndarray on it.
+    """
 
     __slots__ = ("borrowings", "lease")
     borrowings: Borrowings
@@ -64,15 +72,18 @@ class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 class MeetingSocket:
-    """The socket over which two processes met. Held by the connection's Notes and Borrowings, by the lender's slab while a peer
-    may read blocks after the connection's end, and by each thread that writes to it, for as long as that takes: closes with the
-    last of them, so that nobody writes to a number that has been used again."""
+    """The socket over which two processes met. Held by the connection's Notes and Borrowings, by
+    the lender's slab while a peer may read blocks after the connection's end, and by each thread
+    that writes to it, for as long as that takes: closes with the last of them, so that nobody
+    writes to a number that has been used again."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
 
     def hung_up(self, timeout_s: float) -> bool:
-        """Whether the peer's half has ended, within so many seconds: it reads no block of ours any more."""
+        """Whether the peer's half has ended, within so many seconds: it reads no block of ours any
+        more.
+        """
         poller = select.poll()
         poller.register(self.socket, select.POLLRDHUP)
         return bool(poller.poll(timeout_s * 1000))
@@ -82,9 +93,13 @@ class MeetingSocket:
 
 
 class Borrowings:
-    """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and ends our half of the line."""
+    """What we hold of a peer. Lives as long as the connection or any array borrowed over it, and
+    ends our half of the line.
+    """
 
-    def __init__(self, line: MeetingSocket, peer: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, line: MeetingSocket, peer: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`peer` is what the books call the lender; `clock` dates what arrives."""
         self.line = line
         self.peer = peer
@@ -96,14 +111,18 @@ class Borrowings:
         _borrowings_alive[id(self)] = self
 
     def borrow(self, memory: memoryview, offset: int, nbytes: int, lease: int) -> NDArray[np.uint8]:
-        """A read-only array over the peer's block, 1-D uint8: what the peer writes there shows in it.
+        """A read-only array over the peer's block, 1-D uint8: what the peer writes there shows in
+        it.
 
         Raises RemoteProtocolError for a lease that is held already: it would be returned twice.
         """
         if lease in self.held_since:
-            raise RemoteProtocolError(f"{self.peer} lent under number {lease} again while we hold that lease")
+            raise RemoteProtocolError(
+                f"{self.peer} lent under number {lease} again while we hold that lease"
+            )
         root = BorrowedArray((nbytes,), UINT8, memory, offset)
-        if not memory.readonly:  # of a segment mapped for writing; else numpy made it read-only already
+        # of a segment mapped for writing; else numpy made it read-only already
+        if not memory.readonly:
             root.setflags(write=False)
         self.held_since[lease] = nbytes, self._clock()
         root.lease = lease
@@ -112,21 +131,32 @@ class Borrowings:
         return root.view(np.ndarray)
 
     def decline(self, lease: int) -> None:
-        """Give a lease back that nobody here borrows: its bytes were copied, or dropped. Raises as borrow()."""
+        """Give a lease back that nobody here borrows: its bytes were copied, or dropped. Raises as
+        borrow().
+        """
         if lease in self.held_since:
-            raise RemoteProtocolError(f"{self.peer} lent under number {lease} again while we hold that lease")
+            raise RemoteProtocolError(
+                f"{self.peer} lent under number {lease} again while we hold that lease"
+            )
         self.returned.append(lease)
 
     def held(self) -> tuple[Held, ...]:
-        """What arrays of this process still show of the peer's memory, oldest first. A snapshot, from any thread.
+        """What arrays of this process still show of the peer's memory, oldest first. A snapshot,
+        from any thread.
 
-        What stands here for long is kept by somebody: the array itself, a slice, a memoryview, a tensor made of it.
+        What stands here for long is kept by somebody: the array itself, a slice, a memoryview, a
+        tensor made of it.
         """
-        held = [Held(lease, self.peer, nbytes, since) for lease, (nbytes, since) in self.held_since.copy().items()]
+        held = [
+            Held(lease, self.peer, nbytes, since)
+            for lease, (nbytes, since) in self.held_since.copy().items()
+        ]
         return tuple(sorted(held, key=lambda each: each.since_s))
 
     def let_go_in_fork(self) -> None:
-        """In a child made by fork(): the leases are the parent's, and so is the reactor that ends of arrays would wake."""
+        """In a child made by fork(): the leases are the parent's, and so is the reactor that ends
+        of arrays would wake.
+        """
         self.returned = deque()
         self.wake_if_parked = _nobody_waits
 
@@ -140,23 +170,31 @@ def _nobody_waits() -> None:
     """Returned leases wait for the next turn."""
 
 
-# By id. A snapshot of the references takes one step, whereas a set may grow while another thread iterates over it.
+# By id. A snapshot of the references takes one step, whereas a set may grow while another thread
+# iterates over it.
 _borrowings_alive: weakref.WeakValueDictionary[int, Borrowings] = weakref.WeakValueDictionary()
 
 
 def held_by_this_process() -> tuple[Held, ...]:
-    """What this process holds of all peers, oldest first, those too whose connection has ended. A snapshot."""
+    """What this process holds of all peers, oldest first, those too whose connection has ended. A
+    snapshot.
+    """
     alive = [each for ref in _borrowings_alive.valuerefs() if (each := ref()) is not None]
-    return tuple(sorted((held for each in alive for held in each.held()), key=lambda held: held.since_s))
+    return tuple(
+        sorted((held for each in alive for held in each.held()), key=lambda held: held.since_s)
+    )
 
 
 class Lendings:
-    """What a peer holds of ours. Owned by its connection, and by the slab from hand_over() on. Any thread may call."""
+    """What a peer holds of ours. Owned by its connection, and by the slab from hand_over() on. Any
+    thread may call.
+    """
 
     def __init__(self, slab: Slab, peer: str) -> None:
         """`peer` is what the books call the borrower."""
         self._slab = slab
-        self._add_user, self._release = slab.lend, slab.release  # bound once, for they are called for every array
+        # bound once, for they are called for every array
+        self._add_user, self._release = slab.lend, slab.release
         self._peer = peer
         self._clock = slab.clock
         self._debug = slab.debug
@@ -164,40 +202,51 @@ class Lendings:
         self._next_lease = itertools.count(1).__next__  # atomic
         self._connection_ended = False
         self.bytes_lent = 0  # in all
-        self.tell_drops: Callable[[], None] = _nobody_waits  # set by a connection that has a reactor
+        # set by a connection that has a reactor
+        self.tell_drops: Callable[[], None] = _nobody_waits
         slab.open_books(self)
 
     def __len__(self) -> int:
         return len(self._lent)
 
     def lend(self, block: Block, nbytes: int) -> int:
-        """The peer becomes one more user of the block, of which it sees `nbytes`; the number of its lease."""
+        """The peer becomes one more user of the block, of which it sees `nbytes`; the number of its
+        lease.
+        """
         self._add_user(block)
         return self.pass_on(block, nbytes)
 
     def pass_on(self, block: Block, nbytes: int) -> int:
-        """The same for a block that we allocated only for this peer: it takes our place as the user of it."""
+        """The same for a block that we allocated only for this peer: it takes our place as the user
+        of it.
+        """
         self.bytes_lent += nbytes
         lease = self._next_lease()
         self._lent[lease] = block, nbytes, self._clock(), call_site() if self._debug else None
         # failpoint: lease.lent
-        if self._connection_ended:  # by another thread, and hand_over() may not have seen this lease: nobody else would end it
+        # by another thread, and hand_over() may not have seen this lease: nobody else would end it
+        if self._connection_ended:
             self.undo(lease)
         return lease
 
     def take_back(self, lease: int) -> None:
-        """The peer returned it. Raises RemoteProtocolError, and changes nothing, for one it does not hold."""
+        """The peer returned it. Raises RemoteProtocolError, and changes nothing, for one it does
+        not hold.
+        """
         entry = self._lent.pop(lease, None)
         if entry is None:
             raise RemoteProtocolError(
-                f"{self._peer} returned lease {lease}, which it does not hold: returned before, or never lent "
+                f"{self._peer} returned lease {lease}, which it does not hold: returned before, "
+                "or never lent "
                 f"({len(self._lent)} leases are out)"
             )
         # failpoint: lease.taken_back
         self._release(entry[0])
 
     def undo(self, lease: int) -> None:
-        """Its message is not going to be written; nothing to do when the peer's end took back all leases before."""
+        """Its message is not going to be written; nothing to do when the peer's end took back all
+        leases before.
+        """
         entry = self._lent.pop(lease, None)
         if entry is not None:
             self._release(entry[0])
@@ -216,13 +265,15 @@ class Lendings:
                 connection_ended=self._connection_ended,
                 call_site=site,
             )
-            for number, (block, nbytes, since, site) in self._lent.copy().items()  # copy() is one atomic step
+            # copy() is one atomic step
+            for number, (block, nbytes, since, site) in self._lent.copy().items()
         ]
 
     def strike_all(self) -> list[Block]:
         """End all leases: the peer is gone. Their blocks, whose users the caller counts down."""
         blocks = []
-        with contextlib.suppress(KeyError):  # empty; a look before each step could be outdated by another thread
+        # empty; a look before each step could be outdated by another thread
+        with contextlib.suppress(KeyError):
             while True:
                 blocks.append(self._lent.popitem()[1][0])
         return blocks

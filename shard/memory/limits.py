@@ -1,4 +1,6 @@
-"""The bounds of a connection: what a peer may make us hold. Checked before anything is allocated."""
+"""The bounds of a connection: what a peer may make us hold.
+Checked before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Each has its reason beside it; configs/default.toml repeats them for users. Raises ValueError for one that is out of its
-    bounds."""
+    """Each has its reason beside it; configs/default.toml repeats them for users. Raises ValueError
+    for one that is out of its bounds."""
 
-    # The typed part of a message, arrays apart: what a handler's arguments come to without bulk data.
+    # The typed part of a message, arrays apart: what a handler's arguments come to without bulk
+    # data.
     body_bytes_max: int = 64 << 20
-    # All arrays of one message together: a peer cannot make us reserve more in one go. Above the largest usual tensors.
+    # All arrays of one message together: a peer cannot make us reserve more in one go. Above the
+    # largest usual tensors.
     blocks_bytes_max: int = 4 << 30
-    # What the arrays of one compressed message may expand to: some kilobytes are enough to announce a gibibyte ...
+    # What the arrays of one compressed message may expand to: some kilobytes are enough to announce
+    # a gibibyte ...
     expanded_bytes_max: int = 256 << 20
     # ... and what all of them may come to that this process still holds, over all connections.
     expanded_total_bytes_max: int = 4 << 30
@@ -34,17 +39,20 @@ class Limits:
     outbox_messages_max: int = 65536
     # ... or a handful of the largest usual tensors.
     outbox_bytes_max: int = 1 << 30
-    # Of what the slab may come to: copies that were made for one peer over shared memory, and that it has not read or keeps.
-    # What passes it is sent over a socket, or refused while the peer does not read. Arrays of empty() that are lent do not count.
+    # Of what the slab may come to: copies that were made for one peer over shared memory, and that
+    # it has not read or keeps. What passes it is sent over a socket, or refused while the peer does
+    # not read. Arrays of empty() that are lent do not count.
     slab_share_max: float = 0.5
-    # Calls and open streams of one connection that wait for answers: far beyond what a server queues, half a GiB of futures.
+    # Calls and open streams of one connection that wait for answers: far beyond what a server
+    # queues, half a GiB of futures.
     calls_in_flight_max: int = 1 << 20
     # Of each of a connection's two rings: 8,000 small messages, and larger bodies in one record.
     ring_bytes: int = 1 << 20
     # ... and of those that a connecting peer brings along, whatever it chose.
     ring_bytes_max: int = 64 << 20
-    # One segment of a peer's slab that we map to read its arrays: room for blocks_bytes_max, which is an array that has a
-    # segment to itself. Mapping takes address space only: the memory is the peer's, and nothing of it is touched unread.
+    # One segment of a peer's slab that we map to read its arrays: room for blocks_bytes_max, which
+    # is an array that has a segment to itself. Mapping takes address space only: the memory is the
+    # peer's, and nothing of it is touched unread.
     segment_bytes_max: int = 16 << 30
     # All segments of one peer's slab that are mapped at a time: eight slabs of the default size ...
     segments_bytes_max: int = 64 << 30
@@ -52,20 +60,25 @@ class Limits:
     segments_max: int = 1024
     # A peer that has not proved the secret by then is cut (slow loris).
     handshake_s: float = 5.0
-    # Peers that are proving it at a time; the others wait. Each is a socket, with TLS some 50 KiB as well ...
+    # Peers that are proving it at a time; the others wait. Each is a socket, with TLS some 50 KiB
+    # as well ...
     handshakes_max: int = 256
     # ... and so many from one address, so that one host cannot keep the others out.
     handshakes_per_host_max: int = 64
-    # Peers that wait for their turn, handshake_s at most: a socket each, unread, as in the kernel's own queue (somaxconn: 4096).
-    # A whole job that starts at once on one host gets through; more than that are hung up on at once.
+    # Peers that wait for their turn, handshake_s at most: a socket each, unread, as in the kernel's
+    # own queue (somaxconn: 4096). A whole job that starts at once on one host gets through; more
+    # than that are hung up on at once.
     handshakes_waiting_max: int = 1024
-    # Connections of one listener: far below the usual limit of 1 << 20 descriptors, with a few sockets each.
+    # Connections of one listener: far below the usual limit of 1 << 20 descriptors, with a few
+    # sockets each.
     connections_max: int = 16384
-    # Sockets of a peer that this side reaches over tcp or unix: one for small messages, the rest for large ones, out of their
-    # way. More than two help where one socket does not fill the network. 1: all messages share it, and stay in order.
+    # Sockets of a peer that this side reaches over tcp or unix: one for small messages, the rest
+    # for large ones, out of their way. More than two help where one socket does not fill the
+    # network. 1: all messages share it, and stay in order.
     connections_per_peer: int = 2
-    # A tcp peer that answers nothing for so long is lost: above the hiccups of a network (a few lost packets in a row take 1 to
-    # 3 s), below what a user takes for a hang. Its kernel answers, so how busy it is does not count. While nothing is under way
+    # A tcp peer that answers nothing for so long is lost: above the hiccups of a network (a few
+    # lost packets in a row take 1 to 3 s), below what a user takes for a hang. Its kernel answers,
+    # so how busy it is does not count. While nothing is under way
     # the kernel counts whole seconds: 2 s is the least there.
     peer_silent_s: float = 5.0
 
@@ -73,7 +86,9 @@ class Limits:
         for field in fields(self):
             name, value, is_whole = field.name, getattr(self, field.name), field.type == "int"
             if not (is_count(value) if is_whole else is_finite(value)):
-                raise ValueError(f"{name} = {value!r}: a {'whole ' if is_whole else ''}number is expected")
+                raise ValueError(
+                    f"{name} = {value!r}: a {'whole ' if is_whole else ''}number is expected"
+                )
             if name not in BOUNDS:
                 if not value > 0:
                     raise ValueError(f"{name} = {value!r}: positive numbers are allowed")

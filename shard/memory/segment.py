@@ -1,26 +1,35 @@
 """A piece of shared memory: made by one process, mapped by any that is handed its file descriptor.
 
-A segment is a memfd: it has no name in any file system, so a process that dies by kill -9 leaves nothing behind at any moment,
-nobody can attach who was not handed the descriptor (over a Unix socket, or by inheriting it), and no mount bounds it: a
-container's 64 MB of /dev/shm limit nobody. Its maker seals it once it is whole:
+A segment is a memfd: it has no name in any file system, so a process that dies by kill -9 leaves
+nothing behind at any moment, nobody can attach who was not handed the descriptor (over a Unix
+socket, or by inheriting it), and no mount bounds it: a container's 64 MB of /dev/shm limit nobody.
+Its maker seals it once it is whole:
 
-    SHRINK, GROW   nobody can cut it short: that would be SIGBUS, which no `except` catches, in every process that has it mapped
-    FUTURE_WRITE   (segments that are lent) nobody but its maker can write to it, map it for writing or punch holes into it
-    SEAL           nobody can add another seal
+    SHRINK, GROW  nobody can cut it short: that would be SIGBUS, which no `except` catches, in every
+                  process that has it mapped
+    FUTURE_WRITE  (segments that are lent) nobody but its maker can write to it, map it for writing
+                  or punch holes into it
+    SEAL          nobody can add another seal
 
-Who attaches asks for these seals, for the size that was announced and for memory that is really there before it maps anything, so
-a descriptor of something else, a sparse file for instance, costs nothing but an error that names it.
+Who attaches asks for these seals, for the size that was announced and for memory that is really
+there before it maps anything, so a descriptor of something else, a sparse file for instance, costs
+nothing but an error that names it.
 
-`posix_fallocate` takes every page at creation, step by step, and before each step memory_room.py says whether the host and the
-cgroup have room for it: lack of memory is ShmFull then, and neither SIGBUS nor the out-of-memory killer later. Segments of whole
-huge pages (a slab's; never rings) get those where they are offered: huge_pages.py.
+`posix_fallocate` takes every page at creation, step by step, and before each step memory_room.py
+says whether the host and the
+cgroup have room for it: lack of memory is ShmFull then, and neither SIGBUS nor the out-of-memory
+killer later. Segments of whole huge pages (a slab's; never rings) get those where they are offered:
+huge_pages.py.
 
-Only a segment made with `keep_name=True` lies in /dev/shm, under a name, until unlink(). Its maker holds a lock on the file
-(flock) for so long, which the kernel takes back when the process ends, however it ends: `collect_garbage` removes what nobody has
-locked. A pid alone would not do: in the PID namespace of another container the same number is nobody, or somebody else. What has
-no lock and a pid that lives is left alone, too: it is being made. The name says whose it is:
+Only a segment made with `keep_name=True` lies in /dev/shm, under a name, until unlink(). Its maker
+holds a lock on the file (flock) for so long, which the kernel takes back when the process ends,
+however it ends: `collect_garbage` removes what nobody has
+locked. A pid alone would not do: in the PID namespace of another container the same number is
+nobody, or somebody else. What has no lock and a pid that lives is left alone, too: it is being
+made. The name says whose it is:
 
-    /prpc.<uid>.<job>.<pid>.<start>.<random>     start: the owner's start time in clock ticks since boot, from /proc/pid/stat
+    /prpc.<uid>.<job>.<pid>.<start>.<random>  start: the owner's start time in clock ticks since
+                                              boot, from /proc/pid/stat
 """
 
 from __future__ import annotations
@@ -46,7 +55,8 @@ from shard.memory import huge_pages, memory_room
 PREFIX = "prpc"
 MIB = 1 << 20
 SHM_FOLDER = Path("/dev/shm")
-_kept_names: dict[str, int] = {}  # names that this process made -> a descriptor that holds the lock on each
+# names that this process made -> a descriptor that holds the lock on each
+_kept_names: dict[str, int] = {}
 
 # fcntl(2), memfd_create(2); by number, for not every Python has all of the names.
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
@@ -54,21 +64,29 @@ SEAL_SEAL, SEAL_SHRINK, SEAL_GROW, SEAL_FUTURE_WRITE = 0x1, 0x2, 0x4, 0x10
 MFD_NOEXEC_SEAL = 0x8  # from Linux 6.3 on, where a machine may insist on it
 SIZE_SEALS = SEAL_SHRINK | SEAL_GROW
 
-# Pages are taken in steps of this part of the room there is, so that others who take memory at the same moment are seen in time.
+# Pages are taken in steps of this part of the room there is, so that others who take memory at the
+# same moment are seen in time.
 STEP_PART = 4
 STEP_BYTES_MIN = huge_pages.HUGE_PAGE_BYTES
-NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EMFILE, errno.ENFILE)  # of memory, address space, or descriptors
+# of memory, address space, or descriptors
+NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when there is none. With the pid it names a process."""
+    """When process `pid` started, in clock ticks since boot; None when there is none. With the pid
+    it names a process.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()  # the name in it is anything that its process likes
+        # the name in it is anything that its process likes
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    fields = stat.rpartition(b")")[2].split()  # from field 3 of proc(5) on; the name before ")" may hold spaces
+    # from field 3 of proc(5) on; the name before ")" may hold spaces
+    fields = stat.rpartition(b")")[2].split()
     if fields[0] in b"ZX" and int(fields[17]) <= 1:
-        return None  # dead, and nobody has waited for it; a first thread that ended before others is a zombie too
+        # dead, and nobody has waited for it; a first thread that ended before others is a zombie
+        # too
+        return None
     return int(fields[19])
 
 
@@ -79,11 +97,14 @@ def _new_name() -> str:
 
 
 def _new_named_file() -> tuple[str, int]:
-    """An empty file in /dev/shm under a new name, locked by this process; the name, and its descriptor."""
+    """An empty file in /dev/shm under a new name, locked by this process; the name, and its
+    descriptor.
+    """
     while True:
         name = _new_name()
         fd: int = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600).fd
-        lock = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)  # opened anew: a child made by fork() shares the other
+        # opened anew: a child made by fork() shares the other
+        lock = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a collector that is looking at it
         _kept_names[name] = lock
         if os.fstat(fd).st_nlink:
@@ -105,14 +126,18 @@ def _new_memfd() -> int:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise ShmFull(_refused_text(0, None, error)) from error
-        raise ShardError(f"this machine makes no shared memory without a name (memfd_create: {error.strerror})") from error
+        raise ShardError(
+            f"this machine makes no shared memory without a name (memfd_create: {error.strerror})"
+        ) from error
     os.fchmod(fd, 0o600)
     return fd
 
 
 @functools.cache
 def future_write_seal() -> int:
-    """SEAL_FUTURE_WRITE where the kernel has it (Linux 5.1), else 0: then a descriptor for reading only has to do."""
+    """SEAL_FUTURE_WRITE where the kernel has it (Linux 5.1), else 0: then a descriptor for reading
+    only has to do.
+    """
     fd = _new_memfd()
     try:
         fcntl.fcntl(fd, F_ADD_SEALS, SEAL_FUTURE_WRITE)
@@ -131,13 +156,22 @@ def _seal(fd: int, lent: bool) -> None:
 def _take_pages(fd: int, size_bytes: int, transparent: bool) -> None:
     """All of them, as long as there is room. Raises ShmFull, and OSError as posix_fallocate(3)."""
     taken = 0
-    with huge_pages.TransparentFill(fd, size_bytes) if transparent else contextlib.nullcontext() as fill:
+    with (
+        huge_pages.TransparentFill(fd, size_bytes)
+        if transparent
+        else contextlib.nullcontext() as fill
+    ):
         while taken < size_bytes:
             room = memory_room.read_memory_room()
             left = size_bytes - taken
             if left > room.free_bytes:
                 raise ShmFull(_no_memory_text(size_bytes, room))
-            step = min(left, max(STEP_BYTES_MIN, room.free_bytes // STEP_PART // STEP_BYTES_MIN * STEP_BYTES_MIN))
+            step = min(
+                left,
+                max(
+                    STEP_BYTES_MIN, room.free_bytes // STEP_PART // STEP_BYTES_MIN * STEP_BYTES_MIN
+                ),
+            )
             if fill is not None:
                 fill.take(taken, step)
             os.posix_fallocate(fd, taken, step)
@@ -145,11 +179,20 @@ def _take_pages(fd: int, size_bytes: int, transparent: bool) -> None:
 
 
 class Segment:
-    """Mapped shared memory. Whoever made it or received its descriptor owns this object; the kernel frees the pages
-    when the last process has unmapped them."""
+    """Mapped shared memory. Whoever made it or received its descriptor owns this object; the kernel
+    frees the pages when the last process has unmapped them."""
 
-    def __init__(self, fd: int, size_bytes: int, name: str | None, writable: bool = True, populate: bool = True) -> None:
-        """Map `size_bytes` of `fd`; the mapping keeps its own descriptor, `fd` stays the caller's until close()."""
+    def __init__(
+        self,
+        fd: int,
+        size_bytes: int,
+        name: str | None,
+        writable: bool = True,
+        populate: bool = True,
+    ) -> None:
+        """Map `size_bytes` of `fd`; the mapping keeps its own descriptor, `fd` stays the caller's
+        until close().
+        """
         self.fd = fd
         self.size_bytes = size_bytes
         self.name = name
@@ -159,13 +202,19 @@ class Segment:
 
     @classmethod
     def create(cls, size_bytes: int, keep_name: bool = False, lent: bool = False) -> Segment:
-        """Zeroed, fully reserved memory of `size_bytes`, readable by this user alone; of huge pages where it can be and
-        PRPC_HUGE_PAGES lets it. `lent`: others are to read it only, so nobody but this mapping can ever write to it.
+        """Zeroed, fully reserved memory of `size_bytes`, readable by this user alone; of huge pages
+        where it can be and
+        PRPC_HUGE_PAGES lets it. `lent`: others are to read it only, so nobody but this mapping can
+        ever write to it.
 
-        Raises ShmFull when host, cgroup, RLIMIT_FSIZE or (with `keep_name`) /dev/shm have no room, ValueError for a bad
-        PRPC_HUGE_PAGES, and ShardError where there is no memfd_create.
+        Raises ShmFull when host, cgroup, RLIMIT_FSIZE or (with `keep_name`) /dev/shm have no room,
+        ValueError for a bad PRPC_HUGE_PAGES, and ShardError where there is no memfd_create.
         """
-        wanted = "never" if keep_name or not huge_pages.suits(size_bytes) else huge_pages.huge_page_policy()
+        wanted = (
+            "never"
+            if keep_name or not huge_pages.suits(size_bytes)
+            else huge_pages.huge_page_policy()
+        )
         offer = huge_pages.NOTHING if wanted == "never" else huge_pages.read_huge_page_offer()
         name = fd = None
         if offer.reserved_free_bytes >= size_bytes and not offer.transparent:
@@ -196,13 +245,21 @@ class Segment:
             raise
 
     @classmethod
-    def attach(cls, fd: int, writable: bool = True, size_bytes: int | None = None, size_bytes_max: int | None = None) -> Segment:
-        """Map a whole segment received as a descriptor, which belongs to it from then on, but stays the caller's when this
+    def attach(
+        cls,
+        fd: int,
+        writable: bool = True,
+        size_bytes: int | None = None,
+        size_bytes_max: int | None = None,
+    ) -> Segment:
+        """Map a whole segment received as a descriptor, which belongs to it from then on, but stays
+        the caller's when this
         fails. No page is touched: what nobody reads or writes here costs nothing here.
 
-        `size_bytes` is what was announced, `size_bytes_max` what is allowed. With `writable=False` it has to be a segment that
-        was made to be lent, and arrays on the memory are read-only. Raises RemoteProtocolError for what is no such segment:
-        another kind of file, one that its maker could still cut short, one of another size, or a sparse one.
+        `size_bytes` is what was announced, `size_bytes_max` what is allowed. With `writable=False`
+        it has to be a segment that was made to be lent, and arrays on the memory are read-only.
+        Raises RemoteProtocolError for what is no such segment: another kind of file, one that its
+        maker could still cut short, one of another size, or a sparse one.
         """
         size = _checked_size(fd, SIZE_SEALS if writable else SIZE_SEALS | future_write_seal())
         if size_bytes is not None and size != size_bytes:
@@ -212,14 +269,14 @@ class Segment:
         return cls(fd, size, None, writable, populate=False)
 
     def read_only_fd(self) -> int:
-        """A new descriptor of the same memory for somebody who is to read it: it can be mapped for reading alone, and not
-        truncated. The caller owns it."""
+        """A new descriptor of the same memory for somebody who is to read it: it can be mapped for
+        reading alone, and not truncated. The caller owns it."""
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def page_bytes(self) -> int:
-        """The size of its pages as they are mapped here: 2 MiB when all of them are huge. Takes some milliseconds: the kernel
-        looks through all memory of this process for it."""
+        """The size of its pages as they are mapped here: 2 MiB when all of them are huge. Takes
+        some milliseconds: the kernel looks through all memory of this process for it."""
         return huge_pages.page_bytes(self.memory)
 
     @classmethod
@@ -228,14 +285,18 @@ class Segment:
         try:
             handle = posix_ipc.SharedMemory(name)
         except posix_ipc.ExistentialError as error:
-            raise FileNotFoundError(f"no shared-memory segment {name}: its owner is gone") from error
+            raise FileNotFoundError(
+                f"no shared-memory segment {name}: its owner is gone"
+            ) from error
         return cls(handle.fd, handle.size, name)
 
     def close(self) -> None:
-        """Give up the descriptor and this object's view; the mapping goes when the last array on it is gone.
+        """Give up the descriptor and this object's view; the mapping goes when the last array on it
+        is gone.
 
-        Never by mmap.close(): numpy keeps an array's buffer as an object without exporting it, so the map would be closed under
-        living arrays, and their next use would be a segmentation fault.
+        Never by mmap.close(): numpy keeps an array's buffer as an object without exporting it, so
+        the map would be closed under living arrays, and their next use would be a segmentation
+        fault.
         """
         if self.fd >= 0:
             os.close(self.fd)
@@ -244,7 +305,9 @@ class Segment:
 
 
 def unlink(name: str) -> None:
-    """Take a kept name away; who has it mapped is not disturbed, and a name already gone is no error."""
+    """Take a kept name away; who has it mapped is not disturbed, and a name already gone is no
+    error.
+    """
     lock = _kept_names.pop(name, None)
     if lock is not None:
         os.close(lock)
@@ -259,7 +322,9 @@ def _unlink_kept_names() -> None:
 
 
 def _forget_kept_names() -> None:
-    """A child made by fork() inherits neither the names nor the locks, which would outlive their maker in it."""
+    """A child made by fork() inherits neither the names nor the locks, which would outlive their
+    maker in it.
+    """
     while _kept_names:
         os.close(_kept_names.popitem()[1])
 
@@ -268,40 +333,53 @@ os.register_at_fork(after_in_child=_forget_kept_names)
 
 
 def _checked_size(fd: int, seals_wanted: int) -> int:
-    """The size of a stranger's segment, once that is known to stay as it is. Raises RemoteProtocolError."""
+    """The size of a stranger's segment, once that is known to stay as it is. Raises
+    RemoteProtocolError.
+    """
     status = os.fstat(fd)
     try:
         seals = fcntl.fcntl(fd, F_GET_SEALS)
     except OSError as error:
         what = f"file mode {status.st_mode:o}"
-        raise RemoteProtocolError(f"descriptor {fd} is no shared-memory segment ({what}: no memfd)") from error
+        raise RemoteProtocolError(
+            f"descriptor {fd} is no shared-memory segment ({what}: no memfd)"
+        ) from error
     if not stat.S_ISREG(status.st_mode) or seals & seals_wanted != seals_wanted:
         raise RemoteProtocolError(
-            f"descriptor {fd} is no sealed shared-memory segment (seals {seals:#x}, {seals_wanted:#x} expected): its maker could "
+            f"descriptor {fd} is no sealed shared-memory segment (seals {seals:#x}, "
+            f"{seals_wanted:#x} expected): its maker could "
             "change it under us; use one release on both sides"
         )
     if status.st_size < 1 or status.st_blocks * 512 < status.st_size:
         raise RemoteProtocolError(
-            f"segment of {status.st_size} bytes of which {status.st_blocks * 512} are there: the rest would be taken from us"
+            f"segment of {status.st_size} bytes of which {status.st_blocks * 512} are there: "
+            "the rest would be taken from us"
         )
     return status.st_size
 
 
 def _refused_text(size_bytes: int, name: str | None, error: OSError) -> str:
-    """Why the kernel took no pages although there seemed to be room. One with a name is no part of a slab."""
+    """Why the kernel took no pages although there seemed to be room. One with a name is no part of
+    a slab.
+    """
     or_less = "set PRPC_SLAB_BYTES_MAX lower" if name is None else "ask for a smaller one"
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         return (
-            f"a segment of {size_bytes / MIB:.1f} MiB passes this process's limit on file sizes, {limit / MIB:.1f} MiB "
+            f"a segment of {size_bytes / MIB:.1f} MiB passes this process's limit on file sizes, "
+            f"{limit / MIB:.1f} MiB "
             f"(RLIMIT_FSIZE), which shared memory falls under: raise `ulimit -f`, or {or_less}"
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"no file descriptor is left to map a segment with ({error.strerror}): raise `ulimit -n`"
+        return (
+            f"no file descriptor is left to map a segment with ({error.strerror}): "
+            "raise `ulimit -n`"
+        )
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if error.errno == errno.ENOMEM and limit != resource.RLIM_INFINITY:
         return (
-            f"a segment of {size_bytes / MIB:.1f} MiB cannot be mapped: this process may have {limit / MIB:.1f} MiB of address "
+            f"a segment of {size_bytes / MIB:.1f} MiB cannot be mapped: "
+            f"this process may have {limit / MIB:.1f} MiB of address "
             f"space in all (RLIMIT_AS); raise `ulimit -v`, or {or_less}"
         )
     if name is None:
@@ -310,29 +388,36 @@ def _refused_text(size_bytes: int, name: str | None, error: OSError) -> str:
     return (
         f"/dev/shm has no room for a named segment of {size_bytes / MIB:.1f} MiB: "
         f"{space.f_bavail * space.f_frsize / MIB:.1f} MiB "
-        f"of {space.f_blocks * space.f_frsize / MIB:.1f} MiB free; run `prpc gc`, or give the container a larger --shm-size"
+        f"of {space.f_blocks * space.f_frsize / MIB:.1f} MiB free; run `prpc gc`, "
+        "or give the container a larger --shm-size"
     )
 
 
 def _no_memory_text(size_bytes: int, room: memory_room.MemoryRoom) -> str:
     return (
-        f"no memory for a segment of {size_bytes / MIB:.1f} MiB: of the {room.total_bytes / MIB:.1f} MiB of {room.bound} "
-        f"{max(0, room.free_bytes) / MIB:.1f} MiB may be taken, the rest is in use or kept free for heaps; give it more memory, "
+        f"no memory for a segment of {size_bytes / MIB:.1f} MiB: "
+        f"of the {room.total_bytes / MIB:.1f} MiB of {room.bound} "
+        f"{max(0, room.free_bytes) / MIB:.1f} MiB may be taken, "
+        "the rest is in use or kept free for heaps; give it more memory, "
         "or set PRPC_SLAB_BYTES_MAX lower"
     )
 
 
 def _small_pages_text(size_bytes: int, offer: huge_pages.HugePageOffer) -> str:
     return (
-        f"no huge pages for a segment of {size_bytes / MIB:.1f} MiB, which {huge_pages.VARIABLE}=require asks for: transparent "
+        f"no huge pages for a segment of {size_bytes / MIB:.1f} MiB, "
+        f"which {huge_pages.VARIABLE}=require asks for: transparent "
         f"ones for shared memory are {'on, and none are free' if offer.transparent else 'off'}, "
-        f"{offer.reserved_free_bytes / MIB:.1f} MiB of reserved ones are free; run `{huge_pages.TO_OFFER_TRANSPARENT}`, or "
+        f"{offer.reserved_free_bytes / MIB:.1f} MiB of reserved ones are free; "
+        f"run `{huge_pages.TO_OFFER_TRANSPARENT}`, or "
         f"`sysctl vm.nr_hugepages=N`, or set {huge_pages.VARIABLE}=auto"
     )
 
 
 def _is_garbage(path: Path, fd: int) -> bool:
-    """Whether the process that made it is gone. While `fd` is open nobody can lock it, so an answer of True stays true."""
+    """Whether the process that made it is gone. While `fd` is open nobody can lock it, so an answer
+    of True stays true.
+    """
     fields = path.name.split(".")
     if len(fields) != 6 or not fields[3].isdecimal():
         return False
@@ -344,7 +429,9 @@ def _is_garbage(path: Path, fd: int) -> bool:
 
 
 def _each_garbage() -> Iterator[str]:
-    """Names of this user's segments whose maker is gone; each is locked until the next one is asked for."""
+    """Names of this user's segments whose maker is gone; each is locked until the next one is asked
+    for.
+    """
     for path in sorted(SHM_FOLDER.glob(f"{PREFIX}.{os.getuid()}.*")):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -358,8 +445,8 @@ def _each_garbage() -> Iterator[str]:
 
 
 def find_garbage() -> list[str]:
-    """Names of this user's segments whose process is gone. Those of other users and living processes, in whichever PID namespace,
-    are never named."""
+    """Names of this user's segments whose process is gone. Those of other users and living
+    processes, in whichever PID namespace, are never named."""
     return list(_each_garbage())
 
 

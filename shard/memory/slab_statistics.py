@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SlabStatistics:
-    """A snapshot, in bytes and blocks: each figure was true at one moment, the same for all, and may be old when it is read."""
+    """A snapshot, in bytes and blocks: each figure was true at one moment, the same for all, and
+    may be old when it is read.
+    """
 
     reserved_bytes: int
     """Of shared memory, in all segments; taken from the machine whether used or not."""
@@ -26,15 +28,18 @@ class SlabStatistics:
     internal_bytes: int
     """Lost in used blocks because sizes are rounded up: used_bytes less what was asked for."""
     external_bytes: int
-    """In free blocks that can serve no other size, because their segment has a used block too. Free blocks of segments
+    """In free blocks that can serve no other size, because their segment has a used block too. Free
+    blocks of segments
     without any are not counted: when memory is short they are cut anew for any size."""
     fragmentation: float
-    """(internal_bytes + external_bytes) / reserved_bytes: the share of the memory taken that holds nothing and cannot
-    hold just anything. 0.0 when nothing is reserved."""
+    """(internal_bytes + external_bytes) / reserved_bytes: the share of the memory taken that holds
+    nothing and cannot hold just anything. 0.0 when nothing is reserved."""
     segments: int
     """How many there are now."""
     segments_dropped: int
-    """How many went back to the kernel so far, to make room for others or because they were idle."""
+    """How many went back to the kernel so far, to make room for others or because they were
+    idle.
+    """
     segments_trimmed: int
     """Of those, how many were idle."""
     recuts: int
@@ -44,10 +49,14 @@ class SlabStatistics:
     blocks_free: int
     """Blocks with none, ready to be used again."""
     leases: int
-    """How many peers hold; a block lent to three of them counts three times. Slab.leases() lists them."""
+    """How many peers hold; a block lent to three of them counts three times. Slab.leases() lists
+    them.
+    """
     leased_bytes: int
     """In blocks that peers hold, each once."""
     lease_age_s_max: float
-    """Since when the oldest lease lasts, in seconds; 0.0 without leases. One that only grows is a view kept forever."""
+    """Since when the oldest lease lasts, in seconds; 0.0 without leases. One that only grows is a
+    view kept forever.
+    """
     limit_bytes: int
     """The bound of reserved_bytes."""

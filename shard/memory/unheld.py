@@ -1,8 +1,10 @@
-"""A message whose arrays this process has no memory for. Its caller is told, and no other call is harmed.
+"""A message whose arrays this process has no memory for. Its caller is told, and no other call is
+harmed.
 
-The arrays are read off and dropped, so that what follows is understood, and the message is delivered with Unheld in their place:
-whoever decodes it meets a MemoryError, as for any message that cannot be read. Without even its body nobody knows whose message
-it is, and the connection ends.
+The arrays are read off and dropped, so that what follows is understood, and the message is
+delivered with Unheld in their place: whoever decodes it meets a MemoryError, as for any message
+that cannot be read. Without even its body nobody knows whose message it is, and the connection
+ends.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ SINK = memoryview(bytearray(64 << 10))
 
 
 class Unheld(list[NDArray[np.uint8]]):
-    """In the place of a message's blocks. Counts as `count` of them; to look at any of them raises MemoryError(text)."""
+    """In the place of a message's blocks. Counts as `count` of them; to look at any of them raises
+    MemoryError(text).
+    """
 
     def __init__(self, count: int, text: str) -> None:
         super().__init__(np.empty((count, 0), np.uint8))
@@ -37,7 +41,8 @@ class Unheld(list[NDArray[np.uint8]]):
 def no_memory(nbytes: int) -> str:
     """The text for an array of so many bytes."""
     return (
-        f"this process has no memory for an array of {nbytes} bytes that was sent to it: raise its limits (`ulimit -v`, `ulimit "
+        f"this process has no memory for an array of {nbytes} bytes that was sent to it: "
+        "raise its limits (`ulimit -v`, `ulimit "
         "-d`), or send the array in parts"
     )
 

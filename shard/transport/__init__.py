@@ -4,18 +4,22 @@
     Listener    accepts connections at an address until closed
     Connection  one peer: send(body, blocks), and on_message for what comes in
 
-A message is a body (the typed part, opaque here) and blocks (1-D contiguous uint8 arrays: the bytes of what the layer above
-sends). What every transport promises, and the contract test checks:
+A message is a body (the typed part, opaque here) and blocks (1-D contiguous uint8 arrays: the bytes
+of what the layer above sends). What every transport promises, and the contract test checks:
 
-- send() never waits. It copies ordinary arrays or has written them when it returns, so their owner may change them at once;
-  arrays of the slab go by reference where the transport can. A full peer fills a bounded outbox, then send() raises
-  BackpressureError.
-- One message is delivered once and whole, or not at all. Order is per lane: messages of one lane arrive in the order sent, and
-  after a loss none that follows on it is delivered. A connection has one lane, but for tcp and unix, which carry messages of at
-  least bulk_bytes_min beside the others: there small may overtake bulk, and bulk small; small ones keep their order among
-  themselves, and so do those of one bulk lane. send_everywhere() is for what must overtake nothing.
-- on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's to keep.
-- on_close(connection, error) once, when either side ended it: ClosedError for this side, PeerLostError or a ProtocolError.
+- send() never waits. It copies ordinary arrays or has written them when it returns, so their owner
+  may change them at once; arrays of the slab go by reference where the transport can. A full peer
+  fills a bounded outbox, then send() raises BackpressureError.
+- One message is delivered once and whole, or not at all. Order is per lane: messages of one lane
+  arrive in the order sent, and after a loss none that follows on it is delivered. A connection has
+  one lane, but for tcp and unix, which carry messages of at
+  least bulk_bytes_min beside the others: there small may overtake bulk, and bulk small; small ones
+  keep their order among themselves, and so do those of one bulk lane. send_everywhere() is for what
+  must overtake nothing.
+- on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's
+  to keep.
+- on_close(connection, error) once, when either side ended it: ClosedError for this side,
+  PeerLostError or a ProtocolError.
 - send() may be called from any thread; all else happens in the thread that turns the reactor.
 """
 
@@ -40,7 +44,8 @@ from shard.memory.limits import Limits
 from shard.transport.callers import Callers
 from shard.transport.identity import JOB_SECRET, PeerIdentity
 
-Blocks = list[NDArray[np.uint8]] | tuple[()]  # the receiver's own: emptied as soon as it needs them no longer
+# the receiver's own: emptied as soon as it needs them no longer
+Blocks = list[NDArray[np.uint8]] | tuple[()]
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")  # a message made ready for one transport
 BEGINNING_BYTES = 64  # of a body: what the layer above needs to know its own message by
@@ -62,7 +67,9 @@ def _ignore_close(connection: Connection[Any], error: ShardError) -> None:
 
 
 class Connection(ABC, Generic[Item]):
-    """One peer. Owned by whoever opened or accepted it, who sets on_message and on_close and calls attach()."""
+    """One peer. Owned by whoever opened or accepted it, who sets on_message and on_close and calls
+    attach().
+    """
 
     transport = "?"  # the scheme, for texts and statistics
 
@@ -70,28 +77,34 @@ class Connection(ABC, Generic[Item]):
         self.peer = peer
         self.limits = limits
         self.peer_incarnation = 0  # what the peer says it is, to all nodes alike
-        self.peer_name = 0  # accepted: what the peer is called here, which it has proved (callers.py)
-        self.known_as = 0  # not accepted: this side's name at the peer, the same over all connections where that knew it
+        # accepted: what the peer is called here, which it has proved (callers.py)
+        self.peer_name = 0
+        # not accepted: this side's name at the peer, the same over all connections where that knew
+        # it
+        self.known_as = 0
         self.peer_identity = PeerIdentity()
         self.reactor: Reactor | None = None
         self.on_message: OnMessage = _ignore_message
         self.on_close: Callable[[Any, ShardError], None] = _ignore_close
         self.error: ShardError | None = None  # set once, when it ended
-        self.bulk_bytes_min = sys.maxsize  # messages of so many bytes may be overtaken by smaller ones
+        # messages of so many bytes may be overtaken by smaller ones
+        self.bulk_bytes_min = sys.maxsize
         self._writing = threading.Lock()  # whoever holds it is the one writer
         self._outbox: deque[tuple[Item, int]] = deque()
         self._outbox_bytes = 0
-        self.unsent: list[Buffer] = []  # once it ended: the beginning of each message of which not a byte had left
+        # once it ended: the beginning of each message of which not a byte had left
+        self.unsent: list[Buffer] = []
         self._short_bytes_max = -1  # bodies of up to so many bytes may take a transport's short way
         _made_here.add(self)
 
-    # -- sending: the first caller writes, others enqueue --------------------------------------------------------------
+    # -- sending: the first caller writes, others enqueue ------------------------------------------
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
-        """Send one message. `stable`: the caller leaves the blocks unchanged until it is answered or the connection ends.
+        """Send one message. `stable`: the caller leaves the blocks unchanged until it is answered
+        or the connection ends.
 
-        Raises BackpressureError (nothing was sent), LocalProtocolError (over a limit), ShmFull, and the error that ended
-        the connection.
+        Raises BackpressureError (nothing was sent), LocalProtocolError (over a limit), ShmFull, and
+        the error that ended the connection.
         """
         if self.error is not None:
             raise self._ended()
@@ -106,11 +119,14 @@ class Connection(ABC, Generic[Item]):
                     self.drain()
                 return
         messages, nbytes = self.waiting()
-        if messages >= self.limits.outbox_messages_max or (messages and nbytes + size > self.limits.outbox_bytes_max):
+        if messages >= self.limits.outbox_messages_max or (
+            messages and nbytes + size > self.limits.outbox_bytes_max
+        ):
             self._discard(item)
             raise BackpressureError(
                 f"{messages} messages of {nbytes} bytes already wait for {self.peer}, at most "
-                f"{self.limits.outbox_messages_max} messages or {self.limits.outbox_bytes_max} bytes may: it reads too slowly"
+                f"{self.limits.outbox_messages_max} messages or {self.limits.outbox_bytes_max} "
+                "bytes may: it reads too slowly"
             )
         self._outbox_bytes += size
         self._outbox.append((item, size))
@@ -119,7 +135,8 @@ class Connection(ABC, Generic[Item]):
             self.reactor.wake()
 
     def send_everywhere(self, body: Buffer) -> None:
-        """Send a short message over every lane: the peer gets it once a lane, and once at least after all that was sent before.
+        """Send a short message over every lane: the peer gets it once a lane, and once at least
+        after all that was sent before.
 
         Raises as send()."""
         self.send(body)
@@ -154,7 +171,9 @@ class Connection(ABC, Generic[Item]):
         return self.waiting()[0]
 
     def waiting(self) -> tuple[int, int]:
-        """How many messages wait for the peer, and their bytes: what the limits of the outbox are compared with."""
+        """How many messages wait for the peer, and their bytes: what the limits of the outbox are
+        compared with.
+        """
         return len(self._outbox), self._outbox_bytes
 
     @abstractmethod
@@ -162,31 +181,43 @@ class Connection(ABC, Generic[Item]):
         """How much has gone over it; also after its end."""
 
     @abstractmethod
-    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[Item, int]:
-        """The message as this transport writes it, independent of the caller's memory, and the bytes it holds."""
+    def _prepare(
+        self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool
+    ) -> tuple[Item, int]:
+        """The message as this transport writes it, independent of the caller's memory, and the
+        bytes it holds.
+        """
 
     @abstractmethod
     def _write(self, item: Item) -> bool:
-        """Write the whole item, or take it over; False when the peer has no room. Called by the one writer."""
+        """Write the whole item, or take it over; False when the peer has no room. Called by the one
+        writer.
+        """
 
     @abstractmethod
     def _beginning(self, item: Item) -> Buffer:
-        """The first bytes of the body of a message in the outbox: BEGINNING_BYTES at least, or the whole body."""
+        """The first bytes of the body of a message in the outbox: BEGINNING_BYTES at least, or the
+        whole body.
+        """
 
     def _discard(self, item: Item) -> None:
         """Undo _prepare()."""
 
     def own_outbox(self) -> None:
-        """The caller of a `stable` send wants its arrays back: copy what of them is still to be sent."""
+        """The caller of a `stable` send wants its arrays back: copy what of them is still to be
+        sent.
+        """
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     @abstractmethod
     def attach(self, reactor: Reactor) -> None:
         """Be driven by `reactor` from now on. In its thread, or before it turns."""
 
     def close(self, error: ShardError | None = None) -> None:
-        """End it; what waits unsent is dropped, and on_close told why. In the reactor's thread. Again: does nothing."""
+        """End it; what waits unsent is dropped, and on_close told why. In the reactor's thread.
+        Again: does nothing.
+        """
         if self.error is not None:
             return
         self.error = error or ClosedError(f"the connection to {self.peer} was closed here")
@@ -208,18 +239,23 @@ class Connection(ABC, Generic[Item]):
         """Let go of memory, descriptors and the reactor."""
 
     def _let_go_in_fork(self) -> None:
-        """In a child made by fork(): keep nothing by which something could reach the peer or the parent."""
+        """In a child made by fork(): keep nothing by which something could reach the peer or the
+        parent.
+        """
 
 
 _made_here: weakref.WeakSet[Connection[Any]] = weakref.WeakSet()
 
 
 def _refuse_in_fork() -> None:
-    """A child made by fork() shares rings and sockets with its parent: one message from it would break them for both."""
+    """A child made by fork() shares rings and sockets with its parent: one message from it would
+    break them for both.
+    """
     for connection in list(_made_here):
         connection._short_bytes_max = -1
         connection.error = connection.error or ForkedError(
-            f"{connection.peer} belongs to process {os.getppid()}, and was used in its fork {os.getpid()}: start processes by "
+            f"{connection.peer} belongs to process {os.getppid()}, "
+            f"and was used in its fork {os.getpid()}: start processes by "
             "spawn and connect there"
         )
         connection._outbox = deque()  # what waits is the parent's to write
@@ -230,7 +266,9 @@ os.register_at_fork(after_in_child=_refuse_in_fork)
 
 
 class Listener(ABC):
-    """Accepts peers at `address` and hands each connection, authenticated, to the callback given to listen()."""
+    """Accepts peers at `address` and hands each connection, authenticated, to the callback given to
+    listen().
+    """
 
     address: str
 
@@ -266,9 +304,11 @@ class Node:
     secret: bytes = field(repr=False)  # b"": none
     incarnation: int
     limits: Limits
-    tcp_checksum: bool = False  # wish checksums of every tcp connection without TLS (checked.py); the peer may, too
+    # wish checksums of every tcp connection without TLS (checked.py); the peer may, too
+    tcp_checksum: bool = False
     secret_name: str = JOB_SECRET  # what who proves it is said to hold
-    callers: Callers = field(default_factory=Callers, repr=False, compare=False)  # who is who over several connections
+    # who is who over several connections
+    callers: Callers = field(default_factory=Callers, repr=False, compare=False)
 
 
 Accept = Callable[[Connection[Any]], None]
@@ -285,7 +325,9 @@ class Transport(ABC):
 
     @abstractmethod
     def cannot_reach(self, address: str) -> str | None:
-        """Why that address cannot be reached from here by this transport, or None when it is worth a try."""
+        """Why that address cannot be reached from here by this transport, or None when it is worth
+        a try.
+        """
 
     @abstractmethod
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> Listener:
@@ -293,5 +335,5 @@ class Transport(ABC):
 
     @abstractmethod
     def connect(self, address: str, timeout_s: float) -> Connection[Any]:
-        """An authenticated connection, not attached yet. Blocks for at most `timeout_s`. Raises UnreachableError,
-        AuthenticationError, RemoteProtocolError."""
+        """An authenticated connection, not attached yet. Blocks for at most `timeout_s`. Raises
+        UnreachableError, AuthenticationError, RemoteProtocolError."""

@@ -1,4 +1,6 @@
-"""Blocking reads and writes of the side that connects, while the handshake goes on; each ends at a deadline."""
+"""Blocking reads and writes of the side that connects, while the handshake goes on; each ends at a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from shard.transport.handshake import TLS_ALERT, TLS_MISSING_TEXT, check_protoco
 
 
 def receive_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
-    """`count` bytes from a blocking socket, until time.monotonic() says `deadline`. Raises PeerLostError, TimeoutError,
-    AuthenticationError when the peer turns out to speak TLS, and ForeignProtocolError when it speaks HTTP/2."""
+    """`count` bytes from a blocking socket, until time.monotonic() says `deadline`. Raises
+    PeerLostError, TimeoutError, AuthenticationError when the peer turns out to speak TLS, and
+    ForeignProtocolError when it speaks HTTP/2."""
     received = b""
     while len(received) < count:
         remaining_s = deadline - time.monotonic()

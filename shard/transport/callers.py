@@ -1,17 +1,22 @@
-"""Who a peer is over several connections: an acceptor gives each connector a name, which only that connector can use again.
+"""Who a peer is over several connections: an acceptor gives each connector a name, which only that
+connector can use again.
 
-    connector                                              acceptor
-    knows no key for this acceptor: claims name 0          derives a key from the exchange, and a name from the key
-    the same, once it is accepted: derives the same key    keeps the key by its name
-    has a key: claims its name, proves the key             knows the key, and it fits: the peer has that name
-                                                           else: as with name 0, and the connector is told (ANEW)
+    connector                                            acceptor
+    knows no key for this acceptor: claims name 0        derives a key from the exchange, and a name
+                                                         from the key
+    the same, once it is accepted: derives the same key  keeps the key by its name
+    has a key: claims its name, proves the key           knows the key, and it fits: the peer has
+                                                         that name else: as with name 0, and the
+                                                         connector is told (ANEW)
 
-The key is an HMAC of both hellos, whose nonces only the two ends of that connection have seen (and who can read an unencrypted
-network). It is never sent; a proof of it covers both new hellos. So no other member of the job can take or forge a peer's name,
-though all hold one secret, and none can claim it beforehand. What an acceptor states about itself stays its own word: who was
-sent to the wrong address has a stranger at its end.
+The key is an HMAC of both hellos, whose nonces only the two ends of that connection have seen (and
+who can read an unencrypted network). It is never sent; a proof of it covers both new hellos. So no
+other member of the job can take or forge a peer's name, though all hold one secret, and none can
+claim it beforehand. What an acceptor states about itself stays its own word: who was sent to the
+wrong address has a stranger at its end.
 
-Bounded: what was used longest ago is forgotten. A connector that is forgotten gets a new name, and is told. No I/O in this file.
+Bounded: what was used longest ago is forgotten. A connector that is forgotten gets a new name, and
+is told. No I/O in this file.
 """
 
 from __future__ import annotations
@@ -22,7 +27,8 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-# Of each role: as many connections as a listener may have (Limits.connections_max), twice, at some 200 bytes each.
+# Of each role: as many connections as a listener may have (Limits.connections_max), twice, at some
+# 200 bytes each.
 CALLERS_MAX = 1 << 15
 NAME_BYTES = 8
 
@@ -47,11 +53,14 @@ class CallerKey:
 
 
 class Callers:
-    """What one node remembers of its keys, in both roles. Safe from any thread: connectors block in threads of their own."""
+    """What one node remembers of its keys, in both roles. Safe from any thread: connectors block in
+    threads of their own.
+    """
 
     def __init__(self, most: int = CALLERS_MAX) -> None:
         self._most = most
-        self._accepted: OrderedDict[int, CallerKey] = OrderedDict()  # by name; the one used last is the last
+        # by name; the one used last is the last
+        self._accepted: OrderedDict[int, CallerKey] = OrderedDict()
         self._own: OrderedDict[int, CallerKey] = OrderedDict()  # by the acceptor's incarnation
         self._guard = threading.Lock()
 
@@ -75,7 +84,9 @@ class Callers:
             return self._own.get(acceptor)
 
     def keep_own(self, acceptor: int, caller: CallerKey, replaced: CallerKey | None) -> None:
-        """A first contact, or one where the key `replaced` was not known any more. Of two at a time the first one's key stays."""
+        """A first contact, or one where the key `replaced` was not known any more. Of two at a time
+        the first one's key stays.
+        """
         with self._guard:
             if self._own.get(acceptor) is replaced:
                 self._keep(self._own, acceptor, caller)

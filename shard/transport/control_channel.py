@@ -1,4 +1,5 @@
-"""What two processes that share rings tell each other over their Unix socket: notes of 16 bytes, some with descriptors.
+"""What two processes that share rings tell each other over their Unix socket: notes of 16 bytes,
+some with descriptors.
 
     offset  size  field    meaning
          0     1  kind     RING, GOODBYE, SEGMENT, DROPPED, HANDOVER, SPILL
@@ -9,15 +10,20 @@
 
     RING      look at your ring: you said that you sleep
     GOODBYE   the sender has closed; arrays lent either way may still be read
-    SEGMENT   the descriptor of a segment of the sender's slab, sent before the first message that refers to it
-    DROPPED   the sender's slab gave that segment back, and no lease on it is out: it need not stay mapped
+    SEGMENT   the descriptor of a segment of the sender's slab, sent before the first message that
+              refers to it
+    DROPPED   the sender's slab gave that segment back, and no lease on it is out: it need not stay
+              mapped
     HANDOVER  descriptors for whoever set on_handover
-    SPILL     the receiving end of a socket for arrays that find no room in shared memory (spill.py); once, when first needed
+    SPILL     the receiving end of a socket for arrays that find no room in shared memory
+              (spill.py); once, when first needed
 
-Descriptors come with the first byte of the note that announces them. Those that no note claims break the protocol at once: else
-a peer could fill our table of descriptors with notes that have none.
+Descriptors come with the first byte of the note that announces them. Those that no note claims
+break the protocol at once: else a peer could fill our table of descriptors with notes that have
+none.
 
-The socket's end is the peer's death, seen at once. A socket that is full of notes has been rung already.
+The socket's end is the peer's death, seen at once. A socket that is full of notes has been rung
+already.
 """
 
 from __future__ import annotations
@@ -59,10 +65,16 @@ class _Ended:
 
 
 class ControlChannel:
-    """One end of the socket. Reads in the reactor's thread, writes from any, and holds the line while it does."""
+    """One end of the socket. Reads in the reactor's thread, writes from any, and holds the line
+    while it does.
+    """
 
     def __init__(
-        self, line: SocketHolder, peer: str, on_segment: Callable[[int, int, int], None], on_dropped: Callable[[int], None]
+        self,
+        line: SocketHolder,
+        peer: str,
+        on_segment: Callable[[int, int, int], None],
+        on_dropped: Callable[[int], None],
     ) -> None:
         """on_segment(number, fd, size_bytes) owns the descriptor it is called with."""
         line.socket.setblocking(False)
@@ -96,7 +108,8 @@ class ControlChannel:
         except BlockingIOError:
             return  # so full that the peer has been told to look already
         except OSError:
-            return  # gone: our own end of the socket says so to the reactor, which closes with the reason
+            # gone: our own end of the socket says so to the reactor, which closes with the reason
+            return
 
     def tell_dropped(self, number: int) -> bool:
         """A segment is gone; False when the socket has no room for the note now."""
@@ -126,19 +139,25 @@ class ControlChannel:
                 raise PeerLostError(f"{self._peer} was lost: {error.strerror}") from error
 
     def read(self) -> int:
-        """Take in some of what has come; how many bytes, 0 when there is nothing, or will be (`ended`).
+        """Take in some of what has come; how many bytes, 0 when there is nothing, or will be
+        (`ended`).
 
-        Raises RemoteProtocolError, and ShardError when this process has no descriptor left for one that came."""
+        Raises RemoteProtocolError, and ShardError when this process has no descriptor left for one
+        that came."""
         try:
             data, fds, flags, _ = socket.recv_fds(self._line.socket, READ_BYTES, FDS_MAX)
         except BlockingIOError:
             return 0
-        except ConnectionResetError:  # it died with notes of ours unread; its own have been read by now
+        except ConnectionResetError:
+            # it died with notes of ours unread; its own have been read by now
             self.ended = True
             return 0
         self._fds.extend(fds)
         if flags & socket.MSG_CTRUNC:
-            raise ShardError("a descriptor was handed over here, and this process has none left: raise `ulimit -n`")
+            raise ShardError(
+                "a descriptor was handed over here, and this process has none left: "
+                "raise `ulimit -n`"
+            )
         self.ended = not data
         self._received += data
         whole = len(self._received) // NOTE.size * NOTE.size
@@ -152,7 +171,9 @@ class ControlChannel:
 
     def _understand(self, kind: int, count: int, number: int, size_bytes: int) -> None:
         if count > len(self._fds):
-            raise RemoteProtocolError(f"note {kind} with {count} descriptors, and {len(self._fds)} came")
+            raise RemoteProtocolError(
+                f"note {kind} with {count} descriptors, and {len(self._fds)} came"
+            )
         fds = [self._fds.popleft() for _ in range(count)]
         if kind == SEGMENT and count == 1:
             self._on_segment(number, fds[0], size_bytes)
@@ -166,7 +187,9 @@ class ControlChannel:
             self.said_goodbye = True
         elif kind != RING or count:
             _close_all(number, fds)
-            raise RemoteProtocolError(f"note of kind {kind} with {count} descriptors on the doorbell socket")
+            raise RemoteProtocolError(
+                f"note of kind {kind} with {count} descriptors on the doorbell socket"
+            )
 
     def close(self) -> None:
         """Let go of descriptors that no note has claimed, and of the line."""

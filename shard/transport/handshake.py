@@ -1,4 +1,5 @@
-"""Two processes prove to each other that they hold the job's secret, before either looks at anything else.
+"""Two processes prove to each other that they hold the job's secret, before either looks at
+anything else.
 
     connector                                   acceptor
     hello  ------------------------------------>
@@ -6,39 +7,49 @@
     proof of the connector, claim -------------->
            <------------------------------------ verdict (one byte)
 
-    hello    offset  size  field
-                  0     4  magic     b"PRPC"
-                  4     2  version   HANDSHAKE_VERSION, little-endian
-                  6     1  kind      what the connector wants to speak: the transport's number
-                  7     1  wishes    CHECKED: records with checksums follow (transport/checked.py); others are refused
-                  8     8  incarnation of the sender: changes with every start of a node
-                 16    32  nonce     random
-                 48     1  lane      number of this socket in its connection: 0 opens it, the others join it in any order
-                 49     1  lanes     sockets of the connection, 1 to LANES_MAX
-                 50    16  token     random, the same in all hellos of one connection; zeros where it has one lane
+    hello  offset  size  field
+                0     4  magic     b"PRPC"
+                4     2  version   HANDSHAKE_VERSION, little-endian
+                6     1  kind      what the connector wants to speak: the transport's number
+                7     1  wishes    CHECKED: records with checksums follow (transport/checked.py);
+                                   others are refused
+                8     8  incarnation of the sender: changes with every start of a node
+               16    32  nonce     random
+               48     1  lane      number of this socket in its connection: 0 opens it, the others
+                                   join it in any order
+               49     1  lanes     sockets of the connection, 1 to LANES_MAX
+               50    16  token     random, the same in all hellos of one connection; zeros where it
+                                   has one lane
 
-        claim    offset  size  field
-                  0     8  name      what the acceptor knows this connector by; 0: it knows none, or this is a further lane
-                  8    32  proof     HMAC-SHA256(key of that name, both hellos, binding); callers.py says who has the key
+        claim  offset  size  field
+                0     8  name      what the acceptor knows this connector by; 0: it knows none, or
+                                   this is a further lane
+                8    32  proof     HMAC-SHA256(key of that name, both hellos, binding); callers.py
+                                   says who has the key
 
-The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to it: transport/lanes.py
+The acceptor's hello says lane 0 of 1 and no token. Only who opened a connection may add a lane to
+it: transport/lanes.py
     compares what both have proved.
 
-    Checksums are on when either side wishes them, and there is no TLS, which has better ones: then `checks` says what they begin
-    with. The proofs are of both hellos, so nobody in between can take a wish away.
+    Checksums are on when either side wishes them, and there is no TLS, which has better ones: then
+    `checks` says what they begin with. The proofs are of both hellos, so nobody in between can take
+    a wish away.
 
-    proof    HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding || claim), RFC 2104; role keeps one
-             side's proof from being sent back to it; the acceptor has no claim; binding is empty on a plain socket, inside TLS
-             what only the two ends of that channel know (TlsSocket.binding), so that nobody between two channels can pass
-             proofs on
+    proof  HMAC-SHA256(secret, role || connector's hello || acceptor's hello || binding || claim),
+           RFC 2104; role keeps one side's proof from being sent back to it; the acceptor has no
+           claim; binding is empty on a plain socket, inside TLS what only the two ends of that
+           channel know (TlsSocket.binding), so that nobody between two channels can pass proofs on
 
-An acceptor that refuses says why where it can, in `farewell`: its hello with a proof of zeros to a connector of another version
-or transport, which reads there what is spoken here; one byte to a connector whose proof is wrong.
+An acceptor that refuses says why where it can, in `farewell`: its hello with a proof of zeros to a
+connector of another version or transport, which reads there what is spoken here; one byte to a
+connector whose proof is wrong.
 
-The verdict is ACCEPTED (the name is the one claimed), ANEW (the connector has a new name) or REFUSED.
+The verdict is ACCEPTED (the name is the one claimed), ANEW (the connector has a new name) or
+REFUSED.
 
-All messages have a fixed size, so an unauthenticated peer makes us hold 138 bytes at most. Without a secret the key is empty: the
-exchange is the same, and a peer that has one is refused. The connection is authenticated, its frames are not.
+All messages have a fixed size, so an unauthenticated peer makes us hold 138 bytes at most. Without
+a secret the key is empty: the exchange is the same, and a peer that has one is refused. The
+connection is authenticated, its frames are not.
 No I/O in this file: feed() takes bytes and returns bytes to send.
 """
 
@@ -69,9 +80,13 @@ ACCEPTED, ANEW, REFUSED = b"\x06", b"\x07", b"\x15"
 HTTP2_FIRST_TYPES = (4, 7)  # SETTINGS, GOAWAY
 TLS_HANDSHAKE, TLS_ALERT = b"\x16\x03", b"\x15\x03"  # how records of TLS begin
 TLS_MISSING_TEXT = (
-    "the peer speaks TLS, this side does not: set PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA at both sides, or at none"
+    "the peer speaks TLS, this side does not: set PRPC_TLS_CERT, "
+    "PRPC_TLS_KEY and PRPC_TLS_CA at both sides, or at none"
 )
-_REFUSED_TEXT = "the peer does not hold the same secret; give both sides the same PRPC_SECRET_FILE (or PRPC_SECRET, or secret=)"
+_REFUSED_TEXT = (
+    "the peer does not hold the same secret; give both sides the same PRPC_SECRET_FILE (or "
+    "PRPC_SECRET, or secret=)"
+)
 
 
 @dataclass(frozen=True)
@@ -92,9 +107,16 @@ ONLY_LANE = Lane()
 
 
 def _proof(
-    secret: bytes, role: bytes, connector_hello: bytes, acceptor_hello: bytes, binding: bytes, claim: bytes = b""
+    secret: bytes,
+    role: bytes,
+    connector_hello: bytes,
+    acceptor_hello: bytes,
+    binding: bytes,
+    claim: bytes = b"",
 ) -> bytes:
-    return hmac.digest(secret, role + connector_hello + acceptor_hello + binding + claim, hashlib.sha256)
+    return hmac.digest(
+        secret, role + connector_hello + acceptor_hello + binding + claim, hashlib.sha256
+    )
 
 
 def _check(role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> int:
@@ -103,7 +125,8 @@ def _check(role: bytes, connector_hello: bytes, acceptor_hello: bytes) -> int:
 
 
 def check_protocol(begin: bytes) -> None:
-    """Raise ForeignProtocolError for what a server of HTTP/2 says first: a SETTINGS or a GOAWAY frame of stream 0.
+    """Raise ForeignProtocolError for what a server of HTTP/2 says first: a SETTINGS or a GOAWAY
+    frame of stream 0.
 
         offset  size  field
              0     3  length of what follows the header
@@ -111,9 +134,15 @@ def check_protocol(begin: bytes) -> None:
              4     1  flags: none
              5     4  stream
 
-    The layout is that of RFC 9113, section 4.1. The first byte of ours is none of a length that such a frame has.
+    The layout is that of RFC 9113, section 4.1. The first byte of ours is none of a length that
+    such a frame has.
     """
-    if len(begin) >= 9 and begin[0] == 0 and begin[3] in HTTP2_FIRST_TYPES and begin[4:9] == bytes(5):
+    if (
+        len(begin) >= 9
+        and begin[0] == 0
+        and begin[3] in HTTP2_FIRST_TYPES
+        and begin[4:9] == bytes(5)
+    ):
         raise ForeignProtocolError("a gRPC (HTTP/2) server listens there, and no prpc peer")
 
 
@@ -124,7 +153,9 @@ def _check_magic(begin: bytes) -> None:
         raise RemoteProtocolError(TLS_MISSING_TEXT)
     if not begin.startswith(MAGIC):
         began = begin[: len(MAGIC)]
-        raise RemoteProtocolError(f"the peer does not speak this protocol: it began with {began!r}, {MAGIC!r} expected")
+        raise RemoteProtocolError(
+            f"the peer does not speak this protocol: it began with {began!r}, {MAGIC!r} expected"
+        )
 
 
 def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane, bool]:
@@ -133,24 +164,33 @@ def _check_hello(hello: bytes, kind: int, lanes_max: int) -> tuple[int, Lane, bo
     _, version, their_kind, wishes, incarnation, _, number, count, token = HELLO.unpack(hello)
     if version != HANDSHAKE_VERSION:
         raise RemoteProtocolError(
-            f"the peer speaks protocol version {version}, this side {HANDSHAKE_VERSION}: install the same release at both sides"
+            f"the peer speaks protocol version {version}, this side {HANDSHAKE_VERSION}: "
+            "install the same release at both sides"
         )
     if their_kind != kind:
-        raise RemoteProtocolError(f"the peer speaks transport {their_kind}, this side listens for {kind}")
+        raise RemoteProtocolError(
+            f"the peer speaks transport {their_kind}, this side listens for {kind}"
+        )
     if wishes & ~CHECKED:
         raise RemoteProtocolError(
-            f"the peer wishes {wishes:#x}, this side knows {CHECKED:#x}: install the same release at both sides"
+            f"the peer wishes {wishes:#x}, this side knows {CHECKED:#x}: "
+            "install the same release at both sides"
         )
     if not number < count <= lanes_max:
-        raise RemoteProtocolError(f"the peer asks for lane {number} of {count}, at most {lanes_max} allowed")
+        raise RemoteProtocolError(
+            f"the peer asks for lane {number} of {count}, at most {lanes_max} allowed"
+        )
     return int(incarnation), Lane(token, number, count), bool(wishes)
 
 
 class Handshake(ABC):
-    """What both roles share. `wanted` says how many bytes feed() needs next; 0 when the exchange is over."""
+    """What both roles share. `wanted` says how many bytes feed() needs next; 0 when the exchange is
+    over.
+    """
 
     farewell = b""  # what to send before hanging up, once feed() has raised
-    checks: tuple[int, int] | None = None  # what the checksums of the two directions begin with, ours first; None: there are none
+    # what the checksums of the two directions begin with, ours first; None: there are none
+    checks: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -171,7 +211,17 @@ class Handshake(ABC):
         self._checked = checked
         wishes = CHECKED if checked else 0
         self._is_first = lane.number == 0
-        self._hello = HELLO.pack(MAGIC, HANDSHAKE_VERSION, kind, wishes, incarnation, nonce, lane.number, lane.count, lane.token)
+        self._hello = HELLO.pack(
+            MAGIC,
+            HANDSHAKE_VERSION,
+            kind,
+            wishes,
+            incarnation,
+            nonce,
+            lane.number,
+            lane.count,
+            lane.token,
+        )
         self.peer_incarnation = 0
         self.wanted = 0
 
@@ -181,11 +231,15 @@ class Handshake(ABC):
 
     @abstractmethod
     def feed(self, data: bytes) -> bytes:
-        """Take exactly `wanted` bytes; what to send. Raises AuthenticationError, RemoteProtocolError."""
+        """Take exactly `wanted` bytes; what to send. Raises AuthenticationError,
+        RemoteProtocolError.
+        """
 
 
 class Connector(Handshake):
-    """The side that called. Afterwards `known_as` is its name at the acceptor; 0 for lanes other than the first."""
+    """The side that called. Afterwards `known_as` is its name at the acceptor; 0 for lanes other
+    than the first.
+    """
 
     known_as = 0
 
@@ -203,10 +257,15 @@ class Connector(Handshake):
             return b""
         hello, proof = data[: HELLO.size], data[HELLO.size :]
         self.peer_incarnation, _, checked = _check_hello(hello, self._kind, 1)
-        if not hmac.compare_digest(proof, _proof(self._secret, b"acceptor", self._hello, hello, self._binding)):
+        if not hmac.compare_digest(
+            proof, _proof(self._secret, b"acceptor", self._hello, hello, self._binding)
+        ):
             raise AuthenticationError(_REFUSED_TEXT)
         if (checked or self._checked) and not self._binding:
-            self.checks = _check(b"connector", self._hello, hello), _check(b"acceptor", self._hello, hello)
+            self.checks = (
+                _check(b"connector", self._hello, hello),
+                _check(b"acceptor", self._hello, hello),
+            )
         self.wanted = 1
         claim = self._claim(hello)
         return _proof(self._secret, b"connector", self._hello, hello, self._binding, claim) + claim
@@ -216,7 +275,9 @@ class Connector(Handshake):
         self._claimed = self._callers.own_key(self.peer_incarnation) if self._is_first else None
         if self._claimed is None:
             return NO_CLAIM
-        return self._claimed.name.to_bytes(NAME_BYTES, "little") + self._claimed.proof(self._transcript)
+        return self._claimed.name.to_bytes(NAME_BYTES, "little") + self._claimed.proof(
+            self._transcript
+        )
 
     def _learn_name(self, is_new: bool) -> None:
         if not self._is_first:
@@ -230,8 +291,9 @@ class Connector(Handshake):
 
 
 class Acceptor(Handshake):
-    """The side that was called; takes connections of up to `lanes_max` lanes. After the exchange `caller` is the connector's
-    proven name (0 for lanes other than the first), and the transport sends `verdict` itself, once it can take messages."""
+    """The side that was called; takes connections of up to `lanes_max` lanes. After the exchange
+    `caller` is the connector's proven name (0 for lanes other than the first), and the transport
+    sends `verdict` itself, once it can take messages."""
 
     caller = 0
     verdict = ACCEPTED
@@ -247,7 +309,9 @@ class Acceptor(Handshake):
         checked: bool = False,
         callers: Callers | None = None,
     ) -> None:
-        super().__init__(secret, kind, incarnation, nonce, binding, checked=checked, callers=callers)
+        super().__init__(
+            secret, kind, incarnation, nonce, binding, checked=checked, callers=callers
+        )
         self._lanes_max = lanes_max
         self.lane = ONLY_LANE  # what the connector asks for
 
@@ -257,7 +321,9 @@ class Acceptor(Handshake):
         return b""
 
     def look(self, begin: bytes) -> None:
-        """Raise RemoteProtocolError when what has come so far begins no hello: nobody need wait for the rest of it."""
+        """Raise RemoteProtocolError when what has come so far begins no hello: nobody need wait for
+        the rest of it.
+        """
         if not self._their_hello and len(begin) >= len(MAGIC):
             _check_magic(begin)
 
@@ -265,19 +331,26 @@ class Acceptor(Handshake):
         assert len(data) == self.wanted
         if not self._their_hello:
             try:
-                self.peer_incarnation, self.lane, checked = _check_hello(data, self._kind, self._lanes_max)
+                self.peer_incarnation, self.lane, checked = _check_hello(
+                    data, self._kind, self._lanes_max
+                )
             except RemoteProtocolError:
                 if data.startswith(MAGIC):  # else it would not know what to make of it
                     self.farewell = self._hello + bytes(PROOF_BYTES)
                 raise
             self._their_hello = data
             if (checked or self._checked) and not self._binding:
-                self.checks = _check(b"acceptor", data, self._hello), _check(b"connector", data, self._hello)
+                self.checks = (
+                    _check(b"acceptor", data, self._hello),
+                    _check(b"connector", data, self._hello),
+                )
             self.wanted = PROOF_BYTES + CLAIM_BYTES
             return self._hello + _proof(self._secret, b"acceptor", data, self._hello, self._binding)
         self.wanted = 0
         proof, claim = data[:PROOF_BYTES], data[PROOF_BYTES:]
-        expected = _proof(self._secret, b"connector", self._their_hello, self._hello, self._binding, claim)
+        expected = _proof(
+            self._secret, b"connector", self._their_hello, self._hello, self._binding, claim
+        )
         if not hmac.compare_digest(proof, expected):
             self.farewell = REFUSED
             raise AuthenticationError(_REFUSED_TEXT)

@@ -1,13 +1,18 @@
-"""Two processes meet on a stream socket and run the handshake: blocking where we called, step by step where we were called.
+"""Two processes meet on a stream socket and run the handshake: blocking where we called, step by
+step where we were called.
 
-tcp, unix and shm meet like this; what follows on the socket is theirs. What a stranger can make us do is bounded:
+tcp, unix and shm meet like this; what follows on the socket is theirs. What a stranger can make us
+do is bounded:
 
-    time          limits.handshake_s to its turn, and again from there to the proof, however slowly or quickly it sends
-    number        limits.handshakes_max at a time, limits.handshakes_per_host_max from one address; limits.handshakes_waiting_max
-                  more wait for their turn, unread; waiting.py says who has to go when more come, or nobody gets on
-    bytes         138 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
-    descriptors   its socket, and one that comes with its proof; when the process has none left, those who knock are hung up on
-    log           refusals.LINES_PER_WINDOW lines a window
+    time         limits.handshake_s to its turn, and again from there to the proof, however slowly
+                 or quickly it sends
+    number       limits.handshakes_max at a time, limits.handshakes_per_host_max from one address;
+                 limits.handshakes_waiting_max more wait for their turn, unread; waiting.py says who
+                 has to go when more come, or nobody gets on
+    bytes        138 of the exchange; over TLS what OpenSSL takes for a handshake, some 50 KiB
+    descriptors  its socket, and one that comes with its proof; when the process has none left,
+                 those who knock are hung up on
+    log          refusals.LINES_PER_WINDOW lines a window
 """
 
 from __future__ import annotations
@@ -25,7 +30,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shard.errors import AuthenticationError, PeerLostError, RemoteProtocolError, ShardError, UnreachableError
+from shard.errors import (
+    AuthenticationError,
+    PeerLostError,
+    RemoteProtocolError,
+    ShardError,
+    UnreachableError,
+)
 from shard.loop.reactor import Reactor
 from shard.loop.timers import Timer
 from shard.transport import Node
@@ -48,8 +59,9 @@ ACCEPTS_PER_TURN = 16
 # For others to give descriptors back, when there are none.
 ACCEPT_PAUSE_S = 0.1
 
-# While somebody waits: between looks at who has spoken, and from when a peer at its proof may have to make room for such a one.
-# A hello is on its way when the connection is there; for a proof, a long round trip, twice. 64 places come to 256 turns a second.
+# While somebody waits: between looks at who has spoken, and from when a peer at its proof may have
+# to make room for such a one. A hello is on its way when the connection is there; for a proof, a
+# long round trip, twice. 64 places come to 256 turns a second.
 RELIEF_S, HELLO_LATE_S, PROOF_LATE_S = 0.05, 0.1, 0.25
 
 Deal = Callable[[socket.socket, str, "Lane | None"], bool]  # socket, host, lane
@@ -66,13 +78,17 @@ def meet(
     lane: Lane = ONLY_LANE,
     checked: bool = False,
 ) -> Connector:
-    """Run the connector's side on a connected socket; the exchange, which knows the peer. Leaves the socket non-blocking.
+    """Run the connector's side on a connected socket; the exchange, which knows the peer. Leaves
+    the socket non-blocking.
 
-    `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that of the TLS channel, if any.
+    `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that
+    of the TLS channel, if any.
     """
     deadline = time.monotonic() + timeout_s
     nonce = secrets.token_bytes(NONCE_BYTES)
-    exchange = Connector(node.secret, kind, node.incarnation, nonce, binding, lane, checked, node.callers)
+    exchange = Connector(
+        node.secret, kind, node.incarnation, nonce, binding, lane, checked, node.callers
+    )
     try:
         sock.settimeout(timeout_s)
         say(sock, exchange.start())
@@ -84,11 +100,13 @@ def meet(
                 say(sock, answer)
     except TimeoutError as error:
         raise UnreachableError(
-            f"{address} did not finish the handshake within {timeout_s:.3g} s: it hangs, or is no prpc peer"
+            f"{address} did not finish the handshake within {timeout_s:.3g} s: it hangs, "
+            "or is no prpc peer"
         ) from error
     except (ConnectionError, PeerLostError) as error:
         raise UnreachableError(
-            f"{address} hung up during the handshake: too many connections there, or no prpc peer; its log says which"
+            f"{address} hung up during the handshake: too many connections there, "
+            "or no prpc peer; its log says which"
         ) from error
     sock.setblocking(False)
     return exchange
@@ -104,7 +122,8 @@ def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:
 
 
 class Greeting:
-    """The acceptor's side of one socket that was just accepted. Ends in done(self, fds), or in a line of the log.
+    """The acceptor's side of one socket that was just accepted. Ends in done(self, fds), or in a
+    line of the log.
 
     Owned by its Door; cut after limits.handshake_s. Raises OSError when the peer is gone already.
     """
@@ -125,10 +144,13 @@ class Greeting:
             self._begin(b"")
             if door.deal is not None:
                 self._may_be_dealt = True
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)  # one event, for the whole hello
+                # one event, for the whole hello
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)
         limit_s = self._node.limits.handshake_s
         self._began = self._reactor.clock()
-        self._timer = self._reactor.call_later(limit_s, lambda: self.fail(f"did not finish the handshake within {limit_s:.3g} s"))
+        self._timer = self._reactor.call_later(
+            limit_s, lambda: self.fail(f"did not finish the handshake within {limit_s:.3g} s")
+        )
         self._reactor.watch(self.sock.fileno(), self._on_ready)
 
     def _begin(self, binding: bytes) -> None:
@@ -136,18 +158,29 @@ class Greeting:
         door = self._door
         nonce = secrets.token_bytes(NONCE_BYTES)
         self._exchange = Acceptor(
-            node.secret, door.kind, node.incarnation, nonce, binding, door.lanes_max, door.checked, node.callers
+            node.secret,
+            door.kind,
+            node.incarnation,
+            nonce,
+            binding,
+            door.lanes_max,
+            door.checked,
+            node.callers,
         )
         self._exchange.start()
 
     def is_late(self, now: float) -> bool:
-        """Whether an honest peer would be further by now: its hello is sent when it connects, its proof a round trip later."""
+        """Whether an honest peer would be further by now: its hello is sent when it connects, its
+        proof a round trip later.
+        """
         is_silent = self._exchange is not None and self._exchange.wanted == HELLO.size
         return now - self._began >= (HELLO_LATE_S if is_silent else PROOF_LATE_S)
 
     @property
     def exchange(self) -> Acceptor:
-        """Once it is done: who the peer is, which lane it asks for, and what checksums begin with."""
+        """Once it is done: who the peer is, which lane it asks for, and what checksums begin
+        with.
+        """
         assert self._exchange is not None
         return self._exchange
 
@@ -175,7 +208,9 @@ class Greeting:
             self._finish()
 
     def _deal(self) -> bool:
-        """Offer the socket to another process, unread; whether that has it now. Raises BlockingIOError, OSError."""
+        """Offer the socket to another process, unread; whether that has it now. Raises
+        BlockingIOError, OSError.
+        """
         hello = self.sock.recv(HELLO.size, socket.MSG_PEEK)
         self._may_be_dealt = False
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
@@ -198,7 +233,9 @@ class Greeting:
         return True
 
     def _receive(self) -> bool:
-        """What has come of the exchange; whether it is over. Raises BlockingIOError, and what _on_ready() names."""
+        """What has come of the exchange; whether it is over. Raises BlockingIOError, and what
+        _on_ready() names.
+        """
         exchange = self._exchange
         assert exchange is not None
         missing = exchange.wanted - len(self._received)
@@ -206,7 +243,9 @@ class Greeting:
             data, fds, _, _ = socket.recv_fds(self.sock, missing, PROOF_FDS_MAX)
             self._fds += fds
             if len(self._fds) > PROOF_FDS_MAX:
-                raise RemoteProtocolError(f"the peer sent {len(self._fds)} descriptors, at most {PROOF_FDS_MAX} allowed")
+                raise RemoteProtocolError(
+                    f"the peer sent {len(self._fds)} descriptors, at most {PROOF_FDS_MAX} allowed"
+                )
         else:
             data = self.sock.recv(missing)
         if not data:
@@ -218,7 +257,8 @@ class Greeting:
         data, self._received = self._received, b""
         answer = exchange.feed(data)
         if answer:
-            self.sock.send(answer)  # 98 bytes into an empty socket buffer: whole, or the peer is broken
+            # 98 bytes into an empty socket buffer: whole, or the peer is broken
+            self.sock.send(answer)
             return False
         return True
 
@@ -275,12 +315,14 @@ class DoorStatistics:
 
 
 class Door:
-    """A listening socket and the greetings under way. Owned by a listener, which gets done(greeting, descriptors).
+    """A listening socket and the greetings under way. Owned by a listener, which gets
+    done(greeting, descriptors).
 
-    `deal`: who may hand a socket to another process before it is greeted here (shared_port.py), and says whether it did.
+    `deal`: who may hand a socket to another process before it is greeted here (shared_port.py), and
+    says whether it did.
 
-    The spare descriptor: with none left accept() fails, and those who knock would wait for nothing. Given up for a moment, it
-    is what they are accepted with, and hung up on.
+    The spare descriptor: with none left accept() fails, and those who knock would wait for nothing.
+    Given up for a moment, it is what they are accepted with, and hung up on.
     """
 
     def __init__(
@@ -332,7 +374,11 @@ class Door:
                 return
             if self._out_of_descriptors:
                 self._out_of_descriptors = False
-                logger.warning("accepting connections again: %d were hung up on for want of descriptors so far", self._shed)
+                logger.warning(
+                    "accepting connections again: %d were hung up on for want of descriptors so "
+                    "far",
+                    self._shed,
+                )
             self._greet(sock, address)
 
     def _greet(self, sock: socket.socket, address: object) -> None:
@@ -342,7 +388,9 @@ class Door:
             self._begin(sock, peer, host)
             return
         limit_s = self.node.limits.handshake_s
-        displaced = self._room.add(WaitingPeer(sock, peer, host, self.reactor, limit_s, self._waited_too_long))
+        displaced = self._room.add(
+            WaitingPeer(sock, peer, host, self.reactor, limit_s, self._waited_too_long)
+        )
         if displaced is not None:
             self._too_many += 1
             displaced.sock.close()
@@ -370,11 +418,15 @@ class Door:
         self._per_host[host] += 1
 
     def is_dealt(self, sock: socket.socket, host: str, lane: Lane | None) -> bool:
-        """Whether another process has that socket now; `lane` is what it asks for, None where TLS hides that."""
+        """Whether another process has that socket now; `lane` is what it asks for, None where TLS
+        hides that.
+        """
         return self.deal is not None and self.deal(sock, host, lane)
 
     def _begin_waiting(self) -> None:
-        """Places may be free: for those who have spoken first, and then in the order in which they came, a host at a time."""
+        """Places may be free: for those who have spoken first, and then in the order in which they
+        came, a host at a time.
+        """
         self._begins = False
         for waiting in self._room.spoken():
             if self._has_place(waiting.host):
@@ -391,12 +443,20 @@ class Door:
         random.shuffle(late)
         for waiting in self._room.spoken():
             if not self._has_place(waiting.host):
-                is_full = self._per_host[waiting.host] >= self.node.limits.handshakes_per_host_max and waiting.host
-                victim = next((one for one in late if not is_full or one.host == waiting.host), None)
+                is_full = (
+                    self._per_host[waiting.host] >= self.node.limits.handshakes_per_host_max
+                    and waiting.host
+                )
+                victim = next(
+                    (one for one in late if not is_full or one.host == waiting.host), None
+                )
                 if victim is None:
                     continue
                 late.remove(victim)
-                victim.fail("made room for others: too many prove themselves at a time, and it did not get on")
+                victim.fail(
+                    "made room for others: too many prove themselves at a time, "
+                    "and it did not get on"
+                )
             self._take_turn(waiting)
         if self._room:
             self._relief = self.reactor.call_later(RELIEF_S, self._relieve)
@@ -407,7 +467,10 @@ class Door:
 
     def _waited_too_long(self, waiting: WaitingPeer) -> None:
         limit_s = self.node.limits.handshake_s
-        text = f"waited {limit_s:.3g} s for its turn: too many prove themselves at a time (limits.handshakes_max, _per_host_max)"
+        text = (
+            f"waited {limit_s:.3g} s for its turn: too many prove themselves at a time "
+            "(limits.handshakes_max, _per_host_max)"
+        )
         self._turn_away(waiting, text)
 
     def _turn_away(self, waiting: WaitingPeer, why: str) -> None:
@@ -417,10 +480,16 @@ class Door:
 
     def _cannot_accept(self, error: OSError) -> None:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
-            self._log.write(self.reactor.clock(), f"cannot accept a connection, trying again in {ACCEPT_PAUSE_S} s: {error}")
+            self._log.write(
+                self.reactor.clock(),
+                f"cannot accept a connection, trying again in {ACCEPT_PAUSE_S} s: {error}",
+            )
         elif not self._out_of_descriptors:
             self._out_of_descriptors = True
-            logger.warning("no descriptors left: hanging up on who connects; raise `ulimit -n`, or lower limits.connections_max")
+            logger.warning(
+                "no descriptors left: hanging up on who connects; raise `ulimit -n`, "
+                "or lower limits.connections_max"
+            )
         if self._spare >= 0:
             os.close(self._spare)
             for _ in range(ACCEPTS_PER_TURN):

@@ -1,7 +1,9 @@
-"""Connections of several sockets, made: listening and connecting, whatever family the sockets are of.
+"""Connections of several sockets, made: listening and connecting, whatever family the sockets are
+of.
 
-The connector opens lane 0, and when it is accepted the other lanes, each with a handshake of its own; the acceptor has the
-connection when all are there (lanes.py). What goes on over a connection is in laned_connection.py.
+The connector opens lane 0, and when it is accepted the other lanes, each with a handshake of its
+own; the acceptor has the connection when all are there (lanes.py). What goes on over a connection
+is in laned_connection.py.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ Made = TypeVar("Made", bound=LanedConnection)
 
 
 class LanedListener(Listener):
-    """One listening socket, and the connections whose lanes have not all come. `make`: of the greetings of all its lanes."""
+    """One listening socket, and the connections whose lanes have not all come. `make`: of the
+    greetings of all its lanes.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,9 @@ class LanedListener(Listener):
         if fds:
             raise RemoteProtocolError("the peer handed over a descriptor, which nobody asked for")
         exchange, lane = greeting.exchange, greeting.exchange.lane
-        lanes = self._half_made.join(lane, (greeting.peer_identity, exchange.peer_incarnation), greeting)
+        lanes = self._half_made.join(
+            lane, (greeting.peer_identity, exchange.peer_incarnation), greeting
+        )
         try:
             greeting.accepted()
             if exchange.checks is not None:
@@ -64,10 +70,15 @@ class LanedListener(Listener):
             raise
         if lanes is None:
             if lane.number == 0:
-                self._reactor.call_later(self._node.limits.handshake_s, partial(self._give_up, greeting))
+                self._reactor.call_later(
+                    self._node.limits.handshake_s, partial(self._give_up, greeting)
+                )
             return
         connection = self._make(lanes)
-        connection.peer_incarnation, connection.peer_name = exchange.peer_incarnation, lanes[0].exchange.caller
+        connection.peer_incarnation, connection.peer_name = (
+            exchange.peer_incarnation,
+            lanes[0].exchange.caller,
+        )
         connection.peer_identity = greeting.peer_identity
         connection.attach(self._reactor)
         self._accept(connection)
@@ -76,7 +87,11 @@ class LanedListener(Listener):
         lanes = self._half_made.give_up(first.exchange.lane.token)
         if lanes:
             limit_s = self._node.limits.handshake_s
-            self._door.refuse(first.peer, f"{len(lanes)} of its {first.exchange.lane.count} lanes came within {limit_s:.3g} s")
+            self._door.refuse(
+                first.peer,
+                f"{len(lanes)} of its {first.exchange.lane.count} lanes came within {limit_s:.3g} "
+                "s",
+            )
         for lane in lanes:
             lane.close()
 
@@ -100,7 +115,9 @@ def connect_lanes(
     tls: Tls | None = None,
     checked: bool = False,
 ) -> Made:
-    """A connection to `address` until time.monotonic() says `deadline`. Raises as Transport.connect()."""
+    """A connection to `address` until time.monotonic() says `deadline`. Raises as
+    Transport.connect().
+    """
     count = node.limits.connections_per_peer
     token = secrets.token_bytes(TOKEN_BYTES) if count > 1 else ONLY_LANE.token
     socks: list[socket.socket] = []
@@ -116,7 +133,9 @@ def connect_lanes(
             socks[-1] = sock = channel = tls.connect(sock, address, deadline)
             binding = channel.binding()
         lane = Lane(token, number, count)
-        exchange = meet(sock, address, node, kind, left_s(deadline), binding=binding, lane=lane, checked=checked)
+        exchange = meet(
+            sock, address, node, kind, left_s(deadline), binding=binding, lane=lane, checked=checked
+        )
         if exchange.checks is not None:
             socks[-1] = sock = CheckedSocket(sock, exchange.checks)
         known_as = known_as or exchange.known_as
@@ -126,7 +145,10 @@ def connect_lanes(
         who = add_lane(0)
         for number in range(1, count):
             if add_lane(number) != who:
-                raise UnreachableError(f"{address} leads to several processes by turns: give each an address of its own")
+                raise UnreachableError(
+                    f"{address} leads to several processes by turns: "
+                    "give each an address of its own"
+                )
         connection = make(socks)
     except BaseException:
         for sock in socks:

@@ -1,18 +1,21 @@
-"""Messages over a few stream sockets that are one connection, so that a small message never waits behind a large one.
+"""Messages over a few stream sockets that are one connection, so that a small message never waits
+behind a large one.
 
     lane        socket   carries
     small       0        messages of less than BULK_BYTES_MIN, in the order sent
     bulk 1..n   1..n     the others, each over the lane where least waits; in the order sent on each
 
-How the sockets of one connection find each other is in laned.py and lanes.py; what one of them does in socket_lane.py. The lanes
+How the sockets of one connection find each other is in laned.py and lanes.py; what one of them does
+in socket_lane.py. The lanes
 share one fate: what ends one ends the connection with the same error.
 
-    event                                   what follows
-    a lane breaks: reset, a bad frame       all lanes are closed at once
-    the peer hangs up on one lane           we hang up on all of them, and the others are read to their ends, since what was sent
-                                            before is there to be read; the last end closes the connection, or
-                                            limits.peer_silent_s after the first
-    this side closes                        all lanes are closed
+    event                              what follows
+    a lane breaks: reset, a bad frame  all lanes are closed at once
+    the peer hangs up on one lane      we hang up on all of them, and the others are read to their
+                                       ends, since what was sent before is there to be read; the
+                                       last end closes the connection, or limits.peer_silent_s after
+                                       the first
+    this side closes                   all lanes are closed
 """
 
 from __future__ import annotations
@@ -30,13 +33,16 @@ from shard.memory.slab import Slab
 from shard.transport import Blocks, Buffer, Node, Traffic
 from shard.transport.socket_lane import SocketLane
 
-# From here on a message leaves over a bulk lane. At 10 Gbit/s so many bytes take 0.2 ms, which is what a small message behind
-# them would wait at most; each that is larger pays some 10 us for waking up the peer at another socket.
+# From here on a message leaves over a bulk lane. At 10 Gbit/s so many bytes take 0.2 ms, which is
+# what a small message behind them would wait at most; each that is larger pays some 10 us for
+# waking up the peer at another socket.
 BULK_BYTES_MIN = 256 << 10
 
 
 class BulkLane(SocketLane):
-    """A lane beside the first. Owned by its LanedConnection, which gets what comes in and how it ends."""
+    """A lane beside the first. Owned by its LanedConnection, which gets what comes in and how it
+    ends.
+    """
 
     def __init__(self, sock: socket.socket, owner: LanedConnection, node: Node, slab: Slab) -> None:
         super().__init__(sock, owner.peer, node, slab, is_bulk=True)
@@ -72,11 +78,13 @@ class LanedConnection(SocketLane):
         self._lanes: tuple[SocketLane, ...] = (self, *self._bulk)
         self._rest: Timer | None = None  # for the other lanes to end, once one has
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def send_long(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> None:
         if self._bulk and len(body) + sum(block.nbytes for block in blocks) >= BULK_BYTES_MIN:
-            lane = self._bulk[0] if len(self._bulk) == 1 else min(self._bulk, key=BulkLane.bytes_ahead)
+            lane = (
+                self._bulk[0] if len(self._bulk) == 1 else min(self._bulk, key=BulkLane.bytes_ahead)
+            )
             lane.send(body, blocks, stable)
         else:
             super().send_long(body, blocks, stable)
@@ -100,7 +108,7 @@ class LanedConnection(SocketLane):
     def traffic(self) -> Traffic:
         return sum((lane.traffic() for lane in self._bulk), super().traffic())
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def attach(self, reactor: Reactor) -> None:
         super().attach(reactor)
@@ -120,9 +128,12 @@ class LanedConnection(SocketLane):
         elif self._rest is None:
             reactor = self.reactor
             assert reactor is not None
-            # It ends when it sees that we hung up, if it has not already: this is for one that is gone.
+            # It ends when it sees that we hung up, if it has not already: this is for one that is
+            # gone.
             text = f"{self.peer} hung up on one of {len(self._lanes)} lanes, and left others open"
-            self._rest = reactor.call_later(self.limits.peer_silent_s, lambda: self.close(PeerLostError(text)))
+            self._rest = reactor.call_later(
+                self.limits.peer_silent_s, lambda: self.close(PeerLostError(text))
+            )
 
     def _end(self) -> None:
         super()._end()

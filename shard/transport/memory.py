@@ -1,8 +1,10 @@
-"""Messages inside one process: for a client and a server that share it, and, from a seed, the double of a bad network.
+"""Messages inside one process: for a client and a server that share it, and, from a seed, the
+double of a bad network.
 
-A pair of connections hands messages over through the reactor's ready list: an ordinary array is copied once, an array of
-the slab is passed as it is, read-only. The copy is the array's own copy(), so a subclass may bring more than its bytes.
-`Weather` makes the pair delay, lose and cut, reproducibly: what a test asks for.
+A pair of connections hands messages over through the reactor's ready list: an ordinary array is
+copied once, an array of the slab is passed as it is, read-only. The copy is the array's own copy(),
+so a subclass may bring more than its bytes. `Weather` makes the pair delay, lose and cut,
+reproducibly: what a test asks for.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ from shard.transport.frame import check_blocks
 from shard.transport.identity import PeerIdentity
 
 Message = tuple[bytes, Blocks]
-IN_FLIGHT_MAX = 1024  # messages between the two ends, as a ring would hold; more wait in the sender's outbox
+# messages between the two ends, as a ring would hold; more wait in the sender's outbox
+IN_FLIGHT_MAX = 1024
 
 
 @dataclass
 class Weather:
-    """What happens to messages on the way. Order is always kept: these are connections, not datagrams."""
+    """What happens to messages on the way. Order is always kept: these are connections, not
+    datagrams.
+    """
 
     seed: int = 0
     delay_s_max: float = 0.0  # each message is delayed by up to so much
@@ -56,9 +61,13 @@ class MemoryConnection(Connection[Message]):
         self._bytes_sent = self._bytes_received = 0
         self._earliest = 0.0  # no delivery before: keeps delayed messages in order
 
-    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[Message, int]:
+    def _prepare(
+        self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool
+    ) -> tuple[Message, int]:
         if len(body) > self.limits.body_bytes_max:
-            raise LocalProtocolError(f"message body of {len(body)} bytes, at most {self.limits.body_bytes_max} allowed")
+            raise LocalProtocolError(
+                f"message body of {len(body)} bytes, at most {self.limits.body_bytes_max} allowed"
+            )
         check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
         kept = []
         for block in blocks:
@@ -87,7 +96,9 @@ class MemoryConnection(Connection[Message]):
         assert reactor is not None
         if weather.delay_s_max:
             now = reactor.clock()
-            other._earliest = max(other._earliest, now + weather.random.uniform(0.0, weather.delay_s_max))
+            other._earliest = max(
+                other._earliest, now + weather.random.uniform(0.0, weather.delay_s_max)
+            )
             reactor.timers.call_at(other._earliest, other._deliver)
         else:
             reactor.call_soon(other._deliver)
@@ -96,14 +107,20 @@ class MemoryConnection(Connection[Message]):
     def _taker(self) -> MemoryConnection | None:
         """The other end, where it takes a message now."""
         other = self._other
-        if self._weather.clogged or other is None or other.reactor is None or len(other._in_flight) >= IN_FLIGHT_MAX:
+        if (
+            self._weather.clogged
+            or other is None
+            or other.reactor is None
+            or len(other._in_flight) >= IN_FLIGHT_MAX
+        ):
             return None
         return other
 
     def drain(self) -> int:
         count = super().drain()
-        # Room may come after a writer found none and before it let go of the lock: whoever made it could not write then, and
-        # nobody looks again by itself. Whoever has the lock now looks here after us.
+        # Room may come after a writer found none and before it let go of the lock: whoever made it
+        # could not write then, and nobody looks again by itself. Whoever has the lock now looks
+        # here after us.
         while self._outbox and not self._writing.locked() and self._taker() is not None:
             count += super().drain()
         return count
@@ -138,7 +155,8 @@ class MemoryConnection(Connection[Message]):
         self.drain()
 
     def _end(self) -> None:
-        self._in_flight.clear()  # an ended connection may be kept for long, its messages must not be; see _deliver(), too
+        # an ended connection may be kept for long, its messages must not be; see _deliver(), too
+        self._in_flight.clear()
         other, self._other = self._other, None
         if other is not None and other.error is None:
             other._other = None
@@ -155,10 +173,14 @@ class MemoryConnection(Connection[Message]):
         self.close(lost)
 
 
-def pair(limits: Limits, slab: Slab, weather: Weather | None = None) -> tuple[MemoryConnection, MemoryConnection]:
+def pair(
+    limits: Limits, slab: Slab, weather: Weather | None = None
+) -> tuple[MemoryConnection, MemoryConnection]:
     """Two connected ends; attach both."""
     sky = weather or Weather()
-    one, two = (MemoryConnection(f"memory://{end}", limits, slab, sky) for end in ("acceptor", "connector"))
+    one, two = (
+        MemoryConnection(f"memory://{end}", limits, slab, sky) for end in ("acceptor", "connector")
+    )
     one._other, two._other = two, one
     return one, two
 
@@ -208,7 +230,8 @@ class MemoryTransport(Transport):
         ours.peer_identity = theirs.peer_identity = PeerIdentity(secret=secret, same_user=True)
 
         def arrive() -> None:
-            if theirs.error is None:  # else ours was closed meanwhile, and nobody would be told that again
+            # else ours was closed meanwhile, and nobody would be told that again
+            if theirs.error is None:
                 theirs.attach(reactor)
                 accept(theirs)
 

@@ -1,4 +1,6 @@
-"""What a connection has in the place of its rings once it has ended: a send() or poll() that was under way finds this."""
+"""What a connection has in the place of its rings once it has ended: a send() or poll() that was
+under way finds this.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Records of a ring between two processes that lend each other arrays. No I/O in this file.
 
 record   tag 0                          a message without blocks: the payload is the body
-         tag MESSAGE                    u32 blocks, u32 body bytes, then a descriptor of 32 bytes each, body, inline bytes
+         tag MESSAGE                    u32 blocks, u32 body bytes, then a descriptor of 32 bytes
+                                        each, body, inline bytes
          tag RETURN                     u64 lease numbers that the sender gives back
 descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 zero
-            lease 0: the bytes stand in this record at that offset, or with segment SPILLED they came over the socket of
-            spill.py; else in that segment of the sender's slab
+            lease 0: the bytes stand in this record at that offset, or with segment SPILLED they
+            came over the socket of spill.py; else in that segment of the sender's slab
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ DESCRIPTOR = struct.Struct("<QQQII")
 PREFIX_BYTES, DESCRIPTOR_BYTES = PREFIX.size, DESCRIPTOR.size
 assert (PREFIX_BYTES, DESCRIPTOR_BYTES) == (8, 32)  # the table above
 LEASE = struct.Struct("<Q")
-pack_prefix, pack_descriptor, unpack_descriptor, pack_lease = PREFIX.pack, DESCRIPTOR.pack, DESCRIPTOR.unpack_from, LEASE.pack
+pack_prefix, pack_descriptor, unpack_descriptor, pack_lease = (
+    PREFIX.pack,
+    DESCRIPTOR.pack,
+    DESCRIPTOR.unpack_from,
+    LEASE.pack,
+)
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):  # made in C, at a third of what a NamedTuple takes
+# made in C, at a third of what a NamedTuple takes
+class Record(msgspec.Struct, frozen=True, gc=False):
     """A message ready for the ring, and the leases to undo if it is never written."""
 
     payload: bytes

@@ -1,16 +1,21 @@
-"""Refusals are written to the log, but not as often as somebody can cause them. `now` comes in; nothing here reads a clock."""
+"""Refusals are written to the log, but not as often as somebody can cause them. `now` comes in;
+nothing here reads a clock.
+"""
 
 from __future__ import annotations
 
 import logging
 
-# Lines in one window: enough to see who knocks and why. A flood of strangers must not fill the disk.
+# Lines in one window: enough to see who knocks and why. A flood of strangers must not fill the
+# disk.
 LINES_PER_WINDOW = 10
 WINDOW_S = 10.0
 
 
 class RefusalLog:
-    """LINES_PER_WINDOW lines a window; the first line of the next says how many were left out. Owned by a Door."""
+    """LINES_PER_WINDOW lines a window; the first line of the next says how many were left out.
+    Owned by a Door.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

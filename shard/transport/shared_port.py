@@ -1,28 +1,35 @@
-"""One port for several processes: one of them accepts, and hands each socket to the one that serves it from then on.
+"""One port for several processes: one of them accepts, and hands each socket to the one that serves
+it from then on.
 
-    dealer   in the process with the port: its door (handshake_io.py) offers each socket, once its first message can be seen
-    taker    in another process: a listener at a DistributedPort, whose accept() returns what it was handed
+    dealer  in the process with the port: its door (handshake_io.py) offers each socket, once its
+            first message can be seen
+    taker   in another process: a listener at a DistributedPort, whose accept() returns what it was
+            handed
 
-    dealer <── taker    KEY and an eventfd, once: the taker has come
-    dealer ──> taker    COME, once: it has been noted
-    dealer ──> taker    FIRST or OTHER, with a socket; FIRST ones are counted
-    eventfd             grows by one with each FIRST that the taker has closed, so the dealer knows how many are open there
+    dealer <── taker  KEY and an eventfd, once: the taker has come
+    dealer ──> taker  COME, once: it has been noted
+    dealer ──> taker  FIRST or OTHER, with a socket; FIRST ones are counted
+    eventfd           grows by one with each FIRST that the taker has closed, so the dealer knows
+                      how many are open there
 
     socket                               handed to
-    lane 0 of a connection               the taker with the fewest connections; of equals, who came first
+    lane 0 of a connection               the taker with the fewest connections; of equals, who came
+                                         first
     lane k of it, by its token           the taker of its lane 0
     lane k with a token that is unknown  nobody
-    any, where TLS hides the token       the taker of the host's earlier ones, else the one with the fewest hosts: each counts as
-                                         one connection, for ever
+    any, where TLS hides the token       the taker of the host's earlier ones, else the one with the
+                                         fewest hosts: each counts as one connection, for ever
     any, where that taker is gone or     nobody
       reads nothing, or there is none
     handed to nobody                     the door's own process serves it, or refuses it
 
-So connections are at most one apart while none ends, and the next ones fill up where some have ended. A taker that dies takes its
-connections with it; whoever comes in its place begins with none, and so gets the next ones.
+So connections are at most one apart while none ends, and the next ones fill up where some have
+ended. A taker that dies takes its connections with it; whoever comes in its place begins with none,
+and so gets the next ones.
 
-Why not a listener with SO_REUSEPORT in each process: the kernel hashes sockets over them. The lanes of one connection would come
-to different processes; and four connections were at most one apart over two listeners in 43 % of 300 tries, over four in 9 %.
+Why not a listener with SO_REUSEPORT in each process: the kernel hashes sockets over them. The lanes
+of one connection would come to different processes; and four connections were at most one apart
+over two listeners in 43 % of 300 tries, over four in 9 %.
 """
 
 from __future__ import annotations
@@ -48,7 +55,8 @@ COME_TIMEOUT_S = 30.0  # for the dealer's reactor to turn, on a machine that is 
 LISTEN_BACKLOG = 256  # as many as a group may have shards
 STRANGERS_MAX = 256  # who have come and not shown the key: processes of this user
 ACCEPT_PAUSE_S = 0.1  # for others to give descriptors back, when there are none
-# Connections that wait for lanes, or hosts: the oldest is forgotten. As many as one listener has connections by default.
+# Connections that wait for lanes, or hosts: the oldest is forgotten. As many as one listener has
+# connections by default.
 REMEMBERED_MAX = 16384
 
 
@@ -69,7 +77,9 @@ class _Taker:
         return self._open
 
     def try_hand(self, sock: socket.socket, kind: bytes) -> bool:
-        """Whether it has a copy of the socket now: no, when it reads nothing, or is dying, as the end of its socket will say."""
+        """Whether it has a copy of the socket now: no, when it reads nothing, or is dying, as the
+        end of its socket will say.
+        """
         try:
             socket.send_fds(self._sock, [kind], [sock.fileno()])
         except OSError:
@@ -103,12 +113,15 @@ class SocketDistributor:
         self.name = f"prpc.port.{secrets.token_hex(16)}"
         self.key = secrets.token_bytes(KEY_BYTES)
         self._reactor = reactor
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        self._sock = socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
         self._sock.bind(f"\0{self.name}")
         self._sock.listen(LISTEN_BACKLOG)
         self._strangers: set[socket.socket] = set()
         self._takers: dict[socket.socket, _Taker] = {}  # in the order they came
-        self._kept: dict[bytes | str, tuple[_Taker, float]] = {}  # by token or host: whose, and how many more sockets
+        # by token or host: whose, and how many more sockets
+        self._kept: dict[bytes | str, tuple[_Taker, float]] = {}
         self._closed = False
         self._watch()
 
@@ -117,7 +130,9 @@ class SocketDistributor:
         return tuple(taker.connections() for taker in list(self._takers.values()))
 
     def deal(self, sock: socket.socket, host: str, lane: Lane | None) -> bool:
-        """Hand a socket to a taker; False: to nobody. `lane`: what its hello says; None: TLS hides it."""
+        """Hand a socket to a taker; False: to nobody. `lane`: what its hello says; None: TLS hides
+        it.
+        """
         opens = lane is not None and lane.number == 0
         key, more = (host, math.inf) if lane is None else (lane.token, lane.count - 1.0)
         taker, kept = None, None if opens else self._kept.pop(key, None)
@@ -139,7 +154,7 @@ class SocketDistributor:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = taker, more
 
-    # -- takers come and go ------------------------------------------------------------------------------------------------
+    # -- takers come and go ------------------------------------------------------------------------
 
     def _watch(self) -> None:
         if not self._closed:
@@ -148,7 +163,8 @@ class SocketDistributor:
     def _knock(self, events: int) -> None:
         try:
             sock, _ = self._sock.accept()
-        except OSError:  # it has given up; or there is no descriptor left, and it would be tried in every turn
+        except OSError:
+            # it has given up; or there is no descriptor left, and it would be tried in every turn
             self._reactor.unwatch(self._sock.fileno())
             self._reactor.call_later(ACCEPT_PAUSE_S, self._watch)
             return
@@ -170,7 +186,8 @@ class SocketDistributor:
         if sock in self._strangers and len(fds) == 1 and hmac.compare_digest(data, self.key):
             self._strangers.discard(sock)
             self._takers[sock] = _Taker(sock, fds[0])
-            with contextlib.suppress(OSError):  # it has died since, as the end of its socket says next
+            # it has died since, as the end of its socket says next
+            with contextlib.suppress(OSError):
                 sock.send(COME)
             return
         for fd in fds:
@@ -198,9 +215,11 @@ class SocketDistributor:
 
 
 class DistributedPort(socket.socket):
-    """In the place of a listening socket: accept() returns what the dealer accepted. Owned by a listener.
+    """In the place of a listening socket: accept() returns what the dealer accepted. Owned by a
+    listener.
 
-    `where`: host and port at which the dealer listens. Waits until the dealer has noted it. Raises UnreachableError.
+    `where`: host and port at which the dealer listens. Waits until the dealer has noted it. Raises
+    UnreachableError.
     """
 
     def __init__(self, name: str, key: bytes, where: tuple[str, int]) -> None:
@@ -214,10 +233,14 @@ class DistributedPort(socket.socket):
             answer = self.recv(len(COME))
         except OSError as error:
             self.close()
-            raise UnreachableError(f"the process with port {where[1]} does not answer: {error}") from error
+            raise UnreachableError(
+                f"the process with port {where[1]} does not answer: {error}"
+            ) from error
         if answer != COME:
             self.close()
-            raise UnreachableError(f"the process with port {where[1]} does not know this one: its key is another one")
+            raise UnreachableError(
+                f"the process with port {where[1]} does not know this one: its key is another one"
+            )
 
     def getsockname(self) -> Any:
         return self._where
@@ -226,7 +249,9 @@ class DistributedPort(socket.socket):
         """As of a listening socket."""
         kind, fds, _, _ = socket.recv_fds(self, 1, 1, socket.MSG_CMSG_CLOEXEC)
         if not kind:
-            raise ConnectionResetError(errno.ECONNRESET, f"the process with port {self._where[1]} has ended")
+            raise ConnectionResetError(
+                errno.ECONNRESET, f"the process with port {self._where[1]} has ended"
+            )
         if not fds:  # the kernel closed the socket
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         sock = socket.socket(fileno=fds[0]) if kind == OTHER else _CountedSocket(self, fds[0])
@@ -234,7 +259,9 @@ class DistributedPort(socket.socket):
             return sock, sock.getpeername()
         except OSError as error:
             sock.close()
-            raise ConnectionAbortedError(errno.ECONNABORTED, "it gave up while it waited") from error
+            raise ConnectionAbortedError(
+                errno.ECONNABORTED, "it gave up while it waited"
+            ) from error
 
     def count_ended(self) -> None:
         """A socket that counts was closed."""
@@ -248,7 +275,9 @@ class DistributedPort(socket.socket):
 
 
 class _CountedSocket(socket.socket):
-    """One whose end the dealer hears of; also when another object has its descriptor by then, and closes this with itself."""
+    """One whose end the dealer hears of; also when another object has its descriptor by then, and
+    closes this with itself.
+    """
 
     def __init__(self, port: DistributedPort, fd: int) -> None:
         super().__init__(fileno=fd)

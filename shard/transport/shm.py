@@ -1,8 +1,9 @@
-"""Shared memory between strangers of one host: how two processes meet before they talk over a ShmConnection.
+"""Shared memory between strangers of one host: how two processes meet before they talk over a
+ShmConnection.
 
-The acceptor listens at a Unix socket without a name in the file system (unix_rendezvous.py). The connector makes one segment with
-both rings and hands its descriptor over with its proof of the secret; both look at the other's uid. Nothing of it has a name
-afterwards.
+The acceptor listens at a Unix socket without a name in the file system (unix_rendezvous.py). The
+connector makes one segment with both rings and hands its descriptor over with its proof of the
+secret; both look at the other's uid. Nothing of it has a name afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ KIND = 2  # in the handshake
 class ShmListener(Listener):
     """A Unix socket without a name in the file system; its name is a secret of 128 bits."""
 
-    def __init__(self, sock: socket.socket, address: str, node: Node, slab: Slab, reactor: Reactor, accept: Accept) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        node: Node,
+        slab: Slab,
+        reactor: Reactor,
+        accept: Accept,
+    ) -> None:
         self.address = address
         self._node = node
         self._slab = slab
@@ -39,10 +48,17 @@ class ShmListener(Listener):
         if len(fds) != 1:
             raise RemoteProtocolError("the peer handed over no segment")
         limits = self._node.limits
-        segment = Segment.attach(fds[0], size_bytes_max=rings_bytes(max(limits.ring_bytes, limits.ring_bytes_max)))
-        connection = connection_over(greeting.sock, segment, False, f"shm://process {pid}", limits, self._slab)
+        segment = Segment.attach(
+            fds[0], size_bytes_max=rings_bytes(max(limits.ring_bytes, limits.ring_bytes_max))
+        )
+        connection = connection_over(
+            greeting.sock, segment, False, f"shm://process {pid}", limits, self._slab
+        )
         fds.clear()  # it was the segment's, which is used up
-        connection.peer_incarnation, connection.peer_name = greeting.exchange.peer_incarnation, greeting.exchange.caller
+        connection.peer_incarnation, connection.peer_name = (
+            greeting.exchange.peer_incarnation,
+            greeting.exchange.caller,
+        )
         connection.peer_identity = greeting.peer_identity
         try:
             greeting.accepted()
@@ -95,17 +111,31 @@ class ShmTransport(Transport):
         try:
             pid, _ = unix_rendezvous.credentials(sock)
             left = left_s(deadline)
-            exchange = meet(sock, address, self._node, KIND, left, lambda proof: _send_with_segment(sock, proof, segment))
-            connection = connection_over(sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab)
+            exchange = meet(
+                sock,
+                address,
+                self._node,
+                KIND,
+                left,
+                lambda proof: _send_with_segment(sock, proof, segment),
+            )
+            connection = connection_over(
+                sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab
+            )
         except OSError as error:
             sock.close()
             segment.close()
-            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
+            raise UnreachableError(
+                f"nobody listens at {address}: {error.strerror or error}"
+            ) from error
         except BaseException:
             sock.close()
             segment.close()
             raise
-        connection.peer_incarnation, connection.known_as = exchange.peer_incarnation, exchange.known_as
+        connection.peer_incarnation, connection.known_as = (
+            exchange.peer_incarnation,
+            exchange.known_as,
+        )
         connection.peer_identity = identity_of(sock, self._node)
         return connection
 

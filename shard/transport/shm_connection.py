@@ -1,15 +1,18 @@
-"""Messages between two processes of one host: two rings for the messages, a Unix socket, and blocks by reference.
+"""Messages between two processes of one host: two rings for the messages, a Unix socket, and blocks
+by reference.
 
-How the two came by socket and segment is not told here: shm.py meets strangers, group.py hands them to its children. The
-socket is the doorbell, carries the descriptors of slab segments, and its end is the peer's death (control_channel.py).
+How the two came by socket and segment is not told here: shm.py meets strangers, group.py hands them
+to its children. The socket is the doorbell, carries the descriptors of slab segments, and its end
+is the peer's death (control_channel.py).
 
-    segment  offset 0                       ring from the connector to the acceptor
-             DATA_OFFSET + capacity         ring the other way; what their records are stands in records.py
+    segment  offset 0                ring from the connector to the acceptor
+             DATA_OFFSET + capacity  ring the other way; what their records are stands in records.py
 
-Blocks of up to INLINE_BYTES_MAX travel in the record and are copied out. Larger ones are lent: arrays that already live in
-the slab as they are, others after one copy into a recycled block. A body too large for the ring is lent like a block. A copy
-that finds no room in the slab, or would pass the peer's share of it, goes over a socket (spill.py); copies that the peer has not
-read count like an outbox (unread.py).
+Blocks of up to INLINE_BYTES_MAX travel in the record and are copied out. Larger ones are lent:
+arrays that already live in the slab as they are, others after one copy into a recycled block. A
+body too large for the ring is lent like a block. A copy that finds no room in the slab, or would
+pass the peer's share of it, goes over a socket (spill.py); copies that the peer has not read count
+like an outbox (unread.py).
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import BackpressureError, LocalProtocolError, PeerLostError, RemoteProtocolError, ShardError, ShmFull
+from shard.errors import (
+    BackpressureError,
+    LocalProtocolError,
+    PeerLostError,
+    RemoteProtocolError,
+    ShardError,
+    ShmFull,
+)
 from shard.loop.idle import PARK_S_MAX
 from shard.loop.reactor import Reactor
 from shard.memory.arena import Holder
@@ -73,10 +83,12 @@ INLINE_BYTES_MAX = 16 << 10
 # The largest record, so that a few always fit the ring at once; larger bodies are lent.
 RECORD_PART_OF_RING = 4
 RECORDS_PER_TURN = 64
-# Of copies for one peer that has not read them, however little its share of a small slab is: a usual tensor or two.
+# Of copies for one peer that has not read them, however little its share of a small slab is: a
+# usual tensor or two.
 WAITING_BYTES_MIN = 64 << 20
 
-# With messages waiting for room in a full ring we do not sleep for long: nobody rings when there is room again.
+# With messages waiting for room in a full ring we do not sleep for long: nobody rings when there is
+# room again.
 FULL_RING_PARK_S = 0.001
 
 
@@ -106,7 +118,9 @@ class ShmConnection(Connection[Record]):
         self._tagged = self._on_tagged  # bound once: the hot path makes no method objects
         self._incoming_words = incoming.cast("Q")
         self._outgoing_words = outgoing.cast("Q")
-        self._record_bytes_max = (len(outgoing) - DATA_OFFSET) // RECORD_PART_OF_RING - RECORD_HEADER_BYTES
+        self._record_bytes_max = (
+            len(outgoing) - DATA_OFFSET
+        ) // RECORD_PART_OF_RING - RECORD_HEADER_BYTES
         self._leases_max = self._record_bytes_max // LEASE.size  # in one record
         self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
         self._lendings = Lendings(slab, peer)
@@ -123,13 +137,21 @@ class ShmConnection(Connection[Record]):
         self._bytes_borrowed = 0  # in all
         self._records_received = 0
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
-        """The short way for a small message to a peer with room; see Connection.send for the rest."""
+        """The short way for a small message to a peer with room;
+        see Connection.send for the rest.
+        """
         if self._returned:
-            self._give_back()  # before an answer: then the peer's next message finds the block free, and warm
-        if not blocks and not self._outbox and len(body) <= self._short_bytes_max and self._writing.acquire(False):
+            # before an answer: then the peer's next message finds the block free, and warm
+            self._give_back()
+        if (
+            not blocks
+            and not self._outbox
+            and len(body) <= self._short_bytes_max
+            and self._writing.acquire(False)
+        ):
             try:
                 written = self._producer.try_write(body)
             except RemoteProtocolError as error:
@@ -145,10 +167,14 @@ class ShmConnection(Connection[Record]):
                 return
         super().send(body, blocks, stable)
 
-    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[Record, int]:
+    def _prepare(
+        self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool
+    ) -> tuple[Record, int]:
         body_bytes = len(body)
         if body_bytes > self.limits.body_bytes_max:
-            raise LocalProtocolError(f"message body of {body_bytes} bytes, at most {self.limits.body_bytes_max} allowed")
+            raise LocalProtocolError(
+                f"message body of {body_bytes} bytes, at most {self.limits.body_bytes_max} allowed"
+            )
         if not blocks and body_bytes <= self._record_bytes_max:
             return Record(bytes(body), 0, ()), body_bytes
         count = len(blocks)
@@ -182,28 +208,50 @@ class ShmConnection(Connection[Record]):
             if inline_body:
                 parts.append(body)
             else:
-                parts.append(self._lend(np.frombuffer(body, np.uint8), body_bytes, leases, copies, spilled))
+                parts.append(
+                    self._lend(np.frombuffer(body, np.uint8), body_bytes, leases, copies, spilled)
+                )
         except BaseException as failure:
             for lease in leases:
                 self._lendings.undo(lease)
             if self.error is not None and isinstance(failure, Exception):
-                raise self._ended() from failure  # by another thread, and the slab may be closed, too
+                # by another thread, and the slab may be closed, too
+                raise self._ended() from failure
             raise
         payload = b"".join(parts + inline if inline else parts)
         beginning = b"" if inline_body else bytes(body[:BEGINNING_BYTES])
         if not copies:
             return Record(payload, MESSAGE, tuple(leases), beginning), len(payload)
         copied = sum(copies)
-        ready = Record(payload, MESSAGE, tuple(leases), beginning, copied, Spilled(spilled) if spilled else None)
+        ready = Record(
+            payload,
+            MESSAGE,
+            tuple(leases),
+            beginning,
+            copied,
+            Spilled(spilled) if spilled else None,
+        )
         return ready, len(payload) + copied
 
     def _refuse(self, blocks: Sequence[NDArray[Any]]) -> NoReturn:
         """Raise what check_blocks() says, else that even the descriptors find no room."""
         check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
-        raise LocalProtocolError(f"{len(blocks)} arrays need more descriptors than a ring of this size takes in one message")
+        raise LocalProtocolError(
+            f"{len(blocks)} arrays need more descriptors than a ring of this size takes in one "
+            "message"
+        )
 
-    def _lend(self, block: NDArray[Any], nbytes: int, leases: list[int], copies: list[int], spilled: list[NDArray[Any]]) -> bytes:
-        """A lease on the array's block in the slab, or on a copy of it, or without room there the copy alone; its descriptor."""
+    def _lend(
+        self,
+        block: NDArray[Any],
+        nbytes: int,
+        leases: list[int],
+        copies: list[int],
+        spilled: list[NDArray[Any]],
+    ) -> bytes:
+        """A lease on the array's block in the slab, or on a copy of it, or without room there the
+        copy alone; its descriptor.
+        """
         slab = self._slab
         found = slab.block_of(block)
         if found is not None:
@@ -239,7 +287,9 @@ class ShmConnection(Connection[Record]):
         return pack_descriptor(nbytes, offset, lease, segment, 0)
 
     def _hold_back(self, nbytes: int, bytes_max: int) -> None:
-        """Raise BackpressureError when arrays of so many bytes more would pass `bytes_max`. One message of any size may wait."""
+        """Raise BackpressureError when arrays of so many bytes more would pass `bytes_max`. One
+        message of any size may wait.
+        """
         unread = self._unread.nbytes
         if self._writing.acquire(False):  # else somebody writes, and may count
             try:
@@ -249,7 +299,8 @@ class ShmConnection(Connection[Record]):
         unread += self._outbox_bytes
         if unread and unread + nbytes > bytes_max:
             raise BackpressureError(
-                f"arrays of {unread} bytes already wait for {self.peer}, at most {bytes_max} may (limit outbox_bytes_max, or "
+                f"arrays of {unread} bytes already wait for {self.peer}, "
+                f"at most {bytes_max} may (limit outbox_bytes_max, or "
                 "slab_share_max of the slab): it reads too slowly"
             )
 
@@ -258,7 +309,11 @@ class ShmConnection(Connection[Record]):
         with self._opening_spill:
             if self._spill_writer is None:
                 self._spill_writer = SpillWriter(self.notes)
-                logger.warning("an array for %s goes over a socket, as all that find no room will: %s", self.peer, str(full))
+                logger.warning(
+                    "an array for %s goes over a socket, as all that find no room will: %s",
+                    self.peer,
+                    str(full),
+                )
                 if self.error is not None:  # _end() may have come before it
                     self._spill_writer.close()
         self._arrays_spilled += 1
@@ -270,9 +325,16 @@ class ShmConnection(Connection[Record]):
         return self._write_record(item)
 
     def _write_spilled(self, item: Record, spilled: Spilled) -> bool:
-        """Its arrays first. Once some of them have left nothing else may go that way: it becomes the first of the outbox."""
+        """Its arrays first. Once some of them have left nothing else may go that way: it becomes
+        the first of the outbox.
+        """
         first = self._outbox[0][0] if self._outbox else None
-        if first is not item and first is not None and first.spilled is not None and first.spilled.begun:
+        if (
+            first is not item
+            and first is not None
+            and first.spilled is not None
+            and first.spilled.begun
+        ):
             return False
         if self.error is not None:
             return True  # it goes nowhere
@@ -290,7 +352,9 @@ class ShmConnection(Connection[Record]):
         return True
 
     def _end_soon(self, error: ShardError) -> None:
-        """The peer has broken the ring that we write to: else each message would find that anew, for as long as it reads none."""
+        """The peer has broken the ring that we write to: else each message would find that anew,
+        for as long as it reads none.
+        """
         if self.reactor is not None:
             self.reactor.call_soon(lambda: self.close(error))
 
@@ -331,7 +395,8 @@ class ShmConnection(Connection[Record]):
     @property
     def leases_held(self) -> int:
         """Blocks of the peer that arrays of ours still show."""
-        return len(self._held_since) if self.error is None else 0  # from any thread: _end() takes the borrowings away
+        # from any thread: _end() takes the borrowings away
+        return len(self._held_since) if self.error is None else 0
 
     def _ring_doorbell(self) -> None:
         if self._producer.take_sleeping():
@@ -339,10 +404,12 @@ class ShmConnection(Connection[Record]):
             self.notes.ring()
             # failpoint: connection.after_doorbell
 
-    # -- receiving -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def poll(self) -> int:
-        """One bounded batch of incoming records; when there are none, or too many, what else there is to do."""
+        """One bounded batch of incoming records; when there are none, or too many, what else there
+        is to do.
+        """
         try:
             if self._incoming_words[TAIL_WORD] != self._consumer.head:
                 work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged)
@@ -357,7 +424,9 @@ class ShmConnection(Connection[Record]):
                 work += self._give_back()
             return work
         except ShardError as error:
-            named = error if error is self._consumer.broken else type(error)(f"{self.peer}: {error}")
+            named = (
+                error if error is self._consumer.broken else type(error)(f"{self.peer}: {error}")
+            )
             self.close(named)
             return 1
 
@@ -371,7 +440,10 @@ class ShmConnection(Connection[Record]):
                 raise RemoteProtocolError(f"record with unknown tag {tag}")
             block_count, body_bytes = PREFIX.unpack_from(payload)
             if block_count > self.limits.blocks_max or body_bytes > self.limits.body_bytes_max:
-                raise RemoteProtocolError(f"message of {block_count} arrays and a body of {body_bytes} bytes is over the limits")
+                raise RemoteProtocolError(
+                    f"message of {block_count} arrays and a body of {body_bytes} bytes is over "
+                    "the limits"
+                )
             at = PREFIX_BYTES
             blocks = []
             total = 0
@@ -380,7 +452,9 @@ class ShmConnection(Connection[Record]):
                 at += DESCRIPTOR_BYTES
                 total += nbytes
                 if total > self.limits.blocks_bytes_max:
-                    raise RemoteProtocolError(f"message with over {self.limits.blocks_bytes_max} bytes of arrays")
+                    raise RemoteProtocolError(
+                        f"message with over {self.limits.blocks_bytes_max} bytes of arrays"
+                    )
                 blocks.append(self._block(payload, nbytes, offset, lease, number))
             if at + body_bytes <= len(payload):
                 body = payload[at : at + body_bytes]
@@ -390,19 +464,28 @@ class ShmConnection(Connection[Record]):
                     raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
                 body = self._block(payload, nbytes, offset, lease, number).data
         except struct.error as error:
-            raise RemoteProtocolError(f"record of {len(payload)} bytes is cut short: {error}") from error
+            raise RemoteProtocolError(
+                f"record of {len(payload)} bytes is cut short: {error}"
+            ) from error
         except MemoryError as error:
             at = PREFIX_BYTES + DESCRIPTOR_BYTES * block_count
             if at + body_bytes > len(payload):
-                raise ShardError(str(error)) from error  # no body, so nobody knows whose message it is
+                # no body, so nobody knows whose message it is
+                raise ShardError(str(error)) from error
             self._drop_blocks(payload, len(blocks) + 1, block_count)
             blocks = Unheld(block_count, str(error))
             body = payload[at : at + body_bytes]
         self.on_message(body, blocks)
 
     def _drop_blocks(self, payload: memoryview, first: int, end: int) -> None:
-        """Of a message that cannot be held: the peer gets back what it lent, and what comes over the socket is read off."""
-        for at in range(PREFIX_BYTES + DESCRIPTOR_BYTES * first, PREFIX_BYTES + DESCRIPTOR_BYTES * end, DESCRIPTOR_BYTES):
+        """Of a message that cannot be held: the peer gets back what it lent, and what comes over
+        the socket is read off.
+        """
+        for at in range(
+            PREFIX_BYTES + DESCRIPTOR_BYTES * first,
+            PREFIX_BYTES + DESCRIPTOR_BYTES * end,
+            DESCRIPTOR_BYTES,
+        ):
             nbytes, _, lease, number, _ = unpack_descriptor(payload, at)
             if lease:
                 self._borrowings.decline(lease)
@@ -410,13 +493,21 @@ class ShmConnection(Connection[Record]):
                 with contextlib.suppress(MemoryError):
                     self._take_spilled(nbytes)
 
-    def _block(self, payload: memoryview, nbytes: int, offset: int, lease: int, number: int) -> NDArray[np.uint8]:
+    def _block(
+        self, payload: memoryview, nbytes: int, offset: int, lease: int, number: int
+    ) -> NDArray[np.uint8]:
         if not lease:
             if number == SPILLED:
                 return self._take_spilled(nbytes)
             if offset + nbytes > len(payload):
-                raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its record of {len(payload)}")
-            block = np.frombuffer(payload, np.uint8, nbytes, offset).copy() if nbytes else np.empty(0, np.uint8)
+                raise RemoteProtocolError(
+                    f"array of {nbytes} bytes at {offset} passes its record of {len(payload)}"
+                )
+            block = (
+                np.frombuffer(payload, np.uint8, nbytes, offset).copy()
+                if nbytes
+                else np.empty(0, np.uint8)
+            )
             block.setflags(write=False)
             return block
         segment = self._segments.get(number)
@@ -428,7 +519,9 @@ class ShmConnection(Connection[Record]):
                 finally:  # not before: another thread may return leases at any moment
                     self._borrowings.decline(lease)
         if offset + nbytes > segment.size_bytes:
-            raise RemoteProtocolError(f"array of {nbytes} bytes at {offset} passes its segment of {segment.size_bytes}")
+            raise RemoteProtocolError(
+                f"array of {nbytes} bytes at {offset} passes its segment of {segment.size_bytes}"
+            )
         self._bytes_borrowed += nbytes
         return self._borrowings.borrow(segment.memory, offset, nbytes, lease)
 
@@ -437,7 +530,9 @@ class ShmConnection(Connection[Record]):
             continue
         reader = self._spill_reader
         if reader is None:
-            raise RemoteProtocolError(f"array of {nbytes} bytes over a socket that was never handed over")
+            raise RemoteProtocolError(
+                f"array of {nbytes} bytes over a socket that was never handed over"
+            )
         was_full = reader.is_full
         try:
             return reader.take(nbytes)
@@ -465,7 +560,7 @@ class ShmConnection(Connection[Record]):
             self._ring_doorbell()
         return 1
 
-    # -- the socket ----------------------------------------------------------------------------------------------------
+    # -- the socket --------------------------------------------------------------------------------
 
     def _on_socket(self, events: int) -> None:
         try:
@@ -499,16 +594,20 @@ class ShmConnection(Connection[Record]):
             self.reactor.unwatch(reader.fileno())
 
     def _take_in_the_rest(self, error: PeerLostError) -> None:
-        """The peer is to write no more: what it wrote until now counts, then the connection ends."""
+        """The peer is to write no more:
+        what it wrote until now counts, then the connection ends.
+        """
         end = self._incoming_words[TAIL_WORD]
         while self.error is None:
             try:
-                if self._consumer.head >= end or not self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged):
+                if self._consumer.head >= end or not self._poll_ring(
+                    self.on_message, RECORDS_PER_TURN, self._tagged
+                ):
                     self.close(error)
             except ShardError as broken:
                 self.close(broken)
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def attach(self, reactor: Reactor) -> None:
         if self.error is not None:
@@ -530,7 +629,9 @@ class ShmConnection(Connection[Record]):
         return self.error is None and (bool(self._returned) or not self._consumer.is_empty())
 
     def _end(self) -> None:
-        """Say goodbye and let go of the rings. Halves of the socket stay while blocks of the other side are held."""
+        """Say goodbye and let go of the rings. Halves of the socket stay while blocks of the other
+        side are held.
+        """
         self._short_bytes_max = -1  # no more short way
         self._consumer.skip_all()  # a poll() of ours that we are in hands out nothing more
         if self.reactor is not None:
@@ -541,9 +642,11 @@ class ShmConnection(Connection[Record]):
             self.notes.say_goodbye()
         self._borrowings.wake_if_parked = self._lendings.tell_drops = _nothing
         self._lendings.hand_over(self._borrowings.line)
-        # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our half of it ends now.
+        # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our
+        # half of it ends now.
         del self._borrowings
-        with self._writing:  # else another thread's bytes could go to whatever has the descriptor next
+        # else another thread's bytes could go to whatever has the descriptor next
+        with self._writing:
             if self._spill_writer is not None:
                 self._spill_writer.close()
         if self._spill_reader is not None:
@@ -565,7 +668,9 @@ class ShmConnection(Connection[Record]):
         self._unread.let_go(NO_WORDS)
 
     def _let_go_in_fork(self) -> None:
-        """The rings stay the parent's alone: arrays that end here return no lease, whatever is called here."""
+        """The rings stay the parent's alone: arrays that end here return no lease, whatever is
+        called here.
+        """
         self._let_go_of_rings()
         self._returned = deque()
         if hasattr(self, "_borrowings"):  # it has not ended
@@ -585,9 +690,11 @@ def connection_over(
     slab: Slab,
     incarnation: int | None = None,
 ) -> ShmConnection:
-    """A connection on a segment made by make_rings(), ours or handed over; the segment object is used up.
+    """A connection on a segment made by make_rings(), ours or handed over; the segment object is
+    used up.
 
-    Raises RemoteProtocolError when the segment holds no such rings, or those of another incarnation than asked for."""
+    Raises RemoteProtocolError when the segment holds no such rings, or those of another incarnation
+    than asked for."""
     half = segment.size_bytes // 2
     memory = segment.memory
     first, second = memory[:half], memory[half : 2 * half]

@@ -1,11 +1,13 @@
 """One stream socket as a connection: frames, written vectored and received in place.
 
-A message leaves by one sendmsg of header, body and blocks, without joining them. What the kernel does not take stays with
-the lane and goes on when the socket is writable; no other message of this lane overtakes it. Blocks are received straight into
-the slab's recycled memory when they are large, so nothing is copied between the kernel and the handler's arrays.
+A message leaves by one sendmsg of header, body and blocks, without joining them. What the kernel
+does not take stays with the lane and goes on when the socket is writable; no other message of this
+lane overtakes it. Blocks are received straight into the slab's recycled memory when they are large,
+so nothing is copied between the kernel and the handler's arrays.
 
-With TLS (tls.py), or checksums (checked.py), the same frames go through a socket that hands out one record at a time and keeps
-what did not fit, of which epoll does not tell: so reading goes on after a full record, and as long as the socket says has_more.
+With TLS (tls.py), or checksums (checked.py), the same frames go through a socket that hands out one
+record at a time and keeps what did not fit, of which epoll does not tell: so reading goes on after
+a full record, and as long as the socket says has_more.
 """
 
 from __future__ import annotations
@@ -45,28 +47,37 @@ _SMALL_BYTES = len(SMALL_HEADERS)
 # Reads of one connection in one turn, so that a flood from one peer leaves room for the others.
 READS_PER_TURN = 8
 
-# Bodies up to this size are joined with their header: a copy of that size costs less than a second buffer.
+# Bodies up to this size are joined with their header: a copy of that size costs less than a second
+# buffer.
 SHORT_BYTES_MAX = 16 << 10
 
-# A slab that grows takes every page at once. For a block that is only announced it grows by no more than this, or than the peer
-# has sent before: else a few bytes would cost gigabytes, and the reactor their first touch. Other blocks get pages as bytes come.
+# A slab that grows takes every page at once. For a block that is only announced it grows by no more
+# than this, or than the peer
+# has sent before: else a few bytes would cost gigabytes, and the reactor their first touch. Other
+# blocks get pages as bytes come.
 ANNOUNCED_BYTES_MAX = 1 << 20
 
-# sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several calls.
+# sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several
+# calls.
 BUFFERS_MAX = 1024
 
 
 class SocketLane(Connection[list[memoryview]]):
     """One stream socket, past its handshake, which it owns."""
 
-    def __init__(self, sock: socket.socket, peer: str, node: Node, slab: Slab, is_bulk: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, node: Node, slab: Slab, is_bulk: bool = False
+    ) -> None:
         super().__init__(peer, node.limits)
         self._sock = sock
-        self._records = sock if isinstance(sock, TlsSocket | CheckedSocket) else None  # it hands out one at a time
-        self._send_bytes, self._recv_into = sock.send, sock.recv_into  # bound once, for the hot path
+        # it hands out one at a time
+        self._records = sock if isinstance(sock, TlsSocket | CheckedSocket) else None
+        # bound once, for the hot path
+        self._send_bytes, self._recv_into = sock.send, sock.recv_into
         self._send_parts = sock.sendmsg if self._records is None else self._records.send_parts
         self._slab = slab
-        self._partial: list[memoryview] = []  # of the message being written: what the kernel has not taken yet
+        # of the message being written: what the kernel has not taken yet
+        self._partial: list[memoryview] = []
         self._decoder = decoder = FrameDecoder(node.limits, self._allocate, is_bulk)
         self._front, self._first_word = decoder.front, decoder.first_word
         self._watched = select.EPOLLIN
@@ -79,20 +90,33 @@ class SocketLane(Connection[list[memoryview]]):
         if size < BLOCK_BYTES_MIN or size > max(ANNOUNCED_BYTES_MAX, self._bytes_received):
             return np.empty(size, np.uint8)
         try:
-            return self._slab.wrap(self._slab.allocate(size), size).view(np.ndarray)  # empty() at half its price
+            # empty() at half its price
+            return self._slab.wrap(self._slab.allocate(size), size).view(np.ndarray)
         except ShmFull:  # the process's own memory is as good here, only slower the first time
             return np.empty(size, np.uint8)
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
-        """The short way for a message without blocks to a socket with room; send_long() for the rest."""
+        """The short way for a message without blocks to a socket with room; send_long() for the
+        rest.
+        """
         size = len(body)
-        if not blocks and not self._outbox and size <= self._short_bytes_max and self._writing.acquire(False):
+        if (
+            not blocks
+            and not self._outbox
+            and size <= self._short_bytes_max
+            and self._writing.acquire(False)
+        ):
             try:
-                free = not self._partial  # looked at with the lock held: else another thread's rest could be cut in two
+                # looked at with the lock held: else another thread's rest could be cut in two
+                free = not self._partial
                 if free:
-                    header = SMALL_HEADERS[size] if size < _SMALL_BYTES else _pack_header(size, 0, FRAME_VERSION)
+                    header = (
+                        SMALL_HEADERS[size]
+                        if size < _SMALL_BYTES
+                        else _pack_header(size, 0, FRAME_VERSION)
+                    )
                     message = header + body
                     sent = self._send_bytes(message)
                     self._bytes_sent += sent
@@ -123,8 +147,9 @@ class SocketLane(Connection[list[memoryview]]):
             super().send(body, blocks, stable)
 
     def _sent_at_once(self, body: Buffer, blocks: Sequence[NDArray[Any]]) -> bool:
-        """Write blocks that others may change once we return, and keep a copy of what the kernel does not take, ahead of all
-        else; False, and nothing has left, when others are writing or wait. Raises as send()."""
+        """Write blocks that others may change once we return, and keep a copy of what the kernel
+        does not take, ahead of all else; False, and nothing has left, when others are writing or
+        wait. Raises as send()."""
         if self.error is not None:
             raise self._ended()
         parts = self._parts(body, blocks)
@@ -148,8 +173,14 @@ class SocketLane(Connection[list[memoryview]]):
         return True
 
     def _lost(self, error: OSError) -> ShardError:
-        """What a send raises whose socket says so; when the connection has ended meanwhile, that is why."""
-        return PeerLostError(f"{self.peer} was lost: {self._why(error)}") if self.error is None else self._ended()
+        """What a send raises whose socket says so; when the connection has ended meanwhile, that is
+        why.
+        """
+        return (
+            PeerLostError(f"{self.peer} was lost: {self._why(error)}")
+            if self.error is None
+            else self._ended()
+        )
 
     def _why(self, error: OSError) -> str:
         return why_lost(error, self.limits.peer_silent_s)
@@ -159,7 +190,9 @@ class SocketLane(Connection[list[memoryview]]):
         header = encode_header(len(body), [block.nbytes for block in blocks], self.limits)
         return [memoryview(header + body), *(block.data for block in blocks if block.nbytes)]
 
-    def _prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> tuple[list[memoryview], int]:
+    def _prepare(
+        self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool
+    ) -> tuple[list[memoryview], int]:
         parts = self._parts(body, blocks)
         if not stable:
             parts[1:] = [memoryview(bytes(part)) for part in parts[1:]]
@@ -184,7 +217,9 @@ class SocketLane(Connection[list[memoryview]]):
         return True
 
     def _cut(self) -> None:
-        """Ctrl-C while it wrote: nobody knows what has left, and what follows would be taken for the rest. The reader sees it."""
+        """Ctrl-C while it wrote: nobody knows what has left, and what follows would be taken for
+        the rest. The reader sees it.
+        """
         with contextlib.suppress(OSError):  # it has ended already
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
@@ -195,7 +230,11 @@ class SocketLane(Connection[list[memoryview]]):
         at = 0
         while at < len(parts):
             try:
-                sent = self._send_parts(parts[at : at + BUFFERS_MAX]) if len(parts) - at > 1 else self._send_bytes(parts[at])
+                sent = (
+                    self._send_parts(parts[at : at + BUFFERS_MAX])
+                    if len(parts) - at > 1
+                    else self._send_bytes(parts[at])
+                )
             except BlockingIOError:
                 break
             self._bytes_sent += sent
@@ -217,7 +256,10 @@ class SocketLane(Connection[list[memoryview]]):
             self._partial = [memoryview(bytes(part)) for part in self._partial]
             waiting = [self._outbox.popleft() for _ in range(len(self._outbox))]
             # In front again: other threads append meanwhile.
-            self._outbox.extendleft(([memoryview(bytes(part)) for part in parts], size) for parts, size in reversed(waiting))
+            self._outbox.extendleft(
+                ([memoryview(bytes(part)) for part in parts], size)
+                for parts, size in reversed(waiting)
+            )
         if self._outbox:
             self.drain()  # what others appended while they could not write
 
@@ -231,10 +273,12 @@ class SocketLane(Connection[list[memoryview]]):
         if self.error is None and self.reactor is not None and not self.peer_hung_up:
             self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched, lively=True)
 
-    # -- receiving -----------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------
 
     def _on_ready(self, events: int) -> None:
-        """The short way when one whole message without blocks is all there is; _read() for the rest."""
+        """The short way when one whole message without blocks is all there is; _read() for the
+        rest.
+        """
         try:
             if events == READABLE and not self._decoder.more:
                 try:
@@ -270,7 +314,8 @@ class SocketLane(Connection[list[memoryview]]):
             self.drain()
         if not self._partial and not self._outbox:
             self._watched = select.EPOLLIN
-            if self._partial or self._outbox:  # by another thread that still saw us waiting for room
+            # by another thread that still saw us waiting for room
+            if self._partial or self._outbox:
                 self._watched |= select.EPOLLOUT
             self._watch()
 
@@ -286,7 +331,9 @@ class SocketLane(Connection[list[memoryview]]):
         self._read_what_is_kept()
 
     def _take(self, count: int, asked: int) -> bool:
-        """Deliver what `count` more bytes make whole, of `asked` for; whether to read on: the socket may have more."""
+        """Deliver what `count` more bytes make whole, of `asked` for; whether to read on: the
+        socket may have more.
+        """
         if not count:
             self._hung_up()
             return False
@@ -302,9 +349,13 @@ class SocketLane(Connection[list[memoryview]]):
             if self.error is not None:
                 return False
             frame = decoder.next_frame() if decoder.more else None
-        # A plain socket that gave less is empty, most likely, and the reactor sees when it is not; but the rest of a message that
-        # has begun is on its way, at the speed of a copy.
-        return count == asked or decoder.more or (self._records is not None and (count >= RECORD_BYTES or self._records.has_more))
+        # A plain socket that gave less is empty, most likely, and the reactor sees when it is not;
+        # but the rest of a message that has begun is on its way, at the speed of a copy.
+        return (
+            count == asked
+            or decoder.more
+            or (self._records is not None and (count >= RECORD_BYTES or self._records.has_more))
+        )
 
     def _hung_up(self) -> None:
         """The peer has, and all it sent over this lane was delivered."""
@@ -314,7 +365,8 @@ class SocketLane(Connection[list[memoryview]]):
         """Send nothing more, so that the peer ends too; what it still sends is read."""
         self._short_bytes_max = -1
         with contextlib.suppress(OSError):  # it is gone already
-            socket.socket.shutdown(self._sock, socket.SHUT_WR)  # that of TLS would take what still comes for plain bytes
+            # that of TLS would take what still comes for plain bytes
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
 
     def stop_reading(self) -> None:
         """The peer has hung up on this lane; it stays open all the same."""
@@ -331,7 +383,7 @@ class SocketLane(Connection[list[memoryview]]):
         if self.error is None and not self.peer_hung_up:
             self._on_ready(select.EPOLLIN)
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def attach(self, reactor: Reactor) -> None:
         self.reactor = reactor
@@ -344,6 +396,7 @@ class SocketLane(Connection[list[memoryview]]):
         self._short_bytes_max = -1  # no more short way
         if self.reactor is not None:
             self.reactor.unwatch(self._sock.fileno())
-        with self._writing:  # else another thread's bytes could go to whatever has the descriptor next
+        # else another thread's bytes could go to whatever has the descriptor next
+        with self._writing:
             self._sock.close()
             self._partial = []

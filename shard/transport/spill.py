@@ -1,13 +1,15 @@
 """Arrays that find no room in shared memory, over a Unix socket of their own: slower, and no error.
 
-    block    u64 bytes, then these bytes; block after block, in the order in which records of the ring refer to them
+    block  u64 bytes, then these bytes; block after block, in the order in which records of the ring
+           refer to them
 
-The sender makes the socket when it is first needed, and hands its other end over by a note. It writes a record into the ring only
-after the last byte of its blocks went into the socket: so they are there for whoever reads the record, who never waits, and what
-order there is on the connection is the order of the ring.
+The sender makes the socket when it is first needed, and hands its other end over by a note. It
+writes a record into the ring only after the last byte of its blocks went into the socket: so they
+are there for whoever reads the record, who never waits, and what order there is on the connection
+is the order of the ring.
 
-A receiver reads ahead, for else the sender would not come to its record; but no more than one message may have, and then stops
-until records have claimed what came.
+A receiver reads ahead, for else the sender would not come to its record; but no more than one
+message may have, and then stops until records have claimed what came.
 """
 
 from __future__ import annotations
@@ -28,16 +30,23 @@ from shard.transport.control_channel import SPILL, ControlChannel
 LENGTH = struct.Struct("<Q")
 SPILLED = 0xFFFFFFFF  # in a descriptor, in the place of a segment's number
 READS_PER_TURN = 8
-TURNS_MAX = 256  # of reads for one block: what is in the socket, as all of it is when its record is written, takes a few
+# of reads for one block: what is in the socket, as all of it is when its record is written, takes a
+# few
+TURNS_MAX = 256
 SEND_BUFFER_BYTES = 1 << 20  # the kernel gives what net.core.wmem_max allows: 208 KiB, mostly
 
 
 def copy_of(block: NDArray[Any], full: ShmFull) -> NDArray[Any]:
-    """An array's bytes, for a socket to take. Raises ShmFull where this process has no memory of its own for it either."""
+    """An array's bytes, for a socket to take. Raises ShmFull where this process has no memory of
+    its own for it either.
+    """
     try:
         return block.copy()
     except MemoryError:
-        raise ShmFull(f"no memory for {block.nbytes} bytes in this process's heap either (see `ulimit -v`): {full}") from full
+        raise ShmFull(
+            f"no memory for {block.nbytes} bytes in this process's heap either (see `ulimit -v`): "
+            f"{full}"
+        ) from full
 
 
 class Spilled:
@@ -46,8 +55,11 @@ class Spilled:
     __slots__ = ("begun", "parts")
 
     def __init__(self, blocks: list[NDArray[np.uint8]]) -> None:
-        self.parts = [part for block in blocks for part in (memoryview(LENGTH.pack(block.nbytes)), block.data)]
-        self.begun = False  # some of it is in the socket, so nothing else may go there before the rest
+        self.parts = [
+            part for block in blocks for part in (memoryview(LENGTH.pack(block.nbytes)), block.data)
+        ]
+        # some of it is in the socket, so nothing else may go there before the rest
+        self.begun = False
 
 
 class _Dropped:
@@ -69,7 +81,8 @@ class SpillWriter:
             self._socket, theirs = socket.socketpair()
         except OSError as error:
             raise ShardError(
-                f"no room in shared memory, and no socket to send it over: {error.strerror}; raise `ulimit -n`"
+                f"no room in shared memory, and no socket to send it over: {error.strerror}; "
+                "raise `ulimit -n`"
             ) from error
         try:
             self._socket.setblocking(False)
@@ -115,7 +128,8 @@ class SpillReader:
         self._arrived: deque[NDArray[np.uint8] | _Dropped] = deque()
         self._arrived_bytes = 0
         self._length = bytearray(LENGTH.size)
-        self._block: NDArray[np.uint8] | _Dropped | None = None  # the one that is being read; None: its length is
+        # the one that is being read; None: its length is
+        self._block: NDArray[np.uint8] | _Dropped | None = None
         self._rest = memoryview(self._length)  # of either, still to come
         self.ended = False
 
@@ -125,11 +139,15 @@ class SpillReader:
 
     @property
     def is_full(self) -> bool:
-        """Whether as much is here as one message may have: records have to claim some of it first."""
+        """Whether as much is here as one message may have:
+        records have to claim some of it first.
+        """
         return self._arrived_bytes >= self._bytes_max or len(self._arrived) >= self._blocks_max
 
     def read(self) -> bool:
-        """Take in a bounded part of what has come; whether there was any. Raises RemoteProtocolError."""
+        """Take in a bounded part of what has come; whether there was any. Raises
+        RemoteProtocolError.
+        """
         for turn in range(READS_PER_TURN):
             try:
                 count = self._socket.recv_into(self._rest)
@@ -150,7 +168,10 @@ class SpillReader:
         if self._block is None:
             (nbytes,) = LENGTH.unpack(self._length)
             if nbytes > self._bytes_max:
-                raise RemoteProtocolError(f"{self._peer} sends an array of {nbytes} bytes, at most {self._bytes_max} allowed")
+                raise RemoteProtocolError(
+                    f"{self._peer} sends an array of {nbytes} bytes, "
+                    f"at most {self._bytes_max} allowed"
+                )
             try:
                 self._block = empty_block(nbytes)  # not of the slab: it has no room, most likely
                 self._rest = self._block.data
@@ -172,16 +193,20 @@ class SpillReader:
         self._block, self._rest = None, memoryview(self._length)
 
     def take(self, nbytes: int) -> NDArray[np.uint8]:
-        """The next block, which a record refers to: all of it is here or in the socket. Raises RemoteProtocolError, and
-        MemoryError for one that was dropped."""
+        """The next block, which a record refers to: all of it is here or in the socket. Raises
+        RemoteProtocolError, and MemoryError for one that was dropped."""
         turns_left = TURNS_MAX
         while not self._arrived:
             turns_left -= 1
             if turns_left < 0 or not self.read():
-                raise RemoteProtocolError(f"{self._peer} refers to an array of {nbytes} bytes that it never sent")
+                raise RemoteProtocolError(
+                    f"{self._peer} refers to an array of {nbytes} bytes that it never sent"
+                )
         block = self._arrived.popleft()
         if block.nbytes != nbytes:
-            raise RemoteProtocolError(f"{self._peer} refers to an array of {nbytes} bytes, and sent one of {block.nbytes}")
+            raise RemoteProtocolError(
+                f"{self._peer} refers to an array of {nbytes} bytes, and sent one of {block.nbytes}"
+            )
         if isinstance(block, _Dropped):
             raise MemoryError(block.text)
         self._arrived_bytes -= block.nbytes

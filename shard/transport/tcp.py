@@ -1,5 +1,6 @@
-"""The tcp transport: addresses, a port that others may share, names that stand for several addresses. How the sockets of one
-connection are made is in laned.py, what goes on over it in tcp_connection.py."""
+"""The tcp transport: addresses, a port that others may share, names that stand for several
+addresses. How the sockets of one connection are made is in laned.py, what goes on over it in
+tcp_connection.py."""
 
 from __future__ import annotations
 
@@ -23,10 +24,14 @@ LISTEN_BACKLOG = 1024
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """("host", port) of "tcp://host:port"; IPv6 hosts stand in brackets. Raises UnreachableError with what is allowed."""
+    """("host", port) of "tcp://host:port"; IPv6 hosts stand in brackets. Raises UnreachableError
+    with what is allowed.
+    """
     host, colon, port = address.removeprefix("tcp://").rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535 or not host:
-        raise UnreachableError(f"{address!r} is no address: host:port expected, such as 127.0.0.1:9394 or [::1]:9394")
+        raise UnreachableError(
+            f"{address!r} is no address: host:port expected, such as 127.0.0.1:9394 or [::1]:9394"
+        )
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -38,7 +43,15 @@ def format_address(host: str, port: int) -> str:
 class TcpListener(LanedListener):
     """A port, which several processes may share."""
 
-    def __init__(self, sock: socket.socket, node: Node, slab: Slab, reactor: Reactor, accept: Accept, tls: Tls | None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        node: Node,
+        slab: Slab,
+        reactor: Reactor,
+        accept: Accept,
+        tls: Tls | None,
+    ) -> None:
         def make(lanes: list[Greeting]) -> TcpConnection:
             return TcpConnection([one.sock for one in lanes], f"tcp://{lanes[0].peer}", node, slab)
 
@@ -51,7 +64,8 @@ class TcpListener(LanedListener):
 
 
 class TcpTransport(Transport):
-    """TCP for one process: connections receive into `slab`. With `tls` every connection is encrypted, and none is not.
+    """TCP for one process: connections receive into `slab`. With `tls` every connection is
+    encrypted, and none is not.
 
     Raises ShardError for files of `tls` that cannot be used.
     """
@@ -72,7 +86,9 @@ class TcpTransport(Transport):
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> TcpListener:
         host, port = parse_address(address)
         try:
-            family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            family, kind, protocol, _, where = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
         except socket.gaierror as error:
             raise UnreachableError(f"cannot listen at {address}: {error.strerror}") from error
         sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
@@ -84,24 +100,29 @@ class TcpTransport(Transport):
             sock.close()
             if error.errno == errno.EADDRINUSE:
                 raise AddressInUseError(
-                    f"cannot listen at {address}: the port is taken; choose another, or 0 for any free one"
+                    f"cannot listen at {address}: the port is taken; choose another, "
+                    "or 0 for any free one"
                 ) from error
             raise ShardError(f"cannot listen at {address}: {error.strerror}") from error
         return self.listen_on(sock, reactor, accept)
 
     def listen_on(self, sock: socket.socket, reactor: Reactor, accept: Accept) -> TcpListener:
-        """Listen at a socket that listens already, or at a port that another process deals out (shared_port.py)."""
+        """Listen at a socket that listens already, or at a port that another process deals out
+        (shared_port.py).
+        """
         return TcpListener(sock, self._node, self._slab, reactor, accept, self._tls)
 
     def connect(self, address: str, timeout_s: float) -> TcpConnection:
-        """As Transport.connect(). A name is looked up each time, and every address that it stands for is tried, in the order
-        of the system's resolver; those after one have the time that it has left them, and it leaves them their share. The
-        resolver has a bound of its own (resolv.conf), which `timeout_s` does not shorten."""
+        """As Transport.connect(). A name is looked up each time, and every address that it stands
+        for is tried, in the order of the system's resolver; those after one have the time that it
+        has left them, and it leaves them their share. The resolver has a bound of its own
+        (resolv.conf), which `timeout_s` does not shorten."""
         host, port = parse_address(address)
         deadline = time.monotonic() + timeout_s
         try:
             places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # UnicodeError: a label that is empty or longer than DNS has
+        except (OSError, UnicodeError) as error:
+            # UnicodeError: a label that is empty or longer than DNS has
             text = error.strerror if isinstance(error, OSError) else str(error)
             raise UnreachableError(f"nobody listens at {address}: {text}") from error
         refusals = []
@@ -119,7 +140,9 @@ class TcpTransport(Transport):
             + "; ".join(f"{place[4][0]}: {refusal}" for place, refusal in tries)
         )
 
-    def _connect(self, address: str, family: socket.AddressFamily, place: Any, deadline: float) -> TcpConnection:
+    def _connect(
+        self, address: str, family: socket.AddressFamily, place: Any, deadline: float
+    ) -> TcpConnection:
         node = self._node
         return connect_lanes(
             address,
@@ -143,6 +166,8 @@ def _dial(address: str, family: socket.AddressFamily, place: Any, deadline: floa
         except TimeoutError as error:
             raise UnreachableError(f"nobody answered at {address} in time") from error
         except OSError as error:
-            raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
+            raise UnreachableError(
+                f"nobody listens at {address}: {error.strerror or error}"
+            ) from error
         closing.pop_all()
     return sock

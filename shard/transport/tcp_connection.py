@@ -1,4 +1,5 @@
-"""Messages over TCP: lanes as of any stream socket (laned_connection.py), and a look at whether the peer's host is still there.
+"""Messages over TCP: lanes as of any stream socket (laned_connection.py), and a look at whether the
+peer's host is still there.
 
 event                                   what follows
 silence.py finds the peer silent        all lanes are closed
@@ -37,7 +38,9 @@ class TcpConnection(LanedConnection):
         self._look_later(reactor)
 
     def _look_later(self, reactor: Reactor) -> None:
-        self._look = reactor.call_later(self.limits.peer_silent_s / LOOKS_PER_BOUND, lambda: self._look_at_silence(reactor))
+        self._look = reactor.call_later(
+            self.limits.peer_silent_s / LOOKS_PER_BOUND, lambda: self._look_at_silence(reactor)
+        )
 
     def _look_at_silence(self, reactor: Reactor) -> None:
         now = reactor.clock()
@@ -47,7 +50,9 @@ class TcpConnection(LanedConnection):
             self.close(PeerLostError(f"{self.peer} was lost: {self._why(error)}"))
             return
         if is_silent:
-            self.close(PeerLostError(f"{self.peer} was lost: {silence_text(self.limits.peer_silent_s)}"))
+            self.close(
+                PeerLostError(f"{self.peer} was lost: {silence_text(self.limits.peer_silent_s)}")
+            )
         else:
             self._look_later(reactor)
 

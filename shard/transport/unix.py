@@ -1,9 +1,12 @@
-"""The unix transport: for two processes of one host that cannot share memory. Messages go as over tcp, lanes and all, but through
-Unix sockets (unix_rendezvous.py): no TCP is between the two, and no port that another user could reach.
+"""The unix transport: for two processes of one host that cannot share memory. Messages go as over
+tcp, lanes and all, but through
+Unix sockets (unix_rendezvous.py): no TCP is between the two, and no port that another user could
+reach.
 
-    a peer that dies, however         its sockets end, and we are told at once: no host vanishes from itself, so nobody looks
-                                      for silence (silence.py)
-    TLS, tcp_checksum                 not here: nobody but the kernel sees what goes over a Unix socket, or could change it
+    a peer that dies, however  its sockets end, and we are told at once: no host vanishes from
+                               itself, so nobody looks for silence (silence.py)
+    TLS, tcp_checksum          not here: nobody but the kernel sees what goes over a Unix socket, or
+                               could change it
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from shard.transport.laned import LanedListener, connect_lanes
 from shard.transport.laned_connection import LanedConnection
 
 KIND = 3  # in the handshake
-# What the kernel may hold of a lane, as far as net.core.wmem_max lets it. By default it is a fifth of a 1 MB array, which then
-# takes 0.8 ms, as both sides wait for each other by turns; with this, where wmem_max is as much, 0.26 ms.
+# What the kernel may hold of a lane, as far as net.core.wmem_max lets it. By default it is a fifth
+# of a 1 MB array, which then takes 0.8 ms, as both sides wait for each other by turns; with this,
+# where wmem_max is as much, 0.26 ms.
 SEND_BUFFER_BYTES = 4 << 20
 
 
@@ -48,14 +52,29 @@ class UnixTransport(Transport):
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> LanedListener:
         """`address` is "unix://": the rest is chosen here, and not to be guessed."""
         sock, full = unix_rendezvous.listen(self.scheme)
-        return LanedListener(sock, full, KIND, lambda lanes: self._over([one.sock for one in lanes]), self._node, reactor, accept)
+        return LanedListener(
+            sock,
+            full,
+            KIND,
+            lambda lanes: self._over([one.sock for one in lanes]),
+            self._node,
+            reactor,
+            accept,
+        )
 
     def connect(self, address: str, timeout_s: float) -> UnixConnection:
         refusal = self.cannot_reach(address)
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through a Unix socket: {refusal}")
         deadline = time.monotonic() + timeout_s
-        return connect_lanes(address, lambda: unix_rendezvous.dial(address, deadline), self._over, self._node, KIND, deadline)
+        return connect_lanes(
+            address,
+            lambda: unix_rendezvous.dial(address, deadline),
+            self._over,
+            self._node,
+            KIND,
+            deadline,
+        )
 
     def _over(self, socks: list[socket.socket]) -> UnixConnection:
         pid, _ = unix_rendezvous.credentials(socks[0])

@@ -1,9 +1,12 @@
-"""Where a process listens for others of its host: a Unix socket with an abstract name. shm and unix meet like this.
+"""Where a process listens for others of its host: a Unix socket with an abstract name. shm and unix
+meet like this.
 
-    address   scheme "://" host "/" uid "/" token
-    host      boot id of the machine, and inode of the network namespace, in which abstract names are looked up
-    uid       of the process that listens, by its own account; dial() asks the kernel, and so does the door (handshake_io.py)
-    token     random, 128 bits: the socket's name, not to be guessed
+    address  scheme "://" host "/" uid "/" token
+    host     boot id of the machine, and inode of the network namespace, in which abstract names are
+             looked up
+    uid      of the process that listens, by its own account; dial() asks the kernel, and so does
+             the door (handshake_io.py)
+    token    random, 128 bits: the socket's name, not to be guessed
 
 Nothing of it is in the file system, and it goes with the process, however that ends.
 """
@@ -21,11 +24,14 @@ from pathlib import Path
 from shard.errors import ShardError, UnreachableError
 
 LISTEN_BACKLOG = 256
-FULL_PAUSE_S = 0.01  # before another look whether there is room among those: the kernel does not tell
+# before another look whether there is room among those: the kernel does not tell
+FULL_PAUSE_S = 0.01
 
 
 def boot_id() -> str:
-    """Of this machine since it started, and of the network namespace that Unix sockets are looked up in."""
+    """Of this machine since it started, and of the network namespace that Unix sockets are looked
+    up in.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
 
@@ -34,12 +40,16 @@ def _parts(address: str) -> list[str]:
     scheme, _, rest = address.partition("://")
     parts = rest.split("/")
     if len(parts) != 3:
-        raise UnreachableError(f"{address!r} is no {scheme} address: {scheme}://host/uid/token expected")
+        raise UnreachableError(
+            f"{address!r} is no {scheme} address: {scheme}://host/uid/token expected"
+        )
     return parts
 
 
 def cannot_reach(address: str) -> str | None:
-    """Why nobody there can be met from here, or None when it is worth a try. Raises UnreachableError for what is no address."""
+    """Why nobody there can be met from here, or None when it is worth a try. Raises
+    UnreachableError for what is no address.
+    """
     host, uid, _ = _parts(address)
     if host != boot_id():
         return "another host or network namespace"
@@ -57,25 +67,35 @@ def listen(scheme: str) -> tuple[socket.socket, str]:
         sock.listen(LISTEN_BACKLOG)
     except OSError as error:
         sock.close()
-        raise ShardError(f"cannot listen at a Unix socket for {scheme}: {error.strerror}") from error
+        raise ShardError(
+            f"cannot listen at a Unix socket for {scheme}: {error.strerror}"
+        ) from error
     return sock, f"{scheme}://{boot_id()}/{os.getuid()}/{token}"
 
 
 def dial(address: str, deadline: float) -> socket.socket:
-    """A socket that has connected to a process of our user, until time.monotonic() says `deadline`. Raises UnreachableError."""
+    """A socket that has connected to a process of our user, until time.monotonic() says `deadline`.
+    Raises UnreachableError.
+    """
     token = _parts(address)[2]
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    sock = socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    )
     try:
         while (failure := sock.connect_ex(f"\0prpc.{token}")) == errno.EAGAIN:
             if time.monotonic() >= deadline:
-                raise UnreachableError(f"nobody was taken in at {address} in time: {LISTEN_BACKLOG} or so wait there")
+                raise UnreachableError(
+                    f"nobody was taken in at {address} in time: {LISTEN_BACKLOG} or so wait there"
+                )
             time.sleep(FULL_PAUSE_S)
         if failure:
             raise OSError(failure, os.strerror(failure))
         pid, uid = credentials(sock)
         if uid != os.getuid():
             # A user namespace of its own, most likely: both say the same number, and are two users.
-            raise UnreachableError(f"process {pid} at {address} belongs to user {uid}, this one to {os.getuid()}")
+            raise UnreachableError(
+                f"process {pid} at {address} belongs to user {uid}, this one to {os.getuid()}"
+            )
     except OSError as error:
         sock.close()
         raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error

@@ -1,13 +1,17 @@
 """Accepted sockets that wait, unread, until it is their turn to prove themselves.
 
-    event                                  what becomes of it
-    a place is free                        one of the host's that has spoken, else the one that waits longest, takes its turn
-    all places are taken, one has spoken   a peer that has been at its proof for too long, chosen at random, makes room for it
-    one more comes than may wait           one of the host that has most of them, chosen at random, is hung up on
-    limits.handshake_s passes              it is hung up on
+    event                                 what becomes of it
+    a place is free                       one of the host's that has spoken, else the one that waits
+                                          longest, takes its turn
+    all places are taken, one has spoken  a peer that has been at its proof for too long, chosen at
+                                          random, makes room for it
+    one more comes than may wait          one of the host that has most of them, chosen at random,
+                                          is hung up on
+    limits.handshake_s passes             it is hung up on
 
-So whoever fills all places with sockets that say nothing, or too little, keeps nobody out: a peer that means it speaks at once
-and is through in milliseconds, in which it is hardly ever the one that chance hits; and if it is, it tries again.
+So whoever fills all places with sockets that say nothing, or too little, keeps nobody out: a peer
+that means it speaks at once and is through in milliseconds, in which it is hardly ever the one that
+chance hits; and if it is, it tries again.
 """
 
 from __future__ import annotations
@@ -25,7 +29,13 @@ class WaitingPeer:
     """One of them. `give_up` is called once its time is over."""
 
     def __init__(
-        self, sock: socket.socket, peer: str, host: str, reactor: Reactor, limit_s: float, give_up: Callable[[WaitingPeer], None]
+        self,
+        sock: socket.socket,
+        peer: str,
+        host: str,
+        reactor: Reactor,
+        limit_s: float,
+        give_up: Callable[[WaitingPeer], None],
     ) -> None:
         self.sock = sock
         self.peer = peer

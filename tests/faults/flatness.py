@@ -1,7 +1,7 @@
 """What processes hold while they work, sampled over time, and whether it grew.
 
-The first third of the samples is warm-up. A third is worth its maximum, and that of the last third may exceed that of the middle
-third by the bound of the measure at most.
+The first third of the samples is warm-up. A third is worth its maximum, and that of the last third
+may exceed that of the middle third by the bound of the measure at most.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ class Measure:
     bound: float
 
 
-# Arrays of up to 1 MiB come and go, and what malloc keeps of them moved a third's maximum by 2 MiB; four times that is no
-# noise. Each process has part in some 50,000 calls in a third of a minute: a leak of 170 bytes a call is seen.
+# Arrays of up to 1 MiB come and go, and what malloc keeps of them moved a third's maximum by 2 MiB;
+# four times that is no noise. Each process has part in some 50,000 calls in a third of a minute: a
+# leak of 170 bytes a call is seen.
 MEMORY = Measure("private memory, MiB", 8.0)
-# Stood still in every soak; a sample may catch a restart, where both lanes of the dead and those of the newborn are open: three
-# lanes of six.
+# Stood still in every soak; a sample may catch a restart, where both lanes of the dead and those of
+# the newborn are open: three lanes of six.
 FDS = Measure("descriptors", 18)
-# Stood still in every soak; what the interpreter or a library starts for a moment may be caught in a sample.
+# Stood still in every soak; what the interpreter or a library starts for a moment may be caught in
+# a sample.
 THREADS = Measure("threads", 2)
 # A restart again, with two mappings a lane, and a segment more where large arrays met.
 MAPS = Measure("mappings of /dev/shm", 8)
@@ -51,14 +53,18 @@ def slab_statistics() -> SlabStatistics:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Of a process's resident memory, what no file and no segment lies behind: segments are counted by their owners' slabs."""
+    """Of a process's resident memory, what no file and no segment lies behind: segments are counted
+    by their owners' slabs.
+    """
     with open(f"/proc/{pid}/status") as status:
         line = next(line for line in status if line.startswith("RssAnon:"))
     return int(line.split()[1]) << 10
 
 
 def grew(values: list[float], bound: float) -> bool:
-    """Whether the last third's maximum is above the middle third's by more than the bound; the first third is warm-up."""
+    """Whether the last third's maximum is above the middle third's by more than the bound; the
+    first third is warm-up.
+    """
     third = len(values) // 3
     return third > 0 and max(values[-third:]) > max(values[third:-third]) + bound
 
@@ -116,10 +122,16 @@ class Samples:
 
     def print(self) -> None:
         """The maximum of each third."""
-        print(f"{'maximum in each third of the time':<44}{'warm-up':>10}{'middle':>10}{'last':>10}{'bound':>10}")
-        for (measure, name), values in sorted(self.series.items(), key=lambda item: (item[0][0].name, item[0][1])):
+        print(
+            f"{'maximum in each third of the time':<44}{'warm-up':>10}{'middle':>10}{'last':>10}{'bound':>10}"
+        )
+        for (measure, name), values in sorted(
+            self.series.items(), key=lambda item: (item[0][0].name, item[0][1])
+        ):
             third = len(values) // 3
-            parts = [values[:third], values[third:-third], values[-third:]] if third else [values] * 3
+            parts = (
+                [values[:third], values[third:-third], values[-third:]] if third else [values] * 3
+            )
             figures = "".join(f"{max(part):>10.1f}" for part in parts)
             verdict = "  GREW" if grew(values, measure.bound) else ""
             print(f"{measure.name + ' of ' + name:<44}{figures}{measure.bound:>+10.1f}{verdict}")

@@ -1,14 +1,19 @@
-"""An application with a group of shards that is made to live through deaths, in a process of its own: a child of the zygote.
+"""An application with a group of shards that is made to live through deaths, in a process of its
+own: a child of the zygote.
 
-    start      the group, with something to run at_start(); every lane is used once
-    load       every process calls every other, arrays are lent all ways; calls that do not end by themselves watch for deaths
-    loss       one shard that nobody armed is killed from outside: the others are handed lanes to its next incarnation
-    load       as before
-    whole      all are up again, or stay down as asked; every lane works; every block and descriptor is back
-    SIGTERM    to shards that were armed and still live, which drain, where the round has it
-    close      no process is left
+    start    the group, with something to run at_start(); every lane is used once
+    load     every process calls every other, arrays are lent all ways; calls that do not end by
+             themselves watch for deaths
+    loss     one shard that nobody armed is killed from outside: the others are handed lanes to its
+             next incarnation
+    load     as before
+    whole    all are up again, or stay down as asked; every lane works; every block and descriptor
+             is back
+    SIGTERM  to shards that were armed and still live, which drain, where the round has it
+    close    no process is left
 
-Shards are armed before the first load, in any of the phases they may die. The application itself is armed when it is forked.
+Shards are armed before the first load, in any of the phases they may die. The application itself is
+armed when it is forked.
 """
 
 from __future__ import annotations
@@ -27,7 +32,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from shard import ClosedError, Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, failpoints
+from shard import (
+    ClosedError,
+    Future,
+    PeerLostError,
+    RestartPolicy,
+    ShardError,
+    ShardGroup,
+    failpoints,
+)
 from shard.memory import slab
 from tests.faults import group_load
 from tests.faults.group_load import DeathClock, Outcomes
@@ -52,8 +65,10 @@ class Round:
     seed: int
     arms: tuple[tuple[int, str, int], ...] = ()  # shard, failpoint, hit
     restarts: bool = True
-    loss_first: bool = False  # the loss comes before the first load: armed shards die while another one is started again
-    terminates: bool = False  # shards that were armed and still live get SIGTERM in place of close()'s STOP
+    # the loss comes before the first load: armed shards die while another one is started again
+    loss_first: bool = False
+    # shards that were armed and still live get SIGTERM in place of close()'s STOP
+    terminates: bool = False
 
 
 @dataclass
@@ -61,7 +76,8 @@ class Ended:
     """What became of a round."""
 
     killed: list[str] = field(default_factory=list)  # failpoints that somebody died at
-    told_s: list[float] = field(default_factory=list)  # from a death at a failpoint to the end of a call that watched for it
+    # from a death at a failpoint to the end of a call that watched for it
+    told_s: list[float] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -77,9 +93,14 @@ class Application:
         self._watches: list[tuple[int, Future, Future]] = []  # of whom, by us; and by another shard
         self._told: dict[int, float] = {}
         slab.SEGMENT_BYTES_FIRST = group_load.SEGMENT_BYTES_FIRST
-        self.group = ShardGroup(SHARDS, pin=False, restart=RESTART if round_.restarts else NEVER, start_method="forkserver")
+        self.group = ShardGroup(
+            SHARDS,
+            pin=False,
+            restart=RESTART if round_.restarts else NEVER,
+            start_method="forkserver",
+        )
 
-    # -- the phases ----------------------------------------------------------------------------------------------------
+    # -- the phases --------------------------------------------------------------------------------
 
     def live(self) -> Ended:
         """All phases. Raises AssertionError for whatever does not hold."""
@@ -92,7 +113,9 @@ class Application:
             with pidfds(pids) as are_dead:
                 fds = self._holdings()
                 for shard, name, nth in self.round.arms:
-                    self._submit_and_wait(shard, group_load.arm_to_die, name, nth, self._clocks[shard].path)
+                    self._submit_and_wait(
+                        shard, group_load.arm_to_die, name, nth, self._clocks[shard].path
+                    )
                 self._watch()
                 if self.round.loss_first:
                     self._lose(pids, are_dead)
@@ -107,7 +130,9 @@ class Application:
                 self.group.close()
                 self._count_deaths(are_dead)
             for each in self.group.statistics().shards:
-                assert not os.path.exists(f"/proc/{each.pid}"), self._what(f"shard {each.index} outlives close()")
+                assert not os.path.exists(f"/proc/{each.pid}"), self._what(
+                    f"shard {each.index} outlives close()"
+                )
         return self.ended
 
     def _start(self) -> None:
@@ -115,15 +140,20 @@ class Application:
         self._burst(range(SHARDS), may_be_lost=set())
 
     def _watch(self) -> None:
-        """Calls in flight to each victim, from us and from the other shards; and from it to them."""
+        """Calls in flight to each victim, from us and from the other shards;
+        and from it to them.
+        """
         for victim in self._clocks:
-            with contextlib.suppress(PeerLostError):  # where it was armed lies on the way of this call
+            # where it was armed lies on the way of this call
+            with contextlib.suppress(PeerLostError):
                 ours = self.group.submit_to(victim, group_load.hold)
                 ours.add_done_callback(partial(self._note_told, victim))
                 for other in set(range(SHARDS)) - {victim}:
                     self.group.submit_to(victim, group_load.watch, other)
                     if other not in self._clocks:
-                        self._watches.append((victim, ours, self.group.submit_to(other, group_load.watch, victim)))
+                        self._watches.append(
+                            (victim, ours, self.group.submit_to(other, group_load.watch, victim))
+                        )
 
     def _note_told(self, victim: int, _: Future) -> None:
         self._told[victim] = time.monotonic()
@@ -134,7 +164,9 @@ class Application:
 
     def _lose(self, pids: dict[int, int], are_dead: dict[int, Callable[[float], bool]]) -> None:
         """kill -9 from outside, to a shard that may live for all we know."""
-        lost = self._chance.choice([shard for shard in range(SHARDS) if shard not in self._clocks] or [0])
+        lost = self._chance.choice(
+            [shard for shard in range(SHARDS) if shard not in self._clocks] or [0]
+        )
         self._may_be_lost.add(lost)
         os.kill(pids[lost], signal.SIGKILL)
         assert are_dead[lost](WAIT_S), self._what(f"shard {lost} does not die")
@@ -156,8 +188,12 @@ class Application:
             self._wait_for_end(victim, ours)
             error = ours.error()
             if error is not None:
-                assert isinstance(error, PeerLostError), self._what(f"a call to shard {victim} ended with {error!r}")
-                wait_until(lambda victim=victim: victim in self._told, "the callback of that call")  # type: ignore[misc]
+                assert isinstance(error, PeerLostError), self._what(
+                    f"a call to shard {victim} ended with {error!r}"
+                )
+                wait_until(
+                    lambda victim=victim: victim in self._told, ("the callback of that call")
+                )  # type: ignore[misc]
                 self.ended.told_s.append(self._told[victim] - dead_at_s)
             self._wait_for_end(victim, theirs)
             try:
@@ -165,15 +201,20 @@ class Application:
             except PeerLostError:
                 continue  # that shard was lost, too
             if name != "released":
-                assert name == "PeerLostError", self._what(f"a shard's call to shard {victim} ended with {name}")
+                assert name == "PeerLostError", self._what(
+                    f"a shard's call to shard {victim} ended with {name}"
+                )
                 self.ended.told_s.append(told_at_s - dead_at_s)
 
     def _wait_for_end(self, victim: int, watch: Future) -> None:
-        """Of a watch() or hold() for a victim that is dead. Whoever lacked a core before it called may have come to the next
+        """Of a watch() or hold() for a victim that is dead. Whoever lacked a core before it called
+        may have come to the next
         incarnation: release() ends that, and no call to the dead."""
         deadline = time.monotonic() + WAIT_S
         while not watch.done():
-            assert time.monotonic() < deadline, self._what(f"a call to shard {victim}, which is dead, hangs")
+            assert time.monotonic() < deadline, self._what(
+                f"a call to shard {victim}, which is dead, hangs"
+            )
             with contextlib.suppress(TimeoutError):
                 watch.error(LOOK_S)
             with contextlib.suppress(PeerLostError):
@@ -202,17 +243,30 @@ class Application:
         deadline = time.monotonic() + WAIT_S
         while True:
             gc.collect()
-            selves = {shard: self.group.submit_to(shard, group_load.about_me).result(WAIT_S) for shard in living}
+            selves = {
+                shard: self.group.submit_to(shard, group_load.about_me).result(WAIT_S)
+                for shard in living
+            }
             blocks = {shard: each.blocks_used for shard, each in selves.items() if each.blocks_used}
             ours = self.group.slab.statistics().blocks_used
             now = [self._fds(), *(each.fds for each in selves.values())]
-            more = [(one, other) for one, other in zip(fds, now, strict=False) if other > one] if self.round.restarts else []
+            more = (
+                [(one, other) for one, other in zip(fds, now, strict=False) if other > one]
+                if self.round.restarts
+                else []
+            )
             if not blocks and not ours and not more:
                 break
-            assert time.monotonic() < deadline, self._what(f"blocks used {blocks}, {ours} of ours; descriptors {fds} -> {now}")
-        assert all(each.token == TOKEN for each in selves.values()), self._what("a shard is up and was not set up")
+            assert time.monotonic() < deadline, self._what(
+                f"blocks used {blocks}, {ours} of ours; descriptors {fds} -> {now}"
+            )
+        assert all(each.token == TOKEN for each in selves.values()), self._what(
+            "a shard is up and was not set up"
+        )
 
-    def _terminate(self, pids: dict[int, int], are_dead: dict[int, Callable[[float], bool]]) -> None:
+    def _terminate(
+        self, pids: dict[int, int], are_dead: dict[int, Callable[[float], bool]]
+    ) -> None:
         """SIGTERM to shards that were armed and have not got there."""
         for shard in range(SHARDS):
             with contextlib.suppress(PeerLostError):
@@ -229,10 +283,12 @@ class Application:
             if self._clocks[shard].has_struck():
                 self.ended.killed.append(name)
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     def _burst(self, shards: Iterable[int], may_be_lost: set[int]) -> None:
-        """Everybody calls everybody, and each call ends well unless one of its two ends may be lost."""
+        """Everybody calls everybody, and each call ends well unless one of its two ends may be
+        lost.
+        """
         asked: list[tuple[int, Future, Any]] = []
         uncalled = set(range(SHARDS)) - set(shards)  # because they are down
         for shard in shards:
@@ -240,9 +296,22 @@ class Application:
                 try:
                     if not number:
                         asked.append(
-                            (shard, self.group.submit_to(shard, group_load.load, self._chance.getrandbits(32), CALLS), None)
+                            (
+                                shard,
+                                self.group.submit_to(
+                                    shard, group_load.load, self._chance.getrandbits(32), CALLS
+                                ),
+                                None,
+                            )
                         )
-                    asked.append((shard, *group_load.ask(self.group.submit_to, shard, self._chance, self.group.slab)))
+                    asked.append(
+                        (
+                            shard,
+                            *group_load.ask(
+                                self.group.submit_to, shard, self._chance, self.group.slab
+                            ),
+                        )
+                    )
                 except PeerLostError as error:
                     self._count(shard, {shard: Counter([type(error).__name__])}, may_be_lost)
         while asked:
@@ -258,13 +327,17 @@ class Application:
                     self._count(shard, value, may_be_lost | uncalled)
                 else:
                     right = group_load.is_right(value, expected)
-                    self._count(shard, {shard: Counter(["right" if right else "wrong"])}, may_be_lost)
+                    self._count(
+                        shard, {shard: Counter(["right" if right else "wrong"])}, may_be_lost
+                    )
 
     def _count(self, shard: int, outcomes: Outcomes, may_be_lost: set[int]) -> None:
         for other, counter in outcomes.items():
             self.ended.calls += counter
             allowed = {"right", "PeerLostError"} if {shard, other} & may_be_lost else {"right"}
-            assert counter.keys() <= allowed, self._what(f"calls to shard {other}, of {shard} or ours: {dict(counter)}")
+            assert counter.keys() <= allowed, self._what(
+                f"calls to shard {other}, of {shard} or ours: {dict(counter)}"
+            )
 
     def _submit_and_wait(self, shard: int, function: Callable[..., Any], *args: Any) -> None:
         """For what may be the death of it."""
@@ -302,11 +375,13 @@ def pidfds(pids: dict[int, int]) -> Iterator[dict[int, Callable[[float], bool]]]
             os.close(fd)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def live_through(life: Life, plan: list[Round]) -> Ended:
-    """A process that survives every round; what became of them all. life.done says how many it has done."""
+    """A process that survives every round; what became of them all. life.done says how many it has
+    done.
+    """
     os.setpgid(0, 0)
     whole = Ended()
     fds = 0
@@ -326,7 +401,9 @@ def live_through(life: Life, plan: list[Round]) -> Ended:
 
 
 def live_and_count(life: Life, round_: Round) -> None:
-    """A process that may be armed itself, with shards that may be; it reports how often it passed each failpoint."""
+    """A process that may be armed itself, with shards that may be; it reports how often it passed
+    each failpoint.
+    """
     os.setpgid(0, 0)
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     life.sign()
@@ -335,7 +412,9 @@ def live_and_count(life: Life, round_: Round) -> None:
 
 
 def count_hits_of_a_shard(life: Life) -> dict[str, int]:
-    """An undisturbed process; how often one of its shards passed each failpoint in two loads and the loss of another between."""
+    """An undisturbed process; how often one of its shards passed each failpoint in two loads and
+    the loss of another between.
+    """
     os.setpgid(0, 0)
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     application = Application(Round(1))
@@ -344,7 +423,8 @@ def count_hits_of_a_shard(life: Life) -> dict[str, int]:
         pids = {each.index: each.pid for each in application.group.statistics().shards}
         before = application.group.submit_to(2, group_load.all_hits).result(WAIT_S)
         application._load()
-        doomed = application.group.submit_to(0, group_load.hold)  # before: later it might come to the next incarnation
+        # before: later it might come to the next incarnation
+        doomed = application.group.submit_to(0, group_load.hold)
         os.kill(pids[0], signal.SIGKILL)
         assert isinstance(doomed.error(WAIT_S), PeerLostError)
         application._may_be_lost.add(0)

@@ -1,8 +1,10 @@
-"""Calls between all processes of a group whose every byte is known beforehand, and what became of each.
+"""Calls between all processes of a group whose every byte is known beforehand, and what became of
+each.
 
-Whoever calls, the application or a shard, does so through ask(); what it may get is the value expected, byte for byte, or a named
-error.
-A watch() is a call that does not end by itself: its end is how one process of the group is told of another's death.
+Whoever calls, the application or a shard, does so through ask(); what it may get is the value
+expected, byte for byte, or a named error.
+A watch() is a call that does not end by itself: its end is how one process of the group is told of
+another's death.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from shard.group.mesh import ShardChannel
 from shard.memory import slab
 from shard.transport.shm_connection import INLINE_BYTES_MAX
 
-SIZES_BYTES = (0, 100, 3000, INLINE_BYTES_MAX + 1, 70_000)  # some travel in the record, some are lent
+# some travel in the record, some are lent
+SIZES_BYTES = (0, 100, 3000, INLINE_BYTES_MAX + 1, 70_000)
 PATTERN = np.frombuffer(random.Random(0).randbytes(1 << 17), np.uint8)
-SEGMENT_BYTES_FIRST = 256 << 10  # of every slab: to reserve the usual 8 MB takes longer than a round
+# of every slab: to reserve the usual 8 MB takes longer than a round
+SEGMENT_BYTES_FIRST = 256 << 10
 STARTS = len(PATTERN) - max(SIZES_BYTES)
 
-Outcomes = dict[int, Counter[str]]  # who was called -> "right", "wrong", or an error's name -> how often
+# who was called -> "right", "wrong", or an error's name -> how often
+Outcomes = dict[int, Counter[str]]
 Asked = tuple[Future, Any]  # the result to come, and what it must be
 
 _token = 0
@@ -46,7 +51,7 @@ def pattern(start: int, nbytes: int) -> NDArray[np.uint8]:
     return PATTERN[start : start + nbytes]
 
 
-# -- what is called ----------------------------------------------------------------------------------------------------
+# -- what is called --------------------------------------------------------------------------------
 
 
 def echo(value: Any) -> Any:
@@ -84,7 +89,7 @@ def in_slab(own_slab: Slab, start: int, nbytes: int) -> NDArray[np.uint8]:
     return array
 
 
-# -- who calls ---------------------------------------------------------------------------------------------------------
+# -- who calls -------------------------------------------------------------------------------------
 
 
 def ask(submit: Callable[..., Future], to: int, chance: random.Random, own_slab: Slab) -> Asked:
@@ -149,7 +154,9 @@ def release() -> None:
 
 
 async def watch(other: int) -> tuple[str, float]:
-    """How a call to that shard ends which does not end by itself, and when, by the monotonic clock."""
+    """How a call to that shard ends which does not end by itself, and when, by the monotonic
+    clock.
+    """
     try:
         await this_shard().submit_to(other, hold)
     except Exception as error:
@@ -157,7 +164,7 @@ async def watch(other: int) -> tuple[str, float]:
     return "released", time.monotonic()
 
 
-# -- what a shard says of itself ---------------------------------------------------------------------------------------
+# -- what a shard says of itself -------------------------------------------------------------------
 
 
 def set_up(token: int) -> None:
@@ -179,12 +186,17 @@ class Self:
 def about_me() -> Self:
     gc.collect()  # what ended by an error may lie in a cycle with its traceback
     here = this_shard()
-    return Self(_token, here.slab.statistics().blocks_used, count_fds(here.slab, here._lanes.values()))
+    return Self(
+        _token, here.slab.statistics().blocks_used, count_fds(here.slab, here._lanes.values())
+    )
 
 
 def count_fds(own_slab: Slab | None = None, lanes: Iterable[ShardChannel] = ()) -> int:
-    """Descriptors of this process but for segments of slabs, its own and those of its peers: how many there are, load decides."""
-    segments = 2 * own_slab.statistics().segments if own_slab is not None else 0  # the descriptor, and that of the mapping
+    """Descriptors of this process but for segments of slabs, its own and those of its peers: how
+    many there are, load decides.
+    """
+    # the descriptor, and that of the mapping
+    segments = 2 * own_slab.statistics().segments if own_slab is not None else 0
     segments += sum(len(lane.connection._segments) for lane in lanes)
     return len(os.listdir("/proc/self/fd")) - 1 - segments  # less that of the listing
 
@@ -194,11 +206,13 @@ def all_hits() -> dict[str, int]:
     return {name: failpoints.hits(name) for name in failpoints.names()}
 
 
-# -- how it dies -------------------------------------------------------------------------------------------------------
+# -- how it dies -----------------------------------------------------------------------------------
 
 
 class DeathClock:
-    """Two words that a victim shares with whoever wants to know when and where it died. Owned by the latter, which closes it."""
+    """Two words that a victim shares with whoever wants to know when and where it died. Owned by
+    the latter, which closes it.
+    """
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("death")
@@ -210,7 +224,9 @@ class DeathClock:
         return int.from_bytes(os.pread(self._fd, 8, 0), "little") / 1e9
 
     def has_struck(self) -> bool:
-        """Whether it has come to where it is killed. Its exit code may be that of its next incarnation by now."""
+        """Whether it has come to where it is killed. Its exit code may be that of its next
+        incarnation by now.
+        """
         return any(os.pread(self._fd, 8, 8))
 
     def close(self) -> None:
@@ -218,7 +234,9 @@ class DeathClock:
 
 
 def arm_to_die(name: str, nth: int, path: str) -> None:
-    """Be killed at a failpoint; each that this process passes before says when that was, the last one is where it dies."""
+    """Be killed at a failpoint; each that this process passes before says when that was, the last
+    one is where it dies.
+    """
     with Path(path).open("r+b", buffering=0) as file:
         words = memoryview(mmap.mmap(file.fileno(), mmap.PAGESIZE)).cast("Q")
     words[0] = time.monotonic_ns()

@@ -1,11 +1,14 @@
-"""One of two processes that talk over a connection in shared memory, in all the ways there are, and check every byte.
+"""One of two processes that talk over a connection in shared memory, in all the ways there are, and
+check every byte.
 
-Both run this same code: each sends a stream of messages that the other can work out by itself, small ones, arrays that travel in
-the record, arrays that are lent out of the slab or copied into it, and bodies too large for the ring. Each keeps what it was lent
-for a while, so that leases return late and in another order. A party never runs far ahead of the other, so both often wait,
+Both run this same code: each sends a stream of messages that the other can work out by itself,
+small ones, arrays that travel in the record, arrays that are lent out of the slab or copied into
+it, and bodies too large for the ring. Each keeps what it was lent for a while, so that leases
+return late and in another order. A party never runs far ahead of the other, so both often wait,
 asleep, and are woken by the doorbell.
 
-The first party closes when it has sent and received everything; the second ends when it is told so, or that the first is lost.
+The first party closes when it has sent and received everything; the second ends when it is told so,
+or that the first is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from tests.faults.zygote import Life
 
 RING_BYTES = 16 << 10  # so small that messages of 3 KB wrap, and fill it
 LIMITS = Limits(ring_bytes=RING_BYTES)
-SEGMENT_BYTES_FIRST = 256 << 10  # of a child's slab: reserving the usual 8 MB takes longer than the rest of its life
+# of a child's slab: reserving the usual 8 MB takes longer than the rest of its life
+SEGMENT_BYTES_FIRST = 256 << 10
 WINDOW = 3  # messages sent ahead of those received
 HELD_MAX = 4  # messages whose blocks are kept
 PARK_S = 0.05  # one sleep; what should end it is a doorbell
@@ -59,7 +63,14 @@ class Party:
     """One side. Owns its connection and reactor; the slab is the caller's."""
 
     def __init__(
-        self, sock: socket.socket, segment: Segment, is_first: bool, seed: int, end: int, own_slab: Slab, life: Life | None = None
+        self,
+        sock: socket.socket,
+        segment: Segment,
+        is_first: bool,
+        seed: int,
+        end: int,
+        own_slab: Slab,
+        life: Life | None = None,
     ) -> None:
         self.sent = self.received = 0
         self.error: Exception | None = None
@@ -72,7 +83,9 @@ class Party:
         self._slab = own_slab
         self._held: deque[tuple[int, Blocks]] = deque()
         self.reactor = Reactor(time.monotonic)
-        self._connection = connection_over(sock, segment, is_first, "the other party", LIMITS, own_slab)
+        self._connection = connection_over(
+            sock, segment, is_first, "the other party", LIMITS, own_slab
+        )
         self._connection.on_message = self._on_message
         self._connection.on_close = self._on_close
         self._connection.attach(self.reactor)
@@ -97,11 +110,14 @@ class Party:
         self.told_at_s = time.monotonic()
 
     def step(self) -> None:
-        """Send what may be sent, give up what was held long enough, turn the reactor once, sleep when there is nothing."""
+        """Send what may be sent, give up what was held long enough, turn the reactor once, sleep
+        when there is nothing.
+        """
         if self._life is not None:
             self._life.sign()
             if self.error is None:
-                self._life.done = self.sent - self._connection.outbox_messages  # in the ring: no death of ours takes them back
+                # in the ring: no death of ours takes them back
+                self._life.done = self.sent - self._connection.outbox_messages
         while self.error is None and self.sent < min(self._end, self.received + WINDOW):
             try:
                 self._send()
@@ -122,7 +138,10 @@ class Party:
     def _send(self) -> None:
         body, blocks = message_of(self._seeds[0], self.sent)
         if self.sent % 2:  # every other message takes arrays that live in the slab already
-            mine = [self._slab.empty(len(block), np.uint8) if block.nbytes else block for block in blocks]
+            mine = [
+                self._slab.empty(len(block), np.uint8) if block.nbytes else block
+                for block in blocks
+            ]
             for array, block in zip(mine, blocks, strict=True):
                 array[:] = block
             blocks = mine
@@ -135,7 +154,9 @@ class Party:
         del self._held[index]
 
     def finish(self) -> None:
-        """After on_close: give up everything, and check what the dead have lent for the last time."""
+        """After on_close: give up everything, and check what the dead have lent for the last
+        time.
+        """
         while self._held:
             self._let_go(0)
         del self._connection
@@ -146,7 +167,9 @@ class Party:
         deadline = time.monotonic() + DEADLINE_S
         while self.error is None:
             self.step()
-            assert time.monotonic() < deadline, f"hangs with {self.sent} messages sent, {self.received} received"
+            assert time.monotonic() < deadline, (
+                f"hangs with {self.sent} messages sent, {self.received} received"
+            )
         self.finish()
 
 
@@ -155,9 +178,18 @@ def converse(life: Life, is_first: bool, seed: int, end: int) -> None:
     slab.SEGMENT_BYTES_FIRST = SEGMENT_BYTES_FIRST
     sock_fd, segment_fd = life.fds
     own_slab = Slab()
-    party = Party(socket.socket(fileno=sock_fd), Segment.attach(segment_fd), is_first, seed, end, own_slab, life)
+    party = Party(
+        socket.socket(fileno=sock_fd),
+        Segment.attach(segment_fd),
+        is_first,
+        seed,
+        end,
+        own_slab,
+        life,
+    )
     party.run()
     assert not party.wrong, party.wrong
     gc.collect()
-    own_slab.wait_for_readers(DEADLINE_S)  # a living peer may hold blocks beyond the connection's end
+    # a living peer may hold blocks beyond the connection's end
+    own_slab.wait_for_readers(DEADLINE_S)
     assert own_slab.statistics().blocks_used == 0

@@ -1,7 +1,8 @@
-"""A stream of records that both sides of a ring can work out by themselves, and the processes that write and read it.
+"""A stream of records that both sides of a ring can work out by themselves, and the processes that
+write and read it.
 
-What record `number` of stream `seed` holds, and by which method it is written, follows from the two numbers, so that a reader
-knows every byte to expect and every way of writing is taken in turn.
+What record `number` of stream `seed` holds, and by which method it is written, follows from the two
+numbers, so that a reader knows every byte to expect and every way of writing is taken in turn.
 """
 
 from __future__ import annotations
@@ -82,11 +83,15 @@ class Reader:
 
     def _expect(self, payload: bytes | memoryview) -> None:
         expected = payload_of(self._seed, self.number)
-        assert payload == expected, f"record {self.number} is {bytes(payload)!r}, {expected!r} was written"
+        assert payload == expected, (
+            f"record {self.number} is {bytes(payload)!r}, {expected!r} was written"
+        )
         self.number += 1
 
     def _expect_tagged(self, payload: memoryview, tag: int) -> None:
-        assert tag == tag_of(self.number), f"record {self.number} has tag {tag}, {tag_of(self.number)} was written"
+        assert tag == tag_of(self.number), (
+            f"record {self.number} has tag {tag}, {tag_of(self.number)} was written"
+        )
         self._expect(payload)
 
     def step(self) -> bool:
@@ -135,13 +140,17 @@ def consume(life: Life, ring: Ring, seed: int, end: int) -> None:
 
 
 def make_ring(life: Life) -> None:
-    """A process that makes a ring, tells its name to whoever reads the descriptor it was given, and ends without a word."""
+    """A process that makes a ring, tells its name to whoever reads the descriptor it was given, and
+    ends without a word.
+    """
     with os.fdopen(life.fds[0], "w") as told:
         told.write(Ring.create(CAPACITY_BYTES).name)
 
 
 def make_ring_and_produce(life: Life, seed: int, end: int) -> None:
-    """As produce(), into a ring of its own; what is needed to attach to it goes to the descriptor that it was given."""
+    """As produce(), into a ring of its own; what is needed to attach to it goes to the descriptor
+    that it was given.
+    """
     ring = Ring.create(CAPACITY_BYTES)
     with os.fdopen(life.fds[0], "w") as told:
         told.write(f"{ring.name} {ring.incarnation}")

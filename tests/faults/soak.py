@@ -1,13 +1,18 @@
-"""A soak: two groups of shards under every kind of load at once, one of them losing a shard to kill -9 every few seconds.
+"""A soak: two groups of shards under every kind of load at once, one of them losing a shard to kill
+-9 every few seconds.
 
-    steady    2 shards, nobody dies: each call must end as its kind says, and the counts of a Sharded must add up
-    mortal    2 shards that are restarted, one of them killed every KILL_EVERY_S: a call may also end with PeerLostError
+    steady  2 shards, nobody dies: each call must end as its kind says, and the counts of a Sharded
+            must add up
+    mortal  2 shards that are restarted, one of them killed every KILL_EVERY_S: a call may also end
+            with PeerLostError
 
-Each group has a thread that keeps up to IN_FLIGHT_MAX calls under way, of kinds drawn from a seed, and checks every byte of every
-result. Meanwhile memory, descriptors, threads, mappings, leases and slab blocks are sampled (flatness.py): they must not grow. At
-the end every lease must be back, every block free, every task ended; after close() no process, descriptor or thread may be left.
+Each group has a thread that keeps up to IN_FLIGHT_MAX calls under way, of kinds drawn from a seed,
+and checks every byte of every result. Meanwhile memory, descriptors, threads, mappings, leases and
+slab blocks are sampled (flatness.py): they must not grow. At the end every lease must be back,
+every block free, every task ended; after close() no process, descriptor or thread may be left.
 
-    python -m tests.faults.soak --seconds 60 --seed 1      prints a table; the exit code is 1 when something did not hold
+    python -m tests.faults.soak --seconds 60 --seed 1  prints a table; the exit code is 1 when
+                                                       something did not hold
 """
 
 from __future__ import annotations
@@ -30,7 +35,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import CancelledError, Future, PeerLostError, RestartPolicy, Sharded, ShardGroup, this_shard
+from shard import (
+    CancelledError,
+    Future,
+    PeerLostError,
+    RestartPolicy,
+    Sharded,
+    ShardGroup,
+    this_shard,
+)
 from tests.faults.flatness import Samples
 from tests.leaks import holdings, wait_until_clean
 
@@ -38,7 +51,8 @@ SHARDS = 2
 KILL_EVERY_S = 4.0
 SAMPLES = 60  # twenty a third: one that caught an unlucky moment has company
 IN_FLIGHT_MAX = 32
-KEPT_MAX = 8  # received arrays that are kept for a while, so that leases return late and in another order
+# received arrays that are kept for a while, so that leases return late and in another order
+KEPT_MAX = 8
 ARRAY_BYTES_MAX = 1 << 20
 CALL_TIMEOUT_S = 60.0  # a call that takes longer hangs
 SETTLE_TIMEOUT_S = 30.0  # for leases and restarts after the load has ended
@@ -47,7 +61,7 @@ RESTART = RestartPolicy("on-failure", restarts_max=500, backoff_s=0.05, backoff_
 PATTERN = np.frombuffer(random.Random(0).randbytes(2 * ARRAY_BYTES_MAX), np.uint8)
 
 
-# -- what runs in the shards -------------------------------------------------------------------------------------------
+# -- what runs in the shards -----------------------------------------------------------------------
 
 
 def pattern(start: int, nbytes: int) -> NDArray[np.uint8]:
@@ -104,7 +118,9 @@ def echo(array: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def left_over() -> tuple[int, int]:
-    """(slab blocks in use, tasks of others) once garbage is collected: a failed call's traceback holds its arrays till then."""
+    """(slab blocks in use, tasks of others) once garbage is collected: a failed call's traceback
+    holds its arrays till then.
+    """
     gc.collect()
     return this_shard().slab.statistics().blocks_used, this_shard().tasks.inside
 
@@ -123,7 +139,7 @@ class Count:
         return self.total
 
 
-# -- the load ----------------------------------------------------------------------------------------------------------
+# -- the load --------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -132,13 +148,17 @@ class Tally:
 
     submitted: Counter[str] = field(default_factory=Counter)
     completed: Counter[str] = field(default_factory=Counter)  # as their kind should end
-    lost: Counter[str] = field(default_factory=Counter)  # with a PeerLostError, where a shard was killed
+    # with a PeerLostError, where a shard was killed
+    lost: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)  # everything else
 
     def complaints(self) -> list[str]:
         """What did not hold, a line each."""
         ended = self.completed + self.lost
-        missing = [f"{name}: {self.submitted[name] - ended[name]} calls unaccounted" for name in self.submitted - ended]
+        missing = [
+            f"{name}: {self.submitted[name] - ended[name]} calls unaccounted"
+            for name in self.submitted - ended
+        ]
         return [*self.wrong[:20], *missing]
 
 
@@ -153,7 +173,9 @@ class Call:
 
 
 class Load(threading.Thread):
-    """Keeps a group busy until told to stop; then waits for every call. Owns what it keeps of received arrays."""
+    """Keeps a group busy until told to stop; then waits for every call. Owns what it keeps of
+    received arrays.
+    """
 
     def __init__(self, name: str, group: ShardGroup, seed: int, may_lose: bool) -> None:
         super().__init__(name=f"soak-{name}", daemon=True)
@@ -166,7 +188,15 @@ class Load(threading.Thread):
         self._in_flight: deque[Call] = deque()
         self._kept: deque[tuple[NDArray[np.uint8], int]] = deque()
         self._told_to_stop = threading.Event()
-        self._kinds = [self._plain, self._plain, self._async, self._hop, self._cancelled, self._closure, self._error]
+        self._kinds = [
+            self._plain,
+            self._plain,
+            self._async,
+            self._hop,
+            self._cancelled,
+            self._closure,
+            self._error,
+        ]
         self._kinds += [self._count, self._body, self._array_there, self._array_back, self._echo]
         self._kinds += [self._slab_array_back, self._slab_lent, self._slab_borrowed]
 
@@ -241,7 +271,7 @@ class Load(threading.Thread):
             self.tally.wrong.append(f"an array of {len(array)} bytes changed while it was kept")
         del self._kept[at]
 
-    # -- kinds of calls ------------------------------------------------------------------------------------------------
+    # -- kinds of calls ----------------------------------------------------------------------------
 
     def _plain(self, index: int) -> Call:
         value = self._chance.randrange(1 << 40)
@@ -253,7 +283,10 @@ class Load(threading.Thread):
 
     def _hop(self, index: int) -> Call:
         value = self._chance.randrange(1 << 40)
-        return Call(self._group.submit_to(index, double_there, 1 - index, value), lambda got: got == 2 * value)
+        return Call(
+            self._group.submit_to(index, double_there, 1 - index, value),
+            lambda got: got == 2 * value,
+        )
 
     def _cancelled(self, index: int) -> Call:
         """Half of them before they can have begun, half once they are the oldest under way."""
@@ -264,7 +297,10 @@ class Load(threading.Thread):
 
     def _closure(self, index: int) -> Call:
         one, two = self._chance.random(), self._chance.random()
-        return Call(self._group.submit_to(index, lambda factor: one * factor, two), lambda got: got == one * two)
+        return Call(
+            self._group.submit_to(index, lambda factor: one * factor, two),
+            lambda got: got == one * two,
+        )
 
     def _error(self, index: int) -> Call:
         return Call(self._group.submit_to(index, fail, 7), lambda got: False, KeyError)
@@ -300,12 +336,18 @@ class Load(threading.Thread):
     def _slab_lent(self, index: int) -> Call:
         start, nbytes = self._place()
         expected = zlib.crc32(pattern(start, nbytes))
-        return Call(self._group.submit_to(index, lend_there, 1 - index, start, nbytes), lambda got: got == expected)
+        return Call(
+            self._group.submit_to(index, lend_there, 1 - index, start, nbytes),
+            lambda got: got == expected,
+        )
 
     def _slab_borrowed(self, index: int) -> Call:
         start, nbytes = self._place()
         expected = zlib.crc32(pattern(start, nbytes))
-        return Call(self._group.submit_to(index, borrow_there, 1 - index, start, nbytes), lambda got: got == expected)
+        return Call(
+            self._group.submit_to(index, borrow_there, 1 - index, start, nbytes),
+            lambda got: got == expected,
+        )
 
     def _body(self, index: int) -> Call:
         """Bytes in the message itself; the larger ones fill many records."""
@@ -313,7 +355,7 @@ class Load(threading.Thread):
         return Call(self._group.submit_to(index, echo, body), lambda got: got == body)
 
 
-# -- the whole ---------------------------------------------------------------------------------------------------------
+# -- the whole -------------------------------------------------------------------------------------
 
 
 def kill_one(group: ShardGroup, chance: random.Random) -> int:
@@ -338,10 +380,14 @@ def not_given_back(groups: dict[str, ShardGroup]) -> list[str]:
                 *((f"shard {each.index}", each.counters) for each in now.shards),
             ]:
                 if row.leases_lent or row.leases_held:
-                    held.append(f"{name}: {whose} has {row.leases_lent} leases lent, {row.leases_held} held")
+                    held.append(
+                        f"{name}: {whose} has {row.leases_lent} leases lent, {row.leases_held} held"
+                    )
             for index, (blocks, tasks) in enumerate(group.map(left_over, timeout_s=CALL_TIMEOUT_S)):
                 if blocks or tasks:
-                    held.append(f"{name}: shard {index} has {blocks} slab blocks in use and {tasks} tasks")
+                    held.append(
+                        f"{name}: shard {index} has {blocks} slab blocks in use and {tasks} tasks"
+                    )
             if now.calls_in_flight:
                 held.append(f"{name}: {now.calls_in_flight} calls in flight")
         if not held or time.monotonic() > deadline:
@@ -351,11 +397,15 @@ def not_given_back(groups: dict[str, ShardGroup]) -> list[str]:
 
 def run(duration_s: float, seed: int) -> list[str]:
     """Soak for so long and print the table; what did not hold, a line each."""
-    with ShardGroup(1, pin=False):  # the first one opens what a process keeps: the tracker of multiprocess
+    # the first one opens what a process keeps: the tracker of multiprocess
+    with ShardGroup(1, pin=False):
         gc.collect()
     before = holdings()
     complaints = under_load(duration_s, seed)
-    return [*complaints, *(f"left after close: {each}" for each in wait_until_clean(before, SETTLE_TIMEOUT_S))]
+    return [
+        *complaints,
+        *(f"left after close: {each}" for each in wait_until_clean(before, SETTLE_TIMEOUT_S)),
+    ]
 
 
 def under_load(duration_s: float, seed: int) -> list[str]:
@@ -367,14 +417,18 @@ def under_load(duration_s: float, seed: int) -> list[str]:
         ShardGroup(SHARDS, pin=False, restart=RESTART) as mortal,
     ):
         groups = {"steady": steady, "mortal": mortal}
-        loads = {name: Load(name, group, seed, may_lose=name == "mortal") for name, group in groups.items()}
+        loads = {
+            name: Load(name, group, seed, may_lose=name == "mortal")
+            for name, group in groups.items()
+        }
         samples = Samples(groups)
         began = time.monotonic()
         for load in loads.values():
             load.start()
         pause = threading.Event()
         kill_at = began + KILL_EVERY_S
-        kill_until = began + duration_s - KILL_EVERY_S  # the last one is up again, or known to be down, when the load ends
+        # the last one is up again, or known to be down, when the load ends
+        kill_until = began + duration_s - KILL_EVERY_S
         for number in range(1, SAMPLES + 1):
             pause.wait(max(0.0, began + number * duration_s / SAMPLES - time.monotonic()))
             samples.take()
@@ -400,7 +454,8 @@ def under_load(duration_s: float, seed: int) -> list[str]:
         tally = load.tally
         complaints += [f"{name}: {each}" for each in tally.complaints()]
         print(
-            f"{name}: {tally.submitted.total():,} calls in {took_s:.0f} s, {tally.completed.total():,} completed, "
+            f"{name}: {tally.submitted.total():,} calls in {took_s:.0f} s, "
+            f"{tally.completed.total():,} completed, "
             f"{tally.lost.total():,} lost with a killed shard"
         )
     print(f"{kills} kills; seed {seed}")
@@ -409,7 +464,9 @@ def under_load(duration_s: float, seed: int) -> list[str]:
 
 def main() -> int:
     """The command line; 1 when something did not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     chosen = parser.parse_args()

@@ -1,4 +1,6 @@
-"""kill -9 anywhere in a connection over shared memory: the other side is told, has whole messages, and gets its blocks back."""
+"""kill -9 anywhere in a connection over shared memory: the other side is told, has whole messages,
+and gets its blocks back.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,24 @@ def slab() -> Iterator[Slab]:
     slab.close()
 
 
-def start(zygote: Zygote, role: str, sock: socket.socket, segment: Segment, seed: int, arm: Arm | None = None) -> Victim:
+def start(
+    zygote: Zygote,
+    role: str,
+    sock: socket.socket,
+    segment: Segment,
+    seed: int,
+    arm: Arm | None = None,
+) -> Victim:
     """A party in a process of its own, which alone holds `sock` from now on."""
     with sock:
-        return zygote.start(converse, role == "first", seed, MESSAGES, fds=[sock.fileno(), segment.fd], arm=arm)
+        return zygote.start(
+            converse, role == "first", seed, MESSAGES, fds=[sock.fileno(), segment.fd], arm=arm
+        )
 
 
-def meet(zygote: Zygote, role: str, seed: int, slab: Slab, arm: Arm | None = None) -> tuple[Party, Victim]:
+def meet(
+    zygote: Zygote, role: str, seed: int, slab: Slab, arm: Arm | None = None
+) -> tuple[Party, Victim]:
     """A party here, and one to be killed."""
     ours, theirs = socket.socketpair()
     segment = make_rings(RING_BYTES)
@@ -58,7 +71,9 @@ def census(zygote_of_module: Zygote, slab: Slab) -> dict[str, Census]:
 
 @pytest.mark.parametrize("name", POINTS)
 def test_a_party_passes(name: str, census: dict[str, Census]) -> None:
-    assert any(counts[name] for counts in census.values()), "no party gets there: give them a step that does"
+    assert any(counts[name] for counts in census.values()), (
+        "no party gets there: give them a step that does"
+    )
 
 
 @pytest.mark.alone  # where the survivor does not get to sleep, nobody dies at its doorbell
@@ -75,7 +90,8 @@ def test_who_dies_here_is_missed_at_once_and_takes_nothing_along(
             party.run()
             killed = rounds.ended(victim, DEADLINE_S)
             assert party.wrong == []
-            if isinstance(party.error, ClosedError):  # it is the first, and closed before the victim got to where it dies
+            # it is the first, and closed before the victim got to where it dies
+            if isinstance(party.error, ClosedError):
                 assert role == "second" and party.received == party.sent == MESSAGES
             else:
                 assert isinstance(party.error, PeerLostError), repr(party.error)
@@ -93,14 +109,25 @@ def test_who_dies_here_is_missed_at_once_and_takes_nothing_along(
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_when_both_may_die_none_hangs_and_nothing_stays(name: str, zygote: Zygote, census: dict[str, Census], seed: int) -> None:
-    books = {role: Rounds(name, role, counts, seed) for role, counts in census.items() if counts[name]}
+def test_when_both_may_die_none_hangs_and_nothing_stays(
+    name: str, zygote: Zygote, census: dict[str, Census], seed: int
+) -> None:
+    books = {
+        role: Rounds(name, role, counts, seed) for role, counts in census.items() if counts[name]
+    }
     for _ in range(max(1, ROUNDS // 4)):
         first, second = socket.socketpair()
         segment = make_rings(RING_BYTES)
         stream = next(iter(books.values())).next_seed()
         victims = {
-            role: start(zygote, role, sock, segment, stream, books[role].next_arm() if role in books else None)
+            role: start(
+                zygote,
+                role,
+                sock,
+                segment,
+                stream,
+                books[role].next_arm() if role in books else None,
+            )
             for role, sock in zip(ROLES, (first, second), strict=True)
         }
         segment.close()
@@ -109,6 +136,10 @@ def test_when_both_may_die_none_hangs_and_nothing_stays(name: str, zygote: Zygot
                 books[role].ended(victim, DEADLINE_S)
             else:
                 assert victim.wait(DEADLINE_S) == 0
-        assert not [entry for entry in os.listdir("/dev/shm") if any(f".{victim.pid}." in entry for victim in victims.values())]
+        assert not [
+            entry
+            for entry in os.listdir("/dev/shm")
+            if any(f".{victim.pid}." in entry for victim in victims.values())
+        ]
     for rounds in books.values():
         print(rounds.report())

@@ -1,4 +1,6 @@
-"""kill -9 anywhere in a group: whoever lives is told, gets right answers or named errors, and is whole again; nothing stays."""
+"""kill -9 anywhere in a group: whoever lives is told, gets right answers or named errors, and is
+whole again; nothing stays.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ POINTS = points_of("mesh", "group")
 BENEATH = points_of("ring", "lease", "connection", "slab")
 
 
-# -- books -------------------------------------------------------------------------------------------------------------
+# -- books -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,10 @@ def books() -> Iterator[Ended]:
         told_ms = sorted(1e3 * each for each in books.told_s)
         p99 = told_ms[min(len(told_ms) - 1, len(told_ms) * 99 // 100)]
         print(
-            f"\n{len(books.killed)} killed at {len(set(books.killed))} failpoints; calls {dict(books.calls)}\n"
-            f"told {len(told_ms)} times after {statistics.median(told_ms):.2f} ms p50, {p99:.2f} p99, {max(told_ms):.2f} max"
+            f"\n{len(books.killed)} killed at {len(set(books.killed))} failpoints; "
+            f"calls {dict(books.calls)}\n"
+            f"told {len(told_ms)} times after {statistics.median(told_ms):.2f} ms p50, "
+            f"{p99:.2f} p99, {max(told_ms):.2f} max"
         )
 
 
@@ -78,7 +82,7 @@ def hit_of(census: Census, name: str, chance: random.Random) -> int:
     return chance.randint(1, max(1, min(HIT_MAX, census[name])))
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def members(pgid: int) -> list[int]:
@@ -94,7 +98,9 @@ def members(pgid: int) -> list[int]:
 
 
 def wait_for_all(pgid: int) -> None:
-    """Until no process of that group runs, its leader's children and theirs. Raises AssertionError, and kills them then."""
+    """Until no process of that group runs, its leader's children and theirs. Raises AssertionError,
+    and kills them then.
+    """
     deadline = time.monotonic() + WAIT_S
     while left := members(pgid):
         if time.monotonic() >= deadline:
@@ -123,7 +129,13 @@ class Gone:
     gone_s: float  # from its end to that of the last process it had started
 
 
-def run(zygote: Zygote, function: Callable[..., object], *args: Any, arm: Arm | None = None, rounds: int = 1) -> Gone:
+def run(
+    zygote: Zygote,
+    function: Callable[..., object],
+    *args: Any,
+    arm: Arm | None = None,
+    rounds: int = 1,
+) -> Gone:
     """An application from birth to death, and nothing of it is left."""
     victim = zygote.start(function, *args, arm=arm)
     dead_at_s = gone_at_s = 0.0
@@ -136,7 +148,8 @@ def run(zygote: Zygote, function: Callable[..., object], *args: Any, arm: Arm | 
         wait_for_all(victim.pid)
         gone_at_s = time.monotonic()
     assert victim.exit_code in (0, -signal.SIGKILL), (
-        f"{function.__name__}{args}, armed {arm}, ended with {victim.exit_code} in round {victim.life.done}; "
+        f"{function.__name__}{args}, armed {arm}, ended with {victim.exit_code} in round "
+        f"{victim.life.done}; "
         f"{EXIT_BROKEN}: its traceback is on stderr"
     )
     assert not [name for name in os.listdir("/dev/shm") if f".{victim.pid}." in name]
@@ -154,16 +167,21 @@ def survive(zygote: Zygote, plan: list[Round], books: Ended) -> Ended:
     return ended
 
 
-# -- shards die --------------------------------------------------------------------------------------------------------
+# -- shards die ------------------------------------------------------------------------------------
 
 
-def plan_of(hits: dict[str, Census], seed: int, count: int, victims: int = 1, loss_first: bool = False) -> list[Round]:
-    """Every point of mesh and group in its turn, at its first hit; then any, and those beneath them, at any hit."""
+def plan_of(
+    hits: dict[str, Census], seed: int, count: int, victims: int = 1, loss_first: bool = False
+) -> list[Round]:
+    """Every point of mesh and group in its turn, at its first hit; then any, and those beneath
+    them, at any hit.
+    """
     chance = random.Random(f"{seed} {victims} {loss_first}")
     points = points_of_a_shard(hits, POINTS)
     anything = points + points_of_a_shard(hits, BENEATH)
     chance.shuffle(points)
-    points.sort(key=lambda name: not loss_first or name != "group.handed_over")  # first where losses come first
+    # first where losses come first
+    points.sort(key=lambda name: not loss_first or name != "group.handed_over")
     plan = []
     for number in range(count):
         arms = []
@@ -187,7 +205,9 @@ def plan_of(hits: dict[str, Census], seed: int, count: int, victims: int = 1, lo
 
 def test_every_point_is_passed_by_an_application_or_a_shard(hits: dict[str, Census]) -> None:
     missed = [name for name in POINTS if not hits["application"][name] and not hits["shard"][name]]
-    assert set(missed) <= set(OUTSIDE_ALL_CALLS), "nobody gets there: give the life of a group a step that does"
+    assert set(missed) <= set(OUTSIDE_ALL_CALLS), (
+        "nobody gets there: give the life of a group a step that does"
+    )
 
 
 def test_a_shard_that_dies_is_missed_and_replaced_and_takes_nothing_along(
@@ -195,7 +215,9 @@ def test_a_shard_that_dies_is_missed_and_replaced_and_takes_nothing_along(
 ) -> None:
     points = points_of_a_shard(hits, POINTS)
     ended = survive(zygote, plan_of(hits, seed, max(len(points) + 4, ROUNDS // 2)), books)
-    assert set(points) <= set(ended.killed), "a failpoint at which nobody died: the test shows nothing there"
+    assert set(points) <= set(ended.killed), (
+        "a failpoint at which nobody died: the test shows nothing there"
+    )
     assert ended.told_s
 
 
@@ -214,12 +236,16 @@ def test_a_shard_dies_while_another_one_is_started_again(
 
 
 @pytest.mark.parametrize("name", ["group.started", "mesh.before_run"])
-def test_shards_that_die_as_they_start_make_the_start_fail_and_leave_nothing(name: str, zygote: Zygote) -> None:
+def test_shards_that_die_as_they_start_make_the_start_fail_and_leave_nothing(
+    name: str, zygote: Zygote
+) -> None:
     victim = run(zygote, fail_to_start, f"{name}=kill9")
     assert "killed by SIGKILL" in victim.life.reported()
 
 
-def test_a_shard_that_dies_as_it_is_started_again_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_dies_as_it_is_started_again_is_started_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, "armed")
     with ShardGroup(2, pin=False, restart=RestartPolicy("on-failure", restarts_max=1000)) as group:
         lives = group.statistics().shards
@@ -228,7 +254,10 @@ def test_a_shard_that_dies_as_it_is_started_again_is_started_once_more(monkeypat
         os.kill(lives[1].pid, signal.SIGKILL)
         assert isinstance(doomed.error(WAIT_S), PeerLostError)
         deadline = time.monotonic() + WAIT_S
-        while (now := group.statistics().shards[1]).incarnation < 3 and (now.incarnation, now.state) != (2, "waiting"):
+        while (now := group.statistics().shards[1]).incarnation < 3 and (
+            now.incarnation,
+            now.state,
+        ) != (2, "waiting"):
             assert group.submit_to(0, os.getpid).result(WAIT_S) == lives[0].pid
             assert time.monotonic() < deadline, "its second incarnation does not die"
         monkeypatch.setenv(failpoints.VARIABLE, "armed")
@@ -238,13 +267,15 @@ def test_a_shard_that_dies_as_it_is_started_again_is_started_once_more(monkeypat
         assert group.submit_to(0, group_load.load, 1, 1).result(WAIT_S)[1].keys() == {"right"}
 
 
-# -- the application dies ----------------------------------------------------------------------------------------------
+# -- the application dies --------------------------------------------------------------------------
 
 
 def applications_die(
     zygote: Zygote, hits: dict[str, Census], chance: random.Random, count: int, with_a_shard: bool
 ) -> Counter[str]:
-    """Where they died: at every point of mesh and group in its turn, then at any, and those beneath them."""
+    """Where they died: at every point of mesh and group in its turn, then at any, and those beneath
+    them.
+    """
     points = [name for name in POINTS if hits["application"][name]]
     anything = points + [name for name in BENEATH if hits["application"][name]]
     shards_points = points_of_a_shard(hits, POINTS + BENEATH)
@@ -254,7 +285,11 @@ def applications_die(
     for number in range(count):
         first = number < len(points)
         name = points[number] if first else chance.choice(anything)
-        arm = (name, "kill9", 1 if first and number % 2 else hit_of(hits["application"], name, chance))
+        arm = (
+            name,
+            "kill9",
+            1 if first and number % 2 else hit_of(hits["application"], name, chance),
+        )
         arms = []
         if with_a_shard:
             theirs = chance.choice(shards_points)
@@ -266,23 +301,30 @@ def applications_die(
     print(f"{count} rounds, {killed.total()} killed: {dict(killed)}")
     assert killed, "nobody died: the test shows nothing"
     print(
-        f"all its processes gone after {statistics.median(gone_s) * 1e3:.0f} ms (p50), {max(gone_s) * 1e3:.0f} ms (max): "
+        f"all its processes gone after {statistics.median(gone_s) * 1e3:.0f} ms (p50), "
+        f"{max(gone_s) * 1e3:.0f} ms (max): "
         "shards, forkserver and resource tracker, a look at all processes included"
     )
     return killed
 
 
-def test_an_application_that_dies_takes_all_its_shards_along(zygote: Zygote, hits: dict[str, Census], seed: int) -> None:
+def test_an_application_that_dies_takes_all_its_shards_along(
+    zygote: Zygote, hits: dict[str, Census], seed: int
+) -> None:
     points = [name for name in POINTS if hits["application"][name]]
-    killed = applications_die(zygote, hits, random.Random(seed), max(len(points) + 2, ROUNDS // 5), with_a_shard=False)
+    killed = applications_die(
+        zygote, hits, random.Random(seed), max(len(points) + 2, ROUNDS // 5), with_a_shard=False
+    )
     assert len(set(points) - killed.keys()) < len(points) // 2, "nobody died at most of the points"
 
 
-def test_an_application_and_a_shard_that_die_leave_nothing(zygote: Zygote, hits: dict[str, Census], seed: int) -> None:
+def test_an_application_and_a_shard_that_die_leave_nothing(
+    zygote: Zygote, hits: dict[str, Census], seed: int
+) -> None:
     applications_die(zygote, hits, random.Random(seed + 1), max(3, ROUNDS // 12), with_a_shard=True)
 
 
-# -- a shard stands still ----------------------------------------------------------------------------------------------
+# -- a shard stands still --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["mesh.before_run", "mesh.after_answer", "ring.after_payload"])
@@ -307,7 +349,9 @@ def test_callers_of_a_stopped_shard_give_up_in_time_and_it_goes_on_with_nothing_
         assert others.result(WAIT_S)[1].keys() == {"right"}
 
 
-def test_closing_a_group_with_a_stopped_shard_ends_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_a_group_with_a_stopped_shard_ends_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(failpoints.VARIABLE, "armed")
     with ShardGroup(2, pin=False, drain_s=0.1) as group:
         pids = [each.pid for each in group.statistics().shards]
@@ -315,7 +359,8 @@ def test_closing_a_group_with_a_stopped_shard_ends_it_all_the_same(monkeypatch: 
         call = group.submit_to(1, os.getpid)
         wait_until_stopped(pids[1])
     assert call.done()
-    with pytest.raises((PeerLostError, ClosedError)):  # whether its end is seen before our own lane is closed
+    # whether its end is seen before our own lane is closed
+    with pytest.raises((PeerLostError, ClosedError)):
         call.result()
     for pid in pids:
         with pytest.raises(ProcessLookupError):

@@ -1,4 +1,6 @@
-"""kill -9 anywhere in a ring: the other side has whole records or none, and the ring serves whoever comes next."""
+"""kill -9 anywhere in a ring: the other side has whole records or none, and the ring serves whoever
+comes next.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def run_until_dead(victim: Victim, step: Callable[[], bool], name: str) -> None:
     while True:
         dead = victim.is_dead()
         if not step():
-            # A reader tries each of its ways: one that ends with padding says that there was nothing.
+            # A reader tries each of its ways: one that ends with padding says that there was
+            # nothing.
             if dead and not step():
                 return
             os.sched_yield()
@@ -73,7 +76,9 @@ def census(zygote_of_module: Zygote) -> dict[str, Census]:
 
 @pytest.mark.parametrize("name", points_of("ring"))
 def test_some_process_of_these_tests_passes(name: str, census: dict[str, Census]) -> None:
-    assert any(counts[name] for counts in census.values()), "no role gets there: give one a step that does"
+    assert any(counts[name] for counts in census.values()), (
+        "no role gets there: give one a step that does"
+    )
 
 
 def kill_producers(zygote: Zygote, rounds: Rounds) -> None:
@@ -85,7 +90,8 @@ def kill_producers(zygote: Zygote, rounds: Rounds) -> None:
             if not rounds.ended(victim, DEADLINE_S):
                 assert reader.number == RECORDS
             assert victim.life.done <= reader.number, "records that were published are lost"
-            # Whoever writes next goes on where the reader's knowledge ends: nothing half-written is in the way.
+            # Whoever writes next goes on where the reader's knowledge ends: nothing half-written is
+            # in the way.
             writer = Writer(ring.producer(), seed, reader.number)
             end = reader.number + SUCCESSOR_RECORDS
             for _ in range(100 * SUCCESSOR_RECORDS):
@@ -102,12 +108,16 @@ def kill_consumers(zygote: Zygote, rounds: Rounds) -> None:
             writer = write_until_dead(ring, victim, seed, rounds.name)
             if not rounds.ended(victim, DEADLINE_S):
                 assert writer.number == RECORDS
-            # Whoever reads next finds whole records, up to the last one written; some the victim had read already.
+            # Whoever reads next finds whole records, up to the last one written; some the victim
+            # had read already.
             successor = ring.consumer()
             found = []
             while (payload := successor.try_read()) is not None:
                 found.append(payload)
-            assert found == [payload_of(seed, number) for number in range(writer.number - len(found), writer.number)]
+            assert found == [
+                payload_of(seed, number)
+                for number in range(writer.number - len(found), writer.number)
+            ]
 
 
 @pytest.mark.parametrize("name", points_of("ring"))
@@ -122,11 +132,14 @@ def test_who_dies_here_leaves_whole_records_in_order_to_the_other(
             assert rounds.killed, "nobody died: the test shows nothing"
 
 
-# -- both dead, and what has a name ------------------------------------------------------------------------------------
+# -- both dead, and what has a name ----------------------------------------------------------------
 
 
 def start_telling(
-    zygote: Zygote, function: Callable[..., object], *args: object, arm: tuple[str, str, int] | None = None
+    zygote: Zygote,
+    function: Callable[..., object],
+    *args: object,
+    arm: tuple[str, str, int] | None = None,
 ) -> tuple[Victim, int]:
     """A child, and the descriptor to read what it tells from."""
     reading, writing = os.pipe()
@@ -159,11 +172,23 @@ def test_when_both_die_the_next_run_starts_without_anybody_cleaning_up(
     for _ in range(max(1, ROUNDS // 4)):
         arms = {}
         for role, counts in census.items():  # who does not pass this one dies at another
-            point = name if counts[name] else rng.choice([point for point in points_of("ring") if counts[point]])
+            point = (
+                name
+                if counts[name]
+                else rng.choice([point for point in points_of("ring") if counts[point]])
+            )
             arms[role] = (point, "kill9", rng.randint(1, counts[point]))
-        producer, reading = start_telling(zygote, make_ring_and_produce, seed, RECORDS, arm=arms["producer"])
+        producer, reading = start_telling(
+            zygote, make_ring_and_produce, seed, RECORDS, arm=arms["producer"]
+        )
         ring_name, incarnation = told(reading).split()
-        consumer = zygote.start(consume, Ring(ring_name, CAPACITY_BYTES, int(incarnation)), seed, RECORDS, arm=arms["consumer"])
+        consumer = zygote.start(
+            consume,
+            Ring(ring_name, CAPACITY_BYTES, int(incarnation)),
+            seed,
+            RECORDS,
+            arm=arms["consumer"],
+        )
         first, second = rng.sample([producer, consumer], 2)
         # One of them may wait for the other's next step for ever: it dies while it waits.
         while not first.is_dead(0.001) and not second.is_dead(0.001):
@@ -182,7 +207,9 @@ def test_when_both_die_the_next_run_starts_without_anybody_cleaning_up(
 
 @needs_its_garbage
 @pytest.mark.parametrize("name", points_of("handle", "segment"))
-def test_a_maker_that_dies_leaves_a_name_at_most_and_it_is_collected(name: str, zygote: Zygote) -> None:
+def test_a_maker_that_dies_leaves_a_name_at_most_and_it_is_collected(
+    name: str, zygote: Zygote
+) -> None:
     for _ in range(max(1, ROUNDS // 4)):
         maker, reading = start_telling(zygote, make_ring, arm=(name, "kill9", 1))
         assert told(reading) == ""

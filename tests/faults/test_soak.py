@@ -1,4 +1,6 @@
-"""What a minute of every kind of load, with a shard killed every few seconds, leaves behind: nothing that grows."""
+"""What a minute of every kind of load, with a shard killed every few seconds, leaves behind:
+nothing that grows.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ FLAT = [5.0, 40.0, 30.0, 20.0] * (SAMPLES // 4)
 def test_memory_descriptors_threads_and_leases_stay_flat_and_every_call_is_accounted_for(
     seed: int, tell: Callable[[str], None]
 ) -> None:
-    """In a process of its own: what it holds is then its own, too. It ends with 0 when all held that soak.py promises."""
+    """In a process of its own: what it holds is then its own, too. It ends with 0 when all held
+    that soak.py promises.
+    """
     soak = subprocess.run(
         [sys.executable, "-m", "tests.faults.soak", "--seconds", str(SOAK_S), "--seed", str(seed)],
         cwd=ROOT,

@@ -1,17 +1,21 @@
 """Processes to be killed by the hundred: one instrumented Python that forks a child for each round.
 
-Starting Python and importing numpy and shard takes 150 ms, forking a process that has done so 2 ms. The zygote does nothing
-else: it never holds a ring, a slab or a connection, so its children start as clean as new processes.
+Starting Python and importing numpy and shard takes 150 ms, forking a process that has done so 2 ms.
+The zygote does nothing
+else: it never holds a ring, a slab or a connection, so its children start as clean as new
+processes.
 
     with Zygote() as zygote:
         victim = zygote.start(some_function, arg, fds=[fd], arm=("ring.after_payload", "kill9", 17))
-        ...                                    # some_function(life, arg) runs in the child; life.fds are its descriptors
-        exit_code = victim.wait(timeout_s)     # negative: the signal that killed it
+        ...                                 # some_function(life, arg) runs in the child; life.fds
+                                            are its descriptors
+        exit_code = victim.wait(timeout_s)  # negative: the signal that killed it
 
-Life is memory that a child shares with the test: its last sign of life, how much it has done for good, and what its function
-returned; in place of None, how often it had passed each failpoint by then.
-Requests go over a socket that keeps messages whole: (function, args, arm) and descriptors one way, a pid the other; then the
-pid to wait for, and its exit code. The zygote ends when the test's end of that socket closes, and its children with it.
+Life is memory that a child shares with the test: its last sign of life, how much it has done for
+good, and what its function returned; in place of None, how often it had passed each failpoint by
+then. Requests go over a socket that keeps messages whole: (function, args, arm) and descriptors one
+way, a pid the other; then the pid to wait for, and its exit code. The zygote ends when the test's
+end of that socket closes, and its children with it.
 """
 
 from __future__ import annotations
@@ -62,12 +66,16 @@ class Life:
 
     @property
     def last_sign_s(self) -> float:
-        """When it last did, by the monotonic clock: an upper bound of how long ago it died is the time since."""
+        """When it last did, by the monotonic clock: an upper bound of how long ago it died is the
+        time since.
+        """
         return float(self._words[SIGN_WORD]) / 1e9
 
     @property
     def done(self) -> int:
-        """How much of its work the child had finished for good when it died; what that is, its function says."""
+        """How much of its work the child had finished for good when it died; what that is, its
+        function says.
+        """
         return int(self._words[DONE_WORD])
 
     @done.setter
@@ -104,7 +112,9 @@ class Victim:
         return self.exit_code is not None or bool(self._poll.poll(timeout_s * 1000))
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit code, negative for a signal. Raises AssertionError when it runs on, and kills it then."""
+        """Its exit code, negative for a signal. Raises AssertionError when it runs on, and kills it
+        then.
+        """
         if self.exit_code is None:
             hangs = not self.is_dead(timeout_s)
             if hangs:
@@ -121,20 +131,33 @@ class Victim:
 
 
 class Zygote:
-    """The instrumented process, seen from the test. A context manager; its end is the end of all its children."""
+    """The instrumented process, seen from the test. A context manager; its end is the end of all
+    its children.
+    """
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.faults.zygote", str(theirs.fileno())],
-            env={**os.environ, failpoints.VARIABLE: "armed", "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                failpoints.VARIABLE: "armed",
+                "PYTHONPATH": str(ROOT),
+                "OPENBLAS_NUM_THREADS": "1",
+            },
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
         self._socket.settimeout(START_TIMEOUT_S)
         self._victims: list[Victim] = []
 
-    def start(self, function: Callable[..., object], *args: object, fds: Sequence[int] = (), arm: Arm | None = None) -> Victim:
+    def start(
+        self,
+        function: Callable[..., object],
+        *args: object,
+        fds: Sequence[int] = (),
+        arm: Arm | None = None,
+    ) -> Victim:
         """A child that runs function(life, *args) and exits with 0; `fds` stay the caller's."""
         life_fd = os.memfd_create("life")
         os.ftruncate(life_fd, LIFE_BYTES)
@@ -162,13 +185,18 @@ class Zygote:
     def __enter__(self) -> Zygote:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.end_all()
         self._socket.close()
         self._process.wait(START_TIMEOUT_S)
 
 
-# -- the zygote's own process ------------------------------------------------------------------------------------------
+# -- the zygote's own process ----------------------------------------------------------------------
 
 
 def serve(sock: socket.socket) -> None:
@@ -194,8 +222,12 @@ def serve(sock: socket.socket) -> None:
         sock.send(pickle.dumps(pid))
 
 
-def _live(fds: list[int], function: Callable[..., object], args: tuple[object, ...], arm: Arm | None) -> NoReturn:
-    """The whole life of a child: no handler, no destructor and no atexit of the zygote runs in it."""
+def _live(
+    fds: list[int], function: Callable[..., object], args: tuple[object, ...], arm: Arm | None
+) -> NoReturn:
+    """The whole life of a child: no handler, no destructor and no atexit of the zygote runs
+    in it.
+    """
     try:
         life = Life(fds[0], fds[1:])
         os.close(fds[0])
@@ -203,7 +235,9 @@ def _live(fds: list[int], function: Callable[..., object], args: tuple[object, .
         if arm is not None:
             failpoints.arm(*arm)
         found = function(life, *args)
-        life.report({name: failpoints.hits(name) for name in failpoints._hits} if found is None else found)
+        life.report(
+            {name: failpoints.hits(name) for name in failpoints._hits} if found is None else found
+        )
     except BaseException:
         with contextlib.suppress(OSError):
             traceback.print_exc()

@@ -1,6 +1,7 @@
 """Writes the good inputs that hostile ones are made of: python -m tests.fuzz.make_corpus
 
-Run it when a format changes; what a run of the fuzzer has found stays in the folder beside them, as found-*.bin.
+Run it when a format changes; what a run of the fuzzer has found stays in the folder beside them, as
+found-*.bin.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ def frames() -> dict[str, bytes]:
 
 def handshakes() -> dict[str, bytes]:
     """The first byte is whom it goes to: 1 for the acceptor."""
-    return {"to-acceptor": b"\1" + TO_ACCEPTOR, "to-connector": b"\0" + TO_CONNECTOR, "reflected": b"\0" + TO_ACCEPTOR}
+    return {
+        "to-acceptor": b"\1" + TO_ACCEPTOR,
+        "to-connector": b"\0" + TO_CONNECTOR,
+        "reflected": b"\0" + TO_ACCEPTOR,
+    }
 
 
 def archives() -> dict[str, bytes]:
@@ -47,22 +52,45 @@ def archives() -> dict[str, bytes]:
         "scalars": [None, True, 1, -(1 << 40), 1.5, "text", b"bytes", 1 << 100, 1 + 2j],
         "nested": {"a": [1, (2, {"b": ()})], "c": [[[[]]]]},
         "keys": {(1, 2): {3}, frozenset({4}): None},
-        "times": [datetime.datetime(2024, 2, 29, 1, 2, 3), datetime.timedelta(1), decimal.Decimal("1.50"), uuid.UUID(int=7)],
+        "times": [
+            datetime.datetime(2024, 2, 29, 1, 2, 3),
+            datetime.timedelta(1),
+            decimal.Decimal("1.50"),
+            uuid.UUID(int=7),
+        ],
         "array": np.arange(12, dtype=np.float32).reshape(3, 4),
-        "arrays": {"x": np.arange(5), "f": np.asfortranarray(np.eye(3)), "e": np.zeros((0, 3), np.uint8)},
-        "numpy": [np.float64(1.5), np.datetime64("2024-01-01"), np.array(["ab", "c"]), np.bool_(True)],
+        "arrays": {
+            "x": np.arange(5),
+            "f": np.asfortranarray(np.eye(3)),
+            "e": np.zeros((0, 3), np.uint8),
+        },
+        "numpy": [
+            np.float64(1.5),
+            np.datetime64("2024-01-01"),
+            np.array(["ab", "c"]),
+            np.bool_(True),
+        ],
         "slice": [slice(1, None, 2), range(5)],
     }
     found = {}
     for name, value in values.items():
         body, blocks = encode(value)
         sizes = bytes(block.nbytes for block in blocks)
-        found[name] = bytes([len(blocks)]) + sizes + bytes(body) + b"".join(block.tobytes() for block in reversed(blocks))
+        found[name] = (
+            bytes([len(blocks)])
+            + sizes
+            + bytes(body)
+            + b"".join(block.tobytes() for block in reversed(blocks))
+        )
     return found
 
 
 def main() -> None:
-    for folder, inputs in {"frame": frames(), "handshake": handshakes(), "archive": archives()}.items():
+    for folder, inputs in {
+        "frame": frames(),
+        "handshake": handshakes(),
+        "archive": archives(),
+    }.items():
         (FOLDER / folder).mkdir(parents=True, exist_ok=True)
         for name, data in inputs.items():
             (FOLDER / folder / f"{name}.bin").write_bytes(data)

@@ -7,8 +7,32 @@ from collections.abc import Callable, Sequence
 
 INPUT_BYTES_MAX = 16 << 10  # longer ones find nothing that shorter ones do not, and take longer
 MUTATIONS_MAX = 6  # of one input: more of them and nothing of the format is left
-# Lengths and counts at which code changes its mind: limits, signs, widths, and what overflows when it is added to.
-BOUNDARIES = [0, 1, 7, 8, 15, 16, 31, 32, 63, 64, 65, 127, 128, 255, 256, 1023, 1024, 4096, 16384, 32767, 65535, 65536]
+# Lengths and counts at which code changes its mind: limits, signs, widths, and what overflows when
+# it is added to.
+BOUNDARIES = [
+    0,
+    1,
+    7,
+    8,
+    15,
+    16,
+    31,
+    32,
+    63,
+    64,
+    65,
+    127,
+    128,
+    255,
+    256,
+    1023,
+    1024,
+    4096,
+    16384,
+    32767,
+    65535,
+    65536,
+]
 BOUNDARIES += [
     (1 << 20) - 1,
     1 << 20,

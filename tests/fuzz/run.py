@@ -2,11 +2,13 @@
 
     python -m tests.fuzz.run TARGET INPUTS SEED
 
-Exit status 0: every input was taken or refused by a named error. 1: one was not; it is printed in hex, to be saved as
-corpus/TARGET/found-*.bin. Killed with all stacks printed: one input took HANG_S.
+Exit status 0: every input was taken or refused by a named error. 1: one was not; it is printed in
+hex, to be saved as corpus/TARGET/found-*.bin. Killed with all stacks printed: one input took
+HANG_S.
 
-Memory: the address space may grow by SPARE_BYTES over what it is when everything is imported. The limits of a message in
-targets.py come to 2 MiB; an input that reserves what a length in it says, without a look at the limits, ends in MemoryError.
+Memory: the address space may grow by SPARE_BYTES over what it is when everything is imported. The
+limits of a message in targets.py come to 2 MiB; an input that reserves what a length in it says,
+without a look at the limits, ends in MemoryError.
 """
 
 from __future__ import annotations
@@ -44,8 +46,10 @@ def run(name: str, inputs: int, seed: int) -> int:
     target = TARGETS[name]
     corpus = load_corpus(target.corpus)
     mutator = Mutator(corpus, seed)
-    warnings.simplefilter("error")  # numpy's on a value that it was given: nobody may cause output here
-    for data in corpus:  # the files as they are; and what they import is imported before memory is bounded
+    # numpy's on a value that it was given: nobody may cause output here
+    warnings.simplefilter("error")
+    # the files as they are; and what they import is imported before memory is bounded
+    for data in corpus:
         if not _feed(name, data):
             return 1
     bound_memory()
@@ -62,7 +66,10 @@ def run(name: str, inputs: int, seed: int) -> int:
         except BaseException as error:
             return _found(name, data, error)
     faulthandler.cancel_dump_traceback_later()
-    print(f"{name}: {inputs} inputs, {refused} refused, {time.perf_counter() - started:.1f} s, seed {seed}")
+    print(
+        f"{name}: {inputs} inputs, {refused} refused, {time.perf_counter() - started:.1f} s, "
+        f"seed {seed}"
+    )
     return 0
 
 

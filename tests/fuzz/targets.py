@@ -1,5 +1,5 @@
-"""What is fed with hostile bytes: frames, the handshake, archives. Each target raises only what a peer's bytes may cause to be
-raised (`named`), and checks what must hold when nothing is raised."""
+"""What is fed with hostile bytes: frames, the handshake, archives. Each target raises only what a
+peer's bytes may cause to be raised (`named`), and checks what must hold when nothing is raised."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def feed_frames(data: bytes) -> None:
 
 def good_handshake() -> tuple[bytes, bytes]:
     """What an acceptor receives of a connector that holds the secret, and the other way round."""
-    one, two = Connector(SECRET, KIND, 11, CONNECTOR_NONCE), Acceptor(SECRET, KIND, 22, ACCEPTOR_NONCE)
+    one, two = (
+        Connector(SECRET, KIND, 11, CONNECTOR_NONCE),
+        Acceptor(SECRET, KIND, 22, ACCEPTOR_NONCE),
+    )
     hello, _ = one.start(), two.start()
     answer = two.feed(hello)
     return hello + one.feed(answer), answer + ACCEPTED
@@ -60,10 +63,14 @@ assert len(TO_ACCEPTOR) == HELLO.size + PROOF_BYTES + CLAIM_BYTES
 
 
 def feed_handshake(data: bytes) -> None:
-    """The first byte says whom it goes to. Nobody but the one good connector, or acceptor, is let through."""
+    """The first byte says whom it goes to. Nobody but the one good connector, or acceptor, is let
+    through.
+    """
     to_acceptor, wire = bool(data and data[0] & 1), data[1:]
     side: Acceptor | Connector = (
-        Acceptor(SECRET, KIND, 22, ACCEPTOR_NONCE) if to_acceptor else Connector(SECRET, KIND, 11, CONNECTOR_NONCE)
+        Acceptor(SECRET, KIND, 22, ACCEPTOR_NONCE)
+        if to_acceptor
+        else Connector(SECRET, KIND, 11, CONNECTOR_NONCE)
     )
     side.start()
     at = 0
@@ -74,11 +81,15 @@ def feed_handshake(data: bytes) -> None:
             return
         at += len(chunk)
         assert len(side.feed(chunk)) <= HELLO.size + PROOF_BYTES
-    assert wire[:at] == (TO_ACCEPTOR if to_acceptor else TO_CONNECTOR), "somebody without the secret was let through"
+    assert wire[:at] == (TO_ACCEPTOR if to_acceptor else TO_CONNECTOR), (
+        "somebody without the secret was let through"
+    )
 
 
 def feed_archive(data: bytes) -> None:
-    """The first byte says how many blocks there are, the next ones how long each is; the body comes first."""
+    """The first byte says how many blocks there are, the next ones how long each is; the body comes
+    first.
+    """
     count = data[0] % 4 if data else 0
     sizes, rest = list(data[1 : 1 + count]), data[1 + count :]
     blocks: list[NDArray[np.uint8]] = []
@@ -90,7 +101,9 @@ def feed_archive(data: bytes) -> None:
 
 
 def feed_plain_archive(data: bytes) -> None:
-    """The short way of messages without blocks. The first byte is left out, so that both targets have one corpus."""
+    """The short way of messages without blocks. The first byte is left out, so that both targets
+    have one corpus.
+    """
     Decoder(limits=LIMITS).decode_plain(data[1:])
 
 

@@ -1,6 +1,8 @@
-"""Whatever bytes a peer sends: no crash, no hang, no memory over the limits, and no error but those that name the peer's fault.
+"""Whatever bytes a peer sends: no crash, no hang, no memory over the limits, and no error but those
+that name the peer's fault.
 
-PRPC_FUZZ_INPUTS says how many inputs all targets get together: 100,000 when nobody does, 1,000,000 in `.ci/nightly fuzz`.
+PRPC_FUZZ_INPUTS says how many inputs all targets get together: 100,000 when nobody does, 1,000,000
+in `.ci/nightly fuzz`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def test_hostile_bytes_are_taken_or_refused_by_name(name: str, seed: int) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("folder", "made"), [("frame", frames), ("handshake", handshakes), ("archive", archives)])
+@pytest.mark.parametrize(
+    ("folder", "made"), [("frame", frames), ("handshake", handshakes), ("archive", archives)]
+)
 def test_the_saved_corpus_is_what_the_formats_are_today(folder: str, made: object) -> None:
     saved = {path.stem for path in (ROOT / "tests/fuzz/corpus" / folder).glob("*.bin")}
     assert callable(made)

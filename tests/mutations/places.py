@@ -1,7 +1,8 @@
-"""Promises of SECURITY.md and of the rules for retries, leases, ledgers and checkpoints, each with a line that breaks it.
+"""Promises of SECURITY.md and of the rules for retries, leases, ledgers and checkpoints, each with
+a line that breaks it.
 
-A mutation replaces `old`, which stands once in `file`, by `new`; the tests named beside it must then fail. Where they pass, a
-promise has no test.
+A mutation replaces `old`, which stands once in `file`, by `new`; the tests named beside it must
+then fail. Where they pass, a promise has no test.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import NamedTuple
 
 
 class Mutation(NamedTuple):
-    """One broken promise. `file` and `tests` are relative to the root; `tests` as pytest takes them."""
+    """One broken promise. `file` and `tests` are relative to the root; `tests` as pytest takes
+    them.
+    """
 
     name: str
     file: str
@@ -31,7 +34,7 @@ FRAME = "tests/shard/test_frame.py"
 HOSTILE = "tests/prpc_engine/test_archive_hostile.py"
 
 MUTATIONS = (
-    # -- who may call what ---------------------------------------------------------------------------------------------
+    # -- who may call what -------------------------------------------------------------------------
     Mutation(
         "a rule lets every method through",
         "prpc_engine/settings/allow.py",
@@ -63,14 +66,16 @@ MUTATIONS = (
     Mutation(
         "the allow list is not asked for plain methods",
         "prpc_engine/rpc/server.py",
-        "        if self._allow is not None and self._forbids(peer, call_id, key):\n            return\n        try:",
+        "        if self._allow is not None and self._forbids(peer, call_id, "
+        "key):\n            return\n        try:",
         "        if False:\n            return\n        try:",
         IDENTITY,
     ),
     Mutation(
         "the allow list is not asked for async, stream and once methods",
         "prpc_engine/rpc/server.py",
-        "if self._allow is not None and self._forbids(peer, call_id, key):\n            return\n        if self._is_doubled",
+        "if self._allow is not None and self._forbids(peer, call_id, "
+        "key):\n            return\n        if self._is_doubled",
         "if False:\n            return\n        if self._is_doubled",
         IDENTITY,
     ),
@@ -95,7 +100,7 @@ MUTATIONS = (
         "if False:",
         HANDSHAKE,
     ),
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- who is there ------------------------------------------------------------------------------
     Mutation(
         "a hello of another version is taken",
         "shard/transport/handshake.py",
@@ -110,7 +115,7 @@ MUTATIONS = (
         "if not number < count:",
         HANDSHAKE,
     ),
-    # -- calls that may have run -----------------------------------------------------------------------------------------
+    # -- calls that may have run -------------------------------------------------------------------
     Mutation(
         "a call that may have run is retried though it is not idempotent",
         "prpc_engine/client/retry.py",
@@ -160,7 +165,7 @@ MUTATIONS = (
         "            pass\n",
         DEDUPE,
     ),
-    # -- pushes ----------------------------------------------------------------------------------------------------------
+    # -- pushes ------------------------------------------------------------------------------------
     Mutation(
         "a push that was applied is applied again",
         "prpc_engine/kv/consistency/ledger.py",
@@ -182,12 +187,13 @@ MUTATIONS = (
         "            known.above = set((int(highest) + _BITS[row]).tolist())\n",
         LEDGER,
     ),
-    # -- leases ----------------------------------------------------------------------------------------------------------
+    # -- leases ------------------------------------------------------------------------------------
     Mutation(
         "a lease may be returned twice",
         "shard/memory/leases.py",
         "        entry = self._lent.pop(lease, None)\n        if entry is None:\n            raise",
-        "        entry = self._lent.pop(lease, None)\n        if entry is None:\n            return\n            raise",
+        "        entry = self._lent.pop(lease, None)\n        if entry is None:\n            "
+        "return\n            raise",
         LEASES,
     ),
     Mutation(
@@ -200,8 +206,8 @@ MUTATIONS = (
     Mutation(
         "a peer may lend under a number that is held",
         "shard/memory/leases.py",
-        '        """\n        if lease in self.held_since:',
-        '        """\n        if False:',
+        'returned twice.\n        """\n        if lease in self.held_since:',
+        'returned twice.\n        """\n        if False:',
         LEASES,
     ),
     Mutation(
@@ -225,7 +231,7 @@ MUTATIONS = (
         "if status.st_size < 1:",
         "tests/shard/test_segment.py",
     ),
-    # -- files -----------------------------------------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
     Mutation(
         "a checkpoint's files can be read by others",
         "prpc_engine/kv/checkpoint/files.py",

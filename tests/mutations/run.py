@@ -1,9 +1,11 @@
-"""Breaks one promise after the other in a copy of this tree, and looks whether the tests named beside it notice.
+"""Breaks one promise after the other in a copy of this tree, and looks whether the tests named
+beside it notice.
 
     python -m tests.mutations.run                  all; some minutes a mutation
     python -m tests.mutations.run lease ledger     those with one of these words in their names
 
-Prints a line a mutation, and the survivors again at the end. Exit code: 0 none survived, 1 some did, 2 none is named so.
+Prints a line a mutation, and the survivors again at the end. Exit code: 0 none survived, 1 some
+did, 2 none is named so.
 """
 
 from __future__ import annotations
@@ -29,7 +31,16 @@ def survives(mutation: Mutation, tree: Path) -> bool:
     path.write_text(text.replace(mutation.old, mutation.new))
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests.split()],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-p",
+                "no:cacheprovider",
+                *mutation.tests.split(),
+            ],
             cwd=tree,
             env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.DEVNULL,
@@ -48,7 +59,9 @@ def main(words: list[str]) -> int:
     """See the file's head."""
     wanted = [one for one in MUTATIONS if not words or any(word in one.name for word in words)]
     if not wanted:
-        print(f"no mutation has one of these words in its name: {', '.join(words)}", file=sys.stderr)
+        print(
+            f"no mutation has one of these words in its name: {', '.join(words)}", file=sys.stderr
+        )
         return 2
     survivors = []
     with tempfile.TemporaryDirectory(prefix="prpc-mutations-") as folder:
@@ -56,7 +69,11 @@ def main(words: list[str]) -> int:
         shutil.copytree(ROOT, tree, ignore=NOT_COPIED)
         for number, mutation in enumerate(wanted, 1):
             has_survived = survives(mutation, tree)
-            print(f"{number}/{len(wanted)} {'SURVIVED' if has_survived else 'found'}: {mutation.name}", flush=True)
+            print(
+                f"{number}/{len(wanted)} {'SURVIVED' if has_survived else 'found'}: "
+                f"{mutation.name}",
+                flush=True,
+            )
             if has_survived:
                 survivors.append(mutation)
     for mutation in survivors:

@@ -30,7 +30,9 @@ Message = tuple[bytes, list[bytes]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The answers, without their numbers, and the error that ended the connection or kept it from being made."""
+    """The answers, without their numbers, and the error that ended the connection or kept it from
+    being made.
+    """
 
     answers: list[Message]
     numbers: list[int]
@@ -74,9 +76,17 @@ class Talk:
 class Caller:
     """A process that connects. A context manager."""
 
-    def __init__(self, bulk_lanes: int = 0, tls: Files | None = None, buffer_bytes: int = 0, checked: bool = False) -> None:
+    def __init__(
+        self,
+        bulk_lanes: int = 0,
+        tls: Files | None = None,
+        buffer_bytes: int = 0,
+        checked: bool = False,
+    ) -> None:
         self._slab = Slab()
-        node = Node(secret=SECRET, incarnation=1, limits=limits(bulk_lanes=bulk_lanes), tcp_checksum=checked)
+        node = Node(
+            secret=SECRET, incarnation=1, limits=limits(bulk_lanes=bulk_lanes), tcp_checksum=checked
+        )
         self._transport = TcpTransport(node, self._slab, tls)
         self._buffer_bytes = buffer_bytes
 
@@ -100,8 +110,9 @@ class Caller:
         timeout_s: float = PATIENCE_S,
         may_be_wrong: bool = False,
     ) -> Outcome:
-        """Connect, send them, and wait until all are answered or the connection ends. `may_be_wrong`: an answer may have other
-        bytes than were sent, which is the test's to look at; else that is an AssertionError."""
+        """Connect, send them, and wait until all are answered or the connection ends.
+        `may_be_wrong`: an answer may have other bytes than were sent, which is the test's to look
+        at; else that is an AssertionError."""
         outcome = self._ask(address, messages, timeout_s)
         sent = [(body, [bytes(block) for block in blocks]) for body, blocks in messages]
         is_right = all(answer in sent for answer in outcome.answers)
@@ -112,7 +123,12 @@ class Caller:
             assert is_right
         return outcome
 
-    def _ask(self, address: str, messages: Sequence[tuple[bytes, Sequence[NDArray[np.uint8]]]], timeout_s: float) -> Outcome:
+    def _ask(
+        self,
+        address: str,
+        messages: Sequence[tuple[bytes, Sequence[NDArray[np.uint8]]]],
+        timeout_s: float,
+    ) -> Outcome:
         try:
             with self.talk(address, timeout_s) as talk:
                 try:

@@ -1,4 +1,6 @@
-"""Seeds, servers that a module's tests share, and what each test adds to the line that a run ends with."""
+"""Seeds, servers that a module's tests share, and what each test adds to the line that a run ends
+with.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,19 @@ from tests.network.echo_server import EchoServer
 from tests.network.proxy import Proxy
 from tests.network.tally import PROPERTY, TALLY
 
-SEEDS = int(os.environ.get("PRPC_NETWORK_SEEDS", "3"))  # how many random courses each such test takes
+# how many random courses each such test takes
+SEEDS = int(os.environ.get("PRPC_NETWORK_SEEDS", "3"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`one_seed`: a test for each of SEEDS seeds from PRPC_TEST_SEED on, or from 1; its name shows it."""
+    """`one_seed`: a test for each of SEEDS seeds from PRPC_TEST_SEED on, or from 1; its name shows
+    it.
+    """
     if "one_seed" in metafunc.fixturenames:
         first = int(os.environ.get("PRPC_TEST_SEED") or 1)
-        metafunc.parametrize("one_seed", range(first, first + SEEDS), ids=lambda seed: f"seed{seed}")
+        metafunc.parametrize(
+            "one_seed", range(first, first + SEEDS), ids=lambda seed: f"seed{seed}"
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +44,9 @@ def echo(_started_once: None) -> Iterator[EchoServer]:
 
 @pytest.fixture(scope="module")
 def hasty(_started_once: None) -> Iterator[EchoServer]:
-    """One that soon gives a handshake up. That of a client that does nothing wrong may be too slow for it on a busy machine."""
+    """One that soon gives a handshake up. That of a client that does nothing wrong may be too slow
+    for it on a busy machine.
+    """
     with EchoServer(handshake_s=1.0) as server:
         yield server
 

@@ -1,9 +1,11 @@
-"""A tcp listener without RPC, in a process of its own: it sends every message back, with its number.
+"""A tcp listener without RPC, in a process of its own: it sends every message back, with its
+number.
 
     python -m tests.network.echo_server JSON
 
-prints its address, and goes on until its standard input ends. An answer's body is the number of the message since the start of
-the process, 8 bytes little-endian, and the message's body; its blocks are the message's.
+prints its address, and goes on until its standard input ends. An answer's body is the number of the
+message since the start of the process, 8 bytes little-endian, and the message's body; its blocks
+are the message's.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ SECRET = b"a secret of these tests"
 
 
 def limits(handshake_s: float = 5.0, bulk_lanes: int = 0) -> Limits:
-    """Of both sides: small, so that a wrong length is soon found, but one host may prove itself as often as it likes."""
+    """Of both sides: small, so that a wrong length is soon found, but one host may prove itself as
+    often as it likes.
+    """
     return Limits(
         body_bytes_max=1 << 20,
         blocks_bytes_max=2 << 20,
@@ -87,15 +91,26 @@ class EchoServer(Program):
     """Such a process."""
 
     def __init__(
-        self, handshake_s: float = PATIENCE_S, tls: Files | None = None, stingy: bool = False, buffer_bytes: int = 0
+        self,
+        handshake_s: float = PATIENCE_S,
+        tls: Files | None = None,
+        stingy: bool = False,
+        buffer_bytes: int = 0,
     ) -> None:
-        settings = {"handshake_s": handshake_s, "tls": tls or (), "stingy": stingy, "buffer_bytes": buffer_bytes}
+        settings = {
+            "handshake_s": handshake_s,
+            "tls": tls or (),
+            "stingy": stingy,
+            "buffer_bytes": buffer_bytes,
+        }
         super().__init__("tests.network.echo_server", json.dumps(settings))
         host, _, port = self.read_line().removeprefix("tcp://").rpartition(":")
         self.where = host, int(port)
 
     def descriptors(self) -> int:
-        """How many it has open now, beside those of its slab, which keeps segments for the next block."""
+        """How many it has open now, beside those of its slab, which keeps segments for the next
+        block.
+        """
         count = 0
         for link in Path(f"/proc/{self.pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile

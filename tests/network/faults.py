@@ -1,15 +1,19 @@
-"""What becomes of the bytes of one direction of one TCP connection on their way through a fault proxy. No I/O in this file.
+"""What becomes of the bytes of one direction of one TCP connection on their way through a fault
+proxy. No I/O in this file.
 
-    action    when `at` bytes have come
-    RESET     they are passed on, then both ends get RST
-    FINISH    they are passed on, then FIN follows; what comes later is swallowed, the other direction goes on
-    STALL     they are passed on, the rest waits until the proxy is told to release it; the other direction goes on
-    REPEAT    the last `count` of them are passed on once more
-    INSERT    `extra` follows them
-    FLIP      bit `bit` of the next byte is passed on inverted
+    action  when `at` bytes have come
+    RESET   they are passed on, then both ends get RST
+    FINISH  they are passed on, then FIN follows; what comes later is swallowed, the other direction
+            goes on
+    STALL   they are passed on, the rest waits until the proxy is told to release it; the other
+            direction goes on
+    REPEAT  the last `count` of them are passed on once more
+    INSERT  `extra` follows them
+    FLIP    bit `bit` of the next byte is passed on inverted
 
-There is no action that reorders: TCP delivers the bytes of a connection in order, whatever their packets do on the way. A frame
-that comes late is one of an earlier connection, recorded there and inserted here.
+There is no action that reorders: TCP delivers the bytes of a connection in order, whatever their
+packets do on the way. A frame that comes late is one of an earlier connection, recorded there and
+inserted here.
 """
 
 from __future__ import annotations
@@ -44,8 +48,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Pace:
-    """Bytes leave in pieces of 1 to `piece_bytes_max`, with up to `pause_s_max` seconds after each: it splits what was sent
-    together, and joins what comes during a pause. The proxy waits in whole milliseconds."""
+    """Bytes leave in pieces of 1 to `piece_bytes_max`, with up to `pause_s_max` seconds after each:
+    it splits what was sent together, and joins what comes during a pause. The proxy waits in whole
+    milliseconds."""
 
     piece_bytes_max: int
     pause_s_max: float = 0.0
@@ -58,7 +63,8 @@ class Plan:
     to_server: Sequence[Fault] = ()
     to_client: Sequence[Fault] = ()
     pace: Pace | None = None
-    buffer_bytes: int = 0  # of the proxy's sockets, each way; the kernel takes what it has as its least. 0: as they are
+    # of the proxy's sockets, each way; the kernel takes what it has as its least. 0: as they are
+    buffer_bytes: int = 0
 
 
 def one_way(direction: str, *faults: Fault) -> Plan:
@@ -70,7 +76,9 @@ Step = bytes | Action  # bytes to pass on; RESET, FINISH and STALL
 
 
 class Course:
-    """One direction. feed() it what comes, in pieces of any size; first of all nothing, for faults at byte 0."""
+    """One direction. feed() it what comes, in pieces of any size; first of all nothing, for faults
+    at byte 0.
+    """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._faults = deque(sorted(faults, key=lambda fault: fault.at))

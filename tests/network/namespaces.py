@@ -5,8 +5,9 @@
     host 2 ─ eth0 ╬   with a port p1, p2, ... for each host
     host 3 ─ eth0 ╝
 
-Made of veth pairs, bridge and routes alone, which every kernel with namespaces has; names carry our process number. All of it is
-gone when the Network is closed. Cards hand over packets one by one: what segmentation offload joins passes whatever the MTU is.
+Made of veth pairs, bridge and routes alone, which every kernel with namespaces has; names carry our
+process number. All of it is gone when the Network is closed. Cards hand over packets one by one:
+what segmentation offload joins passes whatever the MTU is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def run(*command: str) -> None:
 
 
 class Network:
-    """`hosts` of them, numbered from 1. Closed by who made it. Raises OSError where this is not possible."""
+    """`hosts` of them, numbered from 1. Closed by who made it. Raises OSError where this is not
+    possible.
+    """
 
     def __init__(self, hosts: int) -> None:
         pid = os.getpid()
@@ -49,21 +52,41 @@ class Network:
             if host > 1:
                 run("ip", "netns", "add", self.namespace(host))
                 self._ip(host, "link", "set", "lo", "up")
-            self._ip(host, "link", "add", self._card(host), "type", "veth", "peer", "name", f"p{host}", "netns", self._switch)
+            self._ip(
+                host,
+                "link",
+                "add",
+                self._card(host),
+                "type",
+                "veth",
+                "peer",
+                "name",
+                f"p{host}",
+                "netns",
+                self._switch,
+            )
             run("ip", "-n", self._switch, "link", "set", f"p{host}", "master", "bridge", "up")
             self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", self._card(host))
             self._ip(host, "link", "set", self._card(host), "gso_max_segs", "1", "up")
 
     def close(self) -> None:
         """Again, or after half of it was made: does what is left to do."""
-        for command in (["link", "delete", self._ours], *(["netns", "delete", self.namespace(host)] for host in self._hosts[1:])):
+        for command in (
+            ["link", "delete", self._ours],
+            *(["netns", "delete", self.namespace(host)] for host in self._hosts[1:]),
+        ):
             subprocess.run(["ip", *command], capture_output=True, check=False)
         subprocess.run(["ip", "netns", "delete", self._switch], capture_output=True, check=False)
 
     def __enter__(self) -> Network:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def namespace(self, host: int) -> str:
@@ -84,7 +107,7 @@ class Network:
     def _ip(self, host: int, *arguments: str) -> None:
         run("ip", *(["-n", self.namespace(host)] if host > 1 else []), *arguments)
 
-    # -- what goes wrong: each a context, healed at its end --------------------------------------------------------------
+    # -- what goes wrong: each a context, healed at its end ----------------------------------------
 
     @contextlib.contextmanager
     def parted(self, host: int) -> Iterator[None]:
@@ -126,8 +149,10 @@ class Network:
 
     @contextlib.contextmanager
     def black_hole(self, host: int, mtu: int) -> Iterator[None]:
-        """The switch's port to it passes packets of up to so many bytes, in both directions, and drops larger ones without a
-        word (no ICMP: a switch has no address); the cards go on believing in theirs, and send with DF."""
+        """The switch's port to it passes packets of up to so many bytes, in both directions, and
+        drops larger ones without a
+        word (no ICMP: a switch has no address); the cards go on believing in theirs, and send with
+        DF."""
         run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", str(mtu))
         yield
         run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", "1500")

@@ -1,10 +1,12 @@
-"""A fault proxy: a TCP client connects to it instead of its server, and it passes on what faults.py makes of their bytes.
+"""A fault proxy: a TCP client connects to it instead of its server, and it passes on what faults.py
+makes of their bytes.
 
     client ── socket ── Flow to the server ──> socket ── server
                    <──── Flow to the client ────
 
-One thread does it all. Each connection takes the next of `plans`, in the order they are accepted; those beyond are passed on as
-they are. How bytes are cut into pieces, and how long the pauses are, follows from the seed.
+One thread does it all. Each connection takes the next of `plans`, in the order they are accepted;
+those beyond are passed on as they are. How bytes are cut into pieces, and how long the pauses are,
+follows from the seed.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ def set_buffers(sock: socket.socket, nbytes: int) -> None:
 class Flow:
     """One direction of one connection."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, faults: tuple[Fault, ...], pace: Pace | None) -> None:
+    def __init__(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        faults: tuple[Fault, ...],
+        pace: Pace | None,
+    ) -> None:
         self.source, self.target = source, target
         self.course = Course(faults)
         self.finished = False  # FIN was passed on
@@ -47,11 +55,18 @@ class Flow:
         self._source_ended = False
 
     def wants_in(self) -> bool:
-        return not self._source_ended and sum(len(step) for step in self._steps if isinstance(step, bytes)) < QUEUED_BYTES_MAX
+        return (
+            not self._source_ended
+            and sum(len(step) for step in self._steps if isinstance(step, bytes)) < QUEUED_BYTES_MAX
+        )
 
     def due(self) -> float | None:
         """When something may leave next; None: there is nothing."""
-        return self._due if self._steps and self._steps[0] is not Action.STALL and not self.finished else None
+        return (
+            self._due
+            if self._steps and self._steps[0] is not Action.STALL and not self.finished
+            else None
+        )
 
     def read(self) -> None:
         """Raises OSError."""
@@ -65,7 +80,9 @@ class Flow:
             self._steps.clear()
 
     def write(self, now: float, chance: random.Random) -> None:
-        """As much as may leave now. Raises OSError, ConnectionResetError where a reset is what is wanted."""
+        """As much as may leave now. Raises OSError, ConnectionResetError where a reset is what is
+        wanted.
+        """
         while (due := self.due()) is not None and due <= now:
             step = self._steps[0]
             if step is Action.RESET:
@@ -76,7 +93,9 @@ class Flow:
                 self._steps.clear()
                 return
             assert isinstance(step, bytes)
-            size = len(step) if self._pace is None else chance.randint(1, self._pace.piece_bytes_max)
+            size = (
+                len(step) if self._pace is None else chance.randint(1, self._pace.piece_bytes_max)
+            )
             try:
                 sent = self.target.send(step[:size])
             except BlockingIOError:
@@ -111,7 +130,9 @@ class Passage:
     def events(self, flow: Flow, other: Flow, now: float) -> int:
         """What to wait for at the socket that `flow` reads from and `other` writes to."""
         due = other.due()
-        return (select.POLLIN if flow.wants_in() else 0) | (select.POLLOUT if due is not None and due <= now else 0)
+        return (select.POLLIN if flow.wants_in() else 0) | (
+            select.POLLOUT if due is not None and due <= now else 0
+        )
 
     def move(self, now: float, events: dict[int, int], chance: random.Random) -> None:
         """Read and write what is possible."""
@@ -138,7 +159,9 @@ class Passage:
 
 
 class Proxy:
-    """To the server at `upstream`, which may be said later. A context manager; at its end it hangs up on everybody."""
+    """To the server at `upstream`, which may be said later. A context manager; at its end it hangs
+    up on everybody.
+    """
 
     def __init__(self, upstream: tuple[str, int] = ("127.0.0.1", 0), seed: int = 0) -> None:
         self.plans: deque[Plan] = deque()
@@ -156,7 +179,12 @@ class Proxy:
         self._thread.start()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._order("end")
         self._thread.join(PATIENCE_S)
         for sock in (self._listener, self._wake, self._woken):
@@ -209,7 +237,8 @@ class Proxy:
                             for flow in passage.flows:
                                 flow.release()
                     if order == "cut":
-                        events_at.clear()  # a socket that is accepted next may have the number of one that was closed
+                        # a socket that is accepted next may have the number of one that was closed
+                        events_at.clear()
                     done.set()
             if self._listener.fileno() in events_at:
                 living += self._accept()

@@ -2,7 +2,8 @@
 
     COMMAND... python -m tests.network.server JSON
 
-serves Works under "works" as an RpcService made with the arguments that JSON has, and `server_id`, until its standard input ends.
+serves Works under "works" as an RpcService made with the arguments that JSON has, and `server_id`,
+until its standard input ends.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Works:
     async def reach(self, name: str, key: int) -> int:
         """What another service of that name, which this process connects to, makes of the key."""
         if name not in self._clients:
-            self._clients[name] = self._service.create_client(name, retry=RetryPolicy(attempts_max=12, unsent_max=40))
+            self._clients[name] = self._service.create_client(
+                name, retry=RetryPolicy(attempts_max=12, unsent_max=40)
+            )
         result: int = await self._clients[name].submit("same", key, timeout_s=PATIENCE_S)
         return result
 
@@ -78,8 +81,23 @@ class Works:
 class Serving(Program):
     """Such a process, started by `prefix`."""
 
-    def __init__(self, prefix: Sequence[str], server_id: int, master: str, limits: dict[str, Any] | None = None, **kwargs: Any):
-        text = json.dumps({"server_id": server_id, "master": master, "secret": SECRET, "limits": limits or {}, **kwargs})
+    def __init__(
+        self,
+        prefix: Sequence[str],
+        server_id: int,
+        master: str,
+        limits: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        text = json.dumps(
+            {
+                "server_id": server_id,
+                "master": master,
+                "secret": SECRET,
+                "limits": limits or {},
+                **kwargs,
+            }
+        )
         super().__init__("tests.network.server", text, prefix=prefix, env={"PYTHONPATH": str(ROOT)})
         self.where = "", 0  # it listens at
 

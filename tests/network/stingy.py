@@ -1,7 +1,9 @@
-"""Sockets that give and take one byte a call, as a kernel may: every read and write of this process is a short one.
+"""Sockets that give and take one byte a call, as a kernel may: every read and write of this process
+is a short one.
 
-What is patched is the class, below all that stands on a socket. Untouched: recv() and sendall(), of whoever connects, and what an
-acceptor says in its handshake, which it sends into an empty buffer and takes its room for granted.
+What is patched is the class, below all that stands on a socket. Untouched: recv() and sendall(), of
+whoever connects, and what an acceptor says in its handshake, which it sends into an empty buffer
+and takes its room for granted.
 """
 
 from __future__ import annotations

@@ -1,19 +1,23 @@
-"""What became of all that the network tests asked, as one line: 0 hangs, 0 wrong bytes, every loss named.
+"""What became of all that the network tests asked, as one line: 0 hangs, 0 wrong bytes, every loss
+named.
 
-outcome     what it was
-right       every answer came, with the bytes that were sent
-named       the connection or the call ended with a typed error that says why; what was answered before was right
-unnamed     it ended with an error without a text, or with none
-wrong       an answer has other bytes than were sent
-unfound     the same, where a bit was inverted on purpose on a connection without a checksum: nobody promised to find it
-hang        it did neither: no answer and no error within the tests' patience
+outcome  what it was
+right    every answer came, with the bytes that were sent
+named    the connection or the call ended with a typed error that says why; what was answered before
+         was right
+unnamed  it ended with an error without a text, or with none
+wrong    an answer has other bytes than were sent
+unfound  the same, where a bit was inverted on purpose on a connection without a checksum: nobody
+         promised to find it
+hang     it did neither: no answer and no error within the tests' patience
 """
 
 from __future__ import annotations
 
 import collections
 
-PROPERTY = "network faults"  # of a test: {outcome: how many}, which the line at the end of the run is the sum of
+# of a test: {outcome: how many}, which the line at the end of the run is the sum of
+PROPERTY = "network faults"
 OUTCOMES = ("right", "named", "unnamed", "wrong", "unfound", "hang")
 
 
@@ -43,8 +47,10 @@ class Tally:
     def line(self) -> str:
         found = self.counts
         return (
-            f"{found.total()} cases: {found['hang']} hangs, {found['wrong']} wrong bytes, {found['unnamed']} losses without a "
-            f"name; {found['right']} right, {found['named']} losses named; without a checksum {found['unfound']} inverted bits "
+            f"{found.total()} cases: {found['hang']} hangs, {found['wrong']} wrong bytes, "
+            f"{found['unnamed']} losses without a "
+            f"name; {found['right']} right, {found['named']} losses named; "
+            f"without a checksum {found['unfound']} inverted bits "
             "of payload were not found"
         )
 

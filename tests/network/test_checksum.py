@@ -1,4 +1,6 @@
-"""Tcp with checksums: whatever becomes of the bytes on their way, nobody gets a wrong one, and the loss is named at once."""
+"""Tcp with checksums: whatever becomes of the bytes on their way, nobody gets a wrong one, and the
+loss is named at once.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_every_bit_of_a_frame_that_changes_is_found_and_none_of_it_is_delivered(
 ) -> None:
     begin, whole = HANDSHAKE_BYTES[direction], RECORD_BYTES + NUMBER_BYTES[direction]
     assert checking.ask(f"tcp://{proxy.address}", HELLO_THERE).answers == [received(HELLO_THERE)]
-    assert len(getattr(proxy.passages[-1], direction).course.recorded) == begin + whole, "one record"
+    assert len(getattr(proxy.passages[-1], direction).course.recorded) == begin + whole, (
+        "one record"
+    )
     for bit in range(8 * whole):
         proxy.plans.append(one_way(direction, Fault(Action.FLIP, begin + bit // 8, bit=bit % 8)))
         outcome = checking.ask(f"tcp://{proxy.address}", HELLO_THERE)
@@ -57,7 +61,9 @@ def test_every_bit_of_a_frame_that_changes_is_found_and_none_of_it_is_delivered(
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_records_that_come_twice_or_late_are_found_and_run_nothing(proxy: Proxy, checking: Caller, direction: str) -> None:
+def test_records_that_come_twice_or_late_are_found_and_run_nothing(
+    proxy: Proxy, checking: Caller, direction: str
+) -> None:
     begin, whole = HANDSHAKE_BYTES[direction], RECORD_BYTES + NUMBER_BYTES[direction]
     number = checking.ask(f"tcp://{proxy.address}", HELLO_THERE).numbers[0]
     late = bytes(getattr(proxy.passages[-1], direction).course.recorded[begin:])
@@ -72,11 +78,15 @@ def test_records_that_come_twice_or_late_are_found_and_run_nothing(proxy: Proxy,
         assert_found(outcome.error)
         assert outcome.answers in ([], [received(HELLO_THERE)])
     ran = checking.ask(f"tcp://{proxy.address}", HELLO_THERE).numbers[0] - number
-    assert ran <= (len(faults) + 1 if direction == "to_server" else 2 * len(faults) + 1), "each at most once"
+    assert ran <= (len(faults) + 1 if direction == "to_server" else 2 * len(faults) + 1), (
+        "each at most once"
+    )
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_a_checked_connection_cut_at_any_byte_ends_by_name(proxy: Proxy, checking: Caller, direction: str) -> None:
+def test_a_checked_connection_cut_at_any_byte_ends_by_name(
+    proxy: Proxy, checking: Caller, direction: str
+) -> None:
     begin, whole = HANDSHAKE_BYTES[direction], RECORD_BYTES + NUMBER_BYTES[direction]
     for at in range(begin + whole):
         proxy.plans.append(one_way(direction, Fault(Action.RESET if at % 2 else Action.FINISH, at)))
@@ -85,7 +95,9 @@ def test_a_checked_connection_cut_at_any_byte_ends_by_name(proxy: Proxy, checkin
         assert outcome.answers == []
 
 
-def test_checked_messages_in_pieces_of_any_size_are_the_same(echo: EchoServer, one_seed: int) -> None:
+def test_checked_messages_in_pieces_of_any_size_are_the_same(
+    echo: EchoServer, one_seed: int
+) -> None:
     chance = random.Random(one_seed)
     messages = [random_message(chance, 300_000) for _ in range(12)]
     with Proxy(echo.where, seed=one_seed) as proxy, Caller(bulk_lanes=1, checked=True) as caller:
@@ -95,7 +107,9 @@ def test_checked_messages_in_pieces_of_any_size_are_the_same(echo: EchoServer, o
     assert sorted(outcome.answers) == sorted(received(message) for message in messages)
 
 
-def test_checked_messages_one_byte_a_read_and_a_write_are_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checked_messages_one_byte_a_read_and_a_write_are_the_same(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chance = random.Random(seed)
     messages = [random_message(chance, 400) for _ in range(10)]
     with EchoServer(stingy=True) as echo, Caller(checked=True) as caller:
@@ -108,7 +122,9 @@ def test_checked_messages_one_byte_a_read_and_a_write_are_the_same(seed: int, mo
 def test_calls_whose_bytes_change_at_random_are_right_or_told(
     one_seed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the client's wish, in its file. Without checksums one may only ask that no other call is spoilt (test_service.py)."""
+    """At the client's wish, in its file. Without checksums one may only ask that no other call is
+    spoilt (test_service.py).
+    """
     file = tmp_path_factory.mktemp("config") / "own.toml"
     file.write_text("[transport]\ntcp_checksum = true\n")
     chance = random.Random(one_seed)
@@ -121,12 +137,16 @@ def test_calls_whose_bytes_change_at_random_are_right_or_told(
         monkeypatch.setenv("PRPC_CONFIG", str(file))
         with (
             RpcService(master.address, transports=["tcp"], secret=SECRET) as service,
-            service.create_client(NAME, 1, PATIENCE_S, retry=STUBBORN, idempotent=IDEMPOTENT) as client,
+            service.create_client(
+                NAME, 1, PATIENCE_S, retry=STUBBORN, idempotent=IDEMPOTENT
+            ) as client,
         ):
             for key in range(40):
                 direction = chance.choice(DIRECTIONS)
                 at = HANDSHAKE_BYTES[direction] + chance.randrange(400)
-                proxy.plans.append(one_way(direction, Fault(Action.FLIP, at, bit=chance.randrange(8))))
+                proxy.plans.append(
+                    one_way(direction, Fault(Action.FLIP, at, bit=chance.randrange(8)))
+                )
                 proxy.cut_all()
                 sent = pattern(key, chance.choice([100, 1000]))
                 crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
@@ -134,7 +154,9 @@ def test_calls_whose_bytes_change_at_random_are_right_or_told(
                 call = client.submit("count", key, timeout_s=PATIENCE_S)
                 error = call.error(PATIENCE_S)
                 TALLY.ended(error, error is not None or call.result(0.0) == key)
-                assert error is None or isinstance(error, errors.MaybeExecuted | errors.NotSent), repr(error)
+                assert error is None or isinstance(error, errors.MaybeExecuted | errors.NotSent), (
+                    repr(error)
+                )
                 assert error is not None or call.result(0.0) == key
             proxy.plans.clear()
             assert set(client.call("ran", timeout_s=PATIENCE_S).values()) == {1}

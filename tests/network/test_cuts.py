@@ -1,4 +1,6 @@
-"""Connections cut or stalled at every byte: who connects gets an answer or a typed error, and who accepts keeps nothing."""
+"""Connections cut or stalled at every byte: who connects gets an answer or a typed error, and who
+accepts keeps nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def assert_named(outcome: Outcome, *kinds: type[ShardError]) -> None:
 def no_descriptor_more(echo: EchoServer, hasty: EchoServer) -> Iterator[None]:
     before = echo.descriptors(), hasty.descriptors()
     yield
-    wait_until(lambda: (echo.descriptors(), hasty.descriptors()) == before, "the end of the servers' connections")
+    wait_until(
+        lambda: (echo.descriptors(), hasty.descriptors()) == before,
+        "the end of the servers' connections",
+    )
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
@@ -59,7 +64,9 @@ def test_a_connection_cut_at_any_byte_of_handshake_and_frame(
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
-def test_a_second_lane_cut_at_any_byte_of_its_handshake(hasty: EchoServer, cut: Action, direction: str) -> None:
+def test_a_second_lane_cut_at_any_byte_of_its_handshake(
+    hasty: EchoServer, cut: Action, direction: str
+) -> None:
     """The server gives the first one up at its limits.handshake_s."""
     bulk = (b"bulk", [np.arange(400_000, dtype=np.uint32).view(np.uint8)])
     with Proxy(hasty.where) as proxy, Caller(bulk_lanes=1) as caller:
@@ -73,37 +80,58 @@ def test_a_second_lane_cut_at_any_byte_of_its_handshake(hasty: EchoServer, cut: 
             assert_named(outcome, *CUT_ERRORS)
             assert all(body == b"hello" for body, _ in outcome.answers)
             assert len(outcome.answers) <= 1
-        wait_until(lambda: answers() == [(b"bulk", [bytes(bulk[1][0])]), (b"hello", [])], "answers over both lanes")
+        wait_until(
+            lambda: answers() == [(b"bulk", [bytes(bulk[1][0])]), (b"hello", [])],
+            "answers over both lanes",
+        )
 
 
 BLOCKS = [np.arange(3, dtype=np.uint8), (np.arange(300_000) % 251).astype(np.uint8)]
-FRAME_EDGES = np.cumsum([HEADER.size, 8 * len(BLOCKS), len(b"hello"), *(block.nbytes for block in BLOCKS)])
+FRAME_EDGES = np.cumsum(
+    [HEADER.size, 8 * len(BLOCKS), len(b"hello"), *(block.nbytes for block in BLOCKS)]
+)
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
-def test_a_frame_with_blocks_cut_beside_each_of_its_boundaries(proxy: Proxy, caller: Caller, cut: Action, direction: str) -> None:
+def test_a_frame_with_blocks_cut_beside_each_of_its_boundaries(
+    proxy: Proxy, caller: Caller, cut: Action, direction: str
+) -> None:
     begin, number_bytes = HANDSHAKE_BYTES[direction], NUMBER_BYTES[direction]
-    edges = [int(edge) + (number_bytes if edge > HEADER.size + 8 * len(BLOCKS) else 0) for edge in FRAME_EDGES]
+    edges = [
+        int(edge) + (number_bytes if edge > HEADER.size + 8 * len(BLOCKS) else 0)
+        for edge in FRAME_EDGES
+    ]
     whole = edges[-1]
     message: tuple[bytes, Sequence[NDArray[np.uint8]]] = (b"hello", BLOCKS)
-    for at in sorted({0, 1, 65_536, *(edge + offset for edge in edges for offset in (-1, 0, 1))} - {whole, whole + 1}):
+    for at in sorted(
+        {0, 1, 65_536, *(edge + offset for edge in edges for offset in (-1, 0, 1))}
+        - {whole, whole + 1}
+    ):
         proxy.plans.append(one_way(direction, Fault(cut, begin + at)))
         outcome = caller.ask(f"tcp://{proxy.address}", message)
         assert_named(outcome, *CUT_ERRORS)
         assert outcome.answers == [], f"cut at byte {at}"
-    assert caller.ask(f"tcp://{proxy.address}", message).answers == [(b"hello", [bytes(block) for block in BLOCKS])]
+    assert caller.ask(f"tcp://{proxy.address}", message).answers == [
+        (b"hello", [bytes(block) for block in BLOCKS])
+    ]
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_a_handshake_that_stalls_at_any_byte_ends_at_both_sides(hasty: EchoServer, caller: Caller, direction: str) -> None:
+def test_a_handshake_that_stalls_at_any_byte_ends_at_both_sides(
+    hasty: EchoServer, caller: Caller, direction: str
+) -> None:
     """All at once: the connector gives up at its own time, the acceptor at limits.handshake_s."""
     offsets = range(HANDSHAKE_BYTES[direction])
     outcomes: list[Outcome] = []
     with Proxy(hasty.where) as proxy:
         proxy.plans.extend(one_way(direction, Fault(Action.STALL, at)) for at in offsets)
         threads = [
-            threading.Thread(target=lambda: outcomes.append(caller.ask(f"tcp://{proxy.address}", HELLO_THERE, timeout_s=0.5)))
+            threading.Thread(
+                target=lambda: outcomes.append(
+                    caller.ask(f"tcp://{proxy.address}", HELLO_THERE, timeout_s=0.5)
+                )
+            )
             for _ in offsets
         ]
         for thread in threads:
@@ -113,11 +141,16 @@ def test_a_handshake_that_stalls_at_any_byte_ends_at_both_sides(hasty: EchoServe
         assert len(outcomes) == len(offsets)
         for outcome in outcomes:
             assert_named(outcome, UnreachableError)
-        wait_until(lambda: caller.ask(f"tcp://{proxy.address}", HELLO_THERE).answers == [(b"hello", [])], "an answer")
+        wait_until(
+            lambda: caller.ask(f"tcp://{proxy.address}", HELLO_THERE).answers == [(b"hello", [])],
+            "an answer",
+        )
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_a_frame_that_stalls_goes_on_when_the_network_does(proxy: Proxy, caller: Caller, direction: str) -> None:
+def test_a_frame_that_stalls_goes_on_when_the_network_does(
+    proxy: Proxy, caller: Caller, direction: str
+) -> None:
     begin = HANDSHAKE_BYTES[direction]
     for at in range(SMALL_BYTES):
         proxy.plans.append(one_way(direction, Fault(Action.STALL, begin + at)))

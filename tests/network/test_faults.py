@@ -29,8 +29,14 @@ def joined(steps: list[Step]) -> list[Step]:
 
 
 @pytest.mark.parametrize("size", [1, 3, 20])
-@pytest.mark.parametrize(("fault", "expected"), CASES, ids=lambda value: getattr(getattr(value, "action", None), "name", ""))
-def test_a_fault_happens_at_its_byte_however_the_bytes_come(fault: Fault, expected: list[Step], size: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    CASES,
+    ids=lambda value: getattr(getattr(value, "action", None), "name", ""),
+)
+def test_a_fault_happens_at_its_byte_however_the_bytes_come(
+    fault: Fault, expected: list[Step], size: int
+) -> None:
     course = Course([fault])
     steps = course.feed(b"")
     for at in range(0, len(DATA), size):

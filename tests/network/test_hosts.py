@@ -1,4 +1,5 @@
-"""Three hosts and a network that fails: nothing hangs, the healthy host goes on, and what comes back is used again by itself.
+"""Three hosts and a network that fails: nothing hangs, the healthy host goes on, and what comes
+back is used again by itself.
 
 Master and clients are on host 1, a server each on hosts 2 and 3.
 """
@@ -27,7 +28,10 @@ from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_connected, wait_u
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="makes network namespaces: needs root and ip"),
+    pytest.mark.skipif(
+        os.getuid() != 0 or shutil.which("ip") is None,
+        reason="makes network namespaces: needs root and ip",
+    ),
 ]
 
 ARRAY_BYTES = 3_000_000
@@ -36,7 +40,13 @@ LEASE_S = 30.0  # of sessions: longer than any cut
 # Outlives the time in which a silent host is not known to be lost.
 STEADY = RetryPolicy(attempts_max=8, unsent_max=40)
 Cut = Callable[[Network, int], AbstractContextManager[None]]
-CUTS: list[Cut] = [Network.parted, Network.unplugged, Network.mute, Network.deaf, Network.without_address]
+CUTS: list[Cut] = [
+    Network.parted,
+    Network.unplugged,
+    Network.mute,
+    Network.deaf,
+    Network.without_address,
+]
 
 
 class World(NamedTuple):
@@ -78,7 +88,10 @@ def world(network: Network, lease_s: float) -> Iterator[World]:
         wait_connected(client)
         yield World(network, service, client)
     # Who still tries to connect gives up by itself, after CONNECT_TIMEOUT_S at the latest.
-    wait_until(lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()), "the end of connectors")
+    wait_until(
+        lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()),
+        "the end of connectors",
+    )
 
 
 def targets(service: RpcService) -> dict[int, int]:
@@ -94,7 +107,9 @@ def answers_again(client: RpcClient, host: int) -> bool:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
-def test_calls_to_a_host_that_is_cut_off_are_told_others_go_on_and_it_is_used_again(world: World, cut: Cut) -> None:
+def test_calls_to_a_host_that_is_cut_off_are_told_others_go_on_and_it_is_used_again(
+    world: World, cut: Cut
+) -> None:
     """Its session outlives this: it keeps its rank and its server."""
     network, service, client = world
     before = targets(service)
@@ -103,9 +118,13 @@ def test_calls_to_a_host_that_is_cut_off_are_told_others_go_on_and_it_is_used_ag
     with cut(network, 2):
         late = client.submit_to(2, "where", timeout_s=0.2)
         elsewhere = [client.submit("where", timeout_s=PATIENCE_S) for _ in range(20)]
-        assert isinstance(late.error(PATIENCE_S), errors.DeadlineExceeded | errors.MaybeExecuted | errors.NotSent)
+        assert isinstance(
+            late.error(PATIENCE_S), errors.DeadlineExceeded | errors.MaybeExecuted | errors.NotSent
+        )
         for call in held:
-            assert isinstance(call.error(PATIENCE_S), errors.MaybeExecuted), "it has no deadline: the silence ended it"
+            assert isinstance(call.error(PATIENCE_S), errors.MaybeExecuted), (
+                "it has no deadline: the silence ended it"
+            )
         assert {call.result(PATIENCE_S) for call in elsewhere} == {3}
         with pytest.raises((errors.NotSent, errors.DeadlineExceeded)):
             client.call_to(2, "where", timeout_s=0.3)
@@ -114,14 +133,19 @@ def test_calls_to_a_host_that_is_cut_off_are_told_others_go_on_and_it_is_used_ag
     assert targets(service) == before
 
 
-def test_the_host_of_master_and_clients_is_cut_off_from_all_and_finds_them_as_they_were(world: World) -> None:
+def test_the_host_of_master_and_clients_is_cut_off_from_all_and_finds_them_as_they_were(
+    world: World,
+) -> None:
     network, service, client = world
     before = targets(service)
     held = client.submit("hold", timeout_s=None)
     with network.parted(1):
         calls = [client.submit("where", timeout_s=0.5) for _ in range(10)]
         for call in calls:
-            assert isinstance(call.error(PATIENCE_S), errors.DeadlineExceeded | errors.MaybeExecuted | errors.NotSent)
+            assert isinstance(
+                call.error(PATIENCE_S),
+                errors.DeadlineExceeded | errors.MaybeExecuted | errors.NotSent,
+            )
         assert isinstance(held.error(PATIENCE_S), errors.MaybeExecuted)
     for host in (2, 3):
         wait_until(lambda host=host: answers_again(client, host), "the way back")  # type: ignore[misc]
@@ -133,7 +157,9 @@ class TestShortLease:
     def lease_s(self) -> float:
         return 3.0  # on a busy machine it must not end before the network is cut
 
-    def test_a_session_that_is_not_heard_for_longer_than_its_lease_expires_and_is_made_again(self, world: World) -> None:
+    def test_a_session_that_is_not_heard_for_longer_than_its_lease_expires_and_is_made_again(
+        self, world: World
+    ) -> None:
         network, service, client = world
         before = targets(service)
         with network.parted(3):
@@ -152,7 +178,9 @@ class Load:
         self._client = client
         self._right = [0] * threads
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(which,)) for which in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(which,)) for which in range(threads)
+        ]
 
     def _run(self, which: int) -> None:
         for number in itertools.count(which * 1_000_003):
@@ -173,7 +201,10 @@ class Load:
     def goes_on(self) -> None:
         """Wait until each thread had arrays answered that it sent after now."""
         before = list(self._right)
-        wait_until(lambda: all(now > then + 1 for now, then in zip(self._right, before, strict=True)), "more traffic")
+        wait_until(
+            lambda: all(now > then + 1 for now, then in zip(self._right, before, strict=True)),
+            "more traffic",
+        )
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -181,7 +212,12 @@ class Load:
         self.goes_on()
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)
@@ -203,8 +239,12 @@ def test_bulk_goes_on_with_the_right_bytes_while_mtu_and_links_change(world: Wor
     assert load.wrong == []
 
 
-def test_large_packets_that_vanish_end_calls_by_name_while_small_ones_and_others_go_on(world: World) -> None:
-    """An MTU black hole: the handshake and every small message pass, an array's packets never do, and nobody says so."""
+def test_large_packets_that_vanish_end_calls_by_name_while_small_ones_and_others_go_on(
+    world: World,
+) -> None:
+    """An MTU black hole: the handshake and every small message pass, an array's packets never do,
+    and nobody says so.
+    """
     network, service, client = world
     before = targets(service)
     sent = pattern(1, ARRAY_BYTES)
@@ -220,7 +260,8 @@ def test_large_packets_that_vanish_end_calls_by_name_while_small_ones_and_others
 
     assert comes_back(2)
     with network.black_hole(2, 600):
-        # Before the load: behind another array on its lane it would not leave at all, and end with NotSent.
+        # Before the load: behind another array on its lane it would not leave at all, and end with
+        # NotSent.
         sending = client.submit_to(2, "checked", sent, timeout_s=3 * SILENT_S)
         with Load(client, threads=1) as load:
             lost = sending.error(PATIENCE_S)
@@ -237,20 +278,36 @@ def test_large_packets_that_vanish_end_calls_by_name_while_small_ones_and_others
 def elsewhere(network: Network) -> Iterator[str]:
     """A master on host 3, in a process of its own: its address."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PRPC_SECRET": SECRET}
-    command = [*network.prefix(3), sys.executable, "-m", "prpc_engine.cli", "master", "--bind", f"{network.address(3)}:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
+    command = [
+        *network.prefix(3),
+        sys.executable,
+        "-m",
+        "prpc_engine.cli",
+        "master",
+        "--bind",
+        f"{network.address(3)}:0",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    ) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip().removeprefix("serving at ")
         process.terminate()
 
 
-def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(network: Network, elsewhere: str) -> None:
-    """The master hears both, so the server stays listed: calls to it end by name, the others go on, and it is used again."""
+def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(
+    network: Network, elsewhere: str
+) -> None:
+    """The master hears both, so the server stays listed: calls to it end by name, the others go on,
+    and it is used again.
+    """
     limits = {"peer_silent_s": SILENT_S}
     with (
         Serving(network.prefix(2), 2, elsewhere, limits, bind=f"{network.address(2)}:0"),
         Serving(network.prefix(3), 3, elsewhere, limits, bind=f"{network.address(3)}:0"),
-        RpcService(elsewhere, bind=f"{network.address(1)}:0", secret=SECRET, limits=Limits(**limits)) as service,
+        RpcService(
+            elsewhere, bind=f"{network.address(1)}:0", secret=SECRET, limits=Limits(**limits)
+        ) as service,
         service.create_client(NAME, 2, PATIENCE_S, retry=STEADY) as client,
     ):
         assert {client.call_to(host, "where") for host in (2, 3)} == {2, 3}
@@ -266,4 +323,7 @@ def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(netwo
         wait_until(lambda: answers_again(client, 2), "the way back")
         assert not held[3].done(), "what goes elsewhere is left alone"
         assert targets(service) == before
-    wait_until(lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()), "the end of connectors")
+    wait_until(
+        lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()),
+        "the end of connectors",
+    )

@@ -1,4 +1,6 @@
-"""The matrix of random faults, small: what it promises, and that its command counts what must not be."""
+"""The matrix of random faults, small: what it promises, and that its command counts what must not
+be.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from tests.network.tally import Tally
 CASES = 150
 
 
-def test_whatever_happens_to_a_connection_nothing_hangs_no_byte_is_wrong_and_every_loss_is_named(one_seed: int) -> None:
+def test_whatever_happens_to_a_connection_nothing_hangs_no_byte_is_wrong_and_every_loss_is_named(
+    one_seed: int,
+) -> None:
     before = sum(matrix.TALLY.counts.values())
     tally = matrix.run(CASES, one_seed)
     assert sum(tally.counts.values()) == before + CASES
@@ -26,4 +30,6 @@ def test_a_tally_holds_until_a_wrong_byte_a_hang_or_a_loss_without_a_name() -> N
     hanging = Tally()
     hanging.add("hang")
     assert not hanging.holds()
-    assert hanging.line().startswith("1 cases: 1 hangs, 0 wrong bytes, 0 losses without a name; 0 right, 0 losses named;")
+    assert hanging.line().startswith(
+        "1 cases: 1 hangs, 0 wrong bytes, 0 losses without a name; 0 right, 0 losses named;"
+    )

@@ -1,11 +1,12 @@
-"""Two containers of one host: what they share decides how they talk, and calls are right either way.
+"""Two containers of one host: what they share decides how they talk, and calls are right either
+way.
 
-the server has its own                  they talk over
-/dev/shm                                shared memory: segments are handed over as descriptors
-/dev/shm without room                   Unix sockets
-process and mount namespaces            shared memory
-network namespace                       tcp
-a ban on shared memory                  Unix sockets, whatever else but the network it has of its own
+the server has its own        they talk over
+/dev/shm                      shared memory: segments are handed over as descriptors
+/dev/shm without room         Unix sockets
+process and mount namespaces  shared memory
+network namespace             tcp
+a ban on shared memory        Unix sockets, whatever else but the network it has of its own
 """
 
 from __future__ import annotations
@@ -45,12 +46,18 @@ def way_of_calls(service: RpcService) -> str:
             sent = pattern(number, nbytes)
             crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
             assert crc == checksum(sent) == checksum(back)
-    (way,) = [text for address, text in service.transports.items() if address != f"tcp://{service._master}"]
+    (way,) = [
+        text
+        for address, text in service.transports.items()
+        if address != f"tcp://{service._master}"
+    ]
     return way
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_containers_of_one_network_share_memory_whatever_else_they_have_of_their_own(container: str) -> None:
+def test_containers_of_one_network_share_memory_whatever_else_they_have_of_their_own(
+    container: str,
+) -> None:
     with (
         Master(secret=SECRET) as master,
         Serving(CONTAINERS[container], 1, master.address),
@@ -61,7 +68,9 @@ def test_containers_of_one_network_share_memory_whatever_else_they_have_of_their
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_containers_of_one_network_that_may_not_share_memory_talk_over_unix_sockets(container: str) -> None:
+def test_containers_of_one_network_that_may_not_share_memory_talk_over_unix_sockets(
+    container: str,
+) -> None:
     with (
         Master(secret=SECRET) as master,
         Serving(["env", "PRPC_TRANSPORTS=unix,tcp", *CONTAINERS[container]], 1, master.address),
@@ -87,4 +96,6 @@ def test_containers_of_different_networks_talk_over_tcp_and_say_why(network: Net
     ):
         way = way_of_calls(service)
     assert way.startswith(f"tcp to tcp://{network.address(2)}:")
-    assert way.endswith("; shm: another host or network namespace; unix: another host or network namespace")
+    assert way.endswith(
+        "; shm: another host or network namespace; unix: another host or network namespace"
+    )

@@ -1,4 +1,6 @@
-"""An RpcService behind a fault proxy, at the address that it advertises: calls are right or end with a named error in time."""
+"""An RpcService behind a fault proxy, at the address that it advertises: calls are right or end
+with a named error in time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tests.network.tally import TALLY
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
-# Said here, too: what the server has registered is known once it could be asked, and its first connections are cut.
+# Said here, too: what the server has registered is known once it could be asked, and its first
+# connections are cut.
 IDEMPOTENT = ["where", "checked", "ran", "same"]
 STUBBORN = RetryPolicy(attempts_max=12, unsent_max=40)
 FAULTS = 12  # connections that go wrong, in one random course
@@ -38,11 +41,15 @@ def world() -> Iterator[World]:
     with Proxy() as proxy, Master(secret=SECRET) as master:
         limits = {"peer_silent_s": 2.0, "blocks_bytes_max": 4 << 20, "body_bytes_max": 1 << 20}
         with (
-            Serving([], 1, master.address, limits, advertise=proxy.address, transports=["tcp"]) as server,
+            Serving(
+                [], 1, master.address, limits, advertise=proxy.address, transports=["tcp"]
+            ) as server,
             RpcService(master.address, transports=["tcp"], secret=SECRET) as service,
         ):
             proxy.upstream = server.where
-            with service.create_client(NAME, 1, PATIENCE_S, retry=STUBBORN, idempotent=IDEMPOTENT) as client:
+            with service.create_client(
+                NAME, 1, PATIENCE_S, retry=STUBBORN, idempotent=IDEMPOTENT
+            ) as client:
                 yield World(proxy, service, client)
 
 
@@ -54,8 +61,12 @@ def test_clients_come_to_the_address_that_is_advertised(world: World) -> None:
 
 
 @pytest.mark.parametrize(("advertise", "port"), [("localhost", 0), ("[fd00::1]:7", 7)])
-def test_a_node_and_its_shards_are_listed_under_the_host_that_is_advertised(advertise: str, port: int) -> None:
-    """Without a port each under its own; a port that is named is the node's, and its shards keep theirs."""
+def test_a_node_and_its_shards_are_listed_under_the_host_that_is_advertised(
+    advertise: str, port: int
+) -> None:
+    """Without a port each under its own; a port that is named is the node's, and its shards keep
+    theirs.
+    """
     host = advertise.removesuffix(f":{port}")
     with Master() as master, RpcService(master.address, advertise=advertise, shards=1) as service:
         service.create_server("inline", {"one": lambda: 1})
@@ -70,9 +81,15 @@ def test_a_node_and_its_shards_are_listed_under_the_host_that_is_advertised(adve
         assert int(found["sharded"][2]) not in (0, port, bound)
 
 
-@pytest.mark.parametrize(("bind", "told"), [("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("127.0.0.2:0", "127.0.0.2")])
+@pytest.mark.parametrize(
+    ("bind", "told"),
+    [("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "127.0.0.1"), ("127.0.0.2:0", "127.0.0.2")],
+)
 def test_who_binds_every_address_tells_the_one_that_faces_the_master(bind: str, told: str) -> None:
-    with Master(secret=SECRET) as master, RpcService(master.address, bind=bind, secret=SECRET, transports=["tcp"]) as service:
+    with (
+        Master(secret=SECRET) as master,
+        RpcService(master.address, bind=bind, secret=SECRET, transports=["tcp"]) as service,
+    ):
         service.create_server("works", {"one": lambda: 1})
         (entry,) = service._lookup("works", 1, PATIENCE_S)
         assert entry.addresses[-1] == f"tcp://{told}:{service.address.rpartition(':')[2]}"
@@ -113,15 +130,26 @@ def test_calls_are_right_at_one_byte_a_time(world: World, seed: int) -> None:
 
 def random_plan(chance: random.Random, actions: list[Action], at_max: int) -> Plan:
     fault = Fault(chance.choice(actions), chance.randrange(at_max), bit=chance.randrange(8))
-    pace = Pace(chance.choice([1000, 50_000]), chance.choice([0.0, 0.000_2])) if chance.random() < 0.3 else None
-    return Plan(to_server=[fault], pace=pace) if chance.random() < 0.5 else Plan(to_client=[fault], pace=pace)
+    pace = (
+        Pace(chance.choice([1000, 50_000]), chance.choice([0.0, 0.000_2]))
+        if chance.random() < 0.3
+        else None
+    )
+    return (
+        Plan(to_server=[fault], pace=pace)
+        if chance.random() < 0.5
+        else Plan(to_client=[fault], pace=pace)
+    )
 
 
-def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice(world: World, one_seed: int) -> None:
+def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice(
+    world: World, one_seed: int
+) -> None:
     proxy, _, client = world
     chance = random.Random(one_seed)
     proxy.plans.extend(
-        random_plan(chance, [Action.RESET, Action.FINISH], chance.choice([300, 3000, 400_000])) for _ in range(FAULTS)
+        random_plan(chance, [Action.RESET, Action.FINISH], chance.choice([300, 3000, 400_000]))
+        for _ in range(FAULTS)
     )
     answered: set[int] = set()
     unknown: set[int] = set()
@@ -142,7 +170,9 @@ def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice
     assert len(proxy.passages) > FAULTS
 
 
-def test_connections_that_stall_at_random_cost_calls_their_deadline_at_most(world: World, one_seed: int) -> None:
+def test_connections_that_stall_at_random_cost_calls_their_deadline_at_most(
+    world: World, one_seed: int
+) -> None:
     proxy, _, client = world
     chance = random.Random(one_seed)
     client.call("where")
@@ -166,14 +196,17 @@ def test_connections_that_stall_at_random_cost_calls_their_deadline_at_most(worl
 def answers(client: RpcClient) -> bool:
     try:
         return bool(client.call("where", timeout_s=0.5) == 1)
-    except (*TOLD, errors.AuthenticationFailed):  # the latter of a handshake with a wrong bit, from before all was cut
+    except (*TOLD, errors.AuthenticationFailed):
+        # the latter of a handshake with a wrong bit, from before all was cut
         return False
 
 
 def test_a_wrong_bit_anywhere_ends_in_a_named_error_or_in_this_call_s_value_and_spoils_no_other(
     world: World, one_seed: int
 ) -> None:
-    """Over tcp without TLS, which has no checksum but TCP's own: a bit of the archive may make it any other value."""
+    """Over tcp without TLS, which has no checksum but TCP's own: a bit of the archive may make it
+    any other value.
+    """
     proxy, _, client = world
     chance = random.Random(one_seed)
     sent = pattern(one_seed, 100)
@@ -215,12 +248,18 @@ FIRST_CALL_BYTES = 60  # of what follows a handshake
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_two_that_connect_to_each_other_while_both_ways_are_cut_at_any_byte(world: World, direction: str) -> None:
-    """Each is connector and acceptor at a time, and both connections break at the same byte of handshake or first frames."""
+def test_two_that_connect_to_each_other_while_both_ways_are_cut_at_any_byte(
+    world: World, direction: str
+) -> None:
+    """Each is connector and acceptor at a time, and both connections break at the same byte of
+    handshake or first frames.
+    """
     proxy, _, client = world
     with (
         Proxy() as back,
-        RpcService(world.service._master, advertise=back.address, transports=["tcp"], secret=SECRET) as here,
+        RpcService(
+            world.service._master, advertise=back.address, transports=["tcp"], secret=SECRET
+        ) as here,
     ):
         back.upstream = "127.0.0.1", int(here.address.rpartition(":")[2])
         here.create_server("here", {"same": idempotent(lambda key: key)})
@@ -233,11 +272,21 @@ def test_two_that_connect_to_each_other_while_both_ways_are_cut_at_any_byte(worl
                 client.submit("reach", "here", key, timeout_s=PATIENCE_S),
             )
             for call in (there, around):
-                error = call.error(PATIENCE_S)  # "reach" is not to be repeated, and both sides' retries have their budgets
+                # "reach" is not to be repeated, and both sides' retries have their budgets
+                error = call.error(PATIENCE_S)
                 TALLY.ended(error, error is not None or call.result(0.0) == key)
                 assert error is not None or call.result(0.0) == key
-                told = error.type_name if isinstance(error, errors.RemoteError) else type(error).__name__
-                assert told.rpartition(".")[2] in ("NoneType", "MaybeExecuted", "NotSent", "NoPath"), repr(error)
+                told = (
+                    error.type_name
+                    if isinstance(error, errors.RemoteError)
+                    else type(error).__name__
+                )
+                assert told.rpartition(".")[2] in (
+                    "NoneType",
+                    "MaybeExecuted",
+                    "NotSent",
+                    "NoPath",
+                ), repr(error)
         for one in (proxy, back):
             one.plans.clear()
             one.cut_all()  # those who have a fault still before them, too

@@ -1,4 +1,6 @@
-"""What the tests of the archive share: a journey as between two processes, what "the same" means, and values of all kinds."""
+"""What the tests of the archive share: a journey as between two processes, what "the same" means,
+and values of all kinds.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def same(one: Any, two: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(two) and all(map(same, one, two))
     if isinstance(one, dict):
-        return len(one) == len(two) and all(map(same, one, two)) and all(map(same, one.values(), two.values()))
+        return (
+            len(one) == len(two)
+            and all(map(same, one, two))
+            and all(map(same, one.values(), two.values()))
+        )
     if isinstance(one, set | frozenset):
         return sorted(map(_canonical, one), key=repr) == sorted(map(_canonical, two), key=repr)
     if isinstance(one, slice):
@@ -40,7 +46,11 @@ def same(one: Any, two: Any) -> bool:
         return repr(one) == repr(two)
     if isinstance(one, np.ndarray):
         alike = (one.dtype, one.dtype.str, one.shape) == (two.dtype, two.dtype.str, two.shape)
-        return alike and one.flags.f_contiguous == two.flags.f_contiguous and one.tobytes() == two.tobytes()
+        return (
+            alike
+            and one.flags.f_contiguous == two.flags.f_contiguous
+            and one.tobytes() == two.tobytes()
+        )
     return bool(one == two)
 
 
@@ -53,7 +63,9 @@ def _canonical(item: Any) -> tuple[str, Any]:
     return type(item).__name__, repr(item)
 
 
-zones = st.none() | st.timedeltas(datetime.timedelta(hours=-23), datetime.timedelta(hours=23)).map(datetime.timezone)
+zones = st.none() | st.timedeltas(datetime.timedelta(hours=-23), datetime.timedelta(hours=23)).map(
+    datetime.timezone
+)
 numbers = st.integers(-(1 << 500), 1 << 500)
 hashable_scalars = (
     st.none()
@@ -72,11 +84,31 @@ hashable_scalars = (
     | st.builds(range, numbers, numbers, numbers.filter(bool))
 )
 hashable = st.recursive(
-    hashable_scalars.filter(lambda value: not (isinstance(value, decimal.Decimal) and value.is_snan())),
+    hashable_scalars.filter(
+        lambda value: not (isinstance(value, decimal.Decimal) and value.is_snan())
+    ),
     lambda inner: st.lists(inner, max_size=4).map(tuple) | st.frozensets(inner, max_size=4),
     max_leaves=5,
 )
-DTYPES = ["?", "i1", "u1", "<i2", ">i2", "<u4", ">u4", "<i8", ">i8", "<f2", "<f4", ">f4", "<f8", ">f8", "<c8", ">c16", "<f16"]
+DTYPES = [
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    ">i2",
+    "<u4",
+    ">u4",
+    "<i8",
+    ">i8",
+    "<f2",
+    "<f4",
+    ">f4",
+    "<f8",
+    ">f8",
+    "<c8",
+    ">c16",
+    "<f16",
+]
 DTYPES += ["<U5", ">U3", "S7", "<M8[ns]", ">M8[us]", "<m8[s]", "<M8[D]", "V5"]
 
 
@@ -96,7 +128,11 @@ def arrays(draw: st.DrawFn) -> np.ndarray[Any, Any]:
     return np.array(filled.reshape(shape), order=draw(st.sampled_from("CF")))
 
 
-leaves = hashable_scalars | arrays() | st.builds(slice, numbers, st.none() | numbers, st.text(max_size=3))
+leaves = (
+    hashable_scalars
+    | arrays()
+    | st.builds(slice, numbers, st.none() | numbers, st.text(max_size=3))
+)
 values = st.recursive(
     leaves,
     lambda inner: (

@@ -1,4 +1,6 @@
-"""Servers that cannot be connected to: they take a connection and never say a word, as a host behind a broken network does."""
+"""Servers that cannot be connected to: they take a connection and never say a word, as a host
+behind a broken network does.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from prpc_engine.master.registry import ServerEntry
 
 
 class Blackhole:
-    """A context manager; when it ends, whoever connects to it learns at once that nobody is there."""
+    """A context manager; when it ends, whoever connects to it learns at once that nobody is
+    there.
+    """
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -26,5 +30,10 @@ class Blackhole:
     def __enter__(self) -> Blackhole:
         return self
 
-    def __exit__(self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

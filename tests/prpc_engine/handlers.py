@@ -1,4 +1,6 @@
-"""What the servers of these tests serve. Imported by their processes and, for in-process servers, by the tests."""
+"""What the servers of these tests serve. Imported by their processes and, for in-process servers,
+by the tests.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Masters and clients in processes of their own, for tests: started, stopped, killed, started again.
+"""Masters and clients in processes of their own, for tests: started, stopped, killed, started
+again.
 
     python -m tests.prpc_engine.master_processes ADDRESS LEASE_S
 
-is a client that runs one command a line of its standard input (a Python expression of `client`) and prints the value's repr; it
-ends with its input.
+is a client that runs one command a line of its standard input (a Python expression of `client`) and
+prints the value's repr; it ends with its input.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class MasterProcess(Program):
         self._journal = journal
         self._port = port or hold_port()
         with_journal = [] if journal is None else ["--journal", str(journal), "--no-sync"]
-        super().__init__("prpc_engine.cli", "master", "--bind", address_of(self._port), *with_journal)
+        super().__init__(
+            "prpc_engine.cli", "master", "--bind", address_of(self._port), *with_journal
+        )
         self.address = self.read_line().removeprefix("serving at ")
 
     def again(self) -> MasterProcess:
@@ -40,7 +43,12 @@ class MasterProcess(Program):
         self._port.close()
         return super().end(number)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._port.close()
         super().__exit__(kind, error, traceback)
 
@@ -61,7 +69,12 @@ class ClientProcess(Program):
         self.begin(expression)
         return self.read_line()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.process.send_signal(signal.SIGCONT)  # it may have been stopped
         super().__exit__(kind, error, traceback)
 

@@ -1,4 +1,6 @@
-"""Two peers on one pair of connections in this process: one serves, one asks, and the test turns the reactor."""
+"""Two peers on one pair of connections in this process: one serves, one asks, and the test turns
+the reactor.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,12 @@ class Pair:
         self.slab = Slab()
         one, two = pair(limits, self.slab)
         self.lost: list[Peer] = []
-        self.client = Peer(one, self.reactor, waiter, {}, self.lost.append, Archive(in_process=True))
-        self.served = Peer(two, self.reactor, None, {TARGET: server}, self.lost.append, Archive(in_process=True))
+        self.client = Peer(
+            one, self.reactor, waiter, {}, self.lost.append, Archive(in_process=True)
+        )
+        self.served = Peer(
+            two, self.reactor, None, {TARGET: server}, self.lost.append, Archive(in_process=True)
+        )
         for connection in (one, two):
             connection.attach(self.reactor)
 

@@ -2,8 +2,9 @@
 
     python -m tests.prpc_engine.processes MASTER NAME TRANSPORT MODE
 
-serves Handlers under NAME until its standard input ends, which the death of the test brings about too. MODE says who drives:
-"forever" its main thread, in serve_forever(); "progress" nobody, so that the progress thread has to.
+serves Handlers under NAME until its standard input ends, which the death of the test brings about
+too. MODE says who drives: "forever" its main thread, in serve_forever(); "progress" nobody, so that
+the progress thread has to.
 """
 
 from __future__ import annotations
@@ -21,15 +22,23 @@ __all__ = ["PATIENCE_S", "ROOT", "ServerProcess", "serve", "wait_connected", "wa
 
 
 def wait_connected(client: RpcClient) -> None:
-    """Until what is sent leaves at once: a first call may be answered while the thread that connected still hands on others."""
-    wait_until(lambda: all(route.peer is not None for route in client._routes.values()), "the connection")
+    """Until what is sent leaves at once: a first call may be answered while the thread that
+    connected still hands on others.
+    """
+    wait_until(
+        lambda: all(route.peer is not None for route in client._routes.values()), "the connection"
+    )
 
 
 class ServerProcess(Program):
     """One such process, that serves."""
 
-    def __init__(self, master: str, name: str, transport: str, mode: str = "progress", server_id: int = -1) -> None:
-        super().__init__("tests.prpc_engine.processes", master, name, transport, mode, str(server_id))
+    def __init__(
+        self, master: str, name: str, transport: str, mode: str = "progress", server_id: int = -1
+    ) -> None:
+        super().__init__(
+            "tests.prpc_engine.processes", master, name, transport, mode, str(server_id)
+        )
         assert self.read_line() == "ready"
 
 

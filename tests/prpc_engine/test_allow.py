@@ -1,4 +1,6 @@
-"""Who may call what: a rule gives, nothing takes away, and a service without rules is open to all who got in."""
+"""Who may call what: a rule gives, nothing takes away, and a service without rules is open to all
+who got in.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ NOBODY = PeerIdentity()
 HOLDER = PeerIdentity(secret="job")
 USER = PeerIdentity(secret="user")
 LOCAL = PeerIdentity(secret="job", same_user=True)
-WORKER = PeerIdentity(subjects=("worker-3", "worker-3.example", "spiffe://example/worker-3"), secret="job")
+WORKER = PeerIdentity(
+    subjects=("worker-3", "worker-3.example", "spiffe://example/worker-3"), secret="job"
+)
 
 
-def may(allow: AllowList, identity: PeerIdentity, service: str = "kv", method: str = "pull") -> bool:
+def may(
+    allow: AllowList, identity: PeerIdentity, service: str = "kv", method: str = "pull"
+) -> bool:
     return allow.refusal(identity, service, method) is None
 
 
@@ -50,11 +56,17 @@ def test_a_rule_lets_those_it_names_and_nobody_else(who: str, lets: list[PeerIde
 def test_a_rule_speaks_of_its_methods_only() -> None:
     allow = AllowList([Rule("kv", ("tls:worker-*",), ("pull", "push*"))])
     asked = ["pull", "push", "push_pull", "pull_all", "drop", "Pull", ""]
-    assert [method for method in asked if may(allow, WORKER, "kv", method)] == ["pull", "push", "push_pull"]
+    assert [method for method in asked if may(allow, WORKER, "kv", method)] == [
+        "pull",
+        "push",
+        "push_pull",
+    ]
 
 
 def test_rules_add_up() -> None:
-    allow = AllowList([Rule("kv", ("any",), ("pull",)), Rule("k*", ("user:same",)), Rule("other", ("any",))])
+    allow = AllowList(
+        [Rule("kv", ("any",), ("pull",)), Rule("k*", ("user:same",)), Rule("other", ("any",))]
+    )
     assert may(allow, NOBODY, "kv", "pull")
     assert not may(allow, NOBODY, "kv", "push")
     assert may(allow, LOCAL, "kv", "push")
@@ -91,13 +103,20 @@ def test_what_is_remembered_is_bounded_and_stays_right() -> None:
     [
         ({"service": "kv"}, "under [[allow]]"),
         (["kv"], "number 1: 'kv' is no table"),
-        ([{"service": "kv", "who": ["any"], "method": ["a"]}], "unknown method = ['a']: service, who and methods are allowed"),
-        ([{"service": "kv", "who": ["any"]}, {"service": 3, "who": ["any"]}], "number 2: service = 3: a name or pattern"),
+        (
+            [{"service": "kv", "who": ["any"], "method": ["a"]}],
+            "unknown method = ['a']: service, who and methods are allowed",
+        ),
+        (
+            [{"service": "kv", "who": ["any"]}, {"service": 3, "who": ["any"]}],
+            "number 2: service = 3: a name or pattern",
+        ),
         ([{"service": "kv", "who": "any"}], "who = 'any': a list of texts is expected"),
         ([{"service": "kv", "who": ["any"], "methods": [1]}], "methods = [1]: a list of texts"),
         (
             [{"service": "kv", "who": ["root"]}],
-            "who = 'root' in the rule for service 'kv': allowed are any, secret:job, secret:user, user:same",
+            "who = 'root' in the rule for service 'kv': allowed are any, secret:job, secret:user, "
+            "user:same",
         ),
         ([{"service": "kv", "who": ["tls:"]}], "who = 'tls:'"),
         ([{"service": "kv", "who": ["secret:other"]}], "who = 'secret:other'"),
@@ -114,5 +133,11 @@ def test_what_is_no_rule_is_named(tables: Any, said: str) -> None:
 
 
 def test_rules_come_from_tables() -> None:
-    allow = rules_from([{"service": "kv", "who": ["any"], "methods": ["pull"]}, {"service": "b", "who": ["user:same"]}], "x")
+    allow = rules_from(
+        [
+            {"service": "kv", "who": ["any"], "methods": ["pull"]},
+            {"service": "b", "who": ["user:same"]},
+        ],
+        "x",
+    )
     assert allow.rules == (Rule("kv", ("any",), ("pull",)), Rule("b", ("user:same",), ("*",)))

@@ -1,4 +1,6 @@
-"""An allow list keeps out who holds the secret but is not named, over every transport; and lets in who is."""
+"""An allow list keeps out who holds the secret but is not named, over every transport; and lets in
+who is.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def test_the_same_user_is_known_within_a_host_only(transport: str, lets: bool) -
 
 def test_servers_in_shards_keep_to_the_list_too() -> None:
     allow = AllowList([Rule("plain", ("any",), ("echo",))])
-    with Master() as master, RpcService(master=master.address, shards=1, transports=["tcp"], allow=allow) as service:
+    with (
+        Master() as master,
+        RpcService(master=master.address, shards=1, transports=["tcp"], allow=allow) as service,
+    ):
         service.create_server("plain", Plain, sharded=True)
         client = service.create_client("plain")
         assert client.call("echo", 1) == 1

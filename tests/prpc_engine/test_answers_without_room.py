@@ -1,4 +1,6 @@
-"""An answer that finds its way back full ends its call all the same, by a name, once there is room."""
+"""An answer that finds its way back full ends its call all the same, by a name, once there is
+room.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Values to bytes and blocks, and back: equal, of the same types; what cannot be sent is named with its place."""
+"""Values to bytes and blocks, and back: equal, of the same types; what cannot be sent is named with
+its place.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from hypothesis import strategies as st
 from prpc_engine.archive import Decoder, encode, encode_arguments
 from prpc_engine.archive.wire import BYTES_INLINE_MAX, DEPTH_MAX, INTEGER_BYTES_MAX
 from prpc_engine.errors import BadArguments
-from tests.prpc_engine.archives import ONE_OF_EACH, arrive, deep, hashable, same, there_and_back, values
+from tests.prpc_engine.archives import (
+    ONE_OF_EACH,
+    arrive,
+    deep,
+    hashable,
+    same,
+    there_and_back,
+    values,
+)
 
 
 @given(values)
@@ -38,12 +48,16 @@ def test_one_of_each_kind_comes_back_alone_and_inside_of_others(value: Any) -> N
 
 
 @given(st.dictionaries(hashable, st.integers(), min_size=1, max_size=8))
-def test_dicts_keep_their_keys_and_their_order_whatever_hashable_type_the_keys_have(value: dict[Any, int]) -> None:
+def test_dicts_keep_their_keys_and_their_order_whatever_hashable_type_the_keys_have(
+    value: dict[Any, int],
+) -> None:
     assert same(there_and_back(value), value)
 
 
 def test_keys_that_are_equal_but_for_their_type_stay_apart_from_what_they_are_not() -> None:
-    back = there_and_back({1: "int", (1,): "tuple", "1": "str", b"1": "bytes", frozenset({1}): "set"})
+    back = there_and_back(
+        {1: "int", (1,): "tuple", "1": "str", b"1": "bytes", frozenset({1}): "set"}
+    )
     assert list(back.values()) == ["int", "tuple", "str", "bytes", "set"]
 
 
@@ -52,7 +66,9 @@ def test_one_value_in_many_places_comes_back_in_each() -> None:
     assert same(there_and_back([inner, inner, {"k": inner}]), [inner, inner, {"k": inner}])
 
 
-@pytest.mark.parametrize("size", [0, BYTES_INLINE_MAX - 10, BYTES_INLINE_MAX, BYTES_INLINE_MAX + 1, 1_000_000])
+@pytest.mark.parametrize(
+    "size", [0, BYTES_INLINE_MAX - 10, BYTES_INLINE_MAX, BYTES_INLINE_MAX + 1, 1_000_000]
+)
 def test_bytes_of_every_size_and_kind_arrive_as_bytes(size: int) -> None:
     data = np.random.default_rng(size).bytes(size)
     for value in (data, bytearray(data), memoryview(data)):
@@ -63,10 +79,28 @@ def test_bytes_of_every_size_and_kind_arrive_as_bytes(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [(1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 63), -(1 << 63) - 1, 1 << 8000, -(1 << 8000)]
+    "number",
+    [
+        (1 << 63) - 1,
+        1 << 63,
+        (1 << 64) - 1,
+        1 << 64,
+        -(1 << 63),
+        -(1 << 63) - 1,
+        1 << 8000,
+        -(1 << 8000),
+    ],
 )
 def test_integers_of_any_size_come_back_wherever_they_stand(number: int) -> None:
-    for value in (number, [1, number], {"n": number}, (number,), {number: 1}, {number}, [{"a": (1, [number, "x"])}]):
+    for value in (
+        number,
+        [1, number],
+        {"n": number},
+        (number,),
+        {number: 1},
+        {number},
+        [{"a": (1, [number, "x"])}],
+    ):
         assert same(there_and_back(value), value)
     assert arrive(*encode_arguments((1, [number]))) == [1, [number]]
 
@@ -89,7 +123,7 @@ def test_depth_up_to_the_bound_is_fine_and_no_further(wrap: Any) -> None:
             encode(deep(wrap, DEPTH_MAX + further))
 
 
-# -- what cannot be sent -----------------------------------------------------------------------------------------------
+# -- what cannot be sent ---------------------------------------------------------------------------
 
 
 class Odd:
@@ -123,7 +157,8 @@ def test_other_types_are_refused_with_their_name_and_place(value: Any) -> None:
     ):
         with pytest.raises(
             BadArguments,
-            match=f"{place} is of type .*{type(value).__qualname__}.* cannot be sent; allowed are None.*register.*allow_pickle",
+            match=f"{place} is of type .*{type(value).__qualname__}.* cannot be sent; "
+            "allowed are None.*register.*allow_pickle",
         ):
             encode(wrapped)
     with pytest.raises(BadArguments, match=r"argument 1 is of type"):
@@ -150,7 +185,10 @@ def test_loops_too_long_integers_and_odd_keys_are_refused() -> None:
 
 def test_a_time_zone_with_rules_of_its_own_is_refused_with_the_way_out() -> None:
     zone = zoneinfo.ZoneInfo("UTC")
-    with pytest.raises(BadArguments, match=r"the value\[0\] cannot be sent as a datetime: .*zoneinfo.ZoneInfo.*astimezone"):
+    with pytest.raises(
+        BadArguments,
+        match=r"the value\[0\] cannot be sent as a datetime: .*zoneinfo.ZoneInfo.*astimezone",
+    ):
         encode([datetime.datetime(2013, 1, 1, tzinfo=zone)])
 
 
@@ -176,7 +214,9 @@ def test_a_decoder_forgets_its_blocks_and_goes_on_after_an_error() -> None:
 )
 def test_a_memoryview_that_would_arrive_flat_is_refused_with_what_to_send(view: memoryview) -> None:
     for value in (view, [1, view]):
-        with pytest.raises(BadArguments, match=r"memoryview of shape \(.*flat bytes: send np.asarray") as caught:
+        with pytest.raises(
+            BadArguments, match=r"memoryview of shape \(.*flat bytes: send np.asarray"
+        ) as caught:
             encode(value)
         assert ("the value[1]" in str(caught.value)) == (value is not view)
     assert same(there_and_back(np.asarray(view)), np.asarray(view))

@@ -1,4 +1,6 @@
-"""Arrays through the archive: every dtype, shape and order, without a copy where their memory is in one piece."""
+"""Arrays through the archive: every dtype, shape and order, without a copy where their memory is in
+one piece.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_arrays_in_any_order_and_with_any_strides_come_back(dtype: str) -> None:
 
 
 @given(st.lists(st.integers(0, 5), max_size=5), st.sampled_from(DTYPES), st.data())
-def test_any_part_of_any_array_comes_back(shape: list[int], dtype: str, data: st.DataObject) -> None:
+def test_any_part_of_any_array_comes_back(
+    shape: list[int], dtype: str, data: st.DataObject
+) -> None:
     array = filled(tuple(shape), dtype)
     steps: list[Any] = [slice(None, None, data.draw(st.sampled_from([1, 2, -1]))) for _ in shape]
     check(array[(*steps, ...)])
@@ -129,15 +133,26 @@ def test_numpy_scalars_keep_their_type(scalar: np.generic) -> None:
     assert same(back, scalar)
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 POINT = np.dtype([("x", "<f4"), ("y", ">i2")])
 RECORDS = [
     POINT,
     np.dtype([("a", "u1"), ("b", "<f8")], align=True),
-    np.dtype({"names": ["late", "early"], "formats": ["<i4", "S3"], "offsets": [8, 1], "itemsize": 20}),
+    np.dtype(
+        {"names": ["late", "early"], "formats": ["<i4", "S3"], "offsets": [8, 1], "itemsize": 20}
+    ),
     np.dtype({"names": ["all", "low"], "formats": ["<u4", "<u2"], "offsets": [0, 0]}),
-    np.dtype([("point", POINT), ("grid", "<f4", (2, 3)), ("name", "<U4"), ("when", "<M8[s]"), ("raw", "V3"), ("is", "?")]),
+    np.dtype(
+        [
+            ("point", POINT),
+            ("grid", "<f4", (2, 3)),
+            ("name", "<U4"),
+            ("when", "<M8[s]"),
+            ("raw", "V3"),
+            ("is", "?"),
+        ]
+    ),
     np.dtype([("points", POINT, (2,)), ("\u00e9 t\u00e9", "i1")]),
     np.dtype([]),
 ]
@@ -150,7 +165,11 @@ def test_records_come_back_with_their_layout(dtype: np.dtype[Any]) -> None:
         if dtype.names:
             array[dtype.names[0]] = np.ones(shape, dtype[0])
         back = there_and_back(array)
-        assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert (back.dtype, back.shape, back.tobytes()) == (
+            array.dtype,
+            array.shape,
+            array.tobytes(),
+        )
         assert back.dtype.isalignedstruct == dtype.isalignedstruct
         assert back.dtype.fields == dtype.fields
     one = np.zeros(1, dtype)[0]
@@ -162,22 +181,43 @@ def test_records_come_back_with_their_layout(dtype: np.dtype[Any]) -> None:
     [
         (np.array([None, 1]), "of dtype object, .*convert it to numbers, or send a list"),
         (np.zeros(2, [("a", "O")]), "its records hold Python objects"),
-        (np.zeros(2, np.dtype({"names": ["a"], "formats": ["i4"], "titles": ["title"]})), "field 'a' has a title"),
-        (np.zeros(1, [(f"f{i}", "i1") for i in range(FIELDS_MAX + 1)]), f"{FIELDS_MAX + 1} fields, at most {FIELDS_MAX}"),
+        (
+            np.zeros(2, np.dtype({"names": ["a"], "formats": ["i4"], "titles": ["title"]})),
+            "field 'a' has a title",
+        ),
+        (
+            np.zeros(1, [(f"f{i}", "i1") for i in range(FIELDS_MAX + 1)]),
+            f"{FIELDS_MAX + 1} fields, at most {FIELDS_MAX}",
+        ),
         (np.ma.masked_array([1, 2], [True, False]), "masked array, which would lose its mask"),
         (np.zeros(EMPTY_ITEMS_MAX + 1, "V0"), "items of no bytes"),
     ],
-    ids=["objects", "records of objects", "titles", "too many fields", "masked", "too many of no bytes"],
+    ids=[
+        "objects",
+        "records of objects",
+        "titles",
+        "too many fields",
+        "masked",
+        "too many of no bytes",
+    ],
 )
-def test_arrays_that_would_not_arrive_as_they_are_are_refused_with_the_reason(array: NDArray[Any], reason: str) -> None:
+def test_arrays_that_would_not_arrive_as_they_are_are_refused_with_the_reason(
+    array: NDArray[Any], reason: str
+) -> None:
     with pytest.raises(BadArguments, match=rf"the value\[0\] is an? .*{reason}"):
         encode([array])
 
 
-@pytest.mark.skipif(not hasattr(getattr(np, "dtypes", None), "StringDType"), reason="StringDType came with numpy 2")
+@pytest.mark.skipif(
+    not hasattr(getattr(np, "dtypes", None), "StringDType"), reason="StringDType came with numpy 2"
+)
 def test_arrays_of_strings_of_any_length_come_back() -> None:
     kind: Any = np.dtypes.StringDType
-    for array in (np.array(["", "a\u00f1o", "x" * 1000], kind()), np.array([["a"], ["b"]], kind()), np.empty((0, 2), kind())):
+    for array in (
+        np.array(["", "a\u00f1o", "x" * 1000], kind()),
+        np.array([["a"], ["b"]], kind()),
+        np.empty((0, 2), kind()),
+    ):
         back = there_and_back(array)
         assert (back.dtype, back.shape, back.tolist()) == (array.dtype, array.shape, array.tolist())
         assert not back.flags.writeable
@@ -185,7 +225,7 @@ def test_arrays_of_strings_of_any_length_come_back() -> None:
         encode(np.array(["a", None], kind(na_object=None)))
 
 
-# -- ml_dtypes ---------------------------------------------------------------------------------------------------------
+# -- ml_dtypes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(ML_DTYPES))
@@ -219,12 +259,13 @@ def test_the_memory_of_an_array_of_bfloat16_is_the_block_itself() -> None:
         encode(array.astype(array.dtype.newbyteorder(">")))
 
 
-# -- large ones --------------------------------------------------------------------------------------------------------
+# -- large ones ------------------------------------------------------------------------------------
 
 
 def test_an_array_of_over_4_gib_is_a_block_like_any_other() -> None:
     size_bytes = (5 << 30) + 8
-    address_space = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)  # not a page is touched
+    # not a page is touched
+    address_space = mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     array = np.frombuffer(address_space, "<f8").reshape(-1, 1)
     body, (block,) = encode(array)
     assert block.nbytes == size_bytes

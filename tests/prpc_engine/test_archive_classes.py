@@ -1,4 +1,6 @@
-"""Classes of the user's own, registered on both sides: what comes back is of the class, and no name from the wire is imported."""
+"""Classes of the user's own, registered on both sides: what comes back is of the class, and no name
+from the wire is imported.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,12 @@ def test_dataclasses_come_back_with_their_arrays() -> None:
         assert np.shares_memory(blocks[0], sent.features)
         assert type(there_and_back(wrap(sent))) is type(wrap(sent))
     back = there_and_back(sent)
-    assert (type(back), back.features.tolist(), back.labels, back.name) == (Batch, [[0, 1, 2], [3, 4, 5]], [1, 2], "unnamed")
+    assert (type(back), back.features.tolist(), back.labels, back.name) == (
+        Batch,
+        [[0, 1, 2], [3, 4, 5]],
+        [1, 2],
+        "unnamed",
+    )
 
 
 def test_structs_named_tuples_enums_and_flags_come_back() -> None:
@@ -132,7 +139,12 @@ def test_structs_named_tuples_enums_and_flags_come_back() -> None:
 
 
 def test_any_class_comes_back_with_pack_and_unpack() -> None:
-    archive.register(Polynomial, name="poly", pack=lambda value: value.factors, unpack=lambda factors: Polynomial(*factors))
+    archive.register(
+        Polynomial,
+        name="poly",
+        pack=lambda value: value.factors,
+        unpack=lambda factors: Polynomial(*factors),
+    )
     assert there_and_back([Polynomial(1.0, -2.5)]) == [Polynomial(1.0, -2.5)]
 
 
@@ -151,7 +163,10 @@ def test_a_class_that_was_made_again_takes_the_place_of_the_old_one() -> None:
 
 
 def test_an_unregistered_class_is_refused_with_what_to_do() -> None:
-    with pytest.raises(BadArguments, match=r"the value\['b'\] is of type .*Batch.*prpc_engine.register\(Class\) on both sides"):
+    with pytest.raises(
+        BadArguments,
+        match=r"the value\['b'\] is of type .*Batch.*prpc_engine.register\(Class\) on both sides",
+    ):
         encode({"b": Batch(np.zeros(1))})
     archive.register(Interval)
 
@@ -163,7 +178,9 @@ def test_an_unregistered_class_is_refused_with_what_to_do() -> None:
 
 
 class Growing:
-    """Adds to `live` as it is packed, or as its text is asked for: as another thread may at that moment."""
+    """Adds to `live` as it is packed, or as its text is asked for: as another thread may at that
+    moment.
+    """
 
     def __init__(self, live: dict[Any, Any] | set[Any]) -> None:
         self.live = live
@@ -181,7 +198,9 @@ def test_what_another_thread_changes_meanwhile_is_refused(kind: type[Any]) -> No
     live = kind()
     live |= kind([(Growing(live), 0)])
     for refused in (lambda: encode(live), lambda: archive.encode_arguments((live,))):
-        with pytest.raises(BadArguments, match=r"cannot be put into a message: .* changed size during iteration"):
+        with pytest.raises(
+            BadArguments, match=r"cannot be put into a message: .* changed size during iteration"
+        ):
             refused()
 
 
@@ -202,7 +221,10 @@ def test_what_stands_inside_of_a_registered_object_is_named_with_its_place() -> 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"cls": Polynomial}, "no dataclass, msgspec.Struct, NamedTuple or Enum: .* pack= .* unpack="),
+        (
+            {"cls": Polynomial},
+            "no dataclass, msgspec.Struct, NamedTuple or Enum: .* pack= .* unpack=",
+        ),
         ({"cls": Polynomial, "pack": list}, "only one of pack and unpack"),
         ({"cls": Pair(1, 2)}, "a class is wanted, not Pair"),
         ({"cls": Pair, "name": ""}, "a str of 1 to 256 characters"),
@@ -225,11 +247,13 @@ def test_a_dataclass_with_fields_for_its_init_alone_needs_a_way() -> None:
         archive.register(Seeded)
 
 
-# -- what a hostile peer may send --------------------------------------------------------------------------------------
+# -- what a hostile peer may send ------------------------------------------------------------------
 
 
 def named(name: Any, packed: Any) -> bytes:
-    return msgspec.msgpack.encode(msgspec.msgpack.Ext(CLASS, msgspec.msgpack.encode((name, packed))))
+    return msgspec.msgpack.encode(
+        msgspec.msgpack.Ext(CLASS, msgspec.msgpack.encode((name, packed)))
+    )
 
 
 def test_a_class_is_made_by_calling_it_so_that_its_own_checks_hold() -> None:
@@ -249,11 +273,23 @@ def test_a_class_is_made_by_calling_it_so_that_its_own_checks_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["this", "antigravity.geohash", "os.system", "tests.prpc_engine.handlers", "", 5, None, ["range"]]
+    "name",
+    [
+        "this",
+        "antigravity.geohash",
+        "os.system",
+        "tests.prpc_engine.handlers",
+        "",
+        5,
+        None,
+        ["range"],
+    ],
 )
 def test_a_name_that_was_not_registered_is_refused_and_never_imported(name: Any) -> None:
     loaded = set(sys.modules)
-    with pytest.raises(ArchiveError, match=r"is not registered here: call prpc_engine.register\(Class\)"):
+    with pytest.raises(
+        ArchiveError, match=r"is not registered here: call prpc_engine.register\(Class\)"
+    ):
         Decoder().decode(named(name, []), [])
     assert set(sys.modules) == loaded
 

@@ -1,4 +1,6 @@
-"""A message that was made smaller is the same message, and none expands past what was announced and allowed."""
+"""A message that was made smaller is the same message, and none expands past what was announced and
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -71,22 +73,32 @@ def test_any_value_comes_back_compressed(value: Any) -> None:
     assert same(arrive(body, blocks), padded)
 
 
-# -- bombs -------------------------------------------------------------------------------------------------------------
+# -- bombs -----------------------------------------------------------------------------------------
 
 
-def message(algorithm: int, body_bytes: int, blocks_bytes: list[int], *blocks: bytes) -> tuple[bytes, list[NDArray[np.uint8]]]:
+def message(
+    algorithm: int, body_bytes: int, blocks_bytes: list[int], *blocks: bytes
+) -> tuple[bytes, list[NDArray[np.uint8]]]:
     header = msgspec.msgpack.encode((algorithm, body_bytes, blocks_bytes))
-    return msgspec.msgpack.encode(msgspec.msgpack.Ext(COMPRESSED, header)), [np.frombuffer(block, np.uint8) for block in blocks]
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(COMPRESSED, header)), [
+        np.frombuffer(block, np.uint8) for block in blocks
+    ]
 
 
 def test_a_message_that_expands_past_what_it_said_is_stopped_there(name: str) -> None:
     compress: Callable[[Any], bytes] = compressor_of(name)
     bomb = compress(bytes(64 << 20))
     assert len(bomb) < 400_000
-    with reserving_at_most(8 << 20), pytest.raises(ArchiveError, match="are not the 1000 that they were said to be"):
+    with (
+        reserving_at_most(8 << 20),
+        pytest.raises(ArchiveError, match="are not the 1000 that they were said to be"),
+    ):
         Decoder().decode(*message(ALGORITHMS[name], 1000, [], bomb))
     none = compress(b"\xc0")
-    with reserving_at_most(8 << 20), pytest.raises(ArchiveError, match="are not the 1000 that they were said to be"):
+    with (
+        reserving_at_most(8 << 20),
+        pytest.raises(ArchiveError, match="are not the 1000 that they were said to be"),
+    ):
         Decoder().decode(*message(ALGORITHMS[name], 1, [1000], none, bomb))
     assert Decoder().decode(*message(ALGORITHMS[name], 1, [64 << 20], none, bomb)) is None
 
@@ -130,7 +142,10 @@ def test_what_all_messages_have_expanded_to_is_bounded_while_it_is_held(name: st
     sent = Archive(compression=name).encode(value)
     decoders = [Decoder(limits=limits) for _ in range(3)]  # of three connections
     held = [decoder.decode(*sent)[0][10:20] for decoder in decoders[:2]]
-    with pytest.raises(ArchiveError, match=r"beside 2.* that are held of others, at most .*expanded_total_bytes_max"):
+    with pytest.raises(
+        ArchiveError,
+        match=r"beside 2.* that are held of others, at most .*expanded_total_bytes_max",
+    ):
         decoders[2].decode(*sent)
     del held[0]
     gc.collect()
@@ -144,7 +159,10 @@ def test_sizes_are_held_against_the_limits_before_anything_is_expanded(name: str
     decoder = Decoder(limits=limits)
     with pytest.raises(ArchiveError, match="compressed body of 1001 bytes, at most 1000 allowed"):
         decoder.decode(*message(ALGORITHMS[name], 1001, [], compress(b"\xc0" * 1001)))
-    with pytest.raises(ArchiveError, match=r"compressed blocks of 6000 bytes, at most 5000 allowed .limit expanded_bytes_max"):
+    with pytest.raises(
+        ArchiveError,
+        match=r"compressed blocks of 6000 bytes, at most 5000 allowed .limit expanded_bytes_max",
+    ):
         decoder.decode(*message(ALGORITHMS[name], 1, [3000, 3000], body, block, block))
     assert decoder.decode(*message(ALGORITHMS[name], 1, [3000], body, block)) is None
 
@@ -152,7 +170,9 @@ def test_sizes_are_held_against_the_limits_before_anything_is_expanded(name: str
 def test_one_compressed_message_in_another_or_two_in_one_are_refused() -> None:
     inner, _ = message(ZLIB, 1, [], zlib.compress(b"\xc0"))
     with pytest.raises(ArchiveError, match="inside of another"):
-        Decoder().decode(*message(ZLIB, len(inner), [-1], zlib.compress(inner), zlib.compress(b"\xc0")))
+        Decoder().decode(
+            *message(ZLIB, len(inner), [-1], zlib.compress(inner), zlib.compress(b"\xc0"))
+        )
     body, blocks = message(ZLIB, 1, [], zlib.compress(b"\xc0"))
     with pytest.raises(ArchiveError, match="inside of another"):
         Decoder().decode(b"\x92" + body * 2, blocks)
@@ -165,25 +185,33 @@ def test_broken_streams_are_refused(name: str) -> None:
             Decoder().decode(*message(ALGORITHMS[name], 1000, [], broken))
 
 
-# -- what is not there -------------------------------------------------------------------------------------------------
+# -- what is not there -----------------------------------------------------------------------------
 
 
 def test_an_unknown_algorithm_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="compression='brotli': allowed are zlib, zstd, lz4, or None"):
+    with pytest.raises(
+        ConfigError, match="compression='brotli': allowed are zlib, zstd, lz4, or None"
+    ):
         Archive(compression="brotli")
     with pytest.raises(ArchiveError, match="unknown algorithm 77"):
         Decoder().decode(*message(77, 1, [], b"x"))
 
 
 @pytest.mark.parametrize("absent", ["zstd", "lz4"])
-def test_a_missing_package_is_named_on_either_side(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_on_either_side(
+    absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (PACKAGES[absent], "lz4.frame"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
-        ConfigError, match=rf"compression='{absent}' needs a package: pip install 'prpc-engine\[{absent}\]', or take 'zlib'"
+        ConfigError,
+        match=rf"compression='{absent}' needs a package: pip install 'prpc-engine\[{absent}\]', "
+        rf"or take 'zlib'",
     ):
         Archive(compression=absent)
     with pytest.raises(
-        ArchiveError, match=rf"compressed with {absent}, which is not installed here: pip install 'prpc-engine\[{absent}\]'"
+        ArchiveError,
+        match=rf"compressed with {absent}, which is not installed here: "
+        rf"pip install 'prpc-engine\[{absent}\]'",
     ):
         Decoder().decode(*message(ALGORITHMS[absent], 1, [], b"x"))

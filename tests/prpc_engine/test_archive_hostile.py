@@ -1,6 +1,8 @@
-"""Hostile bytes: whatever comes, it is a value or an ArchiveError, soon, and without reserving more memory than was sent.
+"""Hostile bytes: whatever comes, it is a value or an ArchiveError, soon, and without reserving more
+memory than was sent.
 
-`archive_corpus.txt` holds bodies that were once of interest: a name and the bytes in hexadecimal a line.
+`archive_corpus.txt` holds bodies that were once of interest: a name and the bytes in hexadecimal a
+line.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ from prpc_engine.archive.wire import (
 )
 from tests.prpc_engine.archives import ONE_OF_EACH, arrive, values
 
-CORPUS = [line.split() for line in (Path(__file__).parent / "archive_corpus.txt").read_text().splitlines() if line[:1] != "#"]
+CORPUS = [
+    line.split()
+    for line in (Path(__file__).parent / "archive_corpus.txt").read_text().splitlines()
+    if line[:1] != "#"
+]
 
 
 def decode_or_refuse(body: bytes, blocks: Any) -> None:
@@ -50,7 +56,11 @@ def decode_or_refuse(body: bytes, blocks: Any) -> None:
 
 
 def ext(code: int, *payload: Any) -> bytes:
-    data = payload[0] if len(payload) == 1 and isinstance(payload[0], bytes) else msgspec.msgpack.encode(payload)
+    data = (
+        payload[0]
+        if len(payload) == 1 and isinstance(payload[0], bytes)
+        else msgspec.msgpack.encode(payload)
+    )
     return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, data))
 
 
@@ -209,7 +219,7 @@ def test_a_negative_dimension_is_not_the_rest_of_the_strings() -> None:
         Decoder().decode(ext(STRINGS, [-1], ["a", "b"]), [])
 
 
-# -- bounds ------------------------------------------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -243,7 +253,9 @@ def test_a_count_that_was_made_huge_reserves_nothing() -> None:
 @pytest.mark.parametrize("code", [SET, FROZENSET, MAP])
 def test_keys_that_all_have_one_hash_are_refused_before_they_are_compared(code: int) -> None:
     modulus = (1 << 61) - 1  # Python's hash of an integer is its remainder
-    keys = [msgspec.msgpack.Ext(INTEGER, (n * modulus).to_bytes(16, "little")) for n in range(1, 20_000)]
+    keys = [
+        msgspec.msgpack.Ext(INTEGER, (n * modulus).to_bytes(16, "little")) for n in range(1, 20_000)
+    ]
     assert len({hash(n * modulus) for n in range(1, 20_000)}) == 1
     items = [part for key in keys for part in ((key, 1) if code == MAP else (key,))]
     with pytest.raises(ArchiveError, match="pairs of 19999 keys have the same hash"):
@@ -263,15 +275,19 @@ def test_text_beyond_unicode_is_refused_wherever_it_stands() -> None:
     for spec, before in (("<U2", b""), ("<U1", b""), (record, b"\5")):
         shape = [2] if spec == "<U1" else [1]
         body = ext(ARRAY, 0, spec, shape)
-        assert Decoder().decode(body, [np.frombuffer(before + good, np.uint8)]).shape == tuple(shape)
+        assert Decoder().decode(body, [np.frombuffer(before + good, np.uint8)]).shape == tuple(
+            shape
+        )
         with pytest.raises(ArchiveError, match="character of over 0x10ffff"):
             Decoder().decode(body, [np.frombuffer(before + bad, np.uint8)])
     with pytest.raises(ArchiveError, match="character of over 0x10ffff"):
         Decoder().decode(ext(SCALAR, record, b"\5" + bad), [])
-    assert Decoder().decode(ext(ARRAY, 0, ">U2", [1]), [np.frombuffer(b"\0\0\0a\0\0\0b", np.uint8)]).tolist() == ["ab"]
+    assert Decoder().decode(
+        ext(ARRAY, 0, ">U2", [1]), [np.frombuffer(b"\0\0\0a\0\0\0b", np.uint8)]
+    ).tolist() == ["ab"]
 
 
-# -- anything ----------------------------------------------------------------------------------------------------------
+# -- anything --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "body"), CORPUS, ids=[name for name, _ in CORPUS])
@@ -287,13 +303,20 @@ def test_any_bytes_are_a_value_or_an_archive_error(body: bytes) -> None:
 
 @given(st.integers(0, 127), st.binary(max_size=60))
 @settings(max_examples=1000)
-def test_any_bytes_in_an_extension_type_are_a_value_or_an_archive_error(code: int, payload: bytes) -> None:
+def test_any_bytes_in_an_extension_type_are_a_value_or_an_archive_error(
+    code: int, payload: bytes
+) -> None:
     decode_or_refuse(ext(code % 16, payload), BLOCKS)
 
 
 specs = st.recursive(
-    st.text("<>|biufcmMSUVO0123456789[]nsD", max_size=8) | st.integers(-(1 << 63), (1 << 64) - 1) | st.none(),
-    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, st.lists(st.integers(-1, 1 << 40), max_size=3)),
+    st.text("<>|biufcmMSUVO0123456789[]nsD", max_size=8)
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, st.lists(st.integers(-1, 1 << 40), max_size=3))
+    ),
     max_leaves=8,
 )
 
@@ -305,17 +328,23 @@ specs = st.recursive(
     st.sampled_from([ARRAY, SCALAR, TENSOR, STRINGS]),
 )
 @settings(max_examples=1000)
-def test_any_dtype_and_shape_is_an_array_or_an_archive_error(spec: Any, shape: list[int], number: int, code: int) -> None:
-    decode_or_refuse(ext(code, number, spec, shape) if code == ARRAY else ext(code, spec, number, shape), BLOCKS)
+def test_any_dtype_and_shape_is_an_array_or_an_archive_error(
+    spec: Any, shape: list[int], number: int, code: int
+) -> None:
+    decode_or_refuse(
+        ext(code, number, spec, shape) if code == ARRAY else ext(code, spec, number, shape), BLOCKS
+    )
 
 
 @st.composite
 def mutations(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
-    """A valid message with bits flipped, bytes cut out or put in, a length made huge, or blocks lost or swapped."""
+    """A valid message with bits flipped, bytes cut out or put in, a length made huge, or blocks
+    lost or swapped.
+    """
     value = draw(st.lists(values | st.sampled_from(ONE_OF_EACH), max_size=4))
-    body, blocks = draw(st.sampled_from([Archive(), Archive(compression="zlib"), Archive(allow_pickle=True)])).encode(
-        [value, np.arange(draw(st.sampled_from([5, 2000]))), slice(1), np.ones(2, bool)]
-    )
+    body, blocks = draw(
+        st.sampled_from([Archive(), Archive(compression="zlib"), Archive(allow_pickle=True)])
+    ).encode([value, np.arange(draw(st.sampled_from([5, 2000]))), slice(1), np.ones(2, bool)])
     hostile = bytearray(body)
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(hostile)))

@@ -1,4 +1,6 @@
-"""Decoding does work by the length of what came, whatever keys a peer has chosen: shown by counting comparisons."""
+"""Decoding does work by the length of what came, whatever keys a peer has chosen: shown by counting
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -65,14 +67,22 @@ def signs(length: int) -> Iterator[tuple[int, ...]]:
 
 
 COLLIDING: dict[str, list[Any]] = {
-    "ints in tuples": [(n % 16 * MODULUS, *rest) for n in range(16) for rest in itertools.product((0, MODULUS), repeat=8)],
+    "ints in tuples": [
+        (n % 16 * MODULUS, *rest)
+        for n in range(16)
+        for rest in itertools.product((0, MODULUS), repeat=8)
+    ],
     "small ints in tuples": list(signs(12)),
     "tuples in tuples": [((one,), *rest) for one, *rest in signs(12)],
-    "floats and ints in tuples": list(itertools.product((1, 2.0**61, 2.0**122, 2.0**183), repeat=6)),
+    "floats and ints in tuples": list(
+        itertools.product((1, 2.0**61, 2.0**122, 2.0**183), repeat=6)
+    ),
     "texts with ints": [("text", *one) for one in signs(12)],
     "bytes with ints": [(b"bytes", *one) for one in signs(12)],
     "long ints": [n * MODULUS for n in range(MANY)],
-    "complex numbers": [complex(2.0 ** (61 * n), 2.0 ** (61 * m)) for n in range(-16, 16) for m in range(-16, 16)],
+    "complex numbers": [
+        complex(2.0 ** (61 * n), 2.0 ** (61 * m)) for n in range(-16, 16) for m in range(-16, 16)
+    ],
     "frozensets": [frozenset({one}) for one in signs(12)],
 }
 
@@ -82,11 +92,15 @@ COLLIDING: dict[str, list[Any]] = {
 def test_keys_of_few_hashes_are_refused_before_they_are_compared(name: str, code: int) -> None:
     keys = COLLIDING[name]
     groups = Counter(map(hash, keys))
-    assert sum(n * (n - 1) // 2 for n in groups.values()) > PAIRS_PER_KEY * len(keys), "or it is no attack"
+    assert sum(n * (n - 1) // 2 for n in groups.values()) > PAIRS_PER_KEY * len(keys), (
+        "or it is no attack"
+    )
     flat = [part for key in packed(keys) for part in ((key, b"\x01") if code == MAP else (key,))]
     payload = b"\xdd" + len(flat).to_bytes(4, "big") + b"".join(flat)
     body = b"\xc9" + len(payload).to_bytes(4, "big") + bytes([code]) + payload
-    with pytest.raises(ArchiveError, match=f"keys have the same hash, at most {PAIRS_PER_KEY} a key are allowed"):
+    with pytest.raises(
+        ArchiveError, match=f"keys have the same hash, at most {PAIRS_PER_KEY} a key are allowed"
+    ):
         Decoder().decode(body, [])
 
 
@@ -105,25 +119,35 @@ WRAPS = {
     "in a list": lambda body: b"\x91" + body,
     "as a value": lambda body: b"\x81\xa1k" + body,
     "behind others": lambda body: b"\x95\xc0\x07\xa3abc\xcb\xde\xde\xde\xde\xdf\xdf\xdf\xdf" + body,
-    "in a tuple": lambda body: b"\xc9" + (len(body) + 1).to_bytes(4, "big") + bytes([TUPLE]) + b"\x91" + body,
+    "in a tuple": lambda body: (
+        b"\xc9" + (len(body) + 1).to_bytes(4, "big") + bytes([TUPLE]) + b"\x91" + body
+    ),
     "behind bytes that look like a header": lambda body: b"\x92\xc4\x04\xdf\xdf\xdf\xde" + body,
 }
 
 
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_large_map_with_other_keys_than_texts_and_numbers_is_refused_before_it_is_built(wrap: str, plain: bool) -> None:
+def test_a_large_map_with_other_keys_than_texts_and_numbers_is_refused_before_it_is_built(
+    wrap: str, plain: bool
+) -> None:
     keys: list[Any] = (
-        [[-1 - (n >> bit & 1) for bit in range(12)] for n in range(MANY)] if plain else [Counting(n) for n in range(MANY)]
+        [[-1 - (n >> bit & 1) for bit in range(12)] for n in range(MANY)]
+        if plain
+        else [Counting(n) for n in range(MANY)]
     )
     body = WRAPS[wrap](native_map(packed(keys)))
-    with pytest.raises(ArchiveError, match="a large map has an array or an extension type as a key"):
+    with pytest.raises(
+        ArchiveError, match="a large map has an array or an extension type as a key"
+    ):
         Decoder().decode(body, [])
     assert Counting.comparisons == 0
 
 
 def test_of_small_maps_all_pairs_are_few() -> None:
-    """Below the bound, and below the length from which messages are looked at: a constant number for each key."""
+    """Below the bound, and below the length from which messages are looked at: a constant number
+    for each key.
+    """
     one = native_map(packed([Counting(number) for number in range(MAP_KEYS_MAX - 1)]))
     Decoder().decode(b"\xdc\x00\x40" + one * 64, [])
     assert Counting.comparisons <= 64 * MAP_KEYS_MAX * MAP_KEYS_MAX // 2
@@ -132,9 +156,16 @@ def test_of_small_maps_all_pairs_are_few() -> None:
 
 @pytest.mark.parametrize("kind", ["ints", "floats", "both"])
 def test_numbers_as_keys_of_maps_meet_in_small_groups_only(kind: str) -> None:
-    ints = [n + k * MODULUS for n in range(64) for k in range(-4, 8) if -(1 << 63) <= n + k * MODULUS < 1 << 64]
+    ints = [
+        n + k * MODULUS
+        for n in range(64)
+        for k in range(-4, 8)
+        if -(1 << 63) <= n + k * MODULUS < 1 << 64
+    ]
     floats = [n * 2.0 ** (61 * k) for n in range(1, 64, 2) for k in range(-16, 16)]
-    keys: dict[Hashable, int] = dict.fromkeys([*(ints if kind != "floats" else ()), *(floats if kind != "ints" else ())], 1)
+    keys: dict[Hashable, int] = dict.fromkeys(
+        [*(ints if kind != "floats" else ()), *(floats if kind != "ints" else ())], 1
+    )
     assert max(Counter(map(hash, keys)).values()) <= 17 + 34
     body, blocks = encode(dict(keys))
     assert Decoder().decode(body, blocks) == keys
@@ -143,7 +174,14 @@ def test_numbers_as_keys_of_maps_meet_in_small_groups_only(kind: str) -> None:
 def test_honest_dicts_with_keys_that_meet_are_taken() -> None:
     grid = {(x, y, z): x for x in range(-9, 9) for y in range(-9, 9) for z in range(-9, 9)}
     texts = {f"layer.{number}.weight": number for number in range(5 * MAP_KEYS_MAX)}
-    for value in (grid, set(grid), texts, [texts, grid], {"a": texts}, dict.fromkeys(range(10_000))):
+    for value in (
+        grid,
+        set(grid),
+        texts,
+        [texts, grid],
+        {"a": texts},
+        dict.fromkeys(range(10_000)),
+    ):
         body, blocks = encode(value)
         assert Decoder().decode(body, blocks) == value
 

@@ -1,4 +1,6 @@
-"""Lazy: the very object to a receiver in this process, its encoding to any other; and then it belongs to the receiver."""
+"""Lazy: the very object to a receiver in this process, its encoding to any other; and then it
+belongs to the receiver.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_message_that_was_not_sent_can_be_encoded_again(here: Archive) -> None
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_in_this_process_the_very_object_arrives_and_the_lazy_is_empty(compression: str | None) -> None:
+def test_in_this_process_the_very_object_arrives_and_the_lazy_is_empty(
+    compression: str | None,
+) -> None:
     here = Archive(in_process=True, compression=compression)
     model = Model()
     lazy = Lazy(model)
@@ -69,7 +73,10 @@ def arrive_here(here: Archive, *values: Any) -> Any:
     """As the transport in this process hands a message over."""
     body, blocks = here.encode_arguments(values)
     handed = handovers_in(blocks)
-    own = [block if any(block is one for one in handed) else np.frombuffer(block.tobytes(), np.uint8) for block in blocks]
+    own = [
+        block if any(block is one for one in handed) else np.frombuffer(block.tobytes(), np.uint8)
+        for block in blocks
+    ]
     return here.decode(body, own)
 
 
@@ -92,7 +99,9 @@ def test_a_message_that_cannot_be_read_leaves_every_lazy_as_it_was(here: Archive
     assert here.decode(body, blocks)[0] is before
 
 
-def test_a_lazy_that_stands_twice_in_a_message_is_refused_and_keeps_its_value(here: Archive) -> None:
+def test_a_lazy_that_stands_twice_in_a_message_is_refused_and_keeps_its_value(
+    here: Archive,
+) -> None:
     lazy = Lazy(Model())
     with pytest.raises(ArchiveError, match="handed over already"):
         here.decode(*here.encode([lazy, lazy]))
@@ -147,8 +156,13 @@ def test_no_other_process_can_name_an_object_of_ours(here: Archive) -> None:
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
-def test_a_message_encoded_for_here_can_still_go_to_another_process(compression: str | None) -> None:
-    here, there = Archive(in_process=True, compression=compression), Archive(compression=compression)
+def test_a_message_encoded_for_here_can_still_go_to_another_process(
+    compression: str | None,
+) -> None:
+    here, there = (
+        Archive(in_process=True, compression=compression),
+        Archive(compression=compression),
+    )
     lazy = Lazy([np.asfortranarray(np.ones((100, 100))), (1, {2})])
     values = ("text" * 5000, [1 << 100, lazy])
     message = here.encode_arguments(values)
@@ -162,14 +176,20 @@ def test_a_message_encoded_for_here_can_still_go_to_another_process(compression:
         there.for_peer(*message)
 
 
-def test_what_another_process_cannot_get_is_named_when_the_message_goes_there(here: Archive) -> None:
+def test_what_another_process_cannot_get_is_named_when_the_message_goes_there(
+    here: Archive,
+) -> None:
     lazy = Lazy(Model())
     message = here.encode_arguments((1, [lazy]))
-    with pytest.raises(BadArguments, match=r"argument 1\[0\] is of type .*Model, which cannot be sent"):
+    with pytest.raises(
+        BadArguments, match=r"argument 1\[0\] is of type .*Model, which cannot be sent"
+    ):
         Archive().for_peer(*message)
     assert here.decode(*message)[1][0].__class__ is Model
 
 
 def test_what_a_lazy_holds_is_named_when_it_cannot_be_sent() -> None:
-    with pytest.raises(BadArguments, match=r"argument 1\[0\] is of type .*Model, which cannot be sent"):
+    with pytest.raises(
+        BadArguments, match=r"argument 1\[0\] is of type .*Model, which cannot be sent"
+    ):
         encode_arguments((1, Lazy([Model()])))

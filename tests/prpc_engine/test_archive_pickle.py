@@ -101,7 +101,9 @@ def test_a_pickle_is_refused_without_consent_and_nothing_of_it_runs(tmp_path: Pa
     path = str(tmp_path / "touched")
     body, blocks = TRUSTING.encode([Touches(path)])
     for decoder in (Decoder(), Archive()):
-        with pytest.raises(PickleRefused, match="this side does not read: it takes allow_pickle=True on both sides") as caught:
+        with pytest.raises(
+            PickleRefused, match="this side does not read: it takes allow_pickle=True on both sides"
+        ) as caught:
             arrive(body, blocks, decoder)
         assert isinstance(caught.value, Rejected)
         assert isinstance(caught.value, ArchiveError)
@@ -119,12 +121,17 @@ def test_without_consent_nothing_is_pickled() -> None:
 
 
 def test_what_cannot_be_pickled_is_refused_with_its_place_and_the_reason() -> None:
-    with pytest.raises(BadArguments, match=r"the value\[1\] cannot be sent: it cannot be pickled: LookupError: not me"):
+    with pytest.raises(
+        BadArguments,
+        match=r"the value\[1\] cannot be sent: it cannot be pickled: LookupError: not me",
+    ):
         TRUSTING.encode([1, Unpicklable()])
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"garbage", b"N", b"cnot_a_module\nname\n.", pickle.dumps(1)[:-1], b"\x80\x05\x97."], ids=repr
+    "data",
+    [b"", b"garbage", b"N", b"cnot_a_module\nname\n.", pickle.dumps(1)[:-1], b"\x80\x05\x97."],
+    ids=repr,
 )
 def test_a_broken_pickle_is_an_archive_error(data: bytes) -> None:
     body = msgspec.msgpack.encode(msgspec.msgpack.Ext(PICKLE, msgspec.msgpack.encode((data, []))))
@@ -149,13 +156,19 @@ sys.stdout.buffer.write(body)
 
 def test_lambdas_and_what_main_defines_reach_another_process_with_cloudpickle() -> None:
     pytest.importorskip("cloudpickle")
-    sent = subprocess.run([sys.executable, "-c", SENDER], capture_output=True, check=True, timeout=60)
+    sent = subprocess.run(
+        [sys.executable, "-c", SENDER], capture_output=True, check=True, timeout=60
+    )
     function, mine = TRUSTING.decode(sent.stdout, [])
     assert function(3) == 15
     assert mine.doubled() == 8
 
 
-def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(BadArguments, match=r"need cloudpickle: pip install 'prpc-engine\[cloudpickle\]'"):
+    with pytest.raises(
+        BadArguments, match=r"need cloudpickle: pip install 'prpc-engine\[cloudpickle\]'"
+    ):
         TRUSTING.encode(lambda: None)

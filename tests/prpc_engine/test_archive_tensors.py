@@ -1,4 +1,5 @@
-"""Tensors of torch, TensorFlow and JAX arrive as such where that library is imported, and as numpy arrays elsewhere.
+"""Tensors of torch, TensorFlow and JAX arrive as such where that library is imported, and as numpy
+arrays elsewhere.
 
 What a process without the library receives is looked at in this one with the library hidden.
 """
@@ -15,7 +16,19 @@ from prpc_engine.archive import ArchiveError, Decoder, encode
 from prpc_engine.errors import BadArguments
 from tests.prpc_engine.archives import same, there_and_back
 
-TORCH_DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64", "complex128"]
+TORCH_DTYPES = [
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
 TORCH_DTYPES += ["bfloat16", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"]
 
 
@@ -38,7 +51,9 @@ def test_torch_tensors_of_every_dtype_come_back(torch: Any, name: str) -> None:
         )
 
 
-def test_the_memory_of_a_torch_tensor_is_the_block_itself_and_what_arrives_is_the_receivers(torch: Any) -> None:
+def test_the_memory_of_a_torch_tensor_is_the_block_itself_and_what_arrives_is_the_receivers(
+    torch: Any,
+) -> None:
     tensor = torch.arange(1000)
     body, (block,) = encode([tensor])
     assert block.ctypes.data == tensor.data_ptr()
@@ -67,13 +82,18 @@ def test_views_gradients_conjugates_and_parameters_arrive_as_plain_tensors(torch
 
 
 def test_torch_tensors_that_are_not_in_plain_memory_are_refused_with_what_to_do(torch: Any) -> None:
-    with pytest.raises(BadArguments, match=r"the value\[0\] cannot be sent: it is a torch tensor on meta: send value.cpu"):
+    with pytest.raises(
+        BadArguments,
+        match=r"the value\[0\] cannot be sent: it is a torch tensor on meta: send value.cpu",
+    ):
         encode([torch.empty(3, device="meta")])
     with pytest.raises(BadArguments, match=r"layout torch.sparse_coo: send value.to_dense"):
         encode(torch.eye(3).to_sparse())
 
 
-def test_a_process_without_torch_gets_a_numpy_array(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_torch_gets_a_numpy_array(
+    torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent = [torch.arange(6).reshape(2, 3), torch.ones(3, dtype=torch.bool)]
     body, blocks = encode(sent)
     monkeypatch.delitem(sys.modules, "torch")

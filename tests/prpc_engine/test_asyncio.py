@@ -1,4 +1,6 @@
-"""The verbs in a user's asyncio loop: calls, streams, what cancels them, and what a loop does to a server beside it."""
+"""The verbs in a user's asyncio loop: calls, streams, what cancels them, and what a loop does to a
+server beside it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ async def call(client: RpcClient, method: str, *args: Any) -> Any:
     return await client.submit(method, *args)
 
 
-def test_calls_one_after_the_other_are_answered(world: World, loop: asyncio.AbstractEventLoop) -> None:
+def test_calls_one_after_the_other_are_answered(
+    world: World, loop: asyncio.AbstractEventLoop
+) -> None:
     async def ask() -> None:
         for number in range(500):
             assert await world.client.submit("echo", number) == number
@@ -74,7 +78,9 @@ def test_calls_one_after_the_other_are_answered(world: World, loop: asyncio.Abst
     loop.run_until_complete(within(ask()))
 
 
-def test_a_thousand_calls_at_once_are_answered(world: World, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_thousand_calls_at_once_are_answered(
+    world: World, loop: asyncio.AbstractEventLoop
+) -> None:
     async def ask() -> list[int]:
         return await asyncio.gather(*(call(world.client, "echo", number) for number in range(1000)))
 
@@ -103,7 +109,9 @@ def test_errors_come_where_they_are_awaited(world: World, loop: asyncio.Abstract
         loop.run_until_complete(within(ask()))
 
 
-def test_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     async def ask(fine: RpcClient, hung: RpcClient) -> None:
         task = loop.create_task(call(hung, "echo", 1))
         hung.notify("hear", 1)
@@ -117,14 +125,23 @@ def test_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(loop: async
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with Blackhole() as hole, Master("127.0.0.1:0") as master, RpcService(master.address, transports=["tcp"]) as service:
+    with (
+        Blackhole() as hole,
+        Master("127.0.0.1:0") as master,
+        RpcService(master.address, transports=["tcp"]) as service,
+    ):
         service.create_server("test", Handlers(service))
         entries = [hole.entry("test", 0)]
-        with service.create_client("test") as fine, RpcClient("test", service._node, entries, lambda: entries) as hung:
+        with (
+            service.create_client("test") as fine,
+            RpcClient("test", service._node, entries, lambda: entries) as hung,
+        ):
             loop.run_until_complete(within(ask(fine, hung)))
 
 
-def test_a_stream_to_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_stream_to_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     async def iterate(hung: RpcClient) -> list[Any]:
         return [item async for item in hung.stream("count", 1)]
 
@@ -133,26 +150,40 @@ def test_a_stream_to_a_server_that_cannot_be_connected_to_does_not_hold_the_loop
             raise AssertionError("it is not open")
 
     async def ask(fine: RpcClient, hung: RpcClient) -> None:
-        tasks = [loop.create_task(iterate(hung)), loop.create_task(enter(hung, None)), loop.create_task(enter(hung, None))]
+        tasks = [
+            loop.create_task(iterate(hung)),
+            loop.create_task(enter(hung, None)),
+            loop.create_task(enter(hung, None)),
+        ]
         for number in range(20):
             assert await fine.submit("echo", number) == number
         await asyncio.sleep(0)
         assert not any(task.done() for task in tasks), "it is still connected to"
-        with pytest.raises(errors.DeadlineExceeded, match=r"'total' was not sent .* not connected yet"):
+        with pytest.raises(
+            errors.DeadlineExceeded, match=r"'total' was not sent .* not connected yet"
+        ):
             await enter(hung, 0.02)
         tasks[2].cancel()
         with pytest.raises(asyncio.CancelledError):
             await tasks[2]
-        while hung.statistics().waiting != 2:  # the cancelled one is given up, and the late one forgotten after its end is told
+        # the cancelled one is given up, and the late one forgotten after its end is told
+        while hung.statistics().waiting != 2:
             await asyncio.sleep(0.002)
         hung.close()
         ends = await asyncio.gather(*tasks[:2], return_exceptions=True)
         assert [type(end) for end in ends] == [errors.Closed] * 2
 
-    with Blackhole() as hole, Master("127.0.0.1:0") as master, RpcService(master.address, transports=["tcp"]) as service:
+    with (
+        Blackhole() as hole,
+        Master("127.0.0.1:0") as master,
+        RpcService(master.address, transports=["tcp"]) as service,
+    ):
         service.create_server("test", Streams())
         entries = [hole.entry("test", 0)]
-        with service.create_client("test") as fine, RpcClient("test", service._node, entries, lambda: entries) as hung:
+        with (
+            service.create_client("test") as fine,
+            RpcClient("test", service._node, entries, lambda: entries) as hung,
+        ):
             loop.run_until_complete(within(ask(fine, hung)))
 
 
@@ -167,11 +198,16 @@ def test_streams_are_opened_off_the_loop_and_go_both_ways(loop: asyncio.Abstract
     with Master("127.0.0.1:0") as master, RpcService(master.address, transports=["tcp"]) as serving:
         serving.create_server("streams", Streams())
         for _ in range(5):
-            with RpcService(master.address, transports=["tcp"]) as calling, calling.create_client("streams") as client:
+            with (
+                RpcService(master.address, transports=["tcp"]) as calling,
+                calling.create_client("streams") as client,
+            ):
                 loop.run_until_complete(within(ask(client)))
 
 
-def test_a_cancelled_task_cancels_its_call_at_the_server(world: World, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_cancelled_task_cancels_its_call_at_the_server(
+    world: World, loop: asyncio.AbstractEventLoop
+) -> None:
     async def ask() -> None:
         task = loop.create_task(call(world.client, "nap", PATIENCE_S))
         await asyncio.sleep(0)
@@ -184,7 +220,9 @@ def test_a_cancelled_task_cancels_its_call_at_the_server(world: World, loop: asy
     wait_until(lambda: world.client.call("naps_ended") == 1, "the end of the handler")
 
 
-def test_a_timeout_of_asyncio_cancels_the_call(world: World, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_timeout_of_asyncio_cancels_the_call(
+    world: World, loop: asyncio.AbstractEventLoop
+) -> None:
     assert world.client.call("echo", 1) == 1
     wait_connected(world.client)  # else it may be cancelled before it has left
 
@@ -203,12 +241,15 @@ def test_a_timeout_of_asyncio_cancels_the_call(world: World, loop: asyncio.Abstr
 def test_a_server_that_dies_ends_the_awaits(world: World, loop: asyncio.AbstractEventLoop) -> None:
     async def ask() -> list[Any]:
         naps = [loop.create_task(call(world.client, "nap", PATIENCE_S)) for _ in range(5)]
-        await asyncio.sleep(0)  # they begin: an await that a spin answers gives no other task its turn
+        # they begin: an await that a spin answers gives no other task its turn
+        await asyncio.sleep(0)
         assert await world.client.submit("echo", 1) == 1
         world.server.kill()
         return await asyncio.gather(*naps, return_exceptions=True)
 
-    assert [type(each) for each in loop.run_until_complete(within(ask()))] == [errors.MaybeExecuted] * 5
+    assert [type(each) for each in loop.run_until_complete(within(ask()))] == [
+        errors.MaybeExecuted
+    ] * 5
 
 
 def test_blocking_and_awaited_calls_mix_in_one_coroutine_and_beside_threads(
@@ -240,7 +281,9 @@ def test_run_after_run_with_calls_left_in_flight(world: World) -> None:
     wait_until(lambda: world.client.call("naps_ended") == 10, "the end of what was left")
 
 
-def test_the_service_is_closed_while_a_loop_awaits(world: World, loop: asyncio.AbstractEventLoop) -> None:
+def test_the_service_is_closed_while_a_loop_awaits(
+    world: World, loop: asyncio.AbstractEventLoop
+) -> None:
     async def ask() -> list[Any]:
         naps = [loop.create_task(call(world.client, "nap", PATIENCE_S)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -251,7 +294,9 @@ def test_the_service_is_closed_while_a_loop_awaits(world: World, loop: asyncio.A
     assert all(isinstance(each, errors.RpcError) for each in loop.run_until_complete(within(ask())))
 
 
-def test_everything_that_is_closed_is_an_async_context_manager(loop: asyncio.AbstractEventLoop) -> None:
+def test_everything_that_is_closed_is_an_async_context_manager(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     async def use() -> tuple[list[int], int]:
         served = Streams()
         async with Master("127.0.0.1:0") as master, RpcService(master.address) as service:
@@ -270,8 +315,14 @@ def test_everything_that_is_closed_is_an_async_context_manager(loop: asyncio.Abs
     assert loop.run_until_complete(within(use())) == (list(range(20)), sum(range(50)))
 
 
-def test_a_server_beside_a_loop_answers_while_the_loop_awaits_is_busy_and_is_gone(loop: asyncio.AbstractEventLoop) -> None:
-    with Master("127.0.0.1:0") as master, RpcService(master.address) as service, RpcService(master.address) as other:
+def test_a_server_beside_a_loop_answers_while_the_loop_awaits_is_busy_and_is_gone(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    with (
+        Master("127.0.0.1:0") as master,
+        RpcService(master.address) as service,
+        RpcService(master.address) as other,
+    ):
         service.create_server("here", Handlers(service))
         client, back = other.create_client("here"), service.create_client("here")
 
@@ -279,7 +330,8 @@ def test_a_server_beside_a_loop_answers_while_the_loop_awaits_is_busy_and_is_gon
             pending = loop.create_task(call(back, "nap", 0.05))
             for number in range(20):
                 assert await loop.run_in_executor(None, client.call, "echo", number) == number
-            assert client.call("echo", "busy") == "busy"  # this thread turns the other service's reactor only
+            # this thread turns the other service's reactor only
+            assert client.call("echo", "busy") == "busy"
             await pending
 
         loop.run_until_complete(within(work()))

@@ -1,6 +1,8 @@
-"""What a user, a peer or the system can do wrong: a named error each, in bounded time, and the service works after it.
+"""What a user, a peer or the system can do wrong: a named error each, in bounded time, and the
+service works after it.
 
-The first line of each error says what was asked, of whom, and what to try; so these tests read texts on purpose.
+The first line of each error says what was asked, of whom, and what to try; so these tests read
+texts on purpose.
 """
 
 from __future__ import annotations
@@ -67,11 +69,18 @@ def refused(kind: type[Exception], *words: str) -> Iterator[None]:
     assert not missing, f"{missing} not in: {first_line}"
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def test_an_unknown_method_is_named_with_those_there_are(world: World) -> None:
-    with refused(errors.UnknownMethod, "'ecko'", "server 0 of 'test' (rank 0)", world.transport, "add, boom", "echo"):
+    with refused(
+        errors.UnknownMethod,
+        "'ecko'",
+        "server 0 of 'test' (rank 0)",
+        world.transport,
+        "add, boom",
+        "echo",
+    ):
         world.client.call("ecko", 1)
 
 
@@ -88,7 +97,9 @@ def test_a_method_name_that_is_no_text_is_named(world: World) -> None:
 
 @pytest.mark.usefixtures("patient_sessions")
 def test_an_unknown_service_is_named_with_those_there_are(world: World) -> None:
-    with refused(errors.NoServer, "'toast'", "0 of 1 servers after 0.1 s", world.master.address, "test"):
+    with refused(
+        errors.NoServer, "'toast'", "0 of 1 servers after 0.1 s", world.master.address, "test"
+    ):
         world.service.create_client("toast", timeout_s=0.1)
 
 
@@ -103,11 +114,14 @@ def test_when_the_only_server_was_taken_back_there_is_none_to_be_found(world: Wo
         server = other.create_server("brief", Plain())
         entries = world.service._lookup("brief", 1, PATIENCE_S)
         # Of its own, as the service's are told of the end, perhaps before they call.
-        with RpcClient("brief", world.service._node, entries, lambda: world.service._look_again("brief")) as client:
+        with RpcClient(
+            "brief", world.service._node, entries, lambda: world.service._look_again("brief")
+        ) as client:
             assert client.call("echo", 1) == 1
             server.close()
             with pytest.raises(
-                (errors.NoServer, errors.UnknownService), match=r"tried .* times .* UnknownService at server 0 of 'brief'"
+                (errors.NoServer, errors.UnknownService),
+                match=r"tried .* times .* UnknownService at server 0 of 'brief'",
             ):
                 client.call("echo", 1, timeout_s=1.0)
 
@@ -140,7 +154,10 @@ class Custom:
     [
         ([1, {"x": (0, Custom())}], ("argument 0[1]['x'][1] is of type", "Custom")),
         (lambda: 1, ("argument 0", "function")),
-        (np.array([1, "a", None], object), ("argument 0 is an array of dtype object", "convert it to numbers")),
+        (
+            np.array([1, "a", None], object),
+            ("argument 0 is an array of dtype object", "convert it to numbers"),
+        ),
         ({"a": [np.array([Custom()])]}, ("argument 0['a'][0] is an array of dtype object",)),
         (1 << 10_000, ("argument 0 is an integer of 1251 bytes", "at most 1024")),
         ("\ud800", ("cannot be put into a message",)),
@@ -154,7 +171,9 @@ class Custom:
         "surrogate",
     ],
 )
-def test_an_argument_that_cannot_be_sent_is_named_with_its_place(world: World, value: Any, words: tuple[str, ...]) -> None:
+def test_an_argument_that_cannot_be_sent_is_named_with_its_place(
+    world: World, value: Any, words: tuple[str, ...]
+) -> None:
     with refused(errors.BadArguments, *words):
         world.client.call("echo", value)
     with refused(errors.BadArguments, *words):
@@ -167,13 +186,23 @@ def test_an_argument_that_cannot_be_sent_is_named_with_its_place(world: World, v
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_of_the_server(world: World) -> None:
-    with refused(errors.RemoteError, "'unsendable' of server 0 of 'test'", "the value['bad'] is of type builtins.object"):
+    with refused(
+        errors.RemoteError,
+        "'unsendable' of server 0 of 'test'",
+        "the value['bad'] is of type builtins.object",
+    ):
         world.client.call("unsendable")
 
 
 def test_arguments_that_do_not_fit_are_refused_with_the_signature(world: World) -> None:
     for arguments in ((), (1, 2, 3)):
-        with refused(errors.BadArguments, "'add' of server 0 of 'test'", "refused its arguments", "add(one", "two"):
+        with refused(
+            errors.BadArguments,
+            "'add' of server 0 of 'test'",
+            "refused its arguments",
+            "add(one",
+            "two",
+        ):
             world.client.call("add", *arguments)
 
 
@@ -189,7 +218,7 @@ def test_an_object_dtype_has_no_place_in_the_slab() -> None:
         prpc_engine.empty((-1,))
 
 
-# -- life --------------------------------------------------------------------------------------------------------------
+# -- life ------------------------------------------------------------------------------------------
 
 
 def test_a_second_close_does_nothing(world: World) -> None:
@@ -242,13 +271,15 @@ def test_a_server_id_that_is_taken_is_refused_with_who_has_it(world: World) -> N
         ({1: len}, ("maps str to callables",)),
     ],
 )
-def test_an_object_without_methods_cannot_be_served(world: World, served: object, words: tuple[str, ...]) -> None:
+def test_an_object_without_methods_cannot_be_served(
+    world: World, served: object, words: tuple[str, ...]
+) -> None:
     with refused(errors.ConfigError, *words):
         world.service.create_server("empty", served)
     assert world.service._ask_master("services") == ["test"]
 
 
-# -- addresses, secrets, settings --------------------------------------------------------------------------------------
+# -- addresses, secrets, settings ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -261,16 +292,24 @@ def silent() -> Iterator[str]:
 def test_a_master_that_is_not_there_is_unreachable_at_the_deadline(world: World) -> None:
     with hold_port() as held:
         address = address_of(held)
-        with refused(errors.MasterUnreachable, f"no master answers at {address}", "start one", "mend the address"):
+        with refused(
+            errors.MasterUnreachable,
+            f"no master answers at {address}",
+            "start one",
+            "mend the address",
+        ):
             RpcService(master=address, timeout_s=0.3)
 
 
 def test_a_master_that_says_nothing_is_unreachable_in_time(world: World, silent: str) -> None:
-    with refused(errors.MasterUnreachable, silent, "within 0.", "hangs, or is no prpc peer"):  # what connecting left of it
+    # what connecting left of it
+    with refused(errors.MasterUnreachable, silent, "within 0.", "hangs, or is no prpc peer"):
         RpcService(master=silent, timeout_s=0.3)
 
 
-@pytest.mark.parametrize("address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"])
+@pytest.mark.parametrize(
+    "address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"]
+)
 def test_an_address_that_is_none_is_named_with_what_is_expected(address: str) -> None:
     with refused(errors.ConfigError, repr(address), "host:port expected"):
         RpcService(master=address)
@@ -294,7 +333,13 @@ def test_a_taken_port_is_named_with_what_to_do(world: World) -> None:
 def test_another_secret_is_refused_by_name() -> None:
     with Master(secret="the right secret") as master:
         for wrong in ("the wrong secret", NO_SECRET, None):
-            with refused(errors.AuthenticationFailed, "the master", master.address, "secret", "PRPC_SECRET_FILE"):
+            with refused(
+                errors.AuthenticationFailed,
+                "the master",
+                master.address,
+                "secret",
+                "PRPC_SECRET_FILE",
+            ):
                 RpcService(master=master.address, secret=wrong)
         with RpcService(master=master.address, secret=b"the right secret") as service:
             service.create_server("test", Plain())
@@ -303,9 +348,17 @@ def test_another_secret_is_refused_by_name() -> None:
         RpcService(master=master.address, secret="an unwanted secret")
 
 
-def test_listening_to_other_hosts_takes_a_secret(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listening_to_other_hosts_takes_a_secret(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for address in ("0.0.0.0:0", "[::]:0", "example.org:0"):
-        with refused(errors.ConfigError, "refusing to listen", "without a secret of the job", "PRPC_SECRET_FILE", "127.0.0.1"):
+        with refused(
+            errors.ConfigError,
+            "refusing to listen",
+            "without a secret of the job",
+            "PRPC_SECRET_FILE",
+            "127.0.0.1",
+        ):
             Master(address)
         with refused(errors.ConfigError, "refusing to listen", "without a secret"):
             RpcService(master=world.master.address, bind=address)
@@ -334,18 +387,22 @@ def test_a_pinned_thread_is_let_go_at_close(world: World) -> None:
 
 
 @pytest.mark.parametrize("transports", [["nonsense"], ["shm", "nonsense"], []])
-def test_unknown_transports_are_refused_with_those_there_are(world: World, transports: list[str]) -> None:
+def test_unknown_transports_are_refused_with_those_there_are(
+    world: World, transports: list[str]
+) -> None:
     with refused(errors.ConfigError, f"transports={transports!r}", "shm, unix, tcp"):
         RpcService(master=world.master.address, transports=transports)
 
 
 @pytest.mark.parametrize("shards", [-1, 1000, 1.5, "2", True])
-def test_an_impossible_number_of_shards_is_refused_with_the_bounds(world: World, shards: Any) -> None:
+def test_an_impossible_number_of_shards_is_refused_with_the_bounds(
+    world: World, shards: Any
+) -> None:
     with refused(errors.ConfigError, f"shards={shards!r}", "from 0 to 64"):
         RpcService(master=world.master.address, shards=shards)
 
 
-# -- peers that break the protocol --------------------------------------------------------------------------------------
+# -- peers that break the protocol -----------------------------------------------------------------
 
 
 def authenticated_socket(address: str) -> socket.socket:
@@ -401,7 +458,10 @@ def test_a_frame_that_breaks_the_protocol_ends_that_connection_only(frame: bytes
 
 def test_a_peer_that_begins_with_something_else_is_hung_up_on() -> None:
     patient = Limits(handshake_s=3600.0)
-    with Master(limits=patient) as master, RpcService(master=master.address, transports=["tcp"], limits=patient) as service:
+    with (
+        Master(limits=patient) as master,
+        RpcService(master=master.address, transports=["tcp"], limits=patient) as service,
+    ):
         for address in (master.address, service.address):
             host, port = address.rsplit(":", 1)
             with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
@@ -428,13 +488,20 @@ def test_what_is_over_our_own_limits_is_refused_before_it_is_sent(transport: str
         serving.create_server("test", Plain())
         client = service.create_client("test")
         for value in ("x" * 200_000, [np.zeros(1)] * 9, np.zeros(1_000_000)):
-            with refused(errors.BadArguments, "'echo' was not sent to server 0 of 'test'", transport, "allowed"):
+            with refused(
+                errors.BadArguments,
+                "'echo' was not sent to server 0 of 'test'",
+                transport,
+                "allowed",
+            ):
                 client.call("echo", value)
         assert client.call("echo", 1) == 1
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_what_is_over_the_servers_limits_ends_the_connection_and_a_new_one_works(transport: str) -> None:
+def test_what_is_over_the_servers_limits_ends_the_connection_and_a_new_one_works(
+    transport: str,
+) -> None:
     with (
         Master() as master,
         RpcService(master=master.address, transports=[transport], limits=SMALL) as serving,
@@ -443,7 +510,9 @@ def test_what_is_over_the_servers_limits_ends_the_connection_and_a_new_one_works
         serving.create_server("test", Plain())
         client = service.create_client("test")
         for value in ("x" * 2_000_000, [np.zeros(1)] * 9, np.zeros(1_000_000)):
-            with refused(errors.MaybeExecuted, "'echo' was sent to server 0 of 'test'", "the peer was lost"):
+            with refused(
+                errors.MaybeExecuted, "'echo' was sent to server 0 of 'test'", "the peer was lost"
+            ):
                 client.call("echo", value, timeout_s=BOUND_S)
             wait_until(lambda: client.call("echo", 1, timeout_s=BOUND_S) == 1)
 
@@ -456,12 +525,19 @@ def test_a_result_over_the_servers_limits_is_an_error_of_the_server() -> None:
     ):
         serving.create_server("test", {"much": lambda: "x" * 200_000, "little": lambda: 1})
         client = service.create_client("test")
-        with refused(errors.RemoteError, "'much' of server 0 of 'test'", "cannot be sent", "at most 100000 allowed"):
+        with refused(
+            errors.RemoteError,
+            "'much' of server 0 of 'test'",
+            "cannot be sent",
+            "at most 100000 allowed",
+        ):
             client.call("much")
         assert client.call("little") == 1
 
 
-def test_a_secret_file_that_cannot_be_read_or_is_empty_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_file_that_cannot_be_read_or_is_empty_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "secret"
     monkeypatch.setenv("PRPC_SECRET_FILE", str(path))
     with refused(errors.ConfigError, f"PRPC_SECRET_FILE={str(path)!r}", "cannot be read"):

@@ -1,4 +1,6 @@
-"""A number of seconds that is none, or none that is possible: refused by name, with what is allowed, wherever it is asked for."""
+"""A number of seconds that is none, or none that is possible: refused by name, with what is
+allowed, wherever it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class World(NamedTuple):
 
 @pytest.fixture
 def world(master: Master) -> Iterator[World]:
-    with RpcService(master.address) as served, RpcService(master.address, transports=["tcp"]) as caller:
+    with (
+        RpcService(master.address) as served,
+        RpcService(master.address, transports=["tcp"]) as caller,
+    ):
         served.create_server("test", Plain())
         yield World(master, served, caller, caller.create_client("test", timeout_s=PATIENCE_S))
 
@@ -53,23 +58,34 @@ def test_the_timeout_of_a_call_is_refused_before_it_leaves(world: World, timeout
         for verb in verbs:
             with pytest.raises(errors.BadArguments) as caught:
                 verb()
-            assert str(caught.value) == f"timeout_s={timeout_s!r}: 0 to 4000000 seconds are allowed, or None"
+            assert (
+                str(caught.value)
+                == f"timeout_s={timeout_s!r}: 0 to 4000000 seconds are allowed, or None"
+            )
         assert client.call("echo", 1, timeout_s=PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize("timeout_s", NO_CALL_TIMEOUTS, ids=repr)
-def test_a_handler_which_inherits_a_deadline_is_told_of_its_own_bad_one(world: World, timeout_s: Any) -> None:
-    world.served.create_server("asking", {"ask": lambda: world.client.submit("echo", 1, timeout_s=timeout_s) and None})
+def test_a_handler_which_inherits_a_deadline_is_told_of_its_own_bad_one(
+    world: World, timeout_s: Any
+) -> None:
+    world.served.create_server(
+        "asking", {"ask": lambda: world.client.submit("echo", 1, timeout_s=timeout_s) and None}
+    )
     client = world.caller.create_client("asking", timeout_s=PATIENCE_S)
     if timeout_s in (float("inf"), 1e12):
         client.call("ask", timeout_s=PATIENCE_S)  # it is bounded by its caller's
     else:
-        with pytest.raises(errors.RemoteError, match=r"raised prpc_engine\.errors\.BadArguments: timeout_s="):
+        with pytest.raises(
+            errors.RemoteError, match=r"raised prpc_engine\.errors\.BadArguments: timeout_s="
+        ):
             client.call("ask", timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("seconds", NO_SECONDS, ids=repr)
-def test_wherever_seconds_are_asked_for_what_is_none_is_a_named_error(world: World, seconds: Any) -> None:
+def test_wherever_seconds_are_asked_for_what_is_none_is_a_named_error(
+    world: World, seconds: Any
+) -> None:
     address = world.master.address
     server = world.served.create_server("brief", Plain())
     asked: list[tuple[str, Callable[[], object]]] = [

@@ -1,4 +1,6 @@
-"""Seconds that are no number are refused by name in the verbs of tables and accumulators, and wait for nothing."""
+"""Seconds that are no number are refused by name in the verbs of tables and accumulators, and wait
+for nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ def worker(service: RpcService) -> TableWorker:
 
 VERBS: dict[str, Callable[[TableWorker, Any], object]] = {
     "pull": lambda worker, value: worker.pull("rows", KEYS, timeout_s=value),
-    "push": lambda worker, value: worker.push("rows", KEYS, np.ones((3, 2), np.float32), timeout_s=value),
+    "push": lambda worker, value: worker.push(
+        "rows", KEYS, np.ones((3, 2), np.float32), timeout_s=value
+    ),
     "assign": lambda worker, value: worker.assign("dense", np.ones(2, np.float32), timeout_s=value),
-    "create_sparse": lambda worker, value: worker.create_sparse("rows", 2, Sgd(0.1), Constant(0.0), timeout_s=value),
+    "create_sparse": lambda worker, value: worker.create_sparse(
+        "rows", 2, Sgd(0.1), Constant(0.0), timeout_s=value
+    ),
     "reset": lambda worker, value: worker.reset("rows", timeout_s=value),
     "save": lambda worker, value: worker.save("/nowhere", 1, timeout_s=value),
     "restore": lambda worker, value: worker.restore("/nowhere", timeout_s=value),
@@ -53,7 +59,9 @@ def test_verbs_of_tables_refuse_them(worker: TableWorker, verb: str, value: Any)
 
 
 @pytest.mark.parametrize("value", BAD, ids=lambda value: f"{value!r:.10}")
-def test_the_deadline_of_a_worker_is_checked_when_it_is_made(service: RpcService, value: Any) -> None:
+def test_the_deadline_of_a_worker_is_checked_when_it_is_made(
+    service: RpcService, value: Any
+) -> None:
     with pytest.raises(ConfigError, match=r"call_timeout_s=.*seconds are allowed"):
         TableWorker(service, call_timeout_s=value)
 

@@ -1,4 +1,6 @@
-"""Who gets a call: by policy, among the servers that work; those that fail are set aside, tried and taken back."""
+"""Who gets a call: by policy, among the servers that work; those that fail are set aside, tried and
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,15 @@ def routes_of(*in_flight: int) -> list[Route]:
     return [Route(server_id, in_flight=calls) for server_id, calls in enumerate(in_flight)]
 
 
-def balancer_of(routes: list[Route], seed: int, policy: str = "least_outstanding") -> Balancer[Route]:
+def balancer_of(
+    routes: list[Route], seed: int, policy: str = "least_outstanding"
+) -> Balancer[Route]:
     return Balancer(routes, Random(seed), policy)
 
 
-def fail_until_ejected(balancer: Balancer[Route], route: Route, now: float, outcome: Outcome = Outcome.UNSENT) -> int:
+def fail_until_ejected(
+    balancer: Balancer[Route], route: Route, now: float, outcome: Outcome = Outcome.UNSENT
+) -> int:
     """How many failures in a row it took."""
     for failures in range(1, WEIGHT_EJECTED + 1):
         balancer.report(route, outcome, now)
@@ -63,7 +69,7 @@ def states(balancer: Balancer[Route], now: float) -> dict[int, str]:
     return {one.server_id: one.state for one in balancer.statistics(now).ailing}
 
 
-# -- policies --------------------------------------------------------------------------------------------------------------
+# -- policies --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -78,7 +84,8 @@ def test_no_route_is_no_choice_and_one_route_is_the_choice(policy: str, seed: in
 
 def test_an_unknown_policy_is_named_with_those_there_are() -> None:
     with pytest.raises(
-        errors.ConfigError, match="'fastest' is not known: use one of 'least_outstanding', 'random', 'round_robin'"
+        errors.ConfigError,
+        match="'fastest' is not known: use one of 'least_outstanding', 'random', 'round_robin'",
     ):
         Balancer([], Random(0), "fastest")
     with pytest.raises(errors.ConfigError, match="local_advantage=-1"):
@@ -112,7 +119,11 @@ def test_calls_spread_by_two_choices_end_up_nearly_even(seed: int) -> None:
         chosen = balancer.pick(0.0)
         assert chosen is not None
         chosen.in_flight[call] = None
-    assert max(len(route.in_flight) for route in routes) - min(len(route.in_flight) for route in routes) <= 20
+    assert (
+        max(len(route.in_flight) for route in routes)
+        - min(len(route.in_flight) for route in routes)
+        <= 20
+    )
 
 
 def test_a_local_server_counts_as_having_some_calls_less(seed: int) -> None:
@@ -125,8 +136,15 @@ def test_a_local_server_counts_as_having_some_calls_less(seed: int) -> None:
     assert {balancer.pick(0.0) for _ in range(100)} == {remote}
 
 
-def test_local_first_leaves_the_host_only_when_no_local_server_is_left(seed: int, clock: ManualClock) -> None:
-    routes = [Route(0), Route(1, is_local=True, in_flight=9), Route(2), Route(3, is_local=True, in_flight=50)]
+def test_local_first_leaves_the_host_only_when_no_local_server_is_left(
+    seed: int, clock: ManualClock
+) -> None:
+    routes = [
+        Route(0),
+        Route(1, is_local=True, in_flight=9),
+        Route(2),
+        Route(3, is_local=True, in_flight=50),
+    ]
     balancer = balancer_of(routes, seed, "local_first")
     assert {balancer.pick(clock()) for _ in range(100)} == {routes[1]}
     fail_until_ejected(balancer, routes[1], clock())
@@ -149,7 +167,10 @@ def test_round_robin_from_many_threads_gives_everyone_exactly_the_same(seed: int
     balancer = Balancer(routes, Random(seed), "round_robin", guard=threading.Lock())
     picks: list[list[Route | None]] = [[] for _ in range(4)]
     threads = [
-        threading.Thread(target=lambda mine: mine.extend(balancer.pick(0.0) for _ in range(300)), args=(mine,)) for mine in picks
+        threading.Thread(
+            target=lambda mine: mine.extend(balancer.pick(0.0) for _ in range(300)), args=(mine,)
+        )
+        for mine in picks
     ]
     for thread in threads:
         thread.start()
@@ -159,7 +180,9 @@ def test_round_robin_from_many_threads_gives_everyone_exactly_the_same(seed: int
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_route_to_avoid_is_picked_only_when_there_is_no_other(policy: str, seed: int, clock: ManualClock) -> None:
+def test_a_route_to_avoid_is_picked_only_when_there_is_no_other(
+    policy: str, seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 9, 9)
     balancer = balancer_of(routes, seed, policy)
     assert {balancer.pick(clock(), avoid=routes[:1]) for _ in range(100)} <= set(routes[1:])
@@ -167,17 +190,23 @@ def test_a_route_to_avoid_is_picked_only_when_there_is_no_other(policy: str, see
     assert balancer.pick(clock(), avoid=routes) in routes
     fail_until_ejected(balancer, routes[2], clock())
     assert {balancer.pick(clock(), avoid=routes[:1]) for _ in range(100)} == {routes[1]}
-    assert balancer.pick(clock(), avoid=routes[:2]) in routes[:2]  # they failed once, the ejected one failed more
+    # they failed once, the ejected one failed more
+    assert balancer.pick(clock(), avoid=routes[:2]) in routes[:2]
 
 
-# -- ejection --------------------------------------------------------------------------------------------------------------
+# -- ejection --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outcome", WEIGHTS)
-def test_a_server_that_fails_in_a_row_is_ejected(outcome: Outcome, seed: int, clock: ManualClock) -> None:
+def test_a_server_that_fails_in_a_row_is_ejected(
+    outcome: Outcome, seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 5)
     balancer = balancer_of(routes, seed)
-    assert fail_until_ejected(balancer, routes[0], clock(), outcome) == WEIGHT_EJECTED // WEIGHTS[outcome]
+    assert (
+        fail_until_ejected(balancer, routes[0], clock(), outcome)
+        == WEIGHT_EJECTED // WEIGHTS[outcome]
+    )
     assert {balancer.pick(clock()) for _ in range(100)} == {routes[1]}
 
 
@@ -212,7 +241,9 @@ def test_when_its_time_is_over_one_call_at_a_time_probes_it(seed: int, clock: Ma
     assert balancer.statistics(clock()).probes == 1
 
 
-def test_a_probe_that_fails_ejects_for_about_twice_as_long_up_to_the_bound(seed: int, clock: ManualClock) -> None:
+def test_a_probe_that_fails_ejects_for_about_twice_as_long_up_to_the_bound(
+    seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 0)
     balancer = balancer_of(routes, seed)
     fail_until_ejected(balancer, routes[0], clock())
@@ -240,7 +271,9 @@ def test_a_probe_without_an_outcome_is_followed_by_another(seed: int, clock: Man
     assert balancer.pick(clock()) is routes[0]
 
 
-def test_a_call_from_before_that_fails_late_does_not_lengthen_the_time(seed: int, clock: ManualClock) -> None:
+def test_a_call_from_before_that_fails_late_does_not_lengthen_the_time(
+    seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 0)
     balancer = balancer_of(routes, seed)
     fail_until_ejected(balancer, routes[0], clock())
@@ -260,7 +293,9 @@ def test_any_answer_of_an_ejected_server_brings_it_back(seed: int, clock: Manual
     assert balancer.pick(clock()) is routes[0]
 
 
-def test_who_fails_soon_after_coming_back_is_ejected_for_longer_and_who_lasts_is_forgiven(seed: int, clock: ManualClock) -> None:
+def test_who_fails_soon_after_coming_back_is_ejected_for_longer_and_who_lasts_is_forgiven(
+    seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 0)
     balancer = balancer_of(routes, seed)
     for ejections in (1, 2, 3):
@@ -276,19 +311,28 @@ def test_who_fails_soon_after_coming_back_is_ejected_for_longer_and_who_lasts_is
 
 
 @pytest.mark.parametrize(("servers", "ejected"), [(1, 0), (2, 1), (3, 1), (4, 2), (9, 4)])
-def test_only_a_share_of_all_servers_is_ejected_at_a_time(servers: int, ejected: int, seed: int, clock: ManualClock) -> None:
+def test_only_a_share_of_all_servers_is_ejected_at_a_time(
+    servers: int, ejected: int, seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(*[0] * servers)
     balancer = balancer_of(routes, seed)
     for route in routes:
         for _ in range(10):
             balancer.report(route, Outcome.UNSENT, clock())
     statistics = balancer.statistics(clock())
-    assert sum(one.state == "ejected" for one in statistics.ailing) == ejected <= servers * EJECTED_SHARE_MAX
-    assert statistics.spared == (servers - ejected) * (10 - 2)  # the third of each row would have ejected
+    assert (
+        sum(one.state == "ejected" for one in statistics.ailing)
+        == ejected
+        <= servers * EJECTED_SHARE_MAX
+    )
+    # the third of each row would have ejected
+    assert statistics.spared == (servers - ejected) * (10 - 2)
     assert {balancer.pick(clock()) for _ in range(200)} == set(routes[ejected:])
 
 
-def test_when_all_that_are_left_are_ejected_the_one_whose_time_ends_first_is_picked(seed: int, clock: ManualClock) -> None:
+def test_when_all_that_are_left_are_ejected_the_one_whose_time_ends_first_is_picked(
+    seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 0, 0, 0)
     balancer = balancer_of(routes, seed)
     fail_until_ejected(balancer, routes[0], clock())
@@ -302,7 +346,9 @@ def test_when_all_that_are_left_are_ejected_the_one_whose_time_ends_first_is_pic
     assert balancer.statistics(clock()).last_resorts == 12
 
 
-def test_routes_that_stay_keep_their_state_and_those_that_leave_lose_it(seed: int, clock: ManualClock) -> None:
+def test_routes_that_stay_keep_their_state_and_those_that_leave_lose_it(
+    seed: int, clock: ManualClock
+) -> None:
     routes = routes_of(0, 0, 0, 0)
     balancer = balancer_of(routes, seed)
     fail_until_ejected(balancer, routes[0], clock())
@@ -341,9 +387,12 @@ def test_whatever_happens_an_ejected_server_is_picked_only_to_probe_it_or_when_n
             before = balancer.statistics(clock()).ejections
             balancer.report(everyone[what], outcome, clock())  # type: ignore[index, arg-type]
             if balancer.statistics(clock()).ejections > before:
-                ejected = [one for one in balancer.statistics(clock()).ailing if one.state != "suspect"]
+                ejected = [
+                    one for one in balancer.statistics(clock()).ailing if one.state != "suspect"
+                ]
                 assert len(ejected) < len(balancer.routes)
-                # What left may have made the share larger than allowed; a probe that failed does not change it.
+                # What left may have made the share larger than allowed; a probe that failed does
+                # not change it.
                 assert len(ejected) <= max(1, len(everyone) * EJECTED_SHARE_MAX)
         elif event == "advance":
             clock.advance(what)  # type: ignore[arg-type]
@@ -351,7 +400,11 @@ def test_whatever_happens_an_ejected_server_is_picked_only_to_probe_it_or_when_n
             balancer.set_routes([everyone[number] for number in sorted(what)])  # type: ignore[call-overload]
         else:
             avoid = [everyone[number] for number in what]  # type: ignore[attr-defined]
-            unfit = {number: state for number, state in states(balancer, clock()).items() if state != "suspect"}
+            unfit = {
+                number: state
+                for number, state in states(balancer, clock()).items()
+                if state != "suspect"
+            }
             due = balancer.statistics(clock()).probes
             chosen = balancer.pick(clock(), avoid)
             assert chosen in balancer.routes
@@ -367,7 +420,10 @@ def test_whatever_happens_an_ejected_server_is_picked_only_to_probe_it_or_when_n
     ("error", "outcome"),
     [
         (None, Outcome.OK),
-        (errors.RemoteError("x", type_name="ValueError", remote_message="", remote_traceback=""), Outcome.OK),
+        (
+            errors.RemoteError("x", type_name="ValueError", remote_message="", remote_traceback=""),
+            Outcome.OK,
+        ),
         (errors.UnknownMethod("x"), Outcome.OK),
         (errors.NotSent("x"), Outcome.UNSENT),
         (errors.UnknownService("x"), Outcome.UNSENT),
@@ -380,24 +436,40 @@ def test_whatever_happens_an_ejected_server_is_picked_only_to_probe_it_or_when_n
         (errors.Closed("x"), None),
     ],
 )
-def test_an_error_says_what_it_says_about_the_server(error: BaseException | None, outcome: Outcome | None) -> None:
+def test_an_error_says_what_it_says_about_the_server(
+    error: BaseException | None, outcome: Outcome | None
+) -> None:
     assert outcome_of(error) is outcome
 
 
-# -- backoff ---------------------------------------------------------------------------------------------------------------
+# -- backoff ---------------------------------------------------------------------------------------
 
 
 def test_a_backoff_doubles_up_to_its_bound_and_starts_from_nothing() -> None:
     backoff = Backoff(first_s=0.1, max_s=1.0)
-    assert [backoff.bound_s(failures) for failures in range(7)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [backoff.bound_s(failures) for failures in range(7)] == [
+        0.0,
+        0.1,
+        0.2,
+        0.4,
+        0.8,
+        1.0,
+        1.0,
+    ]
     assert backoff.bound_s(100_000) == 1.0
 
 
 @given(failures=st.integers(0, 10_000), start=st.integers(0, 2**32), certain=st.floats(0.0, 1.0))
-def test_a_delay_is_a_random_part_of_the_bound_and_its_certain_share_at_least(failures: int, start: int, certain: float) -> None:
+def test_a_delay_is_a_random_part_of_the_bound_and_its_certain_share_at_least(
+    failures: int, start: int, certain: float
+) -> None:
     backoff = Backoff(first_s=0.05, max_s=5.0, certain=certain)
     bound_s = backoff.bound_s(failures)
-    assert certain * bound_s * 0.999999 <= backoff.delay_s(failures, Random(start)) <= bound_s * 1.000001
+    assert (
+        certain * bound_s * 0.999999
+        <= backoff.delay_s(failures, Random(start))
+        <= bound_s * 1.000001
+    )
 
 
 def test_a_hundred_clients_who_reconnect_come_spread_over_the_whole_bound(seed: int) -> None:
@@ -406,7 +478,9 @@ def test_a_hundred_clients_who_reconnect_come_spread_over_the_whole_bound(seed: 
     assert delays[10] < RECONNECT.max_s * 0.35 and delays[90] > RECONNECT.max_s * 0.65
 
 
-@pytest.mark.parametrize(("first_s", "max_s", "certain"), [(-1.0, 1.0, 0.0), (2.0, 1.0, 0.0), (0.1, 1.0, 1.5)])
+@pytest.mark.parametrize(
+    ("first_s", "max_s", "certain"), [(-1.0, 1.0, 0.0), (2.0, 1.0, 0.0), (0.1, 1.0, 1.5)]
+)
 def test_a_backoff_that_cannot_be_is_refused(first_s: float, max_s: float, certain: float) -> None:
     with pytest.raises(errors.ConfigError, match="0 <= first_s <= max_s and 0 <= certain <= 1"):
         Backoff(first_s, max_s, certain)

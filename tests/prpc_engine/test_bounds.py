@@ -1,4 +1,6 @@
-"""What a peer, or a bug, could grow has a bound; at the bound who asks is told, and what is there goes on."""
+"""What a peer, or a bug, could grow has a bound; at the bound who asks is told, and what is there
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ class Handlers:
 class World(Pair):
     def __init__(self) -> None:
         self.handlers = Handlers()
-        super().__init__(ServedObject("test", 0, TARGET, self.handlers), limits=Limits(calls_in_flight_max=CALLS_MAX))
+        super().__init__(
+            ServedObject("test", 0, TARGET, self.handlers),
+            limits=Limits(calls_in_flight_max=CALLS_MAX),
+        )
 
 
 @pytest.fixture
@@ -60,14 +65,19 @@ def world() -> Iterator[World]:
     made.close()
 
 
-# -- calls and jobs ------------------------------------------------------------------------------------------------------
+# -- calls and jobs --------------------------------------------------------------------------------
 
 
 def test_calls_and_streams_in_flight_on_one_connection_have_a_bound(world: World) -> None:
     calls = [world.ask("wait") for _ in range(CALLS_MAX - 1)]
     stream = world.client.open(Route(), "count", method_key("count"), (100,), None)
-    said = "was not sent to server 0 of 'test' over memory: 3 calls to memory://acceptor wait for answers, 3 may "
-    with pytest.raises(errors.Backpressure, match=f"'echo' {said}.*calls_in_flight_max.*; wait for some first"):
+    said = (
+        "was not sent to server 0 of 'test' over memory: 3 calls to memory://acceptor wait for "
+        "answers, 3 may "
+    )
+    with pytest.raises(
+        errors.Backpressure, match=f"'echo' {said}.*calls_in_flight_max.*; wait for some first"
+    ):
         world.ask("echo", 1)
     with pytest.raises(errors.Backpressure, match=f"'count' {said}"):
         world.client.open(Route(), "count", method_key("count"), (1,), None)
@@ -98,7 +108,9 @@ def test_answers_that_plain_functions_owe_have_a_bound(world: World) -> None:
     assert not fourth.done()
 
 
-def test_a_deferred_answer_that_its_caller_gives_up_is_done_for_whoever_holds_it(world: World) -> None:
+def test_a_deferred_answer_that_its_caller_gives_up_is_done_for_whoever_holds_it(
+    world: World,
+) -> None:
     call = world.ask("later")
     world.turn()
     call.cancel()
@@ -116,7 +128,9 @@ def test_a_deferred_answer_that_its_caller_gives_up_is_done_for_whoever_holds_it
 
 
 @pytest.mark.parametrize("method", ["wait", "later"])
-def test_a_number_that_is_used_again_before_its_answer_ends_the_connection(world: World, method: str) -> None:
+def test_a_number_that_is_used_again_before_its_answer_ends_the_connection(
+    world: World, method: str
+) -> None:
     """Else the first of two jobs would never be found again, and its place never free."""
     call = world.ask(method, timeout_s=None)
     world.turn()
@@ -133,7 +147,7 @@ def test_a_number_that_is_used_again_before_its_answer_ends_the_connection(world
     assert world.server.jobs.inside == 0
 
 
-# -- the master ----------------------------------------------------------------------------------------------------------
+# -- the master ------------------------------------------------------------------------------------
 
 
 def opened(registry: Registry, root: str = "root") -> int:
@@ -166,7 +180,9 @@ def test_roots_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     opened(registry)
 
 
-def test_sessions_nodes_and_what_a_session_owns_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_nodes_and_what_a_session_owns_have_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     registry = Registry()
     asker = opened(registry)
     monkeypatch.setattr(namespace, "OWNED_MAX", 1)
@@ -187,7 +203,11 @@ def test_sessions_nodes_and_what_a_session_owns_have_a_bound(monkeypatch: pytest
 
 def test_watches_of_a_session_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods, "WATCHES_PER_SESSION_MAX", 2)
-    with Master() as master, MasterClient(master.address) as client, MasterClient(master.address) as other:
+    with (
+        Master() as master,
+        MasterClient(master.address) as client,
+        MasterClient(master.address) as other,
+    ):
         client.tree_watch("/a", print)
         handle = client.tree_watch("/b", print)
         with pytest.raises(errors.Rejected, match="watches 2 nodes: watch one above them instead"):
@@ -199,7 +219,9 @@ def test_watches_of_a_session_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("name", "most"), [("HISTORY_MAX", 4), ("HISTORY_LENGTH_MAX", 40)])
-def test_what_is_kept_for_watchers_that_come_back_has_a_bound(monkeypatch: pytest.MonkeyPatch, name: str, most: int) -> None:
+def test_what_is_kept_for_watchers_that_come_back_has_a_bound(
+    monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
     monkeypatch.setattr(methods, name, most)
     with Master() as master, MasterClient(master.address) as client:
         client.tree_node_add("/a")
@@ -217,7 +239,9 @@ def test_a_connection_has_one_session() -> None:
         assert peer is not None
         arguments = (0, "", 5.0, "root", "", "")
         second = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, PATIENCE_S, False)
-        with pytest.raises(errors.RemoteError, match=f"this connection has session {own.number} already"):
+        with pytest.raises(
+            errors.RemoteError, match=f"this connection has session {own.number} already"
+        ):
             second.result()
         assert master.statistics().sessions == 1
         peer.request(MASTER_ROUTE, "heartbeat", HEARTBEAT, (), PATIENCE_S, False).result()
@@ -236,7 +260,10 @@ def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
                 wait_until(lambda before=before: {*served} - before, "another registration")
                 client = service.create_client("test", timeout_s=PATIENCE_S)
                 assert client.call("echo", 1) == 1
-            wait_until(lambda: len({*served} - {WATCH_TARGET, ABOUT_TARGET}) == 2, "the end of the one before")
+            wait_until(
+                lambda: len({*served} - {WATCH_TARGET, ABOUT_TARGET}) == 2,
+                "the end of the one before",
+            )
             server.close()
             assert {*served} <= {WATCH_TARGET, ABOUT_TARGET}
     finally:
@@ -247,14 +274,18 @@ def test_verbs_that_wait_for_the_master_have_a_bound(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(session, "REQUESTS_MAX", 2)
     with Master() as master, MasterClient(master.address) as client:
         own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
-        waits = [own.submit("tree_wait", f"/never{number}", timeout_s=PATIENCE_S) for number in range(2)]
-        with pytest.raises(errors.Backpressure, match=r"'services' was not asked of the master at .*: 2 verbs wait"):
+        waits = [
+            own.submit("tree_wait", f"/never{number}", timeout_s=PATIENCE_S) for number in range(2)
+        ]
+        with pytest.raises(
+            errors.Backpressure, match=r"'services' was not asked of the master at .*: 2 verbs wait"
+        ):
             own.ask("services")
         own.submit(session.GIVING_UP, 1)  # makes room, and so is always possible
     assert all(isinstance(one.error(), errors.Closed) for one in waits)
 
 
-# -- watches -------------------------------------------------------------------------------------------------------------
+# -- watches ---------------------------------------------------------------------------------------
 
 
 class Slow:
@@ -288,10 +319,14 @@ def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
             other.add_context(number, "x")
         wait_until(lambda: watches._dropped, "an event that is dropped")
         assert watches._events.qsize() == 4
-        with pytest.raises(errors.Backpressure, match="4 events wait for callbacks of other watches"):
+        with pytest.raises(
+            errors.Backpressure, match="4 events wait for callbacks of other watches"
+        ):
             client.tree_watch("/_model_", slow)
         slow.go_on.set()
-        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(20)] == [f"/_context_/{n}" for n in range(20)]
+        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(20)] == [
+            f"/_context_/{n}" for n in range(20)
+        ]
         other.add_context(20, "x")
         assert slow.events.get(timeout=PATIENCE_S).path == "/_context_/20"
         assert slow.events.empty()
@@ -316,8 +351,14 @@ def test_connections_that_come_while_a_callback_runs_are_taken_up_once() -> None
             assert before is not None
             own.node.reactor.call_soon(before.connection.close)
             wait_until(lambda before=before: own._peer not in (None, before), "another connection")
-        wait_until(lambda: watches._opening is not None and watches._opening[0] is own._peer, "the news of it")
+        wait_until(
+            lambda: watches._opening is not None and watches._opening[0] is own._peer,
+            "the news of it",
+        )
         assert watches._events.qsize() == 1
         other.add_context(1, "y")
         slow.go_on.set()
-        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(2)] == ["/_context_/0", "/_context_/1"]
+        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(2)] == [
+            "/_context_/0",
+            "/_context_/1",
+        ]

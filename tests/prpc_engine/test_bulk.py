@@ -1,4 +1,6 @@
-"""Methods in class BULK, by a clock that each step moves on: what others wait for is not delayed by more than their share."""
+"""Methods in class BULK, by a clock that each step moves on: what others wait for is not delayed by
+more than their share.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def test_plain_functions_of_the_class_share_as_its_tasks_do(world: World) -> Non
 def test_its_arguments_are_checked_as_those_of_others(world: World) -> None:
     call = world.ask("compact", 1, 2, 3, timeout_s=None)
     world.turn()
-    with pytest.raises(errors.BadArguments, match=r"too many positional arguments; it is compact\(one"):
+    with pytest.raises(
+        errors.BadArguments, match=r"too many positional arguments; it is compact\(one"
+    ):
         call.result()
 
 

@@ -1,4 +1,6 @@
-"""Calls in flight: each ends once, by its reply, its deadline, the connection's end or its caller."""
+"""Calls in flight: each ends once, by its reply, its deadline, the connection's end or its
+caller.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from prpc_engine.rpc.call import NEVER, SENDING_LOOKS_MAX, Call, CallTable
 def enter(table: CallTable, deadline: float = NEVER) -> Call:
     """As Peer.request() does."""
     call_id = table.next_id()
-    call = table.in_flight[call_id] = Call(table=table, call_id=call_id, asked=("work", "a server"), deadline=deadline)
+    call = table.in_flight[call_id] = Call(
+        table=table, call_id=call_id, asked=("work", "a server"), deadline=deadline
+    )
     table.soonest = min(table.soonest, deadline)
     return call
 
@@ -112,7 +116,9 @@ def test_soonest_is_never_later_than_any_deadline(seed: int) -> None:
             due = [call for call in table.in_flight.values() if call.deadline <= now]
             assert expire(table, now) == len(due)
             assert all(call.done() for call in due)
-            assert table.soonest == min((call.deadline for call in table.in_flight.values()), default=NEVER)
+            assert table.soonest == min(
+                (call.deadline for call in table.in_flight.values()), default=NEVER
+            )
         assert all(table.soonest <= call.deadline for call in table.in_flight.values())
         assert all(call.deadline > now or now < table.soonest for call in table.in_flight.values())
 

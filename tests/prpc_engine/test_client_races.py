@@ -1,4 +1,6 @@
-"""Clients where a thread is held between two steps: by then a server has come or gone, a connection is lost, somebody closes."""
+"""Clients where a thread is held between two steps: by then a server has come or gone, a connection
+is lost, somebody closes.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,12 @@ def world(master: Master) -> Iterator[World]:
     made.close()
 
 
-# -- what others hear of is there --------------------------------------------------------------------------------------
+# -- what others hear of is there ------------------------------------------------------------------
 
 
-def test_a_server_answers_as_soon_as_others_hear_of_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_answers_as_soon_as_others_hear_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     register, answers = MasterSession.register_server, []
 
     def slowly(session: MasterSession, *asked: Any) -> Any:
@@ -66,7 +70,9 @@ def test_a_server_answers_as_soon_as_others_hear_of_it(world: World, monkeypatch
     assert answers == ["me"]
 
 
-def test_who_connects_to_a_master_that_has_hardly_begun_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_connects_to_a_master_that_has_hardly_begun_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ranks: list[int] = []
 
     def join(address: str) -> None:
@@ -115,10 +121,12 @@ def test_of_two_nodes_that_are_offered_the_same_id_both_get_one(
         assert client.broadcast("who") == ["the faster one", "the slower one"][-len(made) :]
 
 
-# -- who serves --------------------------------------------------------------------------------------------------------
+# -- who serves ------------------------------------------------------------------------------------
 
 
-def test_a_handler_may_ask_who_serves_while_another_thread_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_may_ask_who_serves_while_another_thread_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looking, asked = threading.Event(), threading.Event()
     client = world.calling.create_client("test")
     lookup = world.calling._lookup
@@ -186,15 +194,21 @@ def test_a_server_that_came_while_the_master_was_too_slow_to_say_so_is_found_lat
     wait_until(lambda: client.server_ids == (0, 1), "the client knows of both")
 
 
-def test_a_client_that_is_closed_while_it_looks_who_serves_knows_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)  # it would have the client look once more, at any time
+def test_a_client_that_is_closed_while_it_looks_who_serves_knows_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # it would have the client look once more, at any time
+    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)
     client = world.calling.create_client("test")
     set_entries = Directory.set_entries
 
     def late(self: Directory, entries: list[Any]) -> None:
         if entries:
             closing.start()
-            wait_until(lambda: not closing.is_alive() or self._guard.locked(), "close() comes as far as it can")
+            wait_until(
+                lambda: not closing.is_alive() or self._guard.locked(),
+                "close() comes as far as it can",
+            )
         set_entries(self, entries)
 
     closing = threading.Thread(target=client.close)
@@ -222,7 +236,7 @@ def test_the_owner_of_a_key_is_one_of_those_that_are_known_together(world: World
         assert find().text == "server 0 of 'test' (rank 0)"
 
 
-# -- connections -------------------------------------------------------------------------------------------------------
+# -- connections -----------------------------------------------------------------------------------
 
 
 def test_a_connection_made_while_the_one_before_is_being_forgotten_is_kept(world: World) -> None:
@@ -246,7 +260,9 @@ def test_a_connection_made_while_the_one_before_is_being_forgotten_is_kept(world
             return seen
 
     before, made._peers = made._peers[first], Peers(made._peers)
-    connecting = threading.Thread(target=lambda: found.append(made.peer_at(route.addresses, PATIENCE_S, "it")))
+    connecting = threading.Thread(
+        target=lambda: found.append(made.peer_at(route.addresses, PATIENCE_S, "it"))
+    )
     made.reactor.call_soon(lambda: before.connection.close(PeerLostError("it was cut")))
     wait_until(lambda: found, "another connection")
     connecting.join(PATIENCE_S)
@@ -321,7 +337,7 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
         go_on.set()
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_a_service_that_is_closed_before_its_watch_begins_leaves_none_behind(
@@ -339,7 +355,9 @@ def test_a_service_that_is_closed_before_its_watch_begins_leaves_none_behind(
     world.calling.close()
     closed.set()
     assert tried.wait(PATIENCE_S)
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "prpc-master-watch"]
+    assert not [
+        thread.name for thread in threading.enumerate() if thread.name == "prpc-master-watch"
+    ]
 
 
 @pytest.mark.parametrize("step", ["_deregister", "_drain"])
@@ -356,7 +374,9 @@ def test_a_server_that_is_taken_back_as_its_service_is_closed_goes_with_it(
     world.server.close(PATIENCE_S)
 
 
-def test_threads_that_close_a_service_at_once_both_come_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_close_a_service_at_once_both_come_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shut, closing = world.calling._shut, threading.Barrier(2)
     shuts: list[int] = []
     failures: list[BaseException] = []

@@ -1,4 +1,6 @@
-"""Settings: the argument, then the environment, then the default; a bad value is named with what is allowed."""
+"""Settings: the argument, then the environment, then the default; a bad value is named with what is
+allowed.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,30 @@ def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
     assert transports_from(None) == TRANSPORTS == ("shm", "unix", "tcp")
     assert transports_from(["tcp", "shm"]) == ("tcp", "shm")
     for wanted in ([], ["udp"], ["tcp", "udp"], ["tcp", "tcp"], "tcp"):
-        with pytest.raises(ConfigError, match=r"^transports=.*: allowed are shm, unix, tcp, at least one, each once"):
+        with pytest.raises(
+            ConfigError,
+            match=r"^transports=.*: allowed are shm, unix, tcp, at least one, each once",
+        ):
             transports_from(wanted)
 
 
-def test_transports_that_are_not_asked_for_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transports_that_are_not_asked_for_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRPC_TRANSPORTS", "tcp, shm")
     assert transports_from(None) == ("tcp", "shm")
     assert transports_from(["shm"]) == ("shm",)
     for text in ("", "tcp,", "tcp;shm", "udp"):
         monkeypatch.setenv("PRPC_TRANSPORTS", text)
-        with pytest.raises(ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, unix, tcp"):
+        with pytest.raises(
+            ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, unix, tcp"
+        ):
             transports_from(None)
 
 
-def test_the_secret_is_the_argument_then_the_file_then_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_secret_is_the_argument_then_the_file_then_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert isinstance(secret_from(None), UserSecret)
     monkeypatch.setenv("PRPC_SECRET", "from the variable")
     assert secret_from(None) == b"from the variable"
@@ -66,7 +77,10 @@ def test_a_secret_that_could_be_guessed_is_refused_wherever_it_comes_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     short = "x" * (SECRET_LENGTH_MIN - 1)
-    said = f"a secret of {SECRET_LENGTH_MIN - 1} bytes, at least {SECRET_LENGTH_MIN} are expected.*openssl rand"
+    said = (
+        f"a secret of {SECRET_LENGTH_MIN - 1} bytes, at least {SECRET_LENGTH_MIN} are "
+        "expected.*openssl rand"
+    )
     for given in (short, short.encode()):
         with pytest.raises(ConfigError, match=f"^secret=: {said}"):
             secret_from(given)
@@ -83,11 +97,15 @@ def test_a_secret_that_could_be_guessed_is_refused_wherever_it_comes_from(
     assert secret_from(None) == (short + "x").encode()
 
 
-def test_a_secret_may_be_any_bytes_a_variable_can_have_and_no_text_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_may_be_any_bytes_a_variable_can_have_and_no_text_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRPC_SECRET", os.fsdecode(b"\xff" * 16))
     assert secret_from(None) == b"\xff" * 16
     secret = "".join(map(chr, range(97, 113)))
-    with pytest.raises(ConfigError, match="secret=: a str that is no text of Unicode, at character 16; pass bytes") as caught:
+    with pytest.raises(
+        ConfigError, match="secret=: a str that is no text of Unicode, at character 16; pass bytes"
+    ) as caught:
         secret_from(f"{secret}\ud800")
     assert secret not in "".join(traceback.format_exception(caught.value))
 
@@ -98,7 +116,9 @@ def test_a_secret_file_that_is_none_is_named(path: str, said: str) -> None:
         secret_from(None, path)
 
 
-def test_a_secret_file_without_a_secret_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_secret_file_without_a_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PRPC_SECRET_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"PRPC_SECRET_FILE=.*none' cannot be read: No such file"):
         secret_from(None)
@@ -113,7 +133,9 @@ def test_the_bound_of_the_slab_comes_from_the_environment(monkeypatch: pytest.Mo
     assert slab_bytes_max() == 1 << 20
     for text in ("", "8G", "-1", "1048575", "1e9", "²"):
         monkeypatch.setenv("PRPC_SLAB_BYTES_MAX", text)
-        with pytest.raises(ConfigError, match=f"PRPC_SLAB_BYTES_MAX={text!r}: a number of bytes from 1048576"):
+        with pytest.raises(
+            ConfigError, match=f"PRPC_SLAB_BYTES_MAX={text!r}: a number of bytes from 1048576"
+        ):
             slab_bytes_max()
 
 
@@ -125,7 +147,10 @@ def test_loopback_needs_no_secret(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", ""])
 def test_anything_else_needs_one(host: str) -> None:
     check_exposure(host, b"s")
-    with pytest.raises(ConfigError, match=f"refusing to listen at {host}, .* without a secret of the job: set PRPC_SECRET_FILE"):
+    with pytest.raises(
+        ConfigError,
+        match=f"refusing to listen at {host}, .* without a secret of the job: set PRPC_SECRET_FILE",
+    ):
         check_exposure(host, b"")
 
 
@@ -148,5 +173,7 @@ def test_addresses_are_host_and_port() -> None:
     assert host_and_port("[::1]:9394") == ("::1", 9394)
     assert host_and_port("host.example:65535") == ("host.example", 65535)
     for address in ("", ":1", "host", "host:", "host:65536", "host:-1", "host:1x", "host:²"):
-        with pytest.raises(ConfigError, match=r"is no address: .*; host:port expected, such as ps0\.example:2222"):
+        with pytest.raises(
+            ConfigError, match=r"is no address: .*; host:port expected, such as ps0\.example:2222"
+        ):
             host_and_port(address)

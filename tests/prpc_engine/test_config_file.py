@@ -17,8 +17,14 @@ def test_the_default_file_says_what_the_defaults_are() -> None:
     assert load_limits(str(DEFAULT_FILE)) == DEFAULT_LIMITS
     text = DEFAULT_FILE.read_text()
     assert "\n[transport]\n" in text
-    named = [line.partition(" =")[0] for line in text.partition("[transport]")[0].splitlines() if " = " in line]
-    assert named == list(Limits.__dataclass_fields__), "every limit stands in the file, with its reason"
+    named = [
+        line.partition(" =")[0]
+        for line in text.partition("[transport]")[0].splitlines()
+        if " = " in line
+    ]
+    assert named == list(Limits.__dataclass_fields__), (
+        "every limit stands in the file, with its reason"
+    )
 
 
 def test_an_argument_goes_before_the_file_and_the_file_before_the_defaults(
@@ -56,12 +62,18 @@ def test_a_file_that_is_not_there_is_named() -> None:
         load_limits("/nowhere/own.toml")
 
 
-def test_checksums_of_tcp_are_asked_for_in_the_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_of_tcp_are_asked_for_in_the_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("PRPC_CONFIG", raising=False)
     assert not tcp_checksum_from()
     file = tmp_path / "own.toml"
     monkeypatch.setenv("PRPC_CONFIG", str(file))
-    for text, wanted in [("", False), ("[transport]\n", False), ("[transport]\ntcp_checksum = true\n", True)]:
+    for text, wanted in [
+        ("", False),
+        ("[transport]\n", False),
+        ("[transport]\ntcp_checksum = true\n", True),
+    ]:
         file.write_text(text)
         assert tcp_checksum_from() is wanted
     monkeypatch.setenv("PRPC_CONFIG", str(DEFAULT_FILE))
@@ -69,9 +81,13 @@ def test_checksums_of_tcp_are_asked_for_in_the_file_alone(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("line", ["tcp_checksum = 1", 'tcp_checksum = "yes"', "checksum = true"])
-def test_what_transport_settings_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_what_transport_settings_cannot_be_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
     file = tmp_path / "own.toml"
     file.write_text(f"[transport]\n{line}\n")
     monkeypatch.setenv("PRPC_CONFIG", str(file))
-    with pytest.raises(ConfigError, match=r"\[transport\] .* allowed is tcp_checksum, true or false"):
+    with pytest.raises(
+        ConfigError, match=r"\[transport\] .* allowed is tcp_checksum, true or false"
+    ):
         tcp_checksum_from()

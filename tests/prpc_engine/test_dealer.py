@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine import Dealer, ErrorCode, Master, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
+from prpc_engine import (
+    Dealer,
+    ErrorCode,
+    Master,
+    RpcRequest,
+    RpcResponse,
+    RpcServer,
+    RpcService,
+    Terminated,
+    errors,
+)
 from prpc_engine.client.mailbox import Mailbox
 from shard import Future, ShmFull
 from tests.helpers import ManualWaiter
@@ -41,7 +51,11 @@ class Echo(threading.Thread):
 
 @pytest.fixture
 def nodes() -> Iterator[tuple[RpcService, RpcService]]:
-    with Master("127.0.0.1:0") as master, RpcService(master.address) as one, RpcService(master.address) as two:
+    with (
+        Master("127.0.0.1:0") as master,
+        RpcService(master.address) as one,
+        RpcService(master.address) as two,
+    ):
         yield one, two
 
 
@@ -84,13 +98,18 @@ def test_a_synchronous_call_gets_its_own_response(
         assert list(dealer.recv_response(PATIENCE_S)) == ["other"]
 
 
-def test_a_request_waits_for_the_first_dealer_and_is_answered_by_any(nodes: tuple[RpcService, RpcService]) -> None:
+def test_a_request_waits_for_the_first_dealer_and_is_answered_by_any(
+    nodes: tuple[RpcService, RpcService],
+) -> None:
     server = nodes[0].create_server("late")
     with nodes[1].create_client("late") as client, client.create_dealer() as dealer:
         dealer.send_request(RpcRequest("early"))
         dealer.send_request_one_way(RpcRequest("nobody waits"))
         receiving, answering = server.create_dealer(), server.create_dealer()
-        received = sorted((receiving.recv_request(PATIENCE_S) for _ in range(2)), key=lambda request: request.is_one_way)
+        received = sorted(
+            (receiving.recv_request(PATIENCE_S) for _ in range(2)),
+            key=lambda request: request.is_one_way,
+        )
         assert [list(request) for request in received] == [["early"], ["nobody waits"]]
         assert not answering.send_response(RpcResponse(received[1], "unheard"))
         assert answering.send_response(RpcResponse(received[0], "late", 1))
@@ -99,13 +118,18 @@ def test_a_request_waits_for_the_first_dealer_and_is_answered_by_any(nodes: tupl
     server.close()
 
 
-def test_what_goes_wrong_is_an_error_code_and_an_error(nodes: tuple[RpcService, RpcService]) -> None:
+def test_what_goes_wrong_is_an_error_code_and_an_error(
+    nodes: tuple[RpcService, RpcService],
+) -> None:
     server = nodes[0].create_server("wrong")
     answering = server.create_dealer()
     with nodes[1].create_client("wrong") as client, client.create_dealer() as dealer:
         dealer.send_request(RpcRequest("late"), timeout_s=0.05)
         response = dealer.recv_response(PATIENCE_S)
-        assert (response.error_code, type(response.error)) == (ErrorCode.ETIMEOUT, errors.DeadlineExceeded)
+        assert (response.error_code, type(response.error)) == (
+            ErrorCode.ETIMEOUT,
+            errors.DeadlineExceeded,
+        )
         dealer.send_request(RpcRequest(sid=99))
         assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.ENOSUCHSERVER
         response.error = ShmFull("an error of the engine below")
@@ -159,7 +183,10 @@ def test_dealers_say_what_they_are_for(nodes: tuple[RpcService, RpcService]) -> 
     server = nodes[0].create_server("one-sided")
     with pytest.raises(errors.ConfigError, match=r"client.create_dealer\(\)"):
         server.create_dealer().send_request(RpcRequest())
-    with nodes[1].create_client("one-sided") as client, pytest.raises(errors.ConfigError, match=r"server.create_dealer\(\)"):
+    with (
+        nodes[1].create_client("one-sided") as client,
+        pytest.raises(errors.ConfigError, match=r"server.create_dealer\(\)"),
+    ):
         client.create_dealer().recv_request(0.0)
     methods = nodes[0].create_server("methods", {"f": len})
     with pytest.raises(errors.ConfigError, match="has methods"):
@@ -175,7 +202,9 @@ def test_a_message_put_before_the_wait_is_received_without_one() -> None:
     assert (mailbox.get(0.0), mailbox.get(None)) == (1, 2)
 
 
-def test_a_dealer_that_never_receives_is_told_to(nodes: tuple[RpcService, RpcService], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dealer_that_never_receives_is_told_to(
+    nodes: tuple[RpcService, RpcService], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("prpc_engine.client.dealer.REQUESTS_MAX", 3)
     server = nodes[0].create_server("unheard")
     answering = server.create_dealer()
@@ -183,7 +212,10 @@ def test_a_dealer_that_never_receives_is_told_to(nodes: tuple[RpcService, RpcSer
         for _ in range(3):
             dealer.send_request(RpcRequest())
         answering.send_response(RpcResponse(answering.recv_request(PATIENCE_S)))
-        wait_until(lambda: len(dealer._responses) == 1, "the response, which is no request in flight any more before it is there")
+        wait_until(
+            lambda: len(dealer._responses) == 1,
+            "the response, which is no request in flight any more before it is there",
+        )
         with pytest.raises(errors.Backpressure, match=r"call recv_response\(\)"):
             dealer.send_request(RpcRequest())
         assert dealer.recv_response(PATIENCE_S).error_code == ErrorCode.SUCC

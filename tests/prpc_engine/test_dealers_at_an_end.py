@@ -1,4 +1,6 @@
-"""Dealers: requests that nobody waits for any more, and waits that end because something was closed."""
+"""Dealers: requests that nobody waits for any more, and waits that end because something was
+closed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from prpc_engine import Dealer, ErrorCode, Master, RpcClient, RpcRequest, RpcResponse, RpcServer, RpcService, Terminated, errors
+from prpc_engine import (
+    Dealer,
+    ErrorCode,
+    Master,
+    RpcClient,
+    RpcRequest,
+    RpcResponse,
+    RpcServer,
+    RpcService,
+    Terminated,
+    errors,
+)
 from prpc_engine.client import client
 from prpc_engine.client.mailbox import Ending, Mailbox
 from tests.program import Program, halt
@@ -40,7 +53,7 @@ def world(master: Master) -> Iterator[World]:
         yield World(serving, server, calling, calling.create_client("work"))
 
 
-# -- requests that are over ----------------------------------------------------------------------------------------------
+# -- requests that are over ------------------------------------------------------------------------
 
 
 def received(dealer: Dealer) -> list[Any]:
@@ -79,7 +92,9 @@ def test_a_request_whose_deadline_has_passed_is_not_received_though_the_reactor_
     assert not answering.send_response(RpcResponse(kept, "too late"))
 
 
-def test_a_request_that_was_given_up_is_handed_to_no_dealer_and_its_answer_is_refused(world: World) -> None:
+def test_a_request_that_was_given_up_is_handed_to_no_dealer_and_its_answer_is_refused(
+    world: World,
+) -> None:
     answering = world.server.create_dealer()
     calls = [world.client.submit("request", number, timeout_s=None) for number in range(4)]
     kept = answering.recv_request(PATIENCE_S)
@@ -91,13 +106,17 @@ def test_a_request_that_was_given_up_is_handed_to_no_dealer_and_its_answer_is_re
     assert not answering.send_response(RpcResponse(kept, "unheard"))
 
 
-def test_requests_that_are_over_lock_no_living_ones_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_are_over_lock_no_living_ones_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("prpc_engine.client.dealer.QUEUE_REQUESTS_MAX", 50)
     asking, answering = world.client.create_dealer(), world.server.create_dealer()
     for _ in range(3):
         for _ in range(50):
             asking.send_request(RpcRequest("hasty"), timeout_s=0.05)
-        assert {asking.recv_response(PATIENCE_S).error_code for _ in range(50)} == {ErrorCode.ETIMEOUT}
+        assert {asking.recv_response(PATIENCE_S).error_code for _ in range(50)} == {
+            ErrorCode.ETIMEOUT
+        }
         wait_until(lambda: world.queued == 0, "the end of the requests there")
     for number in range(50):
         asking.send_request(RpcRequest(number), timeout_s=1000.0)
@@ -134,7 +153,7 @@ def test_requests_of_a_killed_caller_are_handed_to_no_dealer_and_their_answers_a
         wait_until(lambda: server.statistics().tasks == 0, "the end of what it owed")
 
 
-# -- waits that end ------------------------------------------------------------------------------------------------------
+# -- waits that end --------------------------------------------------------------------------------
 
 
 def recv_response(world: World, asking: Dealer, answering: Dealer) -> object:
@@ -150,19 +169,58 @@ def sync_rpc_call(world: World, asking: Dealer, answering: Dealer) -> object:
 
 
 ENDS: dict[str, tuple[Callable[..., object], Callable[[World, Dealer, Dealer], object]]] = {
-    "recv_response, client.close()": (recv_response, lambda world, asking, answering: world.client.close()),
-    "recv_response, dealer.close()": (recv_response, lambda world, asking, answering: asking.close()),
-    "recv_response, dealer.terminate()": (recv_response, lambda world, asking, answering: asking.terminate()),
-    "recv_response, service.close()": (recv_response, lambda world, asking, answering: world.calling.close()),
-    "recv_request, dealer.close()": (recv_request, lambda world, asking, answering: answering.close()),
-    "recv_request, dealer.terminate()": (recv_request, lambda world, asking, answering: answering.terminate()),
-    "recv_request, server.terminate()": (recv_request, lambda world, asking, answering: world.server.terminate()),
-    "recv_request, server.close()": (recv_request, lambda world, asking, answering: world.server.close()),
-    "recv_request, service.close()": (recv_request, lambda world, asking, answering: world.serving.close()),
-    "sync_rpc_call, client.close()": (sync_rpc_call, lambda world, asking, answering: world.client.close()),
-    "sync_rpc_call, dealer.close()": (sync_rpc_call, lambda world, asking, answering: asking.close()),
-    "sync_rpc_call, dealer.terminate()": (sync_rpc_call, lambda world, asking, answering: asking.terminate()),
-    "sync_rpc_call, service.close()": (sync_rpc_call, lambda world, asking, answering: world.calling.close()),
+    "recv_response, client.close()": (
+        recv_response,
+        lambda world, asking, answering: world.client.close(),
+    ),
+    "recv_response, dealer.close()": (
+        recv_response,
+        lambda world, asking, answering: asking.close(),
+    ),
+    "recv_response, dealer.terminate()": (
+        recv_response,
+        lambda world, asking, answering: asking.terminate(),
+    ),
+    "recv_response, service.close()": (
+        recv_response,
+        lambda world, asking, answering: world.calling.close(),
+    ),
+    "recv_request, dealer.close()": (
+        recv_request,
+        lambda world, asking, answering: answering.close(),
+    ),
+    "recv_request, dealer.terminate()": (
+        recv_request,
+        lambda world, asking, answering: answering.terminate(),
+    ),
+    "recv_request, server.terminate()": (
+        recv_request,
+        lambda world, asking, answering: world.server.terminate(),
+    ),
+    "recv_request, server.close()": (
+        recv_request,
+        lambda world, asking, answering: world.server.close(),
+    ),
+    "recv_request, service.close()": (
+        recv_request,
+        lambda world, asking, answering: world.serving.close(),
+    ),
+    "sync_rpc_call, client.close()": (
+        sync_rpc_call,
+        lambda world, asking, answering: world.client.close(),
+    ),
+    "sync_rpc_call, dealer.close()": (
+        sync_rpc_call,
+        lambda world, asking, answering: asking.close(),
+    ),
+    "sync_rpc_call, dealer.terminate()": (
+        sync_rpc_call,
+        lambda world, asking, answering: asking.terminate(),
+    ),
+    "sync_rpc_call, service.close()": (
+        sync_rpc_call,
+        lambda world, asking, answering: world.calling.close(),
+    ),
 }
 
 
@@ -214,7 +272,9 @@ def test_a_wait_that_is_under_way_ends_when_its_dealer_does_and_those_of_others_
     assert not mailbox._waiting
 
 
-def test_a_closed_dealer_withdraws_what_it_has_in_flight_and_sends_nothing_more(world: World) -> None:
+def test_a_closed_dealer_withdraws_what_it_has_in_flight_and_sends_nothing_more(
+    world: World,
+) -> None:
     asking = world.client.create_dealer()
     for _ in range(3):
         asking.send_request(RpcRequest("unanswered"), timeout_s=None)
@@ -230,7 +290,9 @@ def test_a_closed_dealer_withdraws_what_it_has_in_flight_and_sends_nothing_more(
         asking.recv_response(0.0)
 
 
-def test_what_was_terminated_goes_on_after_restart_and_what_was_closed_does_not(world: World) -> None:
+def test_what_was_terminated_goes_on_after_restart_and_what_was_closed_does_not(
+    world: World,
+) -> None:
     asking, answering = world.client.create_dealer(), world.server.create_dealer()
     asking.send_request(RpcRequest("before"))
     asking.terminate()
@@ -247,12 +309,17 @@ def test_what_was_terminated_goes_on_after_restart_and_what_was_closed_does_not(
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), -1, -0.001, float("inf"), "5", True])
 def test_an_impossible_wait_is_refused_by_name(world: World, timeout_s: Any) -> None:
-    for wait in (world.server.create_dealer().recv_request, world.client.create_dealer().recv_response):
+    for wait in (
+        world.server.create_dealer().recv_request,
+        world.client.create_dealer().recv_response,
+    ):
         with pytest.raises(errors.ConfigError, match="timeout_s="):
             wait(timeout_s)
 
 
-def test_a_one_way_request_that_reaches_nobody_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_one_way_request_that_reaches_nobody_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "TIMEOUT_S", 1.0)
     asking = world.client.create_dealer()
     with pytest.raises(errors.NoServer, match="has no server 99"):

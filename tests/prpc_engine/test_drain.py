@@ -1,4 +1,6 @@
-"""A server that is taken back: what has begun may go on for a while, and is ended then; every caller is told."""
+"""A server that is taken back: what has begun may go on for a while, and is ended then; every
+caller is told.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def world() -> Iterator[World]:
     made.close()
 
 
-def test_what_has_begun_is_ended_and_every_caller_is_told_whether_it_ran(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_has_begun_is_ended_and_every_caller_is_told_whether_it_ran(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.server.bounds = Bounds(tasks_max=4)
     deferred = world.ask("later", timeout_s=None)
     streams = [world.open("endless"), world.open("all_day")]
@@ -80,21 +84,35 @@ def test_what_has_begun_is_ended_and_every_caller_is_told_whether_it_ran(world: 
     assert stopped.done()
     world.turn()
     for ended in (running, deferred, *(stream.call for stream in streams)):
-        with pytest.raises(errors.Cancelled, match="was cancelled there: 'test' was closed before it was done"):
+        with pytest.raises(
+            errors.Cancelled, match="was cancelled there: 'test' was closed before it was done"
+        ):
             ended.result()
     with pytest.raises(errors.Stopping):
         queued.result()
-    assert sorted(world.handlers.ended) == ["all_day", "endless", "wait"], "their `finally` blocks ran, of those that began"
+    assert sorted(world.handlers.ended) == ["all_day", "endless", "wait"], (
+        "their `finally` blocks ran, of those that began"
+    )
     assert "did not end cleanly" not in caplog.text
     world.handlers.deferred[0].reply("too late")
-    assert (world.server.statistics().tasks, world.server.statistics().queued, world.served.running) == (0, 0, {})
+    assert (
+        world.server.statistics().tasks,
+        world.server.statistics().queued,
+        world.served.running,
+    ) == (0, 0, {})
 
 
 def test_health_says_that_it_stops_and_what_still_runs(world: World) -> None:
     call = world.ask("wait", timeout_s=None)
     world.turn()
     serving = world.server.health()
-    assert serving == {"service": "test", "server_id": 0, "state": "serving", "tasks": 1, "queued": 0}
+    assert serving == {
+        "service": "test",
+        "server_id": 0,
+        "state": "serving",
+        "tasks": 1,
+        "queued": 0,
+    }
     stopped = world.server.stop()
     health = world.ask("prpc.health")
     world.turn()
@@ -121,7 +139,10 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Callable[[], tuple[Any, An
 
 def test_a_drain_with_open_streams_ends_in_its_time(serve: Callable[[], tuple[Any, Any]]) -> None:
     server, client = serve()
-    reading, writing = client.stream("endless", timeout_s=None), client.stream("all_day", timeout_s=None)
+    reading, writing = (
+        client.stream("endless", timeout_s=None),
+        client.stream("all_day", timeout_s=None),
+    )
     assert [reading.next_item(PATIENCE_S) for _ in range(20)] == list(range(20))
     writing.send("there")
     assert writing.next_item(PATIENCE_S) == "there"
@@ -138,7 +159,11 @@ def test_a_drain_waits_for_what_ends_and_takes_nothing_new_meanwhile() -> None:
     with Master() as master, RpcService(master=master.address) as service:
         handlers = Handlers()
         server = service.create_server("test", handlers)
-        client = service.create_client("test", timeout_s=PATIENCE_S, retry=prpc_engine.RetryPolicy(attempts_max=1, unsent_max=1))
+        client = service.create_client(
+            "test",
+            timeout_s=PATIENCE_S,
+            retry=prpc_engine.RetryPolicy(attempts_max=1, unsent_max=1),
+        )
         call = client.submit("wait", timeout_s=None)
         served = service._node.servers[server._target]
         wait_until(lambda: served.tasks, "the call's begin")

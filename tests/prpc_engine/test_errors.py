@@ -1,4 +1,6 @@
-"""Errors are values: they can be copied for each of those who wait, and pickled on the way to another process."""
+"""Errors are values: they can be copied for each of those who wait, and pickled on the way to
+another process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from prpc_engine import errors
 PLAIN = [
     kind
     for kind in vars(errors).values()
-    if inspect.isclass(kind) and issubclass(kind, errors.RpcError) and kind is not errors.RemoteError
+    if inspect.isclass(kind)
+    and issubclass(kind, errors.RpcError)
+    and kind is not errors.RemoteError
 ]
 
 
@@ -26,7 +30,9 @@ def test_an_error_is_the_same_after_a_copy_and_a_pickle(kind: type[errors.RpcErr
 
 
 def test_what_a_handler_raised_keeps_its_name_message_and_traceback() -> None:
-    error = errors.RemoteError("it raised", type_name="KeyError", remote_message="'x'", remote_traceback="line 1")
+    error = errors.RemoteError(
+        "it raised", type_name="KeyError", remote_message="'x'", remote_traceback="line 1"
+    )
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(other) is errors.RemoteError
         assert (str(other), other.type_name, other.remote_message, other.remote_traceback) == (

@@ -1,4 +1,6 @@
-"""Every public verb that takes seconds refuses by name what is none. Verbs are found by inspection, so that none is left out."""
+"""Every public verb that takes seconds refuses by name what is none. Verbs are found by inspection,
+so that none is left out.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,25 @@ from typing import Any, NamedTuple
 import pytest
 
 import prpc_engine
-from prpc_engine import CommInfo, Master, MasterClient, RpcRequest, RpcService, Server, accumulator, cluster, errors, support
-from prpc_engine.accumulator import Accumulator, AccumulatorClient, AccumulatorServer, CounterSet, Sum
+from prpc_engine import (
+    CommInfo,
+    Master,
+    MasterClient,
+    RpcRequest,
+    RpcService,
+    Server,
+    accumulator,
+    cluster,
+    errors,
+    support,
+)
+from prpc_engine.accumulator import (
+    Accumulator,
+    AccumulatorClient,
+    AccumulatorServer,
+    CounterSet,
+    Sum,
+)
 from prpc_engine.support import Channel, ChannelReplicator, Monitor, ThreadGroup
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.handlers import Plain
@@ -23,7 +42,8 @@ from tests.prpc_engine.processes import PATIENCE_S
 MODULES: tuple[ModuleType, ...] = (prpc_engine, support, cluster, accumulator)
 NO_SECONDS: list[Any] = ["5", True, math.nan, -1, 10**400, [1.0], 1j]
 NAMED = (errors.ConfigError, errors.BadArguments, ValueError)
-# Settings that have tests of their own: test_settings_are_numbers.py, endpoint_map/test_network.py (of variables).
+# Settings that have tests of their own: test_settings_are_numbers.py, endpoint_map/test_network.py
+# (of variables).
 SETTINGS = {"RetryPolicy", "HedgePolicy", "Bounds", "NetworkSettings"}
 # What verbs are given beside the seconds, by the names of their parameters.
 ARGUMENTS: dict[str, Any] = {
@@ -79,12 +99,17 @@ def verbs_of(module: ModuleType) -> Iterator[Verb]:
         kind = getattr(module, exported)
         if not inspect.isclass(kind) or exported in SETTINGS or exported.endswith("Statistics"):
             continue
-        functions = {name: one for name, one in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+        functions = {
+            name: one
+            for name, one in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
+        }
         if not issubclass(kind, BaseException):
             functions[""] = kind.__init__
         for name, function in functions.items():
             for parameter in inspect.signature(function).parameters.values():
-                if parameter.name.endswith("_s") and parameter.name != "now_s":  # which is a time, and no user's
+                # which is a time, and no user's
+                if parameter.name.endswith("_s") and parameter.name != "now_s":
                     yield Verb(exported, name, parameter.name, "None" in str(parameter.annotation))
 
 
@@ -92,8 +117,12 @@ VERBS = sorted({verb for module in MODULES for verb in verbs_of(module)})
 
 
 MAKERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
-    "Accumulator": lambda world, seconds: Accumulator("another", Sum, counters=CounterSet(), **seconds),
-    "AccumulatorClient": lambda world, seconds: AccumulatorClient(world["RpcService"], counters=CounterSet(), **seconds),
+    "Accumulator": lambda world, seconds: Accumulator(
+        "another", Sum, counters=CounterSet(), **seconds
+    ),
+    "AccumulatorClient": lambda world, seconds: AccumulatorClient(
+        world["RpcService"], counters=CounterSet(), **seconds
+    ),
     "AccumulatorServer": lambda world, seconds: AccumulatorServer(world["RpcService"], **seconds),
     "Master": lambda world, seconds: Master(**seconds),
     "MasterClient": lambda world, seconds: MasterClient(world["Master"].address, **seconds),
@@ -152,7 +181,11 @@ def ask(world: dict[str, Any], verb: Verb, seconds: Any) -> None:
     method = getattr(world[verb.of], verb.name)
     given = {verb.seconds: seconds}
     for one in inspect.signature(method).parameters.values():
-        if one.name == verb.seconds or one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+        if (
+            one.name == verb.seconds
+            or one.default is not one.empty
+            or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        ):
             continue
         given[one.name] = 1.0 if one.name.endswith("_s") else ARGUMENTS[one.name]
     asked = method(**given)
@@ -163,8 +196,17 @@ def ask(world: dict[str, Any], verb: Verb, seconds: Any) -> None:
 
 def test_verbs_are_found() -> None:
     found = set(map(str, VERBS))
-    assert found >= {"Channel.put.timeout_s", "Monitor.submit.period_s", "Server.recv.timeout_s", "RpcService.__init__.lease_s"}
-    assert found >= {"Stream.send.timeout_s", "Call.result.timeout_s", "AccumulatorClient.close.timeout_s"}
+    assert found >= {
+        "Channel.put.timeout_s",
+        "Monitor.submit.period_s",
+        "Server.recv.timeout_s",
+        "RpcService.__init__.lease_s",
+    }
+    assert found >= {
+        "Stream.send.timeout_s",
+        "Call.result.timeout_s",
+        "AccumulatorClient.close.timeout_s",
+    }
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=str)

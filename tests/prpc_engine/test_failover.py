@@ -1,4 +1,6 @@
-"""What a client does when a server does not answer: goes elsewhere, tries again, or says how often and where it tried."""
+"""What a client does when a server does not answer: goes elsewhere, tries again, or says how often
+and where it tried.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from prpc_engine import Bounds, Deferred, Master, RetryPolicy, RpcClient, RpcServer, RpcService, errors, idempotent, once
+from prpc_engine import (
+    Bounds,
+    Deferred,
+    Master,
+    RetryPolicy,
+    RpcClient,
+    RpcServer,
+    RpcService,
+    errors,
+    idempotent,
+    once,
+)
 from prpc_engine.client import dispatcher
 from prpc_engine.master.client import MasterClient
 from tests.program import Program
@@ -58,7 +71,8 @@ class World:
         self.shops = [Shop("one"), Shop("two")]
         self.services = [RpcService(master.address) for _ in self.shops]
         self.servers: list[RpcServer] = [
-            service.create_server("shop", shop) for service, shop in zip(self.services, self.shops, strict=True)
+            service.create_server("shop", shop)
+            for service, shop in zip(self.services, self.shops, strict=True)
         ]
         self.caller = RpcService(master.address)
 
@@ -67,7 +81,9 @@ class World:
 
     def wait_asked(self, times: int) -> int:
         """Until so many requests are held, in all; at which shop the last one is."""
-        wait_until(lambda: sum(len(shop.held) for shop in self.shops) >= times, f"{times} requests arrived")
+        wait_until(
+            lambda: sum(len(shop.held) for shop in self.shops) >= times, f"{times} requests arrived"
+        )
         return 0 if self.shops[0].held else 1
 
     def close(self) -> None:
@@ -90,7 +106,9 @@ def test_calls_go_to_the_servers_that_are_left(world: World) -> None:
         assert {client.call("who", timeout_s=PATIENCE_S) for _ in range(50)} == {"two"}
 
 
-@pytest.mark.parametrize(("method", "named"), [("look", []), ("buy", ["buy"])], ids=["by the server", "by the caller"])
+@pytest.mark.parametrize(
+    ("method", "named"), [("look", []), ("buy", ["buy"])], ids=["by the server", "by the caller"]
+)
 def test_a_call_said_to_be_idempotent_is_answered_by_another_when_its_server_is_lost(
     world: World, method: str, named: list[str]
 ) -> None:
@@ -109,7 +127,10 @@ def test_a_call_that_may_have_run_is_not_repeated_unless_it_is_idempotent(world:
         call = client.submit("buy", timeout_s=PATIENCE_S)
         first = world.wait_asked(1)
         world.services[first].close()
-        with pytest.raises(errors.MaybeExecuted, match=r"not retried: 'buy' may have run, and is not registered as idempotent"):
+        with pytest.raises(
+            errors.MaybeExecuted,
+            match=r"not retried: 'buy' may have run, and is not registered as idempotent",
+        ):
             call.result(PATIENCE_S)
         assert world.shops[1 - first].held == []
 
@@ -146,17 +167,23 @@ def test_every_policy_reaches_every_server(world: World, balance: str) -> None:
 
 
 def test_an_unknown_policy_is_refused_with_those_there_are(world: World) -> None:
-    with pytest.raises(errors.ConfigError, match="'least_outstanding', 'random', 'round_robin', 'local_first'"):
+    with pytest.raises(
+        errors.ConfigError, match="'least_outstanding', 'random', 'round_robin', 'local_first'"
+    ):
         world.client(balance="fastest")
 
 
 def test_a_full_server_is_backpressure_after_a_few_tries(world: World) -> None:
     shop = Shop("narrow")
-    server = world.services[0].create_server("narrow", shop, bounds=Bounds(tasks_max=1, queue_calls_max=0))
+    server = world.services[0].create_server(
+        "narrow", shop, bounds=Bounds(tasks_max=1, queue_calls_max=0)
+    )
     with world.caller.create_client("narrow", retry=RetryPolicy(attempts_max=2)) as client:
         running = client.submit("slow", timeout_s=PATIENCE_S)
         client.health()
-        with pytest.raises(errors.Backpressure, match=r"tried 2 times .* given up after attempts_max=2 attempts"):
+        with pytest.raises(
+            errors.Backpressure, match=r"tried 2 times .* given up after attempts_max=2 attempts"
+        ):
             client.call("slow", timeout_s=PATIENCE_S)
         shop.held[0].reply(None)
         assert running.result(PATIENCE_S) == "narrow"
@@ -173,7 +200,9 @@ def test_a_client_is_told_of_servers_that_come_and_go(world: World) -> None:
         third.close()
 
 
-def test_a_client_hears_of_a_server_that_went_before_its_watch_began(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_hears_of_a_server_that_went_before_its_watch_began(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     go_on, begin = threading.Event(), MasterClient.tree_watch
 
     def begin_late(self: MasterClient, *args: Any, **options: Any) -> int:
@@ -188,7 +217,9 @@ def test_a_client_hears_of_a_server_that_went_before_its_watch_began(world: Worl
         wait_until(lambda: client.server_ids == (1,), "the client knows of one server")
 
 
-def test_a_client_hears_of_a_server_that_went_while_it_was_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_hears_of_a_server_that_went_while_it_was_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lookup = RpcService._lookup
     with world.client() as other:
 
@@ -198,7 +229,10 @@ def test_a_client_hears_of_a_server_that_went_while_it_was_made(world: World, mo
                 monkeypatch.setattr(RpcService, "_lookup", lookup)
                 news = self._news
                 world.services[0].close()
-                wait_until(lambda: self._news is not news and other.server_ids == (1,), "the other client knows of one server")
+                wait_until(
+                    lambda: self._news is not news and other.server_ids == (1,),
+                    "the other client knows of one server",
+                )
             return found
 
         assert other.call("who") in ("one", "two")
@@ -227,7 +261,9 @@ def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is
 def test_what_may_be_repeated_is_known_from_the_registration_and_no_busy_server_is_asked(
     master: Master, monkeypatch: pytest.MonkeyPatch, fifo: str
 ) -> None:
-    """The server that is left is in the middle of a handler when the other one dies: it can say nothing for a while."""
+    """The server that is left is in the middle of a handler when the other one dies: it can say
+    nothing for a while.
+    """
     monkeypatch.setattr(dispatcher, "DESCRIBE_TIMEOUT_S", 0.001)
     with (
         Program("tests.prpc_engine.test_failover", master.address) as one,
@@ -239,7 +275,9 @@ def test_what_may_be_repeated_is_known_from_the_registration_and_no_busy_server_
         assert client._dispatcher.is_idempotent("read") is True
         assert client._dispatcher.is_idempotent("take") is False
         assert client._dispatcher.marks.is_once("take")
-        by_pid = dict(zip(client.broadcast("read", timeout_s=PATIENCE_S), client.server_ids, strict=True))
+        by_pid = dict(
+            zip(client.broadcast("read", timeout_s=PATIENCE_S), client.server_ids, strict=True)
+        )
         wait_connected(client)
         client.submit_to(by_pid[one.pid], "keep", f"{fifo}-of-one", timeout_s=PATIENCE_S)
         kept = client.submit_to(by_pid[two.pid], "keep", fifo, timeout_s=PATIENCE_S)

@@ -1,4 +1,6 @@
-"""Figures against loads that are known: bytes of connections that are over, and how a client's calls ended."""
+"""Figures against loads that are known: bytes of connections that are over, and how a client's
+calls ended.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def totals(figures: NodeFigures, transport: str) -> tuple[int, int, int]:
     ended = [one for name, one in figures.ended.items() if name == transport]
     traffic = [one.traffic for one in every] + [one.traffic for one in ended]
     requests = sum(one.requests for one in every) + sum(one.requests for one in ended)
-    return requests, sum(one.bytes_sent for one in traffic), sum(one.bytes_received for one in traffic)
+    return (
+        requests,
+        sum(one.bytes_sent for one in traffic),
+        sum(one.bytes_received for one in traffic),
+    )
 
 
 @pytest.mark.parametrize("transport", ["unix", "shm"])  # over tcp there is the master, too
@@ -33,11 +39,17 @@ def test_bytes_of_connections_that_are_over_count_to_the_last_one(transport: str
         before = totals(there.statistics(), transport)
         for number in range(3):
             with RpcService(master=master.address, transports=[transport]) as caller:
-                caller._node._transports = [one for one in caller._node._transports if one.scheme == transport]  # not by memory
+                # not by memory
+                caller._node._transports = [
+                    one for one in caller._node._transports if one.scheme == transport
+                ]
                 client = caller.create_client("there")
                 for _ in range(20):
                     assert client.call("take", bytes(100_000)) == 100_000
-            wait_until(lambda seen=number: ended_connections(there, transport) == seen + 1, "the end of its connection")
+            wait_until(
+                lambda seen=number: ended_connections(there, transport) == seen + 1,
+                "the end of its connection",
+            )
             requests, sent, received = totals(NodeFigures.of(caller._node), transport)
             now = totals(there.statistics(), transport)
             assert requests == 20
@@ -45,7 +57,11 @@ def test_bytes_of_connections_that_are_over_count_to_the_last_one(transport: str
             assert now[2] - before[2] == sent
             before = now
         labels = {"transport": transport, "shard": ""}
-        assert registry.get_sample_value("prpc_transport_received_bytes_total", labels) == before[2] > 6_000_000
+        assert (
+            registry.get_sample_value("prpc_transport_received_bytes_total", labels)
+            == before[2]
+            > 6_000_000
+        )
         assert registry.get_sample_value("prpc_transport_sent_bytes_total", labels) == before[1]
         assert registry.get_sample_value("prpc_transport_connections_ended_total", labels) == 3
 
@@ -90,13 +106,24 @@ def test_a_client_knows_how_many_calls_it_made_and_how_they_ended(world: World) 
         client.call("echo", object())
     found = client.statistics()
     assert found.calls == 150 + 50 + 1 + 3 + 2 + 4 + 1 + 1
-    assert found.errors == {"BadArguments": 1, "DeadlineExceeded": 4, "NoServer": 1, "RemoteError": 2, "UnknownMethod": 3}
+    assert found.errors == {
+        "BadArguments": 1,
+        "DeadlineExceeded": 4,
+        "NoServer": 1,
+        "RemoteError": 2,
+        "UnknownMethod": 3,
+    }
     assert found.timeouts == 4
     labels = {"service": "a", "client": "1"}
     assert registry.get_sample_value("prpc_client_calls_total", labels) == found.calls
     assert registry.get_sample_value("prpc_client_timeouts_total", labels) == 4
-    assert registry.get_sample_value("prpc_client_errors_total", {**labels, "error": "RemoteError"}) == 2
-    assert registry.get_sample_value("prpc_client_call_seconds_count", labels) == found.latency.calls
+    assert (
+        registry.get_sample_value("prpc_client_errors_total", {**labels, "error": "RemoteError"})
+        == 2
+    )
+    assert (
+        registry.get_sample_value("prpc_client_call_seconds_count", labels) == found.latency.calls
+    )
 
 
 def test_one_answered_call_in_so_many_is_timed(world: World) -> None:

@@ -1,4 +1,6 @@
-"""A process that may write no byte into any file (`ulimit -f 0`): shared memory falls under that too, and all the rest works."""
+"""A process that may write no byte into any file (`ulimit -f 0`): shared memory falls under that
+too, and all the rest works.
+"""
 
 from __future__ import annotations
 

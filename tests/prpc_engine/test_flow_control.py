@@ -1,4 +1,6 @@
-"""The two halves of a stream put in order what lanes of a connection mixed up, and end when all is there."""
+"""The two halves of a stream put in order what lanes of a connection mixed up, and end when all is
+there.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ def test_items_come_out_in_the_order_of_their_numbers(order: tuple[int, ...]) ->
 
 
 # END goes over every lane, ahead of the answer: it is there first.
-ARRIVALS = [order for order in itertools.permutations(["end", "answer", 0, 1]) if order.index("end") < order.index("answer")]
+ARRIVALS = [
+    order
+    for order in itertools.permutations(["end", "answer", 0, 1])
+    if order.index("end") < order.index("answer")
+]
 
 
 @pytest.mark.parametrize("order", ARRIVALS)

@@ -1,4 +1,6 @@
-"""A stream that its caller lets go of, in whichever way, ends at the server: its task, and the generator's `finally`."""
+"""A stream that its caller lets go of, in whichever way, ends at the server: its task, and the
+generator's `finally`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, errors
 from prpc_engine.rpc.server import TASKS_MAX
-from tests.prpc_engine.processes import PATIENCE_S, Program, ServerProcess, wait_connected, wait_until
+from tests.prpc_engine.processes import (
+    PATIENCE_S,
+    Program,
+    ServerProcess,
+    wait_connected,
+    wait_until,
+)
 
 MANY_ROWS = 1_000_000_000
 METHODS = ["rows", "rows_async"]
@@ -76,7 +84,8 @@ def broken_out_async(client: RpcClient, method: str) -> None:
         async for row in client.stream(method, MANY_ROWS):
             if row == 3:
                 break
-        await asyncio.to_thread(wait_until, lambda: not tasks(client), "the end of the handler")  # while this task goes on
+        # while this task goes on
+        await asyncio.to_thread(wait_until, lambda: not tasks(client), "the end of the handler")
 
     asyncio.run(loop())
 
@@ -135,17 +144,31 @@ def timed_out(client: RpcClient, method: str) -> None:
 
 @pytest.mark.parametrize(
     "let_go",
-    [broken_out, raising, broken_out_async, task_cancelled, closed, closed_async, left, dropped, timed_out],
+    [
+        broken_out,
+        raising,
+        broken_out_async,
+        task_cancelled,
+        closed,
+        closed_async,
+        left,
+        dropped,
+        timed_out,
+    ],
     ids=lambda one: one.__name__,
 )
-def test_a_stream_that_was_let_go_of_ends_at_the_server(client: RpcClient, let_go: Callable[[RpcClient, str], None]) -> None:
+def test_a_stream_that_was_let_go_of_ends_at_the_server(
+    client: RpcClient, let_go: Callable[[RpcClient, str], None]
+) -> None:
     for count, method in enumerate(METHODS, 1):
         let_go(client, method)
         ended(client, count)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_as_many_streams_as_tasks_may_run_are_broken_out_of_and_other_calls_go_on(client: RpcClient, method: str) -> None:
+def test_as_many_streams_as_tasks_may_run_are_broken_out_of_and_other_calls_go_on(
+    client: RpcClient, method: str
+) -> None:
     for _ in range(TASKS_MAX):
         for _ in client.stream(method, MANY_ROWS):
             break
@@ -153,8 +176,13 @@ def test_as_many_streams_as_tasks_may_run_are_broken_out_of_and_other_calls_go_o
     ended(client, TASKS_MAX)
 
 
-def test_a_stream_that_is_dropped_before_it_was_opened_ends_at_the_server(master: Master, no_collector: None) -> None:
-    with ServerProcess(master.address, "test", "tcp"), RpcService(master.address, transports=["tcp"]) as service:
+def test_a_stream_that_is_dropped_before_it_was_opened_ends_at_the_server(
+    master: Master, no_collector: None
+) -> None:
+    with (
+        ServerProcess(master.address, "test", "tcp"),
+        RpcService(master.address, transports=["tcp"]) as service,
+    ):
         client = service.create_client("test", timeout_s=PATIENCE_S)
         for _ in range(10):
             client.stream("rows", MANY_ROWS)
@@ -163,7 +191,9 @@ def test_a_stream_that_is_dropped_before_it_was_opened_ends_at_the_server(master
         wait_until(lambda: tasks(client) == 0, "the end of all tasks")
 
 
-def test_a_stream_with_an_item_that_cannot_be_read_ends_at_the_server(client: RpcClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_with_an_item_that_cannot_be_read_ends_at_the_server(
+    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = client.stream("rows", MANY_ROWS)
     assert next(stream) == 0
     archive = next(iter(client._routes.values())).peer.decoder  # type: ignore[union-attr]
@@ -200,17 +230,26 @@ def test_a_failed_stream_leaves_nothing_for_the_collector_of_garbage(client: Rpc
             with contextlib.suppress(errors.RemoteError):
                 failing()
         gc.collect()
-        assert [type(one).__name__ for one in gc.garbage if type(one).__module__.startswith(("prpc_engine", "shard"))] == []
+        assert [
+            type(one).__name__
+            for one in gc.garbage
+            if type(one).__module__.startswith(("prpc_engine", "shard"))
+        ] == []
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
 
 
-# -- the end of a client -------------------------------------------------------------------------------------------------
+# -- the end of a client ---------------------------------------------------------------------------
 
 
-def test_a_client_that_is_closed_ends_its_calls_and_streams_here_and_there(service: RpcService, client: RpcClient) -> None:
-    stream, calls = client.stream("rows", MANY_ROWS), [client.submit("nap", 1000.0), client.submit_to(0, "nap", 1000.0)]
+def test_a_client_that_is_closed_ends_its_calls_and_streams_here_and_there(
+    service: RpcService, client: RpcClient
+) -> None:
+    stream, calls = (
+        client.stream("rows", MANY_ROWS),
+        [client.submit("nap", 1000.0), client.submit_to(0, "nap", 1000.0)],
+    )
     next(stream)
     wait_until(lambda: tasks(client) == 3, "the start of three tasks")
     waiting = threading.Thread(target=lambda: [call.error() for call in calls])
@@ -229,7 +268,7 @@ def test_a_client_that_is_closed_ends_its_calls_and_streams_here_and_there(servi
         ended(other, 4)
 
 
-# -- what is logged ------------------------------------------------------------------------------------------------------
+# -- what is logged --------------------------------------------------------------------------------
 
 
 class Breaker(Program):
@@ -251,7 +290,9 @@ def test_what_a_killed_client_had_under_way_ends_and_is_not_logged_a_line_each(
         with Breaker(master.address, left=100, kept=100) as breaker:
             wait_until(lambda: len(handlers.cut) == 100, "the end of the streams that were left")
             breaker.kill()
-            wait_until(lambda: len(handlers.cut) == 200, "the end of the streams of the killed client")
+            wait_until(
+                lambda: len(handlers.cut) == 200, "the end of the streams of the killed client"
+            )
         lines = [record.getMessage() for record in caplog.records]
         assert len(lines) < 10, lines[:20]
 

@@ -1,4 +1,6 @@
-"""Whatever a handler raises, its caller is answered, its server goes on, and nothing leaves the process but what it raised."""
+"""Whatever a handler raises, its caller is answered, its server goes on, and nothing leaves the
+process but what it raised.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +148,11 @@ class Raising:
         await SERVICES[0]._node.reactor.sleep(3600.0)
 
     def _ask_never(self, timeout_s: float) -> Call:
-        return SERVICES[0].create_client("raising", timeout_s=PATIENCE_S).submit("never", timeout_s=timeout_s)
+        return (
+            SERVICES[0]
+            .create_client("raising", timeout_s=PATIENCE_S)
+            .submit("never", timeout_s=timeout_s)
+        )
 
     def result(self) -> Any:
         return {Unpackable(): object()}
@@ -166,7 +172,9 @@ SERVICES: list[RpcService] = []
 
 
 class World(NamedTuple):
-    """A service that serves Raising from a serve_forever() of another thread, and a client of it."""
+    """A service that serves Raising from a serve_forever() of another thread, and a client
+    of it.
+    """
 
     client: RpcClient
     server: threading.Thread
@@ -174,7 +182,10 @@ class World(NamedTuple):
 
 @pytest.fixture(params=["serve_forever", "progress thread"])
 def world(request: pytest.FixtureRequest, master: Master) -> Iterator[World]:
-    with RpcService(master.address) as served, RpcService(master.address, transports=["tcp"]) as caller:
+    with (
+        RpcService(master.address) as served,
+        RpcService(master.address, transports=["tcp"]) as caller,
+    ):
         SERVICES[:] = [served]
         served.create_server("raising", Raising())
         thread = threading.Thread(target=served.serve_forever)
@@ -196,12 +207,17 @@ def registered_stubborn() -> Iterator[None]:
 
 
 def size_of(error: RemoteError) -> int:
-    return sum(len(text.encode()) for text in (error.type_name, error.remote_message, error.remote_traceback))
+    return sum(
+        len(text.encode())
+        for text in (error.type_name, error.remote_message, error.remote_traceback)
+    )
 
 
 @pytest.mark.parametrize("what", RAISED)
 @pytest.mark.parametrize("method", ["plain", "task", "task_later", "done_once", "deferred"])
-def test_whatever_a_handler_raises_its_caller_is_answered(world: World, method: str, what: str) -> None:
+def test_whatever_a_handler_raises_its_caller_is_answered(
+    world: World, method: str, what: str
+) -> None:
     with pytest.raises(RemoteError) as caught:
         world.client.call(method, what, timeout_s=PATIENCE_S)
     assert size_of(caught.value) <= ERROR_BYTES_MAX
@@ -219,7 +235,9 @@ def test_whatever_a_stream_raises_its_reader_is_told(world: World, method: str, 
     assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
 
 
-@pytest.mark.parametrize("method", ["nested_plain", "nested_once", "nested", "nested_later", "nested_items"])
+@pytest.mark.parametrize(
+    "method", ["nested_plain", "nested_once", "nested", "nested_later", "nested_items"]
+)
 def test_a_caller_tells_a_deadline_of_its_handler_from_its_own(world: World, method: str) -> None:
     call = world.client.stream if method == "nested_items" else world.client.submit
     with pytest.raises(RemoteError) as caught:
@@ -247,7 +265,9 @@ def test_values_whose_class_refuses_them_in_its_own_way_are_answered_for(
     assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
 
 
-def test_what_cannot_be_encoded_arrives_escaped_and_a_long_text_with_both_of_its_ends(world: World) -> None:
+def test_what_cannot_be_encoded_arrives_escaped_and_a_long_text_with_both_of_its_ends(
+    world: World,
+) -> None:
     with pytest.raises(RemoteError) as caught:
         world.client.call("plain", "surrogate", timeout_s=PATIENCE_S)
     assert caught.value.remote_message == r"file \udcff.txt"
@@ -261,7 +281,7 @@ def test_what_cannot_be_encoded_arrives_escaped_and_a_long_text_with_both_of_its
     assert caught.value.remote_message == "<its text cannot be made: CancelledError>"
 
 
-# -- Ctrl-C ------------------------------------------------------------------------------------------------------------
+# -- Ctrl-C ----------------------------------------------------------------------------------------
 
 
 def serve_until_interrupted(master: str, kind: str) -> None:
@@ -285,7 +305,9 @@ def serve_until_interrupted(master: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_ctrl_c_ends_serve_forever_and_the_call_under_way_is_answered_first(master: Master, kind: str) -> None:
+def test_ctrl_c_ends_serve_forever_and_the_call_under_way_is_answered_first(
+    master: Master, kind: str
+) -> None:
     with (
         Program("tests.prpc_engine.test_handler_errors", master.address, kind) as program,
         RpcService(master.address) as service,
@@ -299,7 +321,7 @@ def test_ctrl_c_ends_serve_forever_and_the_call_under_way_is_answered_first(mast
         assert program.read_line() == "interrupted"
 
 
-# -- hops, and what stays in the process ---------------------------------------------------------------------------------
+# -- hops, and what stays in the process -----------------------------------------------------------
 
 
 class Hops:
@@ -340,7 +362,9 @@ def hops(master: Master) -> Iterator[RpcClient]:
 
 
 @pytest.mark.parametrize("depth", [1, 12])
-def test_an_error_that_is_passed_on_gains_one_line_a_hop_and_stays_what_it_was(hops: RpcClient, depth: int) -> None:
+def test_an_error_that_is_passed_on_gains_one_line_a_hop_and_stays_what_it_was(
+    hops: RpcClient, depth: int
+) -> None:
     with pytest.raises(RemoteError) as first:
         hops.call("down", 0, timeout_s=PATIENCE_S)
     with pytest.raises(RemoteError) as caught:
@@ -377,8 +401,13 @@ def test_what_a_handler_was_handling_itself_is_told(hops: RpcClient) -> None:
 
 
 def test_what_the_waiting_thread_was_handling_stays_in_its_process(master: Master) -> None:
-    """The thread turns the reactor inside an `except` block, so Python takes that for the context of what handlers raise."""
-    with RpcService(master.address) as served, RpcService(master.address, transports=["tcp"]) as caller:
+    """The thread turns the reactor inside an `except` block, so Python takes that for the context
+    of what handlers raise.
+    """
+    with (
+        RpcService(master.address) as served,
+        RpcService(master.address, transports=["tcp"]) as caller,
+    ):
 
         async def task() -> None:
             raise ValueError("mine")
@@ -386,7 +415,9 @@ def test_what_the_waiting_thread_was_handling_stays_in_its_process(master: Maste
         def grouped() -> None:
             raise _group()
 
-        served.create_server("raising", {"plain": lambda: int("mine"), "task": task, "grouped": grouped})
+        served.create_server(
+            "raising", {"plain": lambda: int("mine"), "task": task, "grouped": grouped}
+        )
         client = caller.create_client("raising", timeout_s=PATIENCE_S)
         for method in ("plain", "task", "grouped")[: 3 if sys.version_info >= (3, 11) else 2]:
             asked = client.submit(method, timeout_s=PATIENCE_S)
@@ -408,8 +439,13 @@ def _group() -> BaseException:
         return sys.modules["builtins"].__dict__["ExceptionGroup"]("several", [error])
 
 
-def test_the_context_of_an_error_that_another_thread_raised_first_stays_in_the_process(master: Master) -> None:
-    with RpcService(master.address) as served, RpcService(master.address, transports=["tcp"]) as caller:
+def test_the_context_of_an_error_that_another_thread_raised_first_stays_in_the_process(
+    master: Master,
+) -> None:
+    with (
+        RpcService(master.address) as served,
+        RpcService(master.address, transports=["tcp"]) as caller,
+    ):
         kept: list[ValueError] = []
 
         def prepare() -> None:
@@ -428,7 +464,11 @@ def test_the_context_of_an_error_that_another_thread_raised_first_stays_in_the_p
         thread.start()
         thread.join(PATIENCE_S)
         served.create_server("raising", {"again": again})
-        error = caller.create_client("raising", timeout_s=PATIENCE_S).submit("again", timeout_s=PATIENCE_S).error(PATIENCE_S)
+        error = (
+            caller.create_client("raising", timeout_s=PATIENCE_S)
+            .submit("again", timeout_s=PATIENCE_S)
+            .error(PATIENCE_S)
+        )
         assert isinstance(error, RemoteError)
         assert "swordfish" not in str(error)
 

@@ -1,4 +1,6 @@
-"""A second request where the answer is slow: within its budget and the deadline, and the first answer wins."""
+"""A second request where the answer is slow: within its budget and the deadline, and the first
+answer wins.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from prpc_engine.client.retry import RetryBudget
 from prpc_engine.rpc.call import NEVER
 from tests.helpers import ManualClock
 
-REMOTE = errors.RemoteError("boom", type_name="ValueError", remote_message="boom", remote_traceback="")
+REMOTE = errors.RemoteError(
+    "boom", type_name="ValueError", remote_message="boom", remote_traceback=""
+)
 UNLIMITED = 1e9
 
 
@@ -37,7 +41,8 @@ def test_the_quantile_of_latencies_is_found_to_within_a_fifth(quantile: float, s
     tracker = LatencyQuantile(quantile)
     for sample in samples:
         tracker.observe(sample)
-    known = sorted(samples[: len(samples) // SAMPLES_EVERY * SAMPLES_EVERY])  # what the last look saw
+    # what the last look saw
+    known = sorted(samples[: len(samples) // SAMPLES_EVERY * SAMPLES_EVERY])
     exact = known[math.ceil(quantile * len(known)) - 1]
     assert tracker.value_s is not None
     assert exact <= tracker.value_s <= exact * 2 ** (1 / BUCKETS_PER_DOUBLING) * 1.000001
@@ -70,8 +75,12 @@ def test_any_latency_is_counted(latency_s: float) -> None:
     assert tracker.value_s >= min(latency_s * 0.999999, 4096.0)
 
 
-def hedger_of(delay_s: float | None = 0.05, hedges_max: int = 1, reserve: float = UNLIMITED) -> Hedger:
-    return Hedger(HedgePolicy(delay_s=delay_s, hedges_max=hedges_max), RetryBudget(HEDGE_SHARE, reserve, 0.0))
+def hedger_of(
+    delay_s: float | None = 0.05, hedges_max: int = 1, reserve: float = UNLIMITED
+) -> Hedger:
+    return Hedger(
+        HedgePolicy(delay_s=delay_s, hedges_max=hedges_max), RetryBudget(HEDGE_SHARE, reserve, 0.0)
+    )
 
 
 def test_a_slow_answer_is_asked_for_elsewhere_and_the_first_answer_wins(clock: ManualClock) -> None:
@@ -101,7 +110,9 @@ def test_a_quick_answer_needs_no_hedge(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("error", [REMOTE, errors.BadArguments("x"), errors.Cancelled("x")])
-def test_an_error_that_is_the_answer_ends_the_race(error: errors.RpcError, clock: ManualClock) -> None:
+def test_an_error_that_is_the_answer_ends_the_race(
+    error: errors.RpcError, clock: ManualClock
+) -> None:
     race: Race[str, str] = Race(hedger_of(0.0), NEVER)
     race.sent("call 1", "a", clock())
     assert race.hedge(clock()) == ("a",)
@@ -109,7 +120,9 @@ def test_an_error_that_is_the_answer_ends_the_race(error: errors.RpcError, clock
     assert race.ended("call 1", error, clock()) == ("call 2",)
 
 
-def test_one_attempt_failing_leaves_the_other_in_the_race_and_the_last_failure_ends_it(clock: ManualClock) -> None:
+def test_one_attempt_failing_leaves_the_other_in_the_race_and_the_last_failure_ends_it(
+    clock: ManualClock,
+) -> None:
     race: Race[str, str] = Race(hedger_of(0.0), NEVER)
     race.sent("call 1", "a", clock())
     assert race.hedge(clock()) == ("a",)
@@ -179,7 +192,8 @@ def test_without_a_fixed_delay_hedging_begins_when_the_quantile_is_known_and_hed
         else:
             clock.now = done
             race.ended("slow or not", None, clock())
-    # The share stays near 5 %: what was cancelled is counted for as long as it took, or ever more would be hedged.
+    # The share stays near 5 %: what was cancelled is counted for as long as it took, or ever more
+    # would be hedged.
     assert 0.01 <= hedger.hedges / 10_000 <= 0.09
     assert hedger.won > 0
 
@@ -194,7 +208,11 @@ def test_no_hedge_comes_sooner_than_it_is_worth(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "text"),
-    [({"delay_s": -1.0}, "delay_s=-1"), ({"quantile": 1.0}, "quantile=1"), ({"hedges_max": 0}, "hedges_max=0")],
+    [
+        ({"delay_s": -1.0}, "delay_s=-1"),
+        ({"quantile": 1.0}, "quantile=1"),
+        ({"hedges_max": 0}, "hedges_max=0"),
+    ],
 )
 def test_a_hedge_policy_that_cannot_be_is_refused(settings: dict[str, float], text: str) -> None:
     with pytest.raises(errors.ConfigError, match=text):

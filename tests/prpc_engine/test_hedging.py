@@ -1,4 +1,6 @@
-"""A second request where the answer is slow, with real servers: who answers first wins, and the other is told to stop."""
+"""A second request where the answer is slow, with real servers: who answers first wins, and the
+other is told to stop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prpc_engine import Deferred, HedgePolicy, Master, RetryPolicy, RpcClient, RpcService, errors, idempotent
+from prpc_engine import (
+    Deferred,
+    HedgePolicy,
+    Master,
+    RetryPolicy,
+    RpcClient,
+    RpcService,
+    errors,
+    idempotent,
+)
 from prpc_engine.client.hedge import HEDGE_SHARE
 from prpc_engine.client.hedging import HedgingClient
 from prpc_engine.client.retry import BUDGET_PER_S, BUDGET_RESERVE
@@ -58,7 +69,10 @@ class World:
     def __init__(self, master: Master, shops: int) -> None:
         self.shops = [Shop() for _ in range(shops)]
         self.services = [RpcService(master.address) for _ in self.shops]
-        self.servers = [service.create_server("shop", shop) for service, shop in zip(self.services, self.shops, strict=True)]
+        self.servers = [
+            service.create_server("shop", shop)
+            for service, shop in zip(self.services, self.shops, strict=True)
+        ]
         self.caller = RpcService(master.address)
 
     def client(self, **settings: Any) -> RpcClient:
@@ -80,14 +94,18 @@ def world(master: Master) -> Iterator[World]:
     made.close()
 
 
-def test_where_one_server_hangs_every_call_is_answered_by_the_other(master: Master, tmp_path: Path) -> None:
+def test_where_one_server_hangs_every_call_is_answered_by_the_other(
+    master: Master, tmp_path: Path
+) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with (
         ServerProcess(master.address, "test", "shm") as first,
         ServerProcess(master.address, "test", "shm") as second,
         RpcService(master.address) as service,
-        service.create_client("test", 2, PATIENCE_S, "round_robin", idempotent=["pid"], hedge=HedgePolicy(0.01)) as client,
+        service.create_client(
+            "test", 2, PATIENCE_S, "round_robin", idempotent=["pid"], hedge=HedgePolicy(0.01)
+        ) as client,
     ):
         assert client.call("pid", timeout_s=PATIENCE_S) in (first.pid, second.pid)
         stuck = client.submit_to(0, "read_fifo", str(fifo), timeout_s=PATIENCE_S)
@@ -97,14 +115,17 @@ def test_where_one_server_hangs_every_call_is_answered_by_the_other(master: Mast
             assert client.call("pid", timeout_s=PATIENCE_S) == second.pid
             return client.statistics().hedges_won - before
 
-        # Every second call meets the one that hangs, unless a hedge of one that is slow takes its turn.
+        # Every second call meets the one that hangs, unless a hedge of one that is slow takes its
+        # turn.
         wait_until(lambda: won() >= 3, "the hedges of three calls")
         fifo.write_text("go on")
         assert stuck.result(PATIENCE_S) == "go on"
 
 
 @pytest.mark.parametrize("winner", ["first", "hedge"])
-def test_the_first_answer_wins_and_the_other_server_is_told_to_stop(world: World, winner: str) -> None:
+def test_the_first_answer_wins_and_the_other_server_is_told_to_stop(
+    world: World, winner: str
+) -> None:
     with world.client(hedge=AT_ONCE) as client:
         call = client.submit("look", timeout_s=PATIENCE_S)
         wait_until(lambda: world.asked() == [1, 1], "both are asked")
@@ -114,7 +135,10 @@ def test_the_first_answer_wins_and_the_other_server_is_told_to_stop(world: World
         answering.held[0].reply("here")
         assert call.result(PATIENCE_S) == "here"
         wait_until(lambda: other.ended_early == 1, "the loser's end")
-        assert (client.statistics().hedges, client.statistics().hedges_won) == (1, int(winner == "hedge"))
+        assert (client.statistics().hedges, client.statistics().hedges_won) == (
+            1,
+            int(winner == "hedge"),
+        )
 
 
 def test_a_method_that_is_not_idempotent_is_never_asked_twice(world: World) -> None:
@@ -169,7 +193,9 @@ def test_the_deadline_ends_both(world: World) -> None:
         call = client.submit("look", timeout_s=SHORT_S)
         with pytest.raises(errors.DeadlineExceeded):
             call.result(PATIENCE_S)
-        wait_until(lambda: sum(len(peer.calls.in_flight) for peer in world.caller._node.peers()) == 0)
+        wait_until(
+            lambda: sum(len(peer.calls.in_flight) for peer in world.caller._node.peers()) == 0
+        )
 
 
 def test_a_cancelled_call_is_ended_at_both_servers(world: World) -> None:
@@ -184,7 +210,9 @@ def test_when_all_servers_are_slow_hedges_are_a_bounded_share(world: World) -> N
     calls_made = 300
     with world.client(hedge=AT_ONCE) as client:
         calls = [client.submit("look", timeout_s=PATIENCE_S) for _ in range(calls_made)]
-        wait_until(lambda: client.statistics().hedges + client.statistics().hedges_refused == calls_made)
+        wait_until(
+            lambda: client.statistics().hedges + client.statistics().hedges_refused == calls_made
+        )
         most = BUDGET_RESERVE + HEDGE_SHARE * calls_made + BUDGET_PER_S * PATIENCE_S
         assert BUDGET_RESERVE <= client.statistics().hedges <= most
         wait_until(lambda: sum(world.asked()) == calls_made + client.statistics().hedges)
@@ -211,7 +239,14 @@ def test_a_server_that_cannot_be_connected_to_is_hedged_as_a_slow_one(world: Wor
     with Blackhole() as hole:
         entries = [hole.entry("shop", 0), replace(entry, server_id=1)]
         client = HedgingClient(
-            "shop", world.caller._node, entries, lambda: entries, "round_robin", None, (), hedge=HedgePolicy(0.01)
+            "shop",
+            world.caller._node,
+            entries,
+            lambda: entries,
+            "round_robin",
+            None,
+            (),
+            hedge=HedgePolicy(0.01),
         )
         with client:
             numbers = itertools.count()

@@ -1,4 +1,6 @@
-"""Answers of `once` methods go to the node that asked for them, and the allow list is asked on every way to a method."""
+"""Answers of `once` methods go to the node that asked for them, and the allow list is asked on
+every way to a method.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,13 @@ ALLOW = AllowList([Rule("vault", ("any",), ("ping",)), Rule("vault", ("user:same
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RpcService, RpcService]]:
-    """A victim, whom the server knows as the same user, and an attacker that states the victim's incarnation."""
-    with Master() as master, RpcService(master.address, transports=["shm", "tcp"], allow=ALLOW) as serving:
+    """A victim, whom the server knows as the same user, and an attacker that states the victim's
+    incarnation.
+    """
+    with (
+        Master() as master,
+        RpcService(master.address, transports=["shm", "tcp"], allow=ALLOW) as serving,
+    ):
         serving.create_server("vault", Vault())
         monkeypatch.setattr("prpc_engine.node.node.secrets.randbits", lambda bits: 4711)
         with (
@@ -55,7 +62,14 @@ def ask(service: RpcService, kind: int, call_id: int, method: str, value: int) -
         route = client._directory.routes[0]
         peer = service._node.peer_at(route.addresses, PATIENCE_S, "the vault")
         body, blocks = peer.decoder.encode_arguments((value,))
-        call = Call(peer._waiter, table=peer.calls, call_id=call_id, asked=(method, route), body=body, blocks=blocks)
+        call = Call(
+            peer._waiter,
+            table=peer.calls,
+            call_id=call_id,
+            asked=(method, route),
+            body=body,
+            blocks=blocks,
+        )
         call.overall = NEVER
         usual, peer._next_id = peer._next_id, lambda: call_id
         peer.resend(call, route, PATIENCE_S, kind)
@@ -79,7 +93,9 @@ def test_a_peer_that_states_the_incarnation_of_another_gets_none_of_its_answers(
         assert isinstance(stolen.error(), errors.NotAllowed)
 
 
-def test_a_peer_that_claims_numbers_of_another_beforehand_answers_none_of_its_calls(nodes: tuple[RpcService, RpcService]) -> None:
+def test_a_peer_that_claims_numbers_of_another_beforehand_answers_none_of_its_calls(
+    nodes: tuple[RpcService, RpcService],
+) -> None:
     victim, attacker = nodes
     for kind in (REQUEST, REPEAT):
         assert ask(attacker, kind, 99, "ping", 666).result() == 666
@@ -90,13 +106,18 @@ def test_a_peer_that_claims_numbers_of_another_beforehand_answers_none_of_its_ca
 def test_a_repeat_of_another_method_or_of_another_certificate_gets_no_answer() -> None:
     server = ServedObject("vault", 0, TARGET, Vault())
     pairs = [Pair(server) for _ in range(3)]
-    pairs[0].served.connection.peer_identity = pairs[1].served.connection.peer_identity = PeerIdentity(("worker-1",), "job")
+    pairs[0].served.connection.peer_identity = pairs[1].served.connection.peer_identity = (
+        PeerIdentity(("worker-1",), "job")
+    )
     pairs[2].served.connection.peer_identity = PeerIdentity(("worker-2",), "job")
     try:
         assert repeat(pairs[0], REQUEST, "secret").result() == "the secret of 7"
         assert repeat(pairs[1], REPEAT, "secret").result() == "the secret of 7"
         for pair, method in ((pairs[1], "ping"), (pairs[2], "secret")):
-            with pytest.raises(errors.Forgotten, match="of another method, or of a peer that proved to be somebody else"):
+            with pytest.raises(
+                errors.Forgotten,
+                match="of another method, or of a peer that proved to be somebody else",
+            ):
                 repeat(pair, REPEAT, method).result()
         assert server.statistics().refused == {"forgotten": 2}
     finally:
@@ -113,7 +134,7 @@ def repeat(pair: Pair, kind: int, method: str) -> Call:
     return call
 
 
-# -- the allow list, on every way ----------------------------------------------------------------------------------------
+# -- the allow list, on every way ------------------------------------------------------------------
 
 
 class Everything:
@@ -158,15 +179,21 @@ class Everything:
         yield 1
 
 
-METHODS = sorted(name for name, _ in inspect.getmembers(Everything, callable) if not name.startswith("_"))
+METHODS = sorted(
+    name for name, _ in inspect.getmembers(Everything, callable) if not name.startswith("_")
+)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", [REQUEST, REPEAT, OPEN, NOTIFY])
-def test_the_allow_list_is_asked_for_every_kind_of_method_however_it_is_called(kind: int, method: str, stopped: bool) -> None:
+def test_the_allow_list_is_asked_for_every_kind_of_method_however_it_is_called(
+    kind: int, method: str, stopped: bool
+) -> None:
     served = Everything()
-    server = ServedObject("all", 0, TARGET, served, allow=AllowList([Rule("all", ("tls:worker-*",))]))
+    server = ServedObject(
+        "all", 0, TARGET, served, allow=AllowList([Rule("all", ("tls:worker-*",))])
+    )
     pair = Pair(server)
     if stopped:
         server.stop()

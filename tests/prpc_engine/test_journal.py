@@ -1,4 +1,6 @@
-"""The master's journal: what is on disk replays to what was, whatever a kill or a power cut left of it."""
+"""The master's journal: what is on disk replays to what was, whatever a kill or a power cut left of
+it.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def write(folder: Path, transactions: int) -> list[State]:
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Verbs in any order, journalled; after every step, every prefix of the file is a state that was there."""
+    """Verbs in any order, journalled; after every step, every prefix of the file is a state that
+    was there.
+    """
 
     sessions = Bundle("sessions")
 
@@ -90,7 +94,9 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(
         session=sessions,
-        verb=st.sampled_from(["add", "gen", "set", "del", "clear", "id", "reset", "join", "register", "answer"]),
+        verb=st.sampled_from(
+            ["add", "gen", "set", "del", "clear", "id", "reset", "join", "register", "answer"]
+        ),
         name=st.sampled_from(["a", "b", "c"]),
         flag=st.booleans(),
     )
@@ -200,7 +206,9 @@ def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
             journal.close()
 
 
-def test_another_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_is_refused_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "FORMAT", 2)
     later = encode_header()
     monkeypatch.undo()
@@ -220,14 +228,19 @@ def test_a_missing_transaction_is_found_out() -> None:
 def test_a_second_master_on_the_folder_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     try:
-        with pytest.raises(JournalError, match=f"another master serves from {tmp_path}: pid {os.getpid()}, started at tick"):
+        with pytest.raises(
+            JournalError,
+            match=f"another master serves from {tmp_path}: pid {os.getpid()}, started at tick",
+        ):
             Journal(tmp_path)
     finally:
         journal.close()
     Journal(tmp_path).close()
 
 
-def test_a_long_journal_becomes_a_snapshot_and_a_short_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_journal_becomes_a_snapshot_and_a_short_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "COMPACT_BYTES", 2000)
     journal, registry = Journal(tmp_path, sync=False), Registry()
     journal.load(registry.tree)
@@ -285,7 +298,10 @@ def test_old_files_that_cannot_be_removed_do_not_keep_a_change_from_being_told(
         monkeypatch.setattr(Journal, "long", True)
         client.tree_node_add("/a")
         assert heard.get(timeout=PATIENCE_S).path == "/a"
-        wait_until(lambda: f"old files are left in {tmp_path}" in caplog.text, "the line that tells of them")
+        wait_until(
+            lambda: f"old files are left in {tmp_path}" in caplog.text,
+            "the line that tells of them",
+        )
 
 
 def test_a_snapshot_that_is_not_whole_is_refused(tmp_path: Path) -> None:

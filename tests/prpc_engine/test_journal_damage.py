@@ -1,4 +1,6 @@
-"""Whatever happened to the master's folder, what it loads is a state that was there, or a named error: no loss is silent."""
+"""Whatever happened to the master's folder, what it loads is a state that was there, or a named
+error: no loss is silent.
+"""
 
 from __future__ import annotations
 
@@ -93,11 +95,19 @@ def test_a_bit_that_flipped_anywhere_is_named_or_was_in_the_last_record_which_is
             assert f"cut off {len(whole) - last} torn bytes" in caplog.text
 
 
-def test_a_record_that_is_there_twice_missing_or_in_another_place_is_refused(tmp_path: Path) -> None:
+def test_a_record_that_is_there_twice_missing_or_in_another_place_is_refused(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, 4)
     path = tmp_path / "journal-0"
     first, second, third, *rest = records(path.read_bytes())
-    for order in ([first, second, second, third], [first, third], [second, first, third], [second, third], [*rest, first]):
+    for order in (
+        [first, second, second, third],
+        [first, third],
+        [second, first, third],
+        [second, third],
+        [*rest, first],
+    ):
         path.write_bytes(encode_header() + b"".join(order))
         with pytest.raises(JournalError, match=r"journal-0 goes from version .* one is missing"):
             state_in(tmp_path)
@@ -113,7 +123,9 @@ def test_the_journal_of_another_master_beside_our_snapshot_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("lost", ["snapshot-1", "snapshot-1 under another name"])
-def test_a_journal_whose_snapshot_is_gone_is_refused_and_left_as_it_is(tmp_path: Path, lost: str) -> None:
+def test_a_journal_whose_snapshot_is_gone_is_refused_and_left_as_it_is(
+    tmp_path: Path, lost: str
+) -> None:
     before = compacted(tmp_path, 3)
     snapshot = tmp_path / "snapshot-1"
     content = snapshot.read_bytes()
@@ -121,17 +133,24 @@ def test_a_journal_whose_snapshot_is_gone_is_refused_and_left_as_it_is(tmp_path:
         snapshot.unlink()
     else:
         snapshot.rename(tmp_path / "snapshot-0")
-    with pytest.raises(JournalError, match=r"journal-1 goes on from snapshot-1, which is not there.*Restore the file"):
+    with pytest.raises(
+        JournalError,
+        match=r"journal-1 goes on from snapshot-1, which is not there.*Restore the file",
+    ):
         state_in(tmp_path)
     snapshot.write_bytes(content)
     assert state_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("content", [b"hello", b"PRPCJRNX", encode_header()[:8] + b"\x02\x00"])
-def test_a_short_file_that_is_no_begin_of_a_journal_is_not_cut_off(tmp_path: Path, content: bytes) -> None:
+def test_a_short_file_that_is_no_begin_of_a_journal_is_not_cut_off(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "journal-0"
     path.write_bytes(content)
-    with pytest.raises(JournalError, match=r"journal-0 is damaged at byte 0: no header of a journal"):
+    with pytest.raises(
+        JournalError, match=r"journal-0 is damaged at byte 0: no header of a journal"
+    ):
         state_in(tmp_path)
     assert path.read_bytes() == content
 
@@ -142,7 +161,9 @@ def test_a_header_whose_end_the_disk_has_as_zeros_is_an_empty_journal(kept: int)
     assert decode(torn, "file") == ([], 0)
 
 
-def test_a_disk_that_takes_half_a_header_loses_nothing_that_is_answered_later(tmp_path: Path) -> None:
+def test_a_disk_that_takes_half_a_header_loses_nothing_that_is_answered_later(
+    tmp_path: Path,
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     journal, tree = Journal(tmp_path, sync=False), NodeTree()
     try:
@@ -188,7 +209,9 @@ def test_a_snapshot_begins_a_new_journal_whatever_somebody_has_put_there(tmp_pat
     assert state_in(tmp_path) == now
 
 
-def test_a_snapshot_of_large_values_is_written_in_many_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_of_large_values_is_written_in_many_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "RECORD_BYTES_MAX", 3 << 20)
     with loaded(tmp_path) as (journal, tree):
         for number in range(5):
@@ -202,7 +225,9 @@ def test_a_snapshot_of_large_values_is_written_in_many_records(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("folder", ["", "a\0b", "/proc/nothing", "/dev/null"])
-def test_a_folder_that_can_be_none_is_named(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_be_none_is_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(JournalError, match=r"cannot keep a journal|a journal in ''"):
         Journal(folder)
@@ -210,7 +235,9 @@ def test_a_folder_that_can_be_none_is_named(folder: str, tmp_path: Path, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_of_a_fork_does_not_keep_the_folder_when_its_parent_lets_it_go(tmp_path: Path) -> None:
+def test_a_child_of_a_fork_does_not_keep_the_folder_when_its_parent_lets_it_go(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path, sync=False)
     journal.load(NodeTree())
     (reading, writing), (is_up, up) = os.pipe(), os.pipe()

@@ -1,5 +1,5 @@
-"""Lazy in calls within a process: the very object goes, whatever way; and whatever becomes of the call, the value is with one
-side or the other."""
+"""Lazy in calls within a process: the very object goes, whatever way; and whatever becomes of the
+call, the value is with one side or the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from prpc_engine import Bounds, Deferred, Lazy, Master, RpcClient, RpcRequest, RpcResponse, RpcService, errors
+from prpc_engine import (
+    Bounds,
+    Deferred,
+    Lazy,
+    Master,
+    RpcClient,
+    RpcRequest,
+    RpcResponse,
+    RpcService,
+    errors,
+)
 from prpc_engine.archive import register
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import method_key
@@ -111,11 +121,15 @@ def own() -> Iterator[Own]:
 
 
 class World(Pair):
-    """The same between two peers; the test turns the reactor. The server runs one task at a time."""
+    """The same between two peers; the test turns the reactor.
+    The server runs one task at a time.
+    """
 
     def __init__(self) -> None:
         self.keeper = Keeper()
-        super().__init__(ServedObject("test", 0, TARGET, self.keeper, Bounds(tasks_max=1, queue_calls_max=1)))
+        super().__init__(
+            ServedObject("test", 0, TARGET, self.keeper, Bounds(tasks_max=1, queue_calls_max=1))
+        )
 
 
 @pytest.fixture
@@ -133,7 +147,7 @@ def wait_gone(reference: weakref.ref[Any]) -> None:
     wait_until(is_gone, "the end of the object")
 
 
-# -- the very object -----------------------------------------------------------------------------------------------------
+# -- the very object -------------------------------------------------------------------------------
 
 PLACES: dict[str, Callable[[Any], Any]] = {
     "alone": lambda lazy: lazy,
@@ -158,7 +172,9 @@ def innermost(value: Any) -> Any:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("method", ["take", "take_async"])
-def test_a_server_in_this_process_gets_the_very_object_wherever_it_stands(own: Own, method: str, place: str) -> None:
+def test_a_server_in_this_process_gets_the_very_object_wherever_it_stands(
+    own: Own, method: str, place: str
+) -> None:
     model = Model()
     own.client.call(method, PLACES[place](Lazy(model)))
     assert innermost(own.keeper.taken.pop()) is model
@@ -203,7 +219,10 @@ def test_a_stream_hands_over_both_ways(own: Own) -> None:
 def test_dealers_hand_over_both_ways(own: Own) -> None:
     server = own.service.create_server("dealt")
     model, answer = Model(), Model()
-    with own.service.create_client("dealt").create_dealer() as dealer, server.create_dealer() as other:
+    with (
+        own.service.create_client("dealt").create_dealer() as dealer,
+        server.create_dealer() as other,
+    ):
         dealer.send_request(RpcRequest("x") << Lazy(model))
         request = other.recv_request(PATIENCE_S)
         text, received = request
@@ -255,7 +274,7 @@ def test_the_receiver_is_the_only_one_that_holds_it(own: Own) -> None:
     wait_gone(reference)
 
 
-# -- whatever becomes of the call ------------------------------------------------------------------------------------------
+# -- whatever becomes of the call ------------------------------------------------------------------
 
 
 def test_what_was_handed_over_is_refused_a_second_time(world: World) -> None:
@@ -266,7 +285,9 @@ def test_what_was_handed_over_is_refused_a_second_time(world: World) -> None:
     assert calls[0].result() is None
     with pytest.raises(errors.BadArguments, match="handed over already"):
         calls[1].result()
-    with pytest.raises(errors.BadArguments, match="argument 1 is a Lazy that was handed over already"):
+    with pytest.raises(
+        errors.BadArguments, match="argument 1 is a Lazy that was handed over already"
+    ):
         world.ask("take_two", 1, lazy)
     assert world.keeper.taken == [expected]
     assert not model.is_handed_over
@@ -374,13 +395,17 @@ def test_an_answer_that_nobody_waits_for_leaves_the_value_with_the_server(world:
 
 @pytest.mark.parametrize("end", ["client", "served"])
 def test_a_connection_that_ends_keeps_no_value(world: World, end: str) -> None:
-    lazies = [Lazy(Model()) for _ in range(5000)]  # more than what may be in flight: some wait in the outbox
+    # more than what may be in flight: some wait in the outbox
+    lazies = [Lazy(Model()) for _ in range(5000)]
     references = [weakref.ref(lazy.value) for lazy in lazies]
     calls = [world.ask("take", lazy) for lazy in lazies]
     getattr(world, end).connection.close(ClosedError("the test"))
     world.turn()
     for lazy, reference, call in zip(lazies, references, calls, strict=True):
-        assert isinstance(call.error(), errors.Closed if end == "client" else errors.MaybeExecuted | errors.NotSent)
+        assert isinstance(
+            call.error(),
+            errors.Closed if end == "client" else errors.MaybeExecuted | errors.NotSent,
+        )
         assert lazy.is_handed_over or lazy.value is reference()
     assert len(world.keeper.taken) == sum(lazy.is_handed_over for lazy in lazies) < 5000
     with pytest.raises((errors.Closed, errors.NotSent)):
@@ -399,7 +424,9 @@ def test_a_call_keeps_nothing_of_what_it_handed_over(world: World) -> None:
 
     lazy = Lazy(Model())
     reference = weakref.ref(lazy.value)
-    call = world.client.request(Route(), "take", method_key("take"), ([lazy],), 20.0, True, Recorder())
+    call = world.client.request(
+        Route(), "take", method_key("take"), ([lazy],), 20.0, True, Recorder()
+    )
     assert call.blocks  # for trying again
     world.turn()
     assert call.result() is None

@@ -51,7 +51,9 @@ def test_what_a_server_here_refused_can_go_to_another_process(both: Both) -> Non
 def test_a_lazy_call_that_a_server_here_refused_is_repeated_by_another_process(both: Both) -> None:
     server = both.service.create_server("there", {"echo": lambda value: value})
     client = both.service.create_client("there", 2, timeout_s=PATIENCE_S)
-    stopping = next(one for one in both.service._node.servers.values() if one.server_id == server.server_id)
+    stopping = next(
+        one for one in both.service._node.servers.values() if one.server_id == server.server_id
+    )
     stopping.stop()
     lazy = Lazy({"rows": np.arange(1000)})
     while not stopping.statistics().rejected:
@@ -61,7 +63,10 @@ def test_a_lazy_call_that_a_server_here_refused_is_repeated_by_another_process(b
 
 def test_the_first_call_to_another_process_encodes_what_is_lazy_or_says_why_not(both: Both) -> None:
     client = both.service.create_client("there", timeout_s=PATIENCE_S)
-    with pytest.raises(errors.BadArguments, match=r"argument 0\[1\] is of type builtins.object, which cannot be sent"):
+    with pytest.raises(
+        errors.BadArguments,
+        match=r"argument 0\[1\] is of type builtins.object, which cannot be sent",
+    ):
         client.call("echo", [1, Lazy(object())])
 
 
@@ -78,7 +83,7 @@ def test_an_echo_is_the_same_from_here_and_from_another_process(both: Both) -> N
     check()
 
 
-# -- what pRPC's lazy_archive_rpc_test does --------------------------------------------------------------------------------
+# -- what pRPC's lazy_archive_rpc_test does --------------------------------------------------------
 
 ALIGNED = np.dtype([("flag", "i1"), ("weight", "f8"), ("counts", "i4", (3,))], align=True)
 
@@ -95,7 +100,11 @@ class View:
         return self.data.cast("q").tolist()
 
 
-register(View, pack=lambda view: np.frombuffer(view.data, np.uint8), unpack=lambda array: View(array.data, array))
+register(
+    View,
+    pack=lambda view: np.frombuffer(view.data, np.uint8),
+    unpack=lambda array: View(array.data, array),
+)
 
 
 def the_mix(number: int) -> list[Any]:
@@ -104,7 +113,11 @@ def the_mix(number: int) -> list[Any]:
     aligned = []
     for index in range(100):
         item = np.zeros(1, ALIGNED)
-        item["flag"], item["weight"], item["counts"] = index % 2, rng.random(), rng.integers(0, 100, 3)
+        item["flag"], item["weight"], item["counts"] = (
+            index % 2,
+            rng.random(),
+            rng.integers(0, 100, 3),
+        )
         aligned.append(item)
     rows = prpc_engine.empty((20_000,), np.int64)
     rows[:] = np.arange(number, number + 20_000)
@@ -132,7 +145,9 @@ class Mixer:
     def swap(self, number: int, *mix: Any) -> list[Any]:
         expected = the_mix(number)
         assert same(list(mix), expected), number
-        assert same(arrive(mix[7][0], mix[7][1:], Decoder()), {"in": [number, np.arange(number), "side"]})
+        assert same(
+            arrive(mix[7][0], mix[7][1:], Decoder()), {"in": [number, np.arange(number), "side"]}
+        )
         self.kept.append(mix[8])
         *lazy, rest = mix
         return [*map(Lazy, lazy), rest]
@@ -160,5 +175,7 @@ def test_two_services_swap_a_mix_of_lazy_values_with_themselves_and_each_other()
                     del mix, view, back
         gc.collect()
         for mixer in mixers.values():  # what the views look at outlives their calls
-            assert [view.numbers[:2] for view in mixer.kept] == [[n, n + 1] for n in range(10) for _ in clients]
+            assert [view.numbers[:2] for view in mixer.kept] == [
+                [n, n + 1] for n in range(10) for _ in clients
+            ]
             mixer.kept.clear()

@@ -22,7 +22,8 @@ from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LEASE_S = 0.5
-STUBBORN = RetryPolicy(unsent_max=100)  # a busy machine may lose that lease, too: a call waits for the server to be back
+# a busy machine may lose that lease, too: a call waits for the server to be back
+STUBBORN = RetryPolicy(unsent_max=100)
 
 
 @pytest.mark.usefixtures("patient_sessions")
@@ -64,7 +65,9 @@ def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:
         ]
 
 
-def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watches_is_told() -> None:
+def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watches_is_told() -> (
+    None
+):
     told: queue.SimpleQueue[TreeEvent] = queue.SimpleQueue()
     with Master() as master, RpcService(master=master.address) as service:
         node = Program("tests.prpc_engine.test_leases_and_roots", master.address)
@@ -77,7 +80,9 @@ def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watc
             while (event := told.get(timeout=PATIENCE_S)).value is not None:
                 pass  # on a busy machine it may have been silent for too long before, and come back
             assert event.path == "/_node_/1"
-            wait_until(lambda: service._ask_master("ranks") == [0], "its end, now that it stands still")
+            wait_until(
+                lambda: service._ask_master("ranks") == [0], "its end, now that it stands still"
+            )
             wait_until(lambda: client.server_ids == (), "its client, that is told too")
             node.process.send_signal(signal.SIGCONT)
             wait_until(lambda: service._ask_master("ranks") == [0, 1], "the node, that joins anew")
@@ -97,7 +102,9 @@ def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watc
         ({"root": "r" * 257}, "root='rrr.*: a str of 1 to 256"),
     ],
 )
-def test_what_makes_no_sense_is_refused_alike_everywhere(settings: dict[str, Any], said: str) -> None:
+def test_what_makes_no_sense_is_refused_alike_everywhere(
+    settings: dict[str, Any], said: str
+) -> None:
     for make in (RpcService, MasterClient):
         with pytest.raises(ConfigError, match=said):
             make("127.0.0.1:1", **settings)

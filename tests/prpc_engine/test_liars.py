@@ -1,4 +1,6 @@
-"""A member of the job that breaks the rules of calls: the service stays up, other clients are served, and the log stays short."""
+"""A member of the job that breaks the rules of calls: the service stays up, other clients are
+served, and the log stays short.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,16 @@ from shard import Node as Identity
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
-METHODS = ("echo", "add", "rows", "rows_async", "echo_async", "count_items", "nap", "no such method")
+METHODS = (
+    "echo",
+    "add",
+    "rows",
+    "rows_async",
+    "echo_async",
+    "count_items",
+    "nap",
+    "no such method",
+)
 INCARNATIONS = itertools.count(1 << 40)
 
 
@@ -47,15 +58,25 @@ class World:
         self.honest_service = RpcService(master=master.address, transports=[transport])
         self.serving.create_server("test", Handlers(self.serving))
         self.client: RpcClient = self.honest_service.create_client("test")
-        self.target = next(target for target, one in self.serving._node.servers.items() if one.service == "test")
+        self.target = next(
+            target for target, one in self.serving._node.servers.items() if one.service == "test"
+        )
         self.slab = Slab()
 
     def lie(self) -> Connection[Any]:
         """One more connection, past its handshake; nobody reads what comes over it."""
         known = set(self.serving._node.peers())
-        node = Identity(secret=secret_from(None), incarnation=next(INCARNATIONS), limits=self.serving._node.limits)
+        node = Identity(
+            secret=secret_from(None),
+            incarnation=next(INCARNATIONS),
+            limits=self.serving._node.limits,
+        )
         make = ShmTransport if self.transport == "shm" else TcpTransport
-        address = next(one.address for one in self.serving._node._listeners if one.address.startswith(self.transport))
+        address = next(
+            one.address
+            for one in self.serving._node._listeners
+            if one.address.startswith(self.transport)
+        )
         connection = make(node, self.slab).connect(address, PATIENCE_S)
         wait_until(lambda: set(self.serving._node.peers()) - known, "the connection")
         (self.peer,) = set(self.serving._node.peers()) - known
@@ -78,7 +99,11 @@ def world(request: pytest.FixtureRequest, master: Master) -> Iterator[World]:
 
 
 def said_badly(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [one.message for one in caplog.records if one.exc_info or "turn failed" in one.message or "Traceback" in one.message]
+    return [
+        one.message
+        for one in caplog.records
+        if one.exc_info or "turn failed" in one.message or "Traceback" in one.message
+    ]
 
 
 def sends(connection: Connection[Any], body: bytes, blocks: list[Any] | None = None) -> bool:
@@ -131,16 +156,33 @@ def test_whatever_kinds_numbers_and_values_a_member_sends_others_are_served(
                 asked.append(peer.request(AnyRoute(), "add", method_key("add"), (1,), 5.0, False))
             except errors.RpcError:
                 continue
-        kind = chance.choice([REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END, REPEAT, 0, 11, 255])
+        kind = chance.choice(
+            [REQUEST, NOTIFY, REPLY, FAILURE, CANCEL, OPEN, ITEM, CREDIT, END, REPEAT, 0, 11, 255]
+        )
         target = chance.choice([world.target, 0, 1, 0xFFFF_FFFF, chance.randrange(20)])
-        call_id = chance.choice([0, 1, 2, (1 << 64) - 1, chance.randrange(1 << 16)] + [call.call_id for call in asked[-3:]])
+        call_id = chance.choice(
+            [0, 1, 2, (1 << 64) - 1, chance.randrange(1 << 16)]
+            + [call.call_id for call in asked[-3:]]
+        )
         key = method_key(chance.choice(METHODS))
         status = chance.choice([*Status, 0, 99])
-        header = HEADER.pack(kind, chance.choice([0, 1, 2, 255]), status, target, call_id, key, chance.choice([0, 1, 5000]))
+        header = HEADER.pack(
+            kind,
+            chance.choice([0, 1, 2, 255]),
+            status,
+            target,
+            call_id,
+            key,
+            chance.choice([0, 1, 5000]),
+        )
         body, blocks = chance.choice(payloads)
         if chance.random() < 0.2:
             body = body[: chance.randrange(len(body) + 1)] + chance.randbytes(chance.randrange(8))
-        sends(connection, (header + body)[: chance.choice([1, 23, 24, 1 << 20, 1 << 20, 1 << 20])], list(blocks))
+        sends(
+            connection,
+            (header + body)[: chance.choice([1, 23, 24, 1 << 20, 1 << 20, 1 << 20])],
+            list(blocks),
+        )
     for call in asked:
         call.error(PATIENCE_S)
     assert world.is_served()
@@ -168,8 +210,12 @@ def test_what_is_no_message_ends_its_connection_with_one_line_at_most(
     connection.close()
 
 
-@pytest.mark.parametrize("texts", [5, None, [], ["a"], [1, 2, 3], ["a", "b", None], [["x"], "b", "c"]])
-def test_a_failure_whose_texts_are_none_ends_its_call_by_name(world: World, texts: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "texts", [5, None, [], ["a"], [1, 2, 3], ["a", "b", None], [["x"], "b", "c"]]
+)
+def test_a_failure_whose_texts_are_none_ends_its_call_by_name(
+    world: World, texts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     connection, peer = world.lie(), world.peer
     call = peer.request(AnyRoute(), "add", method_key("add"), (1,), PATIENCE_S, False)
     body, _ = archive.Archive().encode(texts)
@@ -200,7 +246,9 @@ def test_a_flood_of_notifications_that_fail_and_of_answers_that_nobody_reads_is_
     sent = 0
     while sent < 20_000 and sends(connection, notify):
         sent += 1
-    wait_until(lambda: peer.statistics().traffic.bytes_received >= sent * len(notify), "all of them")
+    wait_until(
+        lambda: peer.statistics().traffic.bytes_received >= sent * len(notify), "all of them"
+    )
     assert sent > 1000
     assert 0 < len([one for one in caplog.records if one.levelno >= logging.WARNING]) < 30
     assert world.is_served()

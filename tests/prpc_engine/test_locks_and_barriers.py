@@ -15,11 +15,16 @@ from prpc_engine.master.tree import SessionRecord
 
 def world(count: int) -> tuple[LocksAndBarriers, Registry, list[int]]:
     registry = Registry()
-    sessions = [registry.open(SessionRecord("t", 5.0, "root", f"client {number}", ""), 0.0) for number in range(count)]
+    sessions = [
+        registry.open(SessionRecord("t", 5.0, "root", f"client {number}", ""), 0.0)
+        for number in range(count)
+    ]
     return LocksAndBarriers(registry), registry, sessions
 
 
-def arrival(request: int, count: int, member: str = "?", item: int = 0, expected: tuple[str, ...] = ()) -> Arrival:
+def arrival(
+    request: int, count: int, member: str = "?", item: int = 0, expected: tuple[str, ...] = ()
+) -> Arrival:
     return Arrival(request, count, member, item, expected)
 
 
@@ -28,7 +33,10 @@ def test_a_lock_goes_from_one_to_the_next_in_the_order_they_came() -> None:
     tokens = [meetings.claim(session, "l", 1, "") for session in sessions]
     assert tokens == sorted(set(tokens))
     for place, session in enumerate(sessions):
-        first = [meetings.ahead(one, "l", token) is None for one, token in list(zip(sessions, tokens, strict=True))[place:]]
+        first = [
+            meetings.ahead(one, "l", token) is None
+            for one, token in list(zip(sessions, tokens, strict=True))[place:]
+        ]
         assert first == [True, False, False][: 3 - place]
         assert meetings.release_lock(session, "l", tokens[place])
     assert registry.tree_node_sub(sessions[0], "/_lock_") == [], "nothing is left of it"
@@ -114,7 +122,9 @@ def test_where_all_nodes_are_to_come_the_missing_ranks_are_known() -> None:
     for session in sessions:
         registry.join(session, [], -1, -1)
     meetings.arrive(sessions[1], "b", arrival(1, 3, registry.title(sessions[1])))
-    assert meetings.give_up(sessions[1], "b", 1) == "1 of 3 arrived: rank 1; missing: rank 0, rank 2"
+    assert (
+        meetings.give_up(sessions[1], "b", 1) == "1 of 3 arrived: rank 1; missing: rank 0, rank 2"
+    )
 
 
 def test_a_member_that_dies_is_not_counted() -> None:
@@ -155,7 +165,9 @@ def cost_of(meet: Callable[[LocksAndBarriers, Registry, list[int]], None], membe
     registry.take_changes()
     nodes = meetings._nodes = registry.tree.nodes = Counting(registry.tree.nodes)
     meet(meetings, registry, sessions)
-    return nodes.looks + sum(len(change.text) + len(change.path) for change in registry.take_changes())
+    return nodes.looks + sum(
+        len(change.text) + len(change.path) for change in registry.take_changes()
+    )
 
 
 def open_barrier(meetings: LocksAndBarriers, registry: Registry, sessions: list[int]) -> None:
@@ -179,7 +191,9 @@ def hand_lock_on(meetings: LocksAndBarriers, registry: Registry, sessions: list[
 
 
 @pytest.mark.parametrize("meet", [open_barrier, give_barrier_up, hand_lock_on])
-def test_what_many_members_cost_grows_as_their_number_does(meet: Callable[[LocksAndBarriers, Registry, list[int]], None]) -> None:
+def test_what_many_members_cost_grows_as_their_number_does(
+    meet: Callable[[LocksAndBarriers, Registry, list[int]], None],
+) -> None:
     assert cost_of(meet, 2000) < 5 * cost_of(meet, 500)
 
 
@@ -188,7 +202,10 @@ def test_of_a_large_barrier_that_is_given_up_some_names_are_told() -> None:
     for session in sessions:
         meetings.arrive(session, "b", arrival(1, 301, f"rank {session}"))
     assert meetings.give_up(sessions[0], "b", 1).startswith("300 of 301 arrived: rank 1, rank 2, ")
-    with pytest.raises(RegistryError, match=r"under way for 301 members \(rank 2, .* and 267 more wait there\), not for 7"):
+    with pytest.raises(
+        RegistryError,
+        match=r"under way for 301 members \(rank 2, .* and 267 more wait there\), not for 7",
+    ):
         meetings.arrive(sessions[0], "b", arrival(2, 7))
 
 

@@ -1,4 +1,6 @@
-"""A MasterClient and its master: every verb under its name, locks and barriers with deadlines, watches with deltas."""
+"""A MasterClient and its master: every verb under its name, locks and barriers with deadlines,
+watches with deltas.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,17 @@ def other(master: Master) -> Iterator[MasterClient]:
         yield one
 
 
-# -- names, ids, services ----------------------------------------------------------------------------------------------
+# -- names, ids, services --------------------------------------------------------------------------
 
 
 def test_the_tree_is_shared_and_has_versions(client: MasterClient, other: MasterClient) -> None:
     client.tree_node_add("/a", "1")
     assert other.tree_node_get("/a") == ("1", 0, False)
     assert other.tree_node_set("/a", "2", expected_version=0) == 1
-    with pytest.raises(VersionMismatch, match=r"tree_node_set\('/a', '3', 0\) at the master at .*: '/root/a' has version 1"):
+    with pytest.raises(
+        VersionMismatch,
+        match=r"tree_node_set\('/a', '3', 0\) at the master at .*: '/root/a' has version 1",
+    ):
         client.tree_node_set("/a", "3", expected_version=0)
     with pytest.raises(NodeExists):
         client.tree_node_add("/a")
@@ -76,11 +81,21 @@ def test_an_ephemeral_node_goes_with_its_session(master: Master, client: MasterC
 
 
 def test_ids_count_up_for_each_key(client: MasterClient, other: MasterClient) -> None:
-    ids = [client.generate_id("a"), other.generate_id("a"), client.generate_id("b"), client.generate_id("a")]
+    ids = [
+        client.generate_id("a"),
+        other.generate_id("a"),
+        client.generate_id("b"),
+        client.generate_id("a"),
+    ]
     assert [one - ids[0] for one in ids] == [0, 1, 0, 2]
     client.reset_generate_id("a")
     assert other.generate_id("a") == ids[0]
-    assert [client.count_up("a"), other.count_up("a"), client.count_up("b"), client.count_up("a")] == [0, 1, 0, 2]
+    assert [
+        client.count_up("a"),
+        other.count_up("a"),
+        client.count_up("b"),
+        client.count_up("a"),
+    ] == [0, 1, 0, 2]
 
 
 def test_nodes_are_listed_in_order_of_rank(master: Master, client: MasterClient) -> None:
@@ -130,7 +145,11 @@ def test_contexts_and_models(client: MasterClient) -> None:
     with pytest.raises(NodeExists):
         client.add_model("a/b", "m")
     client.set_model("a/b", "n")
-    assert (client.get_model("a/b"), client.get_model("c"), client.get_model_names()) == ("n", None, ["a/b"])
+    assert (client.get_model("a/b"), client.get_model("c"), client.get_model_names()) == (
+        "n",
+        None,
+        ["a/b"],
+    )
     assert client.del_model("a/b")
     assert not client.del_model("a/b")
 
@@ -173,7 +192,10 @@ def test_clearing_the_master_leaves_it_usable(client: MasterClient) -> None:
         (lambda client: client.tree_node_add("/a", b"bytes"), "value="),
         (lambda client: client.barrier("b", "two"), "count='two'"),
         (lambda client: client.generate_id(""), "1 to 256 characters"),
-        (lambda client: client._ask(1.0, "format_disk"), "there is no verb 'format_disk'; there are acquire_lock"),
+        (
+            lambda client: client._ask(1.0, "format_disk"),
+            "there is no verb 'format_disk'; there are acquire_lock",
+        ),
         (lambda client: client._ask(1.0, "ranks", 1, 2), "asked with 2 arguments"),
     ],
 )
@@ -190,13 +212,19 @@ def test_a_timeout_that_is_none_is_refused(client: MasterClient) -> None:
         client.generate_id("a", timeout_s=-1)
 
 
-# -- locks -------------------------------------------------------------------------------------------------------------
+# -- locks -----------------------------------------------------------------------------------------
 
 
-def test_a_lock_is_held_by_one_and_who_waits_too_long_is_told_by_whom(client: MasterClient, other: MasterClient) -> None:
+def test_a_lock_is_held_by_one_and_who_waits_too_long_is_told_by_whom(
+    client: MasterClient, other: MasterClient
+) -> None:
     with client.lock("l") as token:
         with pytest.raises(
-            DeadlineExceeded, match=r"acquire_lock\('l'\) at the master at .*: lock 'l' was not free: first \(session"
+            DeadlineExceeded,
+            match=(
+                r"acquire_lock\('l'\) at the master at .*: lock 'l' was not free: "
+                r"first \(session"
+            ),
         ):
             other.acquire_lock("l", timeout_s=0.05)
         with pytest.raises(Rejected, match=f"held by this thread already \\(token {token}\\)"):
@@ -237,7 +265,7 @@ def test_a_lock_is_free_when_its_holder_is_killed(master: Master, client: Master
     client.release_lock("l")
 
 
-# -- barriers and roles ------------------------------------------------------------------------------------------------
+# -- barriers and roles ----------------------------------------------------------------------------
 
 
 def test_a_barriers_name_is_used_again_with_other_sizes(master: Master) -> None:
@@ -245,18 +273,30 @@ def test_a_barriers_name_is_used_again_with_other_sizes(master: Master) -> None:
     try:
         with ThreadPoolExecutor(10) as pool:
             for name, count in (("b1", 5), ("b1", 10), ("b2", 10), ("b1", 5), ("b2", 5)):
-                for done in [pool.submit(one.barrier, name, count, PATIENCE_S) for one in clients[:count]]:
+                for done in [
+                    pool.submit(one.barrier, name, count, PATIENCE_S) for one in clients[:count]
+                ]:
                     done.result(PATIENCE_S)
     finally:
         for one in clients:
             one.close()
 
 
-def test_a_barrier_that_does_not_open_says_who_is_missing(client: MasterClient, other: MasterClient) -> None:
+def test_a_barrier_that_does_not_open_says_who_is_missing(
+    client: MasterClient, other: MasterClient
+) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(client.barrier, "b", 3, PATIENCE_S, "alice", ["alice", "bob", "carol"])
-        with pytest.raises(DeadlineExceeded, match="barrier 'b' did not open: 2 of 3 arrived: alice, bob; missing: carol"):
-            wait_until(lambda: client.tree_node_sub("/_barrier_") and client.tree_node_sub("/_barrier_/b"), "alice")
+        waiting = pool.submit(
+            client.barrier, "b", 3, PATIENCE_S, "alice", ["alice", "bob", "carol"]
+        )
+        with pytest.raises(
+            DeadlineExceeded,
+            match="barrier 'b' did not open: 2 of 3 arrived: alice, bob; missing: carol",
+        ):
+            wait_until(
+                lambda: client.tree_node_sub("/_barrier_") and client.tree_node_sub("/_barrier_/b"),
+                "alice",
+            )
             other.barrier("b", 3, timeout_s=0.05, member="bob")
         with ThreadPoolExecutor(1) as second:
             later = second.submit(other.barrier, "b", 3, PATIENCE_S, "bob")
@@ -279,13 +319,17 @@ def test_roles_are_ranked_by_number(master: Master) -> None:
                 pool.submit(one.alloc_role_rank, "worker", 3, rank, PATIENCE_S)
                 for one, rank in zip(clients, (10, 2, 1), strict=True)
             ]
-            assert [done.result(PATIENCE_S) for done in asked] == [(2, [1, 2, 10]), (1, [1, 2, 10]), (0, [1, 2, 10])]
+            assert [done.result(PATIENCE_S) for done in asked] == [
+                (2, [1, 2, 10]),
+                (1, [1, 2, 10]),
+                (0, [1, 2, 10]),
+            ]
     finally:
         for one in clients:
             one.close()
 
 
-# -- watches -----------------------------------------------------------------------------------------------------------
+# -- watches ---------------------------------------------------------------------------------------
 
 
 class Seen:
@@ -299,7 +343,9 @@ class Seen:
         return event.path, event.value
 
 
-def test_a_watch_hears_of_every_change_below_its_path_in_order(client: MasterClient, other: MasterClient) -> None:
+def test_a_watch_hears_of_every_change_below_its_path_in_order(
+    client: MasterClient, other: MasterClient
+) -> None:
     seen = Seen()
     client.tree_node_add("/a", "before")
     client.tree_watch("/a", seen.events.put)
@@ -308,11 +354,19 @@ def test_a_watch_hears_of_every_change_below_its_path_in_order(client: MasterCli
     other.tree_node_add("/a/b", "2")
     other.tree_node_set("/a/b", "3")
     other.tree_clear_path("/a")
-    assert [seen.next() for _ in range(5)] == [("/a", "1"), ("/a/b", "2"), ("/a/b", "3"), ("/a/b", None), ("/a", None)]
+    assert [seen.next() for _ in range(5)] == [
+        ("/a", "1"),
+        ("/a/b", "2"),
+        ("/a/b", "3"),
+        ("/a/b", None),
+        ("/a", None),
+    ]
     assert seen.events.empty()
 
 
-def test_the_end_of_one_that_watches_itself_is_told_to_the_others(client: MasterClient, other: MasterClient) -> None:
+def test_the_end_of_one_that_watches_itself_is_told_to_the_others(
+    client: MasterClient, other: MasterClient
+) -> None:
     seen = Seen()
     client.tree_node_add("/a")
     client.tree_watch("/a", seen.events.put)
@@ -323,7 +377,9 @@ def test_the_end_of_one_that_watches_itself_is_told_to_the_others(client: Master
     assert seen.next() == ("/a/its", None)
 
 
-def test_a_late_watcher_gets_what_there_is_and_then_the_changes(client: MasterClient, other: MasterClient) -> None:
+def test_a_late_watcher_gets_what_there_is_and_then_the_changes(
+    client: MasterClient, other: MasterClient
+) -> None:
     for number in range(3):
         other.add_context(number, str(number))
     seen = Seen()
@@ -336,7 +392,9 @@ def test_a_late_watcher_gets_what_there_is_and_then_the_changes(client: MasterCl
     ]
 
 
-def test_a_callback_may_use_the_client_and_watch_and_unwatch(client: MasterClient, other: MasterClient) -> None:
+def test_a_callback_may_use_the_client_and_watch_and_unwatch(
+    client: MasterClient, other: MasterClient
+) -> None:
     seen = Seen()
     values: queue.SimpleQueue[str] = queue.SimpleQueue()
     handles: list[int] = []
@@ -355,7 +413,9 @@ def test_a_callback_may_use_the_client_and_watch_and_unwatch(client: MasterClien
     assert not client.cancel_watch(handles[0])
 
 
-def test_a_callback_that_raises_is_logged_and_the_watch_goes_on(client: MasterClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_is_logged_and_the_watch_goes_on(
+    client: MasterClient, caplog: pytest.LogCaptureFixture
+) -> None:
     seen = Seen()
 
     def fragile(event: TreeEvent) -> None:
@@ -366,7 +426,9 @@ def test_a_callback_that_raises_is_logged_and_the_watch_goes_on(client: MasterCl
     for number in range(2):
         client.add_context(number, "")
     assert [seen.next()[0] for _ in range(2)] == ["/_context_/0", "/_context_/1"]
-    wait_until(lambda: caplog.text.count("ValueError: a bug of the user") == 2, "the second log line")
+    wait_until(
+        lambda: caplog.text.count("ValueError: a bug of the user") == 2, "the second log line"
+    )
 
 
 def test_a_join_costs_one_message_a_watcher(master: Master) -> None:
@@ -386,10 +448,12 @@ def test_a_join_costs_one_message_a_watcher(master: Master) -> None:
             one.close()
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
-def test_a_lost_connection_is_made_again_and_what_the_session_owns_stays(client: MasterClient, other: MasterClient) -> None:
+def test_a_lost_connection_is_made_again_and_what_the_session_owns_stays(
+    client: MasterClient, other: MasterClient
+) -> None:
     seen = Seen()
     client.tree_node_add("/e", "", ephemeral=True)
     client.tree_watch("/_context_", seen.events.put)
@@ -404,11 +468,15 @@ def test_a_lost_connection_is_made_again_and_what_the_session_owns_stays(client:
 
 
 @pytest.mark.parametrize("another_follows", [True, False])
-def test_what_a_watch_missed_is_made_up_for(master: Master, other: MasterClient, another_follows: bool) -> None:
-    """A notification that was dropped, as one to a watcher that does not read is, is noticed by the next one's number, or by a
-    heartbeat."""
+def test_what_a_watch_missed_is_made_up_for(
+    master: Master, other: MasterClient, another_follows: bool
+) -> None:
+    """A notification that was dropped, as one to a watcher that does not read is, is noticed by the
+    next one's number, or by a heartbeat."""
     seen = Seen()
-    with MasterClient(master.address, lease_s=1200.0, heartbeat_s=600.0 if another_follows else 0.05) as client:
+    with MasterClient(
+        master.address, lease_s=1200.0, heartbeat_s=600.0 if another_follows else 0.05
+    ) as client:
         client.tree_watch("/_context_", seen.events.put)
         servers = client._backend._session.node.servers  # type: ignore[attr-defined]
         watches = servers.pop(WATCH_TARGET)
@@ -427,7 +495,8 @@ def test_a_process_that_is_stopped_for_longer_than_its_lease_loses_its_session_a
 ) -> None:
     with ClientProcess(master.address, lease_s=0.3) as stopped:
         stopped.do("client.tree_node_add('/e', '', True)")
-        wait_until(lambda: stopped.do("client.acquire_lock('l')").isdecimal(), "its lock")  # its lease may end meanwhile, too
+        # its lease may end meanwhile, too
+        wait_until(lambda: stopped.do("client.acquire_lock('l')").isdecimal(), "its lock")
         halt(stopped.pid)
         client.acquire_lock("l", PATIENCE_S)
         with pytest.raises(NoSuchNode):
@@ -437,7 +506,9 @@ def test_a_process_that_is_stopped_for_longer_than_its_lease_loses_its_session_a
         assert stopped.do("client.count_up('x')") == "0"
 
 
-def test_a_client_that_ended_without_a_word_is_noticed_at_once_on_one_host(master: Master, client: MasterClient) -> None:
+def test_a_client_that_ended_without_a_word_is_noticed_at_once_on_one_host(
+    master: Master, client: MasterClient
+) -> None:
     gone = ClientProcess(master.address, lease_s=600.0)
     gone.do("client.register_node(CommInfo(5, ('a:1',)))")
     seen = Seen()
@@ -449,7 +520,9 @@ def test_a_client_that_ended_without_a_word_is_noticed_at_once_on_one_host(maste
 def test_nobody_at_the_address_is_said_with_what_to_do() -> None:
     with hold_port() as held:
         address = address_of(held)
-        with pytest.raises(MasterUnreachable, match=rf"no master answers at {address}.*start one with"):
+        with pytest.raises(
+            MasterUnreachable, match=rf"no master answers at {address}.*start one with"
+        ):
             MasterClient(address, timeout_s=0.3)
 
 
@@ -470,7 +543,11 @@ def test_closing_ends_what_waits(client: MasterClient, other: MasterClient) -> N
     assert other.tree_node_sub("/_barrier_") == []
 
 
-@pytest.mark.parametrize(("lease_s", "heartbeat_s"), [(0.0, None), (1e9, None), (1.0, 0.9), (1.0, 0.0)])
-def test_a_lease_or_heartbeat_that_makes_no_sense_is_refused(master: Master, lease_s: float, heartbeat_s: float | None) -> None:
+@pytest.mark.parametrize(
+    ("lease_s", "heartbeat_s"), [(0.0, None), (1e9, None), (1.0, 0.9), (1.0, 0.0)]
+)
+def test_a_lease_or_heartbeat_that_makes_no_sense_is_refused(
+    master: Master, lease_s: float, heartbeat_s: float | None
+) -> None:
     with pytest.raises(ConfigError, match=r"are allowed|is allowed"):
         MasterClient(master.address, lease_s=lease_s, heartbeat_s=heartbeat_s)

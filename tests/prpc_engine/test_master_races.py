@@ -1,4 +1,6 @@
-"""Sessions and watches where a thread is held between two steps: then a connection is lost, a caller goes, a session ends."""
+"""Sessions and watches where a thread is held between two steps: then a connection is lost, a
+caller goes, a session ends.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def cut(peer: Peer, error: ShardError | None = None) -> None:
 
 
 def once_slow(session: MasterSession, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The master does not answer the next look of a watch in time, over a connection that stays; it, and those answered."""
+    """The master does not answer the next look of a watch in time, over a connection that stays;
+    it, and those answered.
+    """
     asked: list[str] = []
 
     def direct(method: str, *arguments: Any) -> Any:
@@ -58,12 +62,17 @@ def once_slow(session: MasterSession, monkeypatch: pytest.MonkeyPatch) -> list[s
     return asked
 
 
-# -- watches -----------------------------------------------------------------------------------------------------------
+# -- watches ---------------------------------------------------------------------------------------
 
 
-def test_a_watch_begins_although_the_master_was_too_slow_to_answer_it(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_begins_although_the_master_was_too_slow_to_answer_it(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: queue.Queue[TreeEvent] = queue.Queue()
-    with MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client, MasterClient(master.address) as other:
+    with (
+        MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client,
+        MasterClient(master.address) as other,
+    ):
         asked = once_slow(session_of(client), monkeypatch)
         client.tree_watch("/a", heard.put)
         wait_until(lambda: len(asked) > 1, "another look")
@@ -75,7 +84,10 @@ def test_watches_go_on_over_a_new_connection_although_the_master_was_too_slow_to
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: queue.Queue[str] = queue.Queue()
-    with MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client, MasterClient(master.address) as other:
+    with (
+        MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client,
+        MasterClient(master.address) as other,
+    ):
         for path in ("/a", "/b"):
             client.tree_watch(path, lambda event: heard.put(event.path))
         session = session_of(client)
@@ -92,7 +104,10 @@ def test_what_a_watch_missed_is_not_passed_over_while_the_master_is_too_slow_to_
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: queue.Queue[str | None] = queue.Queue()
-    with MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client, MasterClient(master.address) as other:
+    with (
+        MasterClient(master.address, heartbeat_s=HEARTBEAT_S) as client,
+        MasterClient(master.address) as other,
+    ):
         watches = watches_of(client)
         client.tree_watch("/a", lambda event: heard.put(event.value))
         apply = watches._apply
@@ -112,7 +127,10 @@ def test_a_watch_that_was_given_up_before_it_began_never_calls(master: Master) -
     with MasterClient(master.address) as client:
         client.tree_watch("/slow", lambda _: go_on.wait(PATIENCE_S))
         client.tree_node_add("/slow")
-        with pytest.raises(errors.DeadlineExceeded, match=r"watching '/a' .* a callback of another watch may still be running"):
+        with pytest.raises(
+            errors.DeadlineExceeded,
+            match=r"watching '/a' .* a callback of another watch may still be running",
+        ):
             client.tree_watch("/a", called.append, timeout_s=0.05)
         go_on.set()
         client.tree_watch("/a", heard.put)
@@ -143,11 +161,17 @@ def test_a_client_that_is_closed_while_a_watch_is_added_keeps_nobody_waiting(
             return  # it was closed: that may be said or not, as long as it is soon
 
     monkeypatch.setattr(watches, "_events", Events())
-    adding, closing = threading.Thread(target=add, daemon=True), threading.Thread(target=client.close)
+    adding, closing = (
+        threading.Thread(target=add, daemon=True),
+        threading.Thread(target=client.close),
+    )
     adding.start()
     assert held.wait(PATIENCE_S)
     closing.start()
-    wait_until(lambda: not closing.is_alive() or watches._starting.locked(), "close() comes as far as it can")
+    wait_until(
+        lambda: not closing.is_alive() or watches._starting.locked(),
+        "close() comes as far as it can",
+    )
     go_on.set()
     closing.join(PATIENCE_S)
     adding.join(PATIENCE_S)
@@ -157,7 +181,14 @@ def test_a_client_that_is_closed_while_a_watch_is_added_keeps_nobody_waiting(
 def test_a_handler_may_add_a_watch(master: Master) -> None:
     heard: queue.Queue[TreeEvent] = queue.Queue()
     with RpcService(master.address) as serving, RpcService(master.address) as calling:
-        serving.create_server("test", {"watch": lambda: serving.master_client.tree_watch("/a", heard.put, timeout_s=PATIENCE_S)})
+        serving.create_server(
+            "test",
+            {
+                "watch": lambda: serving.master_client.tree_watch(
+                    "/a", heard.put, timeout_s=PATIENCE_S
+                )
+            },
+        )
         assert calling.create_client("test").call("watch", timeout_s=2 * PATIENCE_S) > 0
         calling.master_client.tree_node_add("/a")
         assert heard.get(timeout=PATIENCE_S).path == "/a"
@@ -189,14 +220,15 @@ def test_threads_that_ask_for_a_services_master_client_at_once_get_the_same(
         assert found[0] is found[1] is one.master_client
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [PeerLostError("it was cut"), None], ids=["lost", "closed here"])
 def test_a_verb_that_meets_a_connection_which_was_replaced_meanwhile_goes_over_the_new_one(
     master: Master, monkeypatch: pytest.MonkeyPatch, error: ShardError | None
 ) -> None:
-    with MasterClient(master.address, lease_s=LONG_S) as client:  # no heartbeat, which would meet it, too
+    # no heartbeat, which would meet it, too
+    with MasterClient(master.address, lease_s=LONG_S) as client:
         session = session_of(client)
         before = session._peer
         assert before is not None
@@ -225,7 +257,11 @@ def test_a_connection_that_is_lost_as_its_session_is_taken_up_is_made_again_at_o
             @property
             def lost(self) -> bool:
                 was_lost = bool(self.__dict__["lost"])
-                if threading.current_thread() is session._keeper and session._lock.locked() and not lost.is_set():
+                if (
+                    threading.current_thread() is session._keeper
+                    and session._lock.locked()
+                    and not lost.is_set()
+                ):
                     self.when_lost.append(lambda _: lost.set())
                     cut(self)
                     assert lost.wait(PATIENCE_S)
@@ -273,7 +309,10 @@ def test_a_session_is_kept_although_its_connection_is_lost_before_anybody_hears_
             raise errors.NotSent("the master is away")
 
     def let_go() -> None:
-        wait_until(lambda: len(attempts) > 2 or (attempts and not attempts[0]._keeper.is_alive()), "another attempt, or none")
+        wait_until(
+            lambda: len(attempts) > 2 or (attempts and not attempts[0]._keeper.is_alive()),
+            "another attempt, or none",
+        )
         go_on.set()
 
     monkeypatch.setattr(MasterSession, "_open", open_and_lose)
@@ -320,8 +359,12 @@ def replaced(master: Master) -> Master:
     return Master(address)
 
 
-def at_registration_anew(monkeypatch: pytest.MonkeyPatch, then: Callable[[MasterSession], object]) -> threading.Event:
-    """Once the master has registered a server again, then(session) before the session hears of it; set when that was."""
+def at_registration_anew(
+    monkeypatch: pytest.MonkeyPatch, then: Callable[[MasterSession], object]
+) -> threading.Event:
+    """Once the master has registered a server again, then(session) before the session hears of it;
+    set when that was.
+    """
     now, was = MasterSession._now, threading.Event()
 
     def after(session: MasterSession, peer: Peer, *asked: Any) -> Any:
@@ -348,7 +391,10 @@ def test_a_server_is_registered_again_although_the_connection_is_lost_before_tha
         with replaced(first) as second, RpcService(second.address) as other:
             assert was.wait(PATIENCE_S)
             wait_until(lambda: node._session.connected, "the new session")
-            assert other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S) == "me"
+            assert (
+                other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S)
+                == "me"
+            )
 
 
 def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(
@@ -362,8 +408,15 @@ def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(
             assert was.wait(PATIENCE_S)
             wait_until(lambda: node._session.connected, "the new session")
             with MasterClient(second.address) as client:
-                # By another connection: what the session sends when it is there may still be on its way.
-                wait_until(lambda: [known.servers for known in client.get_rpc_service_info("RpcService")] == [()], "its end")
+                # By another connection: what the session sends when it is there may still be on its
+                # way.
+                wait_until(
+                    lambda: (
+                        [known.servers for known in client.get_rpc_service_info("RpcService")]
+                        == [()]
+                    ),
+                    "its end",
+                )
 
 
 def test_a_server_whose_registration_was_answered_too_late_stays_with_nobody(
@@ -371,7 +424,9 @@ def test_a_server_whose_registration_was_answered_too_late_stays_with_nobody(
 ) -> None:
     finish = MasterSession._finish
 
-    def late(session: MasterSession, request: Any, error: BaseException | None, answer: Any = None) -> None:
+    def late(
+        session: MasterSession, request: Any, error: BaseException | None, answer: Any = None
+    ) -> None:
         if request.verb == "register_server":
             error = errors.DeadlineExceeded("the answer came too late")
         finish(session, request, error, answer)
@@ -380,12 +435,17 @@ def test_a_server_whose_registration_was_answered_too_late_stays_with_nobody(
         monkeypatch.setattr(MasterSession, "_finish", late)
         with pytest.raises(errors.DeadlineExceeded, match="too late"):
             node.create_server("test", {"who": lambda: "me"})
-        wait_until(lambda: [known.servers for known in client.get_rpc_service_info("RpcService")] == [()], "its end")
+        wait_until(
+            lambda: [known.servers for known in client.get_rpc_service_info("RpcService")] == [()],
+            "its end",
+        )
         monkeypatch.setattr(MasterSession, "_finish", finish)
         node.create_server("test", {"who": lambda: "me"}, server_id=0)
 
 
-def test_a_server_that_is_made_while_the_session_is_replaced_is_found(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_made_while_the_session_is_replaced_is_found(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make, masters = ServedObject, [Master(place)]
     with RpcService(masters[0].address) as node:
 
@@ -393,13 +453,18 @@ def test_a_server_that_is_made_while_the_session_is_replaced_is_found(place: str
             if target:
                 session, before = node._session, node._session._token
                 masters.append(replaced(masters[0]))
-                wait_until(lambda: session._token != before and session.connected, "the new session")
+                wait_until(
+                    lambda: session._token != before and session.connected, "the new session"
+                )
             return make(name, server_id, target, *rest)
 
         monkeypatch.setattr(serving, "ServedObject", late)
         node.create_server("test", {"who": lambda: "me"})
         with masters[1] as second, RpcService(second.address) as other:
-            assert other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S) == "me"
+            assert (
+                other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S)
+                == "me"
+            )
 
 
 def test_a_place_in_the_queue_of_a_lock_is_given_up_however_long_the_master_is_away(
@@ -421,7 +486,10 @@ def test_a_place_in_the_queue_of_a_lock_is_given_up_however_long_the_master_is_a
 
         waiting = threading.Thread(target=wait_in_vain)
         waiting.start()
-        wait_until(lambda: any(one.peer is not None for one in list(session._requests.values())), "it is asked")
+        wait_until(
+            lambda: any(one.peer is not None for one in list(session._requests.values())),
+            "it is asked",
+        )
         session.ask("ranks", timeout_s=PATIENCE_S)  # and answered after that: it waits
         first.kill()
         (claim,) = session._requests.values()
@@ -429,13 +497,18 @@ def test_a_place_in_the_queue_of_a_lock_is_given_up_however_long_the_master_is_a
         session.node.reactor.call_soon(lambda: session._expire(claim))
         waiting.join(PATIENCE_S)
         given_up = time.monotonic()
-        wait_until(lambda: all(one.asked > given_up for one in list(session._requests.values())), "its time is over")
+        wait_until(
+            lambda: all(one.asked > given_up for one in list(session._requests.values())),
+            "its time is over",
+        )
         with first.again(), MasterClient(first.address) as third:
             holder.release_lock("l", timeout_s=PATIENCE_S)
             assert third.acquire_lock("l", timeout_s=PATIENCE_S) > 0
 
 
-def test_a_lock_whose_release_was_not_heard_can_be_released_again(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_whose_release_was_not_heard_can_be_released_again(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with MasterClient(master.address) as client, MasterClient(master.address) as other:
         client.acquire_lock("l")
 

@@ -1,4 +1,6 @@
-"""The master is killed with kill -9 and started again: sessions resume, ids go on, the data plane notices nothing."""
+"""The master is killed with kill -9 and started again: sessions resume, ids go on, the data plane
+notices nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import DeadlineExceeded, JournalError, MasterUnreachable, NoSuchNode, RpcError
+from prpc_engine.errors import (
+    DeadlineExceeded,
+    JournalError,
+    MasterUnreachable,
+    NoSuchNode,
+    RpcError,
+)
 from prpc_engine.master.client import MasterClient, TreeEvent
 from tests.program import halt
 from tests.prpc_engine.master_processes import ClientProcess, MasterProcess
@@ -103,7 +111,9 @@ def test_calls_between_nodes_go_on_without_a_master(tmp_path: Path) -> None:
             with first.again(), MasterClient(first.address) as other:
                 wait_until(lambda: service.master_client.connected, "the session")
                 assert service._ask_master("ranks") == [0, 1]
-                assert [len(info.servers) for info in other.get_rpc_service_info("RpcService")] == [1]
+                assert [len(info.servers) for info in other.get_rpc_service_info("RpcService")] == [
+                    1
+                ]
                 again = service.create_client("test", timeout_s=PATIENCE_S)
                 assert again.call("echo", "after") == "after"
                 stop.set()
@@ -132,7 +142,10 @@ def test_a_master_without_a_journal_is_joined_anew(tmp_path: Path) -> None:
         first.kill()
         with first.again():
             for service in (one, two):
-                wait_until(lambda service=service: len(service._ask_master("ranks")) == 2, "both to be back")  # type: ignore[misc]
+                wait_until(
+                    lambda service=service: len(service._ask_master("ranks")) == 2,
+                    "both to be back",
+                )  # type: ignore[misc]
             fresh = one.create_client("test", timeout_s=PATIENCE_S)
             assert (fresh.call("one"), client.call("one")) == (1, 1)
             assert {one.rank, two.rank} == set(ranks)
@@ -160,8 +173,12 @@ def test_what_waits_goes_on_waiting_over_a_restart(tmp_path: Path) -> None:
             assert holder.tree_node_sub("/_lock_") == []
 
 
-def test_ids_that_many_ask_for_while_it_is_killed_again_and_again_are_never_the_same(tmp_path: Path) -> None:
-    """Every id that was given is given once, and none is lost either: who asks again is answered the same."""
+def test_ids_that_many_ask_for_while_it_is_killed_again_and_again_are_never_the_same(
+    tmp_path: Path,
+) -> None:
+    """Every id that was given is given once, and none is lost either: who asks again is answered
+    the same.
+    """
     master = MasterProcess(tmp_path)
     stop = threading.Event()
     ids: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -170,7 +187,10 @@ def test_ids_that_many_ask_for_while_it_is_killed_again_and_again_are_never_the_
         while not stop.is_set():
             ids.put(client.generate_id("k", timeout_s=PATIENCE_S))
 
-    with MasterClient(master.address, lease_s=LEASE_S) as one, MasterClient(master.address, lease_s=LEASE_S) as two:
+    with (
+        MasterClient(master.address, lease_s=LEASE_S) as one,
+        MasterClient(master.address, lease_s=LEASE_S) as two,
+    ):
         with ThreadPoolExecutor(4) as pool:
             asking = [pool.submit(ask, client) for client in (one, two, one, two)]
             try:
@@ -204,7 +224,10 @@ def test_a_watch_goes_on_over_a_restart(tmp_path: Path) -> None:
             other.delete_storage(1)
             other.add_context(3, "after")
             events = [seen.get(timeout=PATIENCE_S) for _ in range(2)]
-            assert [(event.path, event.value) for event in events] == [("/_context_/1", None), ("/_context_/3", "after")]
+            assert [(event.path, event.value) for event in events] == [
+                ("/_context_/1", None),
+                ("/_context_/3", "after"),
+            ]
 
 
 def test_who_died_while_there_was_no_master_is_gone_when_it_is_back(tmp_path: Path) -> None:
@@ -217,13 +240,16 @@ def test_who_died_while_there_was_no_master_is_gone_when_it_is_back(tmp_path: Pa
             client.tree_node_get("/e")
 
 
-def test_a_verb_that_no_master_answers_ends_at_its_deadline_and_says_what_to_do(tmp_path: Path) -> None:
+def test_a_verb_that_no_master_answers_ends_at_its_deadline_and_says_what_to_do(
+    tmp_path: Path,
+) -> None:
     with MasterProcess(tmp_path) as first, MasterClient(first.address, lease_s=LEASE_S) as client:
         first.kill()
         wait_until(lambda: not client.connected, "its notice")
         with pytest.raises(
             MasterUnreachable,
-            match=rf"generate_id\('a'\) was not asked: no master answers at {first.address} for \d+\.\d+ s .*start it again",
+            match=rf"generate_id\('a'\) was not asked: no master answers at {first.address} for "
+            rf"\d+\.\d+ s .*start it again",
         ):
             client.generate_id("a", timeout_s=0.2)
 
@@ -240,7 +266,9 @@ def test_a_stopped_master_hangs_nobody_and_blames_nobody_when_it_goes_on(tmp_pat
 
 def test_a_second_master_on_the_same_journal_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
     with MasterProcess(tmp_path) as first:
-        with pytest.raises(JournalError, match=f"another master serves from {tmp_path}: pid {first.process.pid}, "):
+        with pytest.raises(
+            JournalError, match=f"another master serves from {tmp_path}: pid {first.process.pid}, "
+        ):
             Master(journal=tmp_path)
         first.kill()
         with Master(journal=tmp_path):

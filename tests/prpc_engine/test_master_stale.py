@@ -1,4 +1,6 @@
-"""What a client of the master goes by and is not so any more: a lock, a session, a watch, an arrival that went meanwhile."""
+"""What a client of the master goes by and is not so any more: a lock, a session, a watch, an
+arrival that went meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,24 @@ def expire(master: Master, client: MasterClient) -> None:
     wait_until(lambda: session.number != ended and session.connected, "another session")
 
 
-# -- locks and barriers ------------------------------------------------------------------------------------------------
+# -- locks and barriers ----------------------------------------------------------------------------
 
 
-def test_who_lost_a_lock_does_not_release_it_for_another_thread_that_holds_it_since(master: Master, client: MasterClient) -> None:
+def test_who_lost_a_lock_does_not_release_it_for_another_thread_that_holds_it_since(
+    master: Master, client: MasterClient
+) -> None:
     with ThreadPoolExecutor(1) as other_thread, MasterClient(master.address) as other:
         with (
-            pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token \d+\)"),
+            pytest.raises(
+                errors.Rejected, match=r"lock 'l' was lost before its release \(token \d+\)"
+            ),
             client.lock("l") as token,
         ):
             expire(master, client)
-            assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == token + 1
+            assert (
+                other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S)
+                == token + 1
+            )
         assert len(other.tree_node_sub("/_lock_/l")) == 1
         other_thread.submit(client.release_lock, "l").result(PATIENCE_S)
         assert other.acquire_lock("l", timeout_s=PATIENCE_S) == token + 2
@@ -61,22 +70,32 @@ def test_who_lost_a_lock_is_told_so_when_it_releases_what_another_thread_holds_s
     with ThreadPoolExecutor(1) as other_thread:
         token = client.acquire_lock("l")
         expire(master, client)
-        assert other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S) == token + 1
-        with pytest.raises(errors.Rejected, match=r"lock 'l' was lost before its release \(token \d+\)"):
+        assert (
+            other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S)
+            == token + 1
+        )
+        with pytest.raises(
+            errors.Rejected, match=r"lock 'l' was lost before its release \(token \d+\)"
+        ):
             client.release_lock("l")
-        client.release_lock("l")  # for the other one: who holds a lock need not be who gives it back
+        # for the other one: who holds a lock need not be who gives it back
+        client.release_lock("l")
 
 
-def test_who_waits_at_a_barrier_that_is_cleared_away_is_told_so_at_once(master: Master, client: MasterClient) -> None:
+def test_who_waits_at_a_barrier_that_is_cleared_away_is_told_so_at_once(
+    master: Master, client: MasterClient
+) -> None:
     with ThreadPoolExecutor(1) as pool, MasterClient(master.address) as other:
         waiting = pool.submit(client.barrier, "b", 2, PATIENCE_S)
         wait_until(lambda: other.tree_node_sub("/_barrier_"), "its arrival")
         other.tree_clear_path("/_barrier_/b")
-        with pytest.raises(errors.Rejected, match=r"barrier 'b': the arrival was deleted meanwhile"):
+        with pytest.raises(
+            errors.Rejected, match=r"barrier 'b': the arrival was deleted meanwhile"
+        ):
             waiting.result()
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 def test_a_session_that_was_opened_unheard_does_not_keep_its_client_from_another_one(
@@ -111,7 +130,10 @@ def test_what_was_registered_again_before_the_connection_was_lost_is_not_registe
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked: list[tuple[Any, ...]] = []
-    served = {target: ServedObject(name, 0, target, {"echo": lambda value: value}) for target, name in ((1, "a"), (2, "b"))}
+    served = {
+        target: ServedObject(name, 0, target, {"echo": lambda value: value})
+        for target, name in ((1, "a"), (2, "b"))
+    }
     joined = Registration(["a:1"], -1, 0, served)
     joined.registered("a", 0, 1, 11)
     joined.registered("b", 0, 2, 12)
@@ -128,18 +150,22 @@ def test_what_was_registered_again_before_the_connection_was_lost_is_not_registe
     joined.anew("token", ask)
     assert asked[first:] == [("join", ["a:1"]), ("register_server", "b")]
     joined.anew("another token", ask)
-    assert asked[-4:] == [(verb, name) for name in "ab" for verb in ("prepare_server", "register_server")]
+    assert asked[-4:] == [
+        (verb, name) for name in "ab" for verb in ("prepare_server", "register_server")
+    ]
     assert not caplog.records
 
 
-# -- watches -----------------------------------------------------------------------------------------------------------
+# -- watches ---------------------------------------------------------------------------------------
 
 
 def test_a_watch_that_is_cancelled_while_the_end_of_another_is_looked_at_harms_nobody(
     master: Master, client: MasterClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Cancelling(str):
-        """A path that, looked at in the thread of the watches, has another watch cancelled by then."""
+        """A path that, looked at in the thread of the watches, has another watch cancelled by
+        then.
+        """
 
         def __ne__(self, other: object) -> bool:
             if threading.current_thread().name == "prpc-master-watch":
@@ -153,7 +179,9 @@ def test_a_watch_that_is_cancelled_while_the_end_of_another_is_looked_at_harms_n
     watches._watches[middle].path = Cancelling("/b")
     client.cancel_watch(first)
     watched = master._methods._watched
-    wait_until(lambda: watched.get(session.number) == {"/root/b"}, "the master watches what is left")
+    wait_until(
+        lambda: watched.get(session.number) == {"/root/b"}, "the master watches what is left"
+    )
     assert not caplog.records
 
 
@@ -174,7 +202,9 @@ def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
     assert held.wait(PATIENCE_S)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(user.tree_watch, "/a", called.append, True)
-        wait_until(lambda: user._backend._watches._events.qsize(), "it waits for the other one's callback")  # type: ignore[attr-defined]
+        wait_until(
+            lambda: user._backend._watches._events.qsize(), "it waits for the other one's callback"
+        )  # type: ignore[attr-defined]
         user.close()
         go_on.set()
         with pytest.raises(errors.Closed, match="'/a' cannot be watched: this client was closed"):

@@ -49,7 +49,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def scrape(server: metrics.MetricsServer) -> Samples:
     """What stands at /metrics: the value for each name with its labels."""
-    with urllib.request.urlopen(f"http://{server.host}:{server.port}/metrics", timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(
+        f"http://{server.host}:{server.port}/metrics", timeout=PATIENCE_S
+    ) as answer:
         text = answer.read().decode()
     found: Samples = {}
     for family in text_string_to_metric_families(text):
@@ -77,7 +79,9 @@ def scrape_all(server: metrics.MetricsServer) -> Samples:
 def value(found: Samples, name: str, **labels: str) -> float:
     """The sum of those samples that have these labels."""
     matching = [
-        one for (called, with_labels), one in found.items() if called == name and labels.items() <= dict(with_labels).items()
+        one
+        for (called, with_labels), one in found.items()
+        if called == name and labels.items() <= dict(with_labels).items()
     ]
     assert matching, f"no {name} with {labels}"
     return sum(matching)
@@ -105,15 +109,21 @@ def test_a_scrape_shows_the_calls_that_were_made(world: World) -> None:
         return value(found, name, **labels) - value(before, name, **labels)
 
     mine = {"service": "a/b", "server_id": "7"}
-    assert grew("prpc_server_requests_total", **mine) == 14  # ten, one that raised, one with bad arguments, a nap, an echo
+    # ten, one that raised, one with bad arguments, a nap, an echo
+    assert grew("prpc_server_requests_total", **mine) == 14
     assert grew("prpc_server_failures_total", **mine) == 1
     assert value(found, "prpc_server_refused_total", reason="unknown_method", **mine) == 1
     assert value(found, "prpc_server_refused_total", reason="bad_arguments", **mine) == 1
     assert value(found, "prpc_server_tasks", **mine) == 1
     assert value(found, "prpc_server_queued", **mine) == 0
-    assert value(found, "prpc_server_repeated_total", **mine) == value(found, "prpc_server_forgotten_total", **mine) == 0
+    assert (
+        value(found, "prpc_server_repeated_total", **mine)
+        == value(found, "prpc_server_forgotten_total", **mine)
+        == 0
+    )
     assert grew("prpc_peer_requests_total", transport=world.transport) >= 11
-    assert value(found, "prpc_peer_in_flight", transport="memory") == 1  # the nap; a heartbeat may be on its way to the master
+    # the nap; a heartbeat may be on its way to the master
+    assert value(found, "prpc_peer_in_flight", transport="memory") == 1
     assert grew("prpc_peer_sent_bytes_total", transport=world.transport) > 100_000
     assert grew("prpc_peer_received_bytes_total", transport=world.transport) > 100_000
     assert value(found, "prpc_peer_late_replies_total") == 0
@@ -144,7 +154,8 @@ def test_handlers_times_are_a_histogram_of_their_method(world: World) -> None:
     assert by_bound == {bound: float(bound > taken_s) for bound in by_bound}
     assert len(by_bound) > 20
     assert value(found, "prpc_server_slow_calls_total", method="echo") == 0
-    assert not [labels for _, labels in found if ("method", "add") in labels]  # never called: no series yet
+    # never called: no series yet
+    assert not [labels for _, labels in found if ("method", "add") in labels]
 
 
 def test_a_server_that_ejects_is_seen_in_the_balancers_states() -> None:
@@ -158,15 +169,24 @@ def test_a_server_that_ejects_is_seen_in_the_balancers_states() -> None:
         registry = CollectorRegistry()
         metrics.register(service, registry)
         states = {
-            state: registry.get_sample_value("prpc_client_servers", {"service": "gone", "client": "1", "state": state})
+            state: registry.get_sample_value(
+                "prpc_client_servers", {"service": "gone", "client": "1", "state": state}
+            )
             for state in metrics.STATES
         }
         assert sum(states.values()) <= 1
-        assert registry.get_sample_value("prpc_client_ejections_total", {"service": "gone", "client": "1"}) is not None
+        assert (
+            registry.get_sample_value(
+                "prpc_client_ejections_total", {"service": "gone", "client": "1"}
+            )
+            is not None
+        )
 
 
 class Sharded(NamedTuple):
-    """A service with a server in each of two shards, one more of that name in its own process, and who calls them."""
+    """A service with a server in each of two shards, one more of that name in its own process, and
+    who calls them.
+    """
 
     service: RpcService
     server: RpcServer
@@ -182,7 +202,9 @@ def sharded() -> Iterator[Sharded]:
             yield Sharded(service, server, client)
 
 
-def test_each_shard_is_there_under_its_number_and_all_of_a_service_in_one_sum(sharded: Sharded) -> None:
+def test_each_shard_is_there_under_its_number_and_all_of_a_service_in_one_sum(
+    sharded: Sharded,
+) -> None:
     calls = {0: 3, 1: 5, 7: 2}
     with metrics.serve(sharded.service, 0) as server:
         before = scrape_all(server)
@@ -195,20 +217,36 @@ def test_each_shard_is_there_under_its_number_and_all_of_a_service_in_one_sum(sh
     for server_id, shard in (("0", "0"), ("1", "1"), ("7", "")):
         mine = {"service": "test", "server_id": server_id, "shard": shard}
         assert value(found, "prpc_server_requests_total", **mine) == calls[int(server_id)]
-        assert value(found, "prpc_server_handler_seconds_count", method="echo", **mine) == calls[int(server_id)]
+        assert (
+            value(found, "prpc_server_handler_seconds_count", method="echo", **mine)
+            == calls[int(server_id)]
+        )
         assert value(found, "prpc_slab_limit_bytes", shard=shard) > 0
     assert value(found, "prpc_server_refused_total", shard="1", reason="unknown_method") == 1
     assert value(found, "prpc_service_requests_total", service="test") == sum(calls.values())
     assert value(found, "prpc_service_refused_total", service="test", reason="unknown_method") == 1
     for shard in ("0", "1"):
-        assert value(found, "prpc_shard_up", shard=shard) == value(found, "prpc_shard_starts_total", shard=shard) == 1
-        assert value(found, "prpc_shard_turns_total", shard=shard) > value(before, "prpc_shard_turns_total", shard=shard) - 1
+        assert (
+            value(found, "prpc_shard_up", shard=shard)
+            == value(found, "prpc_shard_starts_total", shard=shard)
+            == 1
+        )
+        assert (
+            value(found, "prpc_shard_turns_total", shard=shard)
+            > value(before, "prpc_shard_turns_total", shard=shard) - 1
+        )
         assert value(found, "prpc_peer_received_bytes_total", shard=shard) > 0
     whole = sharded.server.statistics()
-    assert (whole.requests, whole.refused, whole.timings["echo"].calls) == (8, {"unknown_method": 1}, 8)
+    assert (whole.requests, whole.refused, whole.timings["echo"].calls) == (
+        8,
+        {"unknown_method": 1},
+        8,
+    )
 
 
-def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not_fall(sharded: Sharded, tmp_path: Path) -> None:
+def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not_fall(
+    sharded: Sharded, tmp_path: Path
+) -> None:
     path = tmp_path / "fifo"
     os.mkfifo(path)
     sharded.client.call_to(0, "echo", 1)
@@ -222,7 +260,10 @@ def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not
         assert first.error == "it has not answered yet: a handler keeps it"
         assert first.last is not None
         assert first.last.servers["test/0"].requests == 1
-        wait_until(lambda: sharded.service.figures_of_shards(SHORT_S)[1].now is not None, "the answer of the other shard")
+        wait_until(
+            lambda: sharded.service.figures_of_shards(SHORT_S)[1].now is not None,
+            "the answer of the other shard",
+        )
         assert reader._asked[0] is asked, "it is not asked again before it has answered"
         registry = CollectorRegistry()
         metrics.register(sharded.service, registry)
@@ -232,7 +273,9 @@ def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not
         gate.write("go on")
     assert busy.result(PATIENCE_S) == "go on"
     wait_until(lambda: registry.get_sample_value("prpc_shard_up", {"shard": "0"}) == 1)
-    wait_until(lambda: registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 2)
+    wait_until(
+        lambda: registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 2
+    )
 
 
 def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
@@ -240,9 +283,13 @@ def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
     metrics.register(sharded.service, registry)
     for server_id in (0, 1, 7):
         sharded.client.call_to(server_id, "echo", 1)
-    wait_until(lambda: registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 3)
+    wait_until(
+        lambda: registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 3
+    )
     os.kill(sharded.service.figures_of_shards()[0].process.pid, signal.SIGKILL)
-    wait_until(lambda: "shard 0" in sharded.service.figures_of_shards()[0].error, "the end of the shard")
+    wait_until(
+        lambda: "shard 0" in sharded.service.figures_of_shards()[0].error, "the end of the shard"
+    )
     assert registry.get_sample_value("prpc_shard_up", {"shard": "0"}) == 0
     assert registry.get_sample_value("prpc_service_requests_total", {"service": "test"}) == 3
     assert sharded.server.statistics().requests == 2
@@ -255,7 +302,12 @@ def test_the_bytes_of_a_dead_shards_connections_stay_in_the_figures_of_their_tra
     metrics.register(sharded.service, registry)
 
     def all_of(name: str, **labels: str) -> float:
-        found = [sample for family in registry.collect() for sample in family.samples if sample.name == name]
+        found = [
+            sample
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == name
+        ]
         return sum(sample.value for sample in found if labels.items() <= sample.labels.items())
 
     def received() -> float:
@@ -288,7 +340,11 @@ def _answers(client: RpcClient, server_id: int) -> bool:
 
 
 def test_one_registry_reads_one_service_until_it_is_taken_back() -> None:
-    with Master() as master, RpcService(master=master.address) as one, RpcService(master=master.address) as two:
+    with (
+        Master() as master,
+        RpcService(master=master.address) as one,
+        RpcService(master=master.address) as two,
+    ):
         registry = CollectorRegistry()
         collector = metrics.register(one, registry)
         assert registry.get_sample_value("prpc_node_rank") == one.rank
@@ -305,7 +361,8 @@ def test_names_follow_the_rules_and_a_closed_service_has_none_of_them() -> None:
         service.create_server("test", Handlers(service))
         service.create_client("test").call("echo", 0)
         metrics.register(service, registry)
-        text = generate_latest(registry).decode()  # the strict form, which refuses what breaks the rules
+        # the strict form, which refuses what breaks the rules
+        text = generate_latest(registry).decode()
         assert (
             text.count("# HELP prpc_")
             == text.count("# TYPE prpc_")
@@ -323,7 +380,8 @@ def test_what_others_could_read_is_served_only_when_asked_for() -> None:
             assert server.host == "0.0.0.0"
             with pytest.raises(errors.AddressInUse, match=f"0.0.0.0:{server.port}"):
                 metrics.serve(service, server.port, "0.0.0.0", expose=True)
-        with pytest.raises(errors.ConfigError, match=r"cannot serve metrics at 192\.0\.2\.1"):  # no host has it
+        # no host has it
+        with pytest.raises(errors.ConfigError, match=r"cannot serve metrics at 192\.0\.2\.1"):
             metrics.serve(service, 0, "192.0.2.1", expose=True)
         with pytest.raises(errors.ConfigError, match="port"):
             metrics.serve(service, 70000)
@@ -341,5 +399,9 @@ def test_a_closed_server_answers_no_more() -> None:
 
 def test_without_prometheus_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    with Master() as master, RpcService(master=master.address) as service, pytest.raises(errors.ConfigError, match="pip install"):
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        pytest.raises(errors.ConfigError, match="pip install"),
+    ):
         metrics.register(service)

@@ -1,4 +1,6 @@
-"""A path that a user names may lead to anything: what is no regular file of a usual size is refused by name, unread."""
+"""A path that a user names may lead to anything: what is no regular file of a usual size is refused
+by name, unread.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ for read in (
         ("folder", "cannot be read: it is a folder, and a regular file is expected"),
     ],
 )
-def test_what_is_no_regular_file_is_refused_by_name_wherever_one_is_named(tmp_path: Path, kind: str, said: str) -> None:
+def test_what_is_no_regular_file_is_refused_by_name_wherever_one_is_named(
+    tmp_path: Path, kind: str, said: str
+) -> None:
     path, folder = tmp_path / "named", tmp_path / "checkpoint"
     folder.mkdir()
     for place in (path, folder / "manifest.json"):
@@ -66,11 +70,16 @@ def test_what_is_no_regular_file_is_refused_by_name_wherever_one_is_named(tmp_pa
         else:
             place.symlink_to(kind)
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", PROGRAM, str(path), str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     lines = ran.stdout.splitlines()
     assert len(lines) == 6, ran.stderr
-    if kind == "/dev/zero":  # devices are made by root alone; what a checkpoint is made of are no links either
+    # devices are made by root alone; what a checkpoint is made of are no links either
+    if kind == "/dev/zero":
         assert "is a link, and those are not followed" in lines.pop()
     for line in lines:
         assert said in line
@@ -81,7 +90,11 @@ def test_a_file_that_is_far_too_large_is_refused_unread(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10 << 30)
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-c", PROGRAM, str(path), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     lines = ran.stdout.splitlines()
     assert len(lines) >= 4, ran.stderr
@@ -89,13 +102,18 @@ def test_a_file_that_is_far_too_large_is_refused_unread(tmp_path: Path) -> None:
         assert f"cannot be read: it has {10 << 30} bytes, and at most {allowed} are allowed" in line
 
 
-def test_the_doctor_sees_a_secret_file_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_sees_a_secret_file_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = tmp_path / "large"
     large.write_bytes(bytes(4097))
     for path in ("/dev/zero", str(large), str(tmp_path)):
         monkeypatch.setenv("PRPC_SECRET_FILE", path)
         (finding,) = secret(Host())
-        assert (finding.verdict, "a regular file of at most 4096 bytes" in finding.advice) == ("bad", True)
+        assert (finding.verdict, "a regular file of at most 4096 bytes" in finding.advice) == (
+            "bad",
+            True,
+        )
 
 
 def test_what_a_path_leads_to_is_said(tmp_path: Path) -> None:
@@ -106,6 +124,8 @@ def test_what_a_path_leads_to_is_said(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="null byte"):
         read_regular_file("a\0b")
     (tmp_path / "file").write_bytes(b"12345")
-    assert read_regular_file(tmp_path / "file") == read_regular_file(tmp_path / "file", 5) == b"12345"
+    assert (
+        read_regular_file(tmp_path / "file") == read_regular_file(tmp_path / "file", 5) == b"12345"
+    )
     with pytest.raises(OSError, match="it has 5 bytes, and at most 4 are allowed"):
         read_regular_file(tmp_path / "file", 4)

@@ -1,4 +1,6 @@
-"""What is answered is on the disk, files are their user's alone whatever the umask, and what somebody else put there is named."""
+"""What is answered is on the disk, files are their user's alone whatever the umask, and what
+somebody else put there is named.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ from tests.prpc_engine.kv.checkpoint.jobs import create_tables, local_job, train
 GOOD = [Change(Kind.PUT, "/a", "text", 1)]
 
 
-# -- synced --------------------------------------------------------------------------------------------------------------
+# -- synced ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_transaction_is_on_the_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool) -> None:
+def test_a_transaction_is_on_the_disk_when_append_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
     journal = Journal(tmp_path / "journal", sync)
     journal.load(NodeTree())
     with watched_disk(monkeypatch) as disk:
@@ -72,14 +76,18 @@ def test_all_of_a_checkpoint_is_on_the_disk_before_it_counts_and_its_name_when_s
     folder = tmp_path / "job"
     with watched_disk(monkeypatch) as disk:
         worker.save(str(folder), 1)
-    ((number, final),) = [(number, path) for number, path in disk.renames() if path.name.startswith("checkpoint-")]
+    ((number, final),) = [
+        (number, path) for number, path in disk.renames() if path.name.startswith("checkpoint-")
+    ]
     written = {path for call, path in disk.events[:number] if call == "pwrite"}
     assert {path.name for path in written} == set(os.listdir(final))
     assert len(written) > servers
     for path in written:
         assert disk.is_synced(path, number), f"{path} was not synced after its last write"
     (unfinished,) = {path.parent for path in written}
-    last_made = max(index for index, (call, path) in enumerate(disk.events[:number]) if path in written)
+    last_made = max(
+        index for index, (call, path) in enumerate(disk.events[:number]) if path in written
+    )
     assert ("fsync", unfinished) in disk.events[last_made:number], "the names of its files"
     assert disk.synced_after(number, folder) and disk.synced_after(number, tmp_path)
 
@@ -96,7 +104,7 @@ def test_a_snapshot_of_accumulators_is_on_the_disk_before_it_has_its_name(
     assert disk.synced_after(number, tmp_path)
 
 
-# -- for their user alone --------------------------------------------------------------------------------------------------
+# -- for their user alone --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -108,10 +116,15 @@ def no_umask() -> Iterator[None]:
 
 def modes(folder: Path) -> dict[str, int]:
     """Of all that is below it."""
-    return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in folder.rglob("*")
+    }
 
 
-def test_files_made_without_a_umask_are_for_their_user_alone(tmp_path: Path, no_umask: None) -> None:
+def test_files_made_without_a_umask_are_for_their_user_alone(
+    tmp_path: Path, no_umask: None
+) -> None:
     journal = Journal(tmp_path / "a" / "b" / "journal")
     journal.load(NodeTree())
     journal.compact(NodeTree())
@@ -123,14 +136,25 @@ def test_files_made_without_a_umask_are_for_their_user_alone(tmp_path: Path, no_
         server = AccumulatorServer(service, snapshot_path=str(tmp_path / "counters"))
         server.close()
     found = modes(tmp_path)
-    assert {"a", "a/b", "a/b/journal/snapshot-1", "a/b/journal/lock", "c/d/job", "counters"} <= found.keys()
+    assert {
+        "a",
+        "a/b",
+        "a/b/journal/snapshot-1",
+        "a/b/journal/lock",
+        "c/d/job",
+        "counters",
+    } <= found.keys()
     assert any(name.endswith("manifest.json") for name in found)
     for name, mode in found.items():
-        assert mode == (0o700 if (tmp_path / name).is_dir() else 0o600), f"{name} has mode {mode:04o}"
+        assert mode == (0o700 if (tmp_path / name).is_dir() else 0o600), (
+            f"{name} has mode {mode:04o}"
+        )
     journal.close()
 
 
-def test_what_others_may_read_without_a_umask_they_may_not_write(tmp_path: Path, no_umask: None) -> None:
+def test_what_others_may_read_without_a_umask_they_may_not_write(
+    tmp_path: Path, no_umask: None
+) -> None:
     """Maps are read by all tasks, locks of cores taken by all users."""
     CoreLocks.take(1, tmp_path / "locks").close()
     _write(tmp_path / ".endpoint_map", "a:1=a:2\n")
@@ -139,7 +163,7 @@ def test_what_others_may_read_without_a_umask_they_may_not_write(tmp_path: Path,
     assert not any(mode & 0o022 for mode in found.values()), found
 
 
-# -- made by somebody else ---------------------------------------------------------------------------------------------------
+# -- made by somebody else -------------------------------------------------------------------------
 
 
 def load(folder: Path) -> None:
@@ -183,11 +207,15 @@ BAD = {
 
 @pytest.mark.parametrize("kind", ["journal-0", "snapshot-1"])
 @pytest.mark.parametrize("name", BAD)
-def test_a_record_with_a_fitting_checksum_and_other_content_is_named_with_its_place(tmp_path: Path, name: str, kind: str) -> None:
+def test_a_record_with_a_fitting_checksum_and_other_content_is_named_with_its_place(
+    tmp_path: Path, name: str, kind: str
+) -> None:
     good = encode_record(1, GOOD)
     data = encode_header() + good + record(BAD[name])
     (tmp_path / kind).write_bytes(data)
-    with pytest.raises(JournalError, match=rf"{kind} has a record at byte {16 + len(good)} .*[Rr]estore the file"):
+    with pytest.raises(
+        JournalError, match=rf"{kind} has a record at byte {16 + len(good)} .*[Rr]estore the file"
+    ):
         load(tmp_path)
 
 
@@ -204,9 +232,14 @@ def test_a_record_with_a_fitting_checksum_and_other_content_is_named_with_its_pl
     ],
     ids=lambda change: f"{change.kind.name} {change.path or change.text}",
 )
-def test_a_change_that_does_not_follow_is_named_with_its_place(tmp_path: Path, kind: str, change: Change) -> None:
+def test_a_change_that_does_not_follow_is_named_with_its_place(
+    tmp_path: Path, kind: str, change: Change
+) -> None:
     good = encode_record(1, GOOD)
     tail = encode_record(2, []) if kind == "snapshot-1" else b""
     (tmp_path / kind).write_bytes(encode_header() + good + encode_record(2, [change]) + tail)
-    with pytest.raises(JournalError, match=rf"{kind} has a record at byte {16 + len(good)} with a change that does not follow"):
+    with pytest.raises(
+        JournalError,
+        match=rf"{kind} has a record at byte {16 + len(good)} with a change that does not follow",
+    ):
         load(tmp_path)

@@ -1,4 +1,6 @@
-"""Methods marked `once`: connections are cut under a live server, and each call runs once and is answered."""
+"""Methods marked `once`: connections are cut under a live server, and each call runs once and is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prpc_engine import Bounds, HedgePolicy, Master, RetryPolicy, RpcClient, RpcService, errors, idempotent, once
-from prpc_engine.client.retry import BUDGET_SHARE, ONLY_THERE, GiveUp, Retry, RetryBudget, RetryState
+from prpc_engine import (
+    Bounds,
+    HedgePolicy,
+    Master,
+    RetryPolicy,
+    RpcClient,
+    RpcService,
+    errors,
+    idempotent,
+    once,
+)
+from prpc_engine.client.retry import (
+    BUDGET_SHARE,
+    ONLY_THERE,
+    GiveUp,
+    Retry,
+    RetryBudget,
+    RetryState,
+)
 from prpc_engine.rpc.call import CALL_ID_BITS, NEVER, Call, CallTable
 from prpc_engine.rpc.message import REPEAT, REQUEST
 from prpc_engine.rpc.method import describe
@@ -35,7 +54,8 @@ pytestmark = pytest.mark.usefixtures("patient_describe")
 STUBBORN = RetryPolicy(attempts_max=100, unsent_max=100)  # a call may be hit by many cuts in a row
 CALLS = 300  # of each thread, at least
 THREADS = 3
-PER_CUT = round((THREADS + 1) / BUDGET_SHARE)  # calls answered between two cuts: they pay for those that one cut has repeated
+# calls answered between two cuts: they pay for those that one cut has repeated
+PER_CUT = round((THREADS + 1) / BUDGET_SHARE)
 LOST = 10  # answers, one after the other
 ARRAY_BYTES = 100_000
 
@@ -128,15 +148,23 @@ class World:
         self.service = RpcService(master.address, transports=[transport])
 
     def start(self, server_id: int = 0, bounds: Bounds | None = None) -> Any:
-        return self._farm.start_ready(serve_till, self._master.address, self._transport, server_id, bounds or Bounds())
+        return self._farm.start_ready(
+            serve_till, self._master.address, self._transport, server_id, bounds or Bounds()
+        )
 
     def cut(self) -> None:
-        """Cut the connections over which calls are out, in the reactor's thread, where none of them is closed meanwhile."""
+        """Cut the connections over which calls are out, in the reactor's thread, where none of them
+        is closed meanwhile.
+        """
         self.service._node.reactor.call_soon(self._cut_now)
 
     def _cut_now(self) -> None:
         for peer in self.service._node.peers():
-            if not peer.lost and peer.connection.transport == self._transport and peer.calls.in_flight:
+            if (
+                not peer.lost
+                and peer.connection.transport == self._transport
+                and peer.calls.in_flight
+            ):
                 cut_socket(peer)
 
 
@@ -159,7 +187,9 @@ def learn(world: World, client: RpcClient) -> None:
     assert call.result(PATIENCE_S) == 0
 
 
-def test_a_method_that_runs_while_its_connection_is_cut_answers_over_the_new_one(world: World) -> None:
+def test_a_method_that_runs_while_its_connection_is_cut_answers_over_the_new_one(
+    world: World,
+) -> None:
     server = world.start()
     with world.service.create_client("till") as client:
         learn(world, client)
@@ -168,7 +198,9 @@ def test_a_method_that_runs_while_its_connection_is_cut_answers_over_the_new_one
     end(server)
 
 
-def test_while_connections_are_cut_at_random_every_call_runs_once_and_none_fails(world: World, seed: int) -> None:
+def test_while_connections_are_cut_at_random_every_call_runs_once_and_none_fails(
+    world: World, seed: int
+) -> None:
     chance = random.Random(seed)
     server = world.start()
     done, repeated = threading.Event(), threading.Event()
@@ -187,7 +219,10 @@ def test_while_connections_are_cut_at_random_every_call_runs_once_and_none_fails
             for calls, number in enumerate(itertools.count(first, THREADS)):
                 if calls >= CALLS and repeated.is_set():
                     return
-                assert client.call("add_later" if number % 3 else "add", number, timeout_s=PATIENCE_S) == -number
+                assert (
+                    client.call("add_later" if number % 3 else "add", number, timeout_s=PATIENCE_S)
+                    == -number
+                )
                 added.append(number)
 
         cutter = threading.Thread(target=cut_at_random)
@@ -196,7 +231,10 @@ def test_while_connections_are_cut_at_random_every_call_runs_once_and_none_fails
             with ThreadPoolExecutor(THREADS) as threads:
                 adding = [threads.submit(add_all, 1 + thread) for thread in range(THREADS)]
                 try:
-                    wait_until(lambda: client.call("figures", timeout_s=PATIENCE_S)[0] > 1, "calls that came again")
+                    wait_until(
+                        lambda: client.call("figures", timeout_s=PATIENCE_S)[0] > 1,
+                        "calls that came again",
+                    )
                 finally:
                     repeated.set()
                 for future in adding:
@@ -219,11 +257,14 @@ def test_an_answer_that_was_lost_on_its_way_is_sent_again_with_its_arrays(world:
     end(server)
 
 
-def test_a_call_that_waited_in_the_queue_when_its_connection_was_cut_waits_there_again(world: World) -> None:
+def test_a_call_that_waited_in_the_queue_when_its_connection_was_cut_waits_there_again(
+    world: World,
+) -> None:
     server = world.start(bounds=Bounds(tasks_max=1))
     with world.service.create_client("till", retry=STUBBORN) as client:
         calls = [
-            client.submit(method, number, timeout_s=PATIENCE_S) for number, method in enumerate(["hold", "add", "add_later"])
+            client.submit(method, number, timeout_s=PATIENCE_S)
+            for number, method in enumerate(["hold", "add", "add_later"])
         ]
         wait_until(lambda: client.call("figures") == (0, 2), "two wait")
         world.cut()
@@ -234,9 +275,12 @@ def test_a_call_that_waited_in_the_queue_when_its_connection_was_cut_waits_there
     end(server)
 
 
-def test_when_the_server_is_killed_its_callers_are_told_and_no_other_server_runs_the_call(world: World) -> None:
+def test_when_the_server_is_killed_its_callers_are_told_and_no_other_server_runs_the_call(
+    world: World,
+) -> None:
     victim = world.start(1)
-    with world.service.create_client("till", retry=STUBBORN) as client:  # asks there until the master says that it has gone
+    # asks there until the master says that it has gone
+    with world.service.create_client("till", retry=STUBBORN) as client:
         calls = [client.submit("hold", number, timeout_s=PATIENCE_S) for number in range(3)]
         wait_until(lambda: client.call("held") == 3, "they run")
         other = world.start(2)
@@ -249,7 +293,9 @@ def test_when_the_server_is_killed_its_callers_are_told_and_no_other_server_runs
     end(other)
 
 
-def test_a_repeat_that_finds_its_answer_forgotten_is_refused_by_name_and_does_not_run(world: World) -> None:
+def test_a_repeat_that_finds_its_answer_forgotten_is_refused_by_name_and_does_not_run(
+    world: World,
+) -> None:
     server = world.start(bounds=Bounds(answers_max=0))
     with world.service.create_client("till", retry=STUBBORN) as client:
         learn(world, client)
@@ -263,11 +309,17 @@ def test_a_repeat_that_finds_its_answer_forgotten_is_refused_by_name_and_does_no
     end(server)
 
 
-def test_a_client_that_hedges_repeats_such_a_call_where_it_runs_and_hedges_it_never(world: World) -> None:
+def test_a_client_that_hedges_repeats_such_a_call_where_it_runs_and_hedges_it_never(
+    world: World,
+) -> None:
     servers = [world.start(server_id) for server_id in (1, 2)]
-    with world.service.create_client("till", 2, retry=STUBBORN, hedge=HedgePolicy(delay_s=0.0)) as client:
+    with world.service.create_client(
+        "till", 2, retry=STUBBORN, hedge=HedgePolicy(delay_s=0.0)
+    ) as client:
         call = client.submit("hold", 5, timeout_s=PATIENCE_S)
-        wait_until(lambda: sum(client.call_to(server_id, "held") for server_id in (1, 2)) == 1, "it runs")
+        wait_until(
+            lambda: sum(client.call_to(server_id, "held") for server_id in (1, 2)) == 1, "it runs"
+        )
         there, table = call.asked[1].server_id, call.table
         world.cut()
         wait_until(lambda: call.table is not table, "it is sent over another connection")
@@ -292,7 +344,7 @@ def test_calls_of_a_named_server_are_not_repeated(world: World) -> None:
     end(server)
 
 
-# -- without processes -------------------------------------------------------------------------------------------------
+# -- without processes -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -311,7 +363,9 @@ def connect() -> Iterator[Callable[[ServedObject], Pair]]:
 
 
 def send(pair: Pair, kind: int, call_id: int, method: str, *args: Any) -> Call:
-    """A request with that number, as another connection of the same node may have sent it before."""
+    """A request with that number, as another connection of the same node may have sent it
+    before.
+    """
     body, blocks = pair.client.decoder.encode_arguments(args)
     pair.client.calls.next_id = pair.client._next_id = lambda: call_id
     call = Call(asked=(method, Route()), body=body, blocks=blocks, call_id=call_id, overall=NEVER)
@@ -321,7 +375,9 @@ def send(pair: Pair, kind: int, call_id: int, method: str, *args: Any) -> Call:
 
 
 @pytest.mark.parametrize("method", ["add", "fail"])
-def test_who_asks_again_gets_the_same_answer_or_failure(connect: Callable[[ServedObject], Pair], method: str) -> None:
+def test_who_asks_again_gets_the_same_answer_or_failure(
+    connect: Callable[[ServedObject], Pair], method: str
+) -> None:
     till = Till()
     server = ServedObject("till", 0, TARGET, till)
     first, second = [send(connect(server), kind, 9, method, 5) for kind in (REQUEST, REPEAT)]
@@ -332,14 +388,21 @@ def test_who_asks_again_gets_the_same_answer_or_failure(connect: Callable[[Serve
     assert server.statistics().repeated == 1
 
 
-def test_arrays_of_a_repeated_answer_are_those_of_the_first(connect: Callable[[ServedObject], Pair]) -> None:
+def test_arrays_of_a_repeated_answer_are_those_of_the_first(
+    connect: Callable[[ServedObject], Pair],
+) -> None:
     server = ServedObject("till", 0, TARGET, Till())
-    answers = [send(connect(server), kind, 9, "add_array", np.full(ARRAY_BYTES, 6, np.uint8)) for kind in (REQUEST, REPEAT)]
+    answers = [
+        send(connect(server), kind, 9, "add_array", np.full(ARRAY_BYTES, 6, np.uint8))
+        for kind in (REQUEST, REPEAT)
+    ]
     for answer in answers:
         assert (answer.result() == 7).all()
 
 
-def test_a_repeat_that_comes_before_its_first_attempt_is_the_one_that_runs(connect: Callable[[ServedObject], Pair]) -> None:
+def test_a_repeat_that_comes_before_its_first_attempt_is_the_one_that_runs(
+    connect: Callable[[ServedObject], Pair],
+) -> None:
     till = Till()
     server = ServedObject("till", 0, TARGET, till)
     older, newer = connect(server), connect(server)
@@ -348,11 +411,16 @@ def test_a_repeat_that_comes_before_its_first_attempt_is_the_one_that_runs(conne
     assert till.ran() == {5: 1}
 
 
-def test_a_running_call_is_answered_where_it_was_asked_last(connect: Callable[[ServedObject], Pair]) -> None:
+def test_a_running_call_is_answered_where_it_was_asked_last(
+    connect: Callable[[ServedObject], Pair],
+) -> None:
     till = Till()
     server = ServedObject("till", 0, TARGET, till)
     oldest, older, newest = [connect(server) for _ in range(3)]
-    calls = {pair: send(pair, kind, 9, "hold", 5) for pair, kind in [(older, REQUEST), (newest, REPEAT), (oldest, REPEAT)]}
+    calls = {
+        pair: send(pair, kind, 9, "hold", 5)
+        for pair, kind in [(older, REQUEST), (newest, REPEAT), (oldest, REPEAT)]
+    }
     assert till.held() == 1
     till.release()
     for pair in calls:
@@ -395,17 +463,32 @@ def test_calls_of_one_node_have_different_numbers_on_all_its_connections() -> No
 
 
 def test_from_when_it_may_have_run_a_call_goes_only_there(seed: int, clock: ManualClock) -> None:
-    state: RetryState[str] = RetryState(RetryPolicy(), RetryBudget(), random.Random(seed), "add", clock())
+    state: RetryState[str] = RetryState(
+        RetryPolicy(), RetryBudget(), random.Random(seed), "add", clock()
+    )
     decisions = [
         state.decide(kind("x"), "a", clock(), NEVER, False, True)
         for kind in (errors.NotSent, errors.MaybeExecuted, errors.NotSent, errors.Backpressure)
     ]
-    assert [decided.only for decided in decisions if isinstance(decided, Retry)] == [None, "a", "a", "a"]
+    assert [decided.only for decided in decisions if isinstance(decided, Retry)] == [
+        None,
+        "a",
+        "a",
+        "a",
+    ]
     gave_up = state.decide(errors.Stopping("x"), "a", clock(), NEVER, False, True)
     assert gave_up == GiveUp(ONLY_THERE)
-    assert isinstance(state.final_error(errors.Stopping("x"), gave_up, time.monotonic()), errors.MaybeExecuted)
+    assert isinstance(
+        state.final_error(errors.Stopping("x"), gave_up, time.monotonic()), errors.MaybeExecuted
+    )
 
 
-def test_a_deadline_that_is_over_is_the_end_of_a_call_that_runs_once(seed: int, clock: ManualClock) -> None:
-    state: RetryState[str] = RetryState(RetryPolicy(), RetryBudget(), random.Random(seed), "add", clock())
-    assert isinstance(state.decide(errors.DeadlineExceeded("x"), "a", clock(), NEVER, False, True), GiveUp)
+def test_a_deadline_that_is_over_is_the_end_of_a_call_that_runs_once(
+    seed: int, clock: ManualClock
+) -> None:
+    state: RetryState[str] = RetryState(
+        RetryPolicy(), RetryBudget(), random.Random(seed), "add", clock()
+    )
+    assert isinstance(
+        state.decide(errors.DeadlineExceeded("x"), "a", clock(), NEVER, False, True), GiveUp
+    )

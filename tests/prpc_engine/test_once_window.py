@@ -1,4 +1,6 @@
-"""What is remembered of calls that must not run twice: nothing that ran runs again, however little is kept."""
+"""What is remembered of calls that must not run twice: nothing that ran runs again, however little
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from prpc_engine.rpc.once import ANSWER_SHARE, Identity, OnceWindow
 CALLER = 77
 
 
-def window_of(answers: int, answers_max: int = 4, bytes_max: int = 1000, keep_s: float = 10.0) -> OnceWindow[str, str]:
+def window_of(
+    answers: int, answers_max: int = 4, bytes_max: int = 1000, keep_s: float = 10.0
+) -> OnceWindow[str, str]:
     """One in which calls 1, 2, ... were answered at 1.0, 2.0, ... seconds, with 10 bytes each."""
     window: OnceWindow[str, str] = OnceWindow(answers_max, bytes_max, keep_s, callers_max=2)
     for number in range(1, answers + 1):
@@ -72,8 +76,12 @@ def test_the_oldest_answers_are_forgotten_counted_and_refused_when_they_are_aske
     assert list(known(window)) == left
     assert window.forgotten == 6 - len(left)
     assert window.nbytes == 10 * len(left) == 10 * len(window)
-    assert "it may have run before what is remembered" in (window.refusal((CALLER, 6 - len(left)), True) or "")
-    assert window.refusal((CALLER, 7), True) is None, "one that never came is not taken for one that was forgotten"
+    assert "it may have run before what is remembered" in (
+        window.refusal((CALLER, 6 - len(left)), True) or ""
+    )
+    assert window.refusal((CALLER, 7), True) is None, (
+        "one that never came is not taken for one that was forgotten"
+    )
 
 
 def test_what_still_runs_is_never_forgotten() -> None:
@@ -92,10 +100,14 @@ def test_a_huge_answer_is_not_kept_and_leaves_the_others_alone() -> None:
     window.begin((CALLER, 2), "job")
     window.answered((CALLER, 2), None, 0, 2.0)
     assert list(known(window)) == [1, 2]
-    assert "its answer of more than 250 bytes was not kept" in (window.refusal((CALLER, 2), True) or "")
+    assert "its answer of more than 250 bytes was not kept" in (
+        window.refusal((CALLER, 2), True) or ""
+    )
 
 
-def test_once_callers_are_forgotten_the_repeat_of_one_that_is_not_known_is_refused_and_a_new_call_is_not() -> None:
+def test_once_callers_are_forgotten_the_repeat_of_one_that_is_not_known_is_refused_and_a_new_call_is_not() -> (
+    None
+):
     window = window_of(0, answers_max=0)
     for caller in (1, 2):
         answer(window, (caller, 1), 0.0)
@@ -145,7 +157,9 @@ def test_nothing_runs_twice_and_what_is_known_is_right(
             running.discard(call)
             if what == "answer":
                 ran.add(call)
-                window.answered(call, call if value <= window.answer_bytes_max else None, value, now)
+                window.answered(
+                    call, call if value <= window.answer_bytes_max else None, value, now
+                )
             else:
                 window.drop(call)
         assert len(window) <= answers_max

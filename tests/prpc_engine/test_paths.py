@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.rpc.paths import FAILURES_MAX, HEALTHY_S, PAIRS_MAX, REST_S, REST_S_MAX, Choice, Paths, Refusal
+from prpc_engine.rpc.paths import (
+    FAILURES_MAX,
+    HEALTHY_S,
+    PAIRS_MAX,
+    REST_S,
+    REST_S_MAX,
+    Choice,
+    Paths,
+    Refusal,
+)
 
 NODE = "memory://1"
 BOTH = ("shm", "tcp")
@@ -36,23 +45,37 @@ def test_paths_keep_the_order_of_preference(paths: Paths) -> None:
     assert [name for name, _ in paths.arrange(NODE, ("tcp", "shm"), 0.0)] == ["tcp", "shm"]
 
 
-def test_a_path_that_broke_is_tried_again_at_once_until_it_has_broken_too_often(paths: Paths) -> None:
+def test_a_path_that_broke_is_tried_again_at_once_until_it_has_broken_too_often(
+    paths: Paths,
+) -> None:
     for _ in range(FAILURES_MAX - 1):
         paths.broke(NODE, over("shm", 0.0), "bytes were wrong", 1.0)
         assert order(paths, 1.0) == ["shm", "tcp"]
     paths.broke(NODE, over("shm", 0.0), "bytes were wrong", 1.0)
-    assert order(paths, 1.0) == ["tcp", "shm"], "last, and not gone: it may be the only one that connects"
+    assert order(paths, 1.0) == ["tcp", "shm"], (
+        "last, and not gone: it may be the only one that connects"
+    )
     assert order(paths, 1.0, "memory://2") == ["shm", "tcp"], "every other node is another matter"
 
 
 def test_one_that_rests_says_why_and_for_how_long(resting: Paths) -> None:
     assert resting.arrange(NODE, BOTH, 10.0) == [
         ("tcp", None),
-        ("shm", Refusal("shm", "failed 3 times in a row, tried again in 20 s: bytes were wrong", True, REST_S - 10.0)),
+        (
+            "shm",
+            Refusal(
+                "shm",
+                "failed 3 times in a row, tried again in 20 s: bytes were wrong",
+                True,
+                REST_S - 10.0,
+            ),
+        ),
     ]
 
 
-def test_after_its_rest_it_comes_first_again_and_each_failure_more_doubles_the_rest(resting: Paths) -> None:
+def test_after_its_rest_it_comes_first_again_and_each_failure_more_doubles_the_rest(
+    resting: Paths,
+) -> None:
     now, rest_s = 0.0, REST_S
     for _ in range(40):
         assert order(resting, now + rest_s - 1) == ["tcp", "shm"]

@@ -1,4 +1,6 @@
-"""Paths that fail while calls are in flight, whoever made the connection and at whichever end it breaks (rows of paths.py)."""
+"""Paths that fail while calls are in flight, whoever made the connection and at whichever end it
+breaks (rows of paths.py).
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a
         assert connection.transport == transport
         service._node.reactor.call_soon(lambda: break_at(end, connection))
         if who_connected == "we":
-            assert [type(call.error(PATIENCE_S)) for call in (ours, theirs)] == [MaybeExecuted, MaybeExecuted]
+            assert [type(call.error(PATIENCE_S)) for call in (ours, theirs)] == [
+                MaybeExecuted,
+                MaybeExecuted,
+            ]
         else:
             error = theirs.error(PATIENCE_S)
             assert isinstance(error, RemoteError)
@@ -106,7 +111,9 @@ with RpcService({master!r}) as service:
 """
 
 
-def test_a_request_whose_segment_the_server_cannot_map_is_copied_over_the_same_connection(master: Master) -> None:
+def test_a_request_whose_segment_the_server_cannot_map_is_copied_over_the_same_connection(
+    master: Master,
+) -> None:
     with (
         subprocess.Popen(
             [sys.executable, "-c", MAPLESS.format(master=master.address)],
@@ -126,8 +133,12 @@ def test_a_request_whose_segment_the_server_cannot_map_is_copied_over_the_same_c
         server.communicate(b"\n", PATIENCE_S)
 
 
-def test_memory_that_is_taken_away_while_they_talk_costs_only_what_needs_more_and_that_by_name() -> None:
-    """What is mapped stays: the rings, and the blocks that are there; a larger array takes the socket."""
+def test_memory_that_is_taken_away_while_they_talk_costs_only_what_needs_more_and_that_by_name() -> (
+    None
+):
+    """What is mapped stays: the rings, and the blocks that are there; a larger array takes the
+    socket.
+    """
     run_with_memory(
         64 << 20,
         """

@@ -1,4 +1,6 @@
-"""Sentences of SECURITY.md about nodes as they are by default, and about the texts and peers of them."""
+"""Sentences of SECURITY.md about nodes as they are by default, and about the texts and peers of
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ PS0 = "/job:ps/task:0"
 
 def test_a_master_and_a_service_listen_at_loopback_unless_told_otherwise() -> None:
     with Master() as master, RpcService(master.address) as service:
-        listening = [master.address, *(one.removeprefix("tcp://") for one in service._node.addresses if one.startswith("tcp:"))]
+        listening = [
+            master.address,
+            *(
+                one.removeprefix("tcp://")
+                for one in service._node.addresses
+                if one.startswith("tcp:")
+            ),
+        ]
         assert len(listening) == 2
         assert all(address.startswith("127.0.0.1:") for address in listening), listening
 
@@ -32,7 +41,9 @@ def test_the_secret_is_in_the_repr_of_nothing_that_holds_it() -> None:
         DemoJob("m", 1, 0, 1, False, SECRET, DemoSettings()),
         UserSecret(SECRET.encode()),
         *(
-            kind(**{name: SECRET if name == "secret" else None for name in kind.__dataclass_fields__})  # type: ignore[arg-type]
+            kind(
+                **{name: SECRET if name == "secret" else None for name in kind.__dataclass_fields__}
+            )  # type: ignore[arg-type]
             for kind in (Place, ShardSettings)
         ),
     ]
@@ -53,7 +64,10 @@ def test_an_allow_list_narrows_who_reaches_a_task(
     monkeypatch.setenv("PRPC_CONFIG", str(rules))
     with Server(cluster, "ps", 0):
         monkeypatch.delenv("PRPC_CONFIG")
-        with Server(cluster, "worker", 0) as worker, pytest.raises(errors.RpcError, match="was refused"):
+        with (
+            Server(cluster, "worker", 0) as worker,
+            pytest.raises(errors.RpcError, match="was refused"),
+        ):
             worker.recv("weights", source=PS0, step=0, timeout_s=PATIENCE_S)
 
 
@@ -61,5 +75,9 @@ def test_a_limit_of_a_node_is_the_one_that_is_documented() -> None:
     """What SECURITY.md says in numbers."""
     assert DEFAULT_LIMITS.blocks_bytes_max == DEFAULT_LIMITS.expanded_total_bytes_max == 4 << 30
     assert DEFAULT_LIMITS.expanded_bytes_max == 256 << 20
-    found = (DEFAULT_LIMITS.handshake_s, DEFAULT_LIMITS.handshakes_max, DEFAULT_LIMITS.handshakes_per_host_max)
+    found = (
+        DEFAULT_LIMITS.handshake_s,
+        DEFAULT_LIMITS.handshakes_max,
+        DEFAULT_LIMITS.handshakes_per_host_max,
+    )
     assert (*found, DEFAULT_LIMITS.handshakes_waiting_max) == (5.0, 256, 64, 1024)

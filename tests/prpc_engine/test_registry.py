@@ -1,4 +1,6 @@
-"""What the master decides: sessions, tree, ranks, servers, targets; without I/O, with a manual clock."""
+"""What the master decides: sessions, tree, ranks, servers, targets; without I/O, with a manual
+clock.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from tests.helpers import ManualClock
 LEASE_S = 5.0
 
 
-def opened(registry: Registry, now: float = 0.0, lease_s: float = LEASE_S, root: str = "root", label: str = "") -> int:
+def opened(
+    registry: Registry,
+    now: float = 0.0,
+    lease_s: float = LEASE_S,
+    root: str = "root",
+    label: str = "",
+) -> int:
     return registry.open(SessionRecord("token", lease_s, root, label, ""), now)
 
 
@@ -36,7 +44,7 @@ def joined(count: int) -> tuple[Registry, list[int]]:
     return registry, sessions
 
 
-# -- nodes and servers -------------------------------------------------------------------------------------------------
+# -- nodes and servers -----------------------------------------------------------------------------
 
 
 def test_ranks_count_up_and_the_smallest_free_one_is_given_again() -> None:
@@ -63,7 +71,10 @@ def test_what_is_prepared_is_registered_and_no_target_is_given_twice() -> None:
     assert [server_id for server_id, _ in prepared] == [0, 0], "nobody has it yet"
     assert prepared[0][1] != prepared[1][1]
     assert registry.servers(a, "echo") == []
-    assert registry.register_server(a, "echo", *prepared[0][:1], target=prepared[0][1])[:2] == prepared[0]
+    assert (
+        registry.register_server(a, "echo", *prepared[0][:1], target=prepared[0][1])[:2]
+        == prepared[0]
+    )
     with pytest.raises(RegistryError, match="exists already"):
         registry.register_server(b, "echo", 0, target=prepared[1][1])
     with pytest.raises(RegistryError, match="exists already"):
@@ -81,7 +92,9 @@ def test_joining_twice_gives_the_same_rank() -> None:
 def test_a_server_is_found_under_its_service_with_its_nodes_addresses() -> None:
     registry, (a, b) = joined(2)
     server_id, target, rpc_id = registry.register_server(b, "echo", -1)
-    assert registry.servers(a, "echo") == [ServerEntry("echo", server_id, target, 1, ("tcp://1:1",))]
+    assert registry.servers(a, "echo") == [
+        ServerEntry("echo", server_id, target, 1, ("tcp://1:1",))
+    ]
     assert registry.services(a) == ["echo"]
     assert registry.servers(a, "other") == []
     assert registry.get_rpc_service_info(a, "RpcService") == [["echo", rpc_id, [[server_id, 1]]]]
@@ -89,7 +102,12 @@ def test_a_server_is_found_under_its_service_with_its_nodes_addresses() -> None:
 
 def test_server_ids_are_the_smallest_free_or_the_one_asked_for() -> None:
     registry, (a,) = joined(1)
-    assert [registry.register_server(a, "echo", wanted)[0] for wanted in (-1, 2, -1, -1)] == [0, 2, 1, 3]
+    assert [registry.register_server(a, "echo", wanted)[0] for wanted in (-1, 2, -1, -1)] == [
+        0,
+        2,
+        1,
+        3,
+    ]
     assert [entry.server_id for entry in registry.servers(a, "echo")] == [0, 1, 2, 3]
     assert registry.register_server(a, "other", -1)[0] == 0
     with pytest.raises(RegistryError, match="server 2 of 'echo' exists already, at rank 0"):
@@ -172,7 +190,9 @@ def test_a_node_has_a_bounded_number_of_servers() -> None:
         registry.register_server(a, "echo", SERVERS_PER_NODE_MAX)
 
 
-def test_a_service_has_the_same_rpc_id_each_time_and_none_while_it_has_servers_is_forgotten() -> None:
+def test_a_service_has_the_same_rpc_id_each_time_and_none_while_it_has_servers_is_forgotten() -> (
+    None
+):
     registry, (a,) = joined(1)
     assert [registry.register_rpc_service(a, "api", name) for name in ("x", "y", "x")] == [0, 1, 0]
     assert registry.register_rpc_service(a, "other api", "y") == 0
@@ -190,7 +210,7 @@ def test_ids_count_up_for_each_key_and_begin_again_when_reset() -> None:
     assert [registry.generate_id(b, key) for key in ("a", "b")] == [0, 1]
 
 
-# -- the tree ----------------------------------------------------------------------------------------------------------
+# -- the tree --------------------------------------------------------------------------------------
 
 
 def test_a_node_needs_a_parent_that_stays() -> None:
@@ -228,7 +248,10 @@ def test_a_value_has_a_bound() -> None:
 def test_sequence_nodes_count_up_and_begin_again_when_their_parent_was_deleted() -> None:
     registry, (a,) = joined(1)
     registry.tree_node_add(a, "/x", "", False)
-    assert [registry.tree_node_gen(a, "/x", "", False) for _ in range(2)] == ["_0000000000", "_0000000001"]
+    assert [registry.tree_node_gen(a, "/x", "", False) for _ in range(2)] == [
+        "_0000000000",
+        "_0000000001",
+    ]
     registry.tree_node_del(a, "/x/_0000000001", -1)
     assert registry.tree_node_gen(a, "/x", "", True) == "_0000000002"
     assert registry.tree_clear_path(a, "/x") == 3
@@ -266,7 +289,7 @@ def test_jobs_with_different_roots_see_nothing_of_each_other() -> None:
     assert registry.generate_id(one, "k") == registry.generate_id(other, "k") == 0
 
 
-# -- sessions ----------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 def test_a_session_lives_for_its_lease_after_it_was_last_heard_of(clock: ManualClock) -> None:
@@ -355,5 +378,7 @@ def test_every_change_is_a_new_version_and_is_told_once() -> None:
     assert registry.version == len(told)
     assert registry.take_changes() == []
     registry.join(session, [], -1, -1)
-    assert [(change.kind, change.path) for change in registry.take_changes()] == [(Kind.PUT, "/root/_node_/0")]
+    assert [(change.kind, change.path) for change in registry.take_changes()] == [
+        (Kind.PUT, "/root/_node_/0")
+    ]
     assert registry.version == len(told) + 1

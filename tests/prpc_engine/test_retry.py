@@ -1,4 +1,6 @@
-"""What follows a failed or slow attempt: another within the deadline and the budget, or an error that tells of all attempts."""
+"""What follows a failed or slow attempt: another within the deadline and the budget, or an error
+that tells of all attempts.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,35 @@ from prpc_engine.client.retry import (
 from prpc_engine.rpc.call import NEVER
 from tests.helpers import ManualClock
 
-REMOTE = errors.RemoteError("boom", type_name="ValueError", remote_message="boom", remote_traceback="")
+REMOTE = errors.RemoteError(
+    "boom", type_name="ValueError", remote_message="boom", remote_traceback=""
+)
 UNLIMITED = 1e9
 
 
 def state_of(
-    seed: int, clock: ManualClock, policy: RetryPolicy | None = None, budget: RetryBudget | None = None
+    seed: int,
+    clock: ManualClock,
+    policy: RetryPolicy | None = None,
+    budget: RetryBudget | None = None,
 ) -> RetryState[str]:
-    return RetryState(policy or RetryPolicy(), budget or RetryBudget(), Random(seed), "work", clock())
+    return RetryState(
+        policy or RetryPolicy(), budget or RetryBudget(), Random(seed), "work", clock()
+    )
 
 
-# -- which errors ----------------------------------------------------------------------------------------------------------
+# -- which errors ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_idempotent", [False, True])
 @pytest.mark.parametrize(
-    "error", [errors.NotSent("x"), errors.UnknownService("x"), errors.Backpressure("x"), errors.Stopping("x")]
+    "error",
+    [
+        errors.NotSent("x"),
+        errors.UnknownService("x"),
+        errors.Backpressure("x"),
+        errors.Stopping("x"),
+    ],
 )
 def test_what_did_not_run_is_tried_again_elsewhere(
     error: errors.RpcError, is_idempotent: bool, seed: int, clock: ManualClock
@@ -58,7 +73,9 @@ def test_what_may_have_run_is_tried_again_only_where_running_twice_is_harmless(
 ) -> None:
     assert isinstance(state_of(seed, clock).decide(error, "a", clock(), NEVER, True), Retry)
     decision = state_of(seed, clock).decide(error, "a", clock(), NEVER, False)
-    assert decision == GiveUp("not retried: 'work' may have run, and is not registered as idempotent")
+    assert decision == GiveUp(
+        "not retried: 'work' may have run, and is not registered as idempotent"
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +94,9 @@ def test_what_may_have_run_is_tried_again_only_where_running_twice_is_harmless(
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_answer_and_what_fails_everywhere_is_never_tried_again(error: BaseException, seed: int, clock: ManualClock) -> None:
+def test_an_answer_and_what_fails_everywhere_is_never_tried_again(
+    error: BaseException, seed: int, clock: ManualClock
+) -> None:
     assert not is_retriable(error)
     state = state_of(seed, clock)
     decision = state.decide(error, "a", clock(), NEVER, True)
@@ -85,7 +104,7 @@ def test_an_answer_and_what_fails_everywhere_is_never_tried_again(error: BaseExc
     assert state.final_error(error, decision, clock()) is error
 
 
-# -- when ------------------------------------------------------------------------------------------------------------------
+# -- when ------------------------------------------------------------------------------------------
 
 
 def test_what_reached_nobody_goes_on_at_once_while_there_are_new_servers_and_then_more_and_more_slowly(
@@ -93,39 +112,59 @@ def test_what_reached_nobody_goes_on_at_once_while_there_are_new_servers_and_the
 ) -> None:
     state = state_of(seed, clock)
     delays = []
-    for route, kind in zip("abcabca", [errors.NotSent, errors.Stopping, *[errors.NotSent] * 5], strict=True):
+    for route, kind in zip(
+        "abcabca", [errors.NotSent, errors.Stopping, *[errors.NotSent] * 5], strict=True
+    ):
         decision = state.decide(kind("x"), route, clock(), NEVER, False)
         assert isinstance(decision, Retry)
         delays.append(decision.delay_s)
     assert delays[:3] == [0.0, 0.0, 0.0]
-    assert all(0.0 < delay_s <= RETRY_BACKOFF.bound_s(waits) for waits, delay_s in enumerate(delays[3:], 1))
+    assert all(
+        0.0 < delay_s <= RETRY_BACKOFF.bound_s(waits) for waits, delay_s in enumerate(delays[3:], 1)
+    )
     assert decision.avoid == ("a", "b", "c")
 
 
-def test_when_there_is_no_server_at_all_the_call_waits_a_little(seed: int, clock: ManualClock) -> None:
+def test_when_there_is_no_server_at_all_the_call_waits_a_little(
+    seed: int, clock: ManualClock
+) -> None:
     decision = state_of(seed, clock).decide(errors.NoServer("x"), None, clock(), NEVER, False)
     assert isinstance(decision, Retry)
     assert decision.delay_s > 0.0 and decision.avoid == ()
 
 
-def test_a_server_that_refuses_is_left_alone_for_a_while_from_the_first_time(seed: int, clock: ManualClock) -> None:
+def test_a_server_that_refuses_is_left_alone_for_a_while_from_the_first_time(
+    seed: int, clock: ManualClock
+) -> None:
     decision = state_of(seed, clock).decide(errors.Backpressure("x"), "a", clock(), NEVER, False)
     assert isinstance(decision, Retry)
     assert 0.0 < decision.delay_s <= RETRY_BACKOFF.first_s
 
 
-@pytest.mark.parametrize("error", [errors.NotSent("x"), errors.Backpressure("x"), errors.MaybeExecuted("x")])
-def test_after_the_deadline_nothing_is_tried(error: errors.RpcError, seed: int, clock: ManualClock) -> None:
+@pytest.mark.parametrize(
+    "error", [errors.NotSent("x"), errors.Backpressure("x"), errors.MaybeExecuted("x")]
+)
+def test_after_the_deadline_nothing_is_tried(
+    error: errors.RpcError, seed: int, clock: ManualClock
+) -> None:
     deadline = clock() + 1.0
     clock.advance(1.0)
-    assert state_of(seed, clock).decide(error, "a", clock(), deadline, True) == GiveUp("the deadline is over")
+    assert state_of(seed, clock).decide(error, "a", clock(), deadline, True) == GiveUp(
+        "the deadline is over"
+    )
 
 
-def test_what_would_wait_beyond_the_deadline_gives_up_at_once_and_costs_no_budget(seed: int, clock: ManualClock) -> None:
+def test_what_would_wait_beyond_the_deadline_gives_up_at_once_and_costs_no_budget(
+    seed: int, clock: ManualClock
+) -> None:
     budget = RetryBudget()
-    decision = state_of(seed, clock, budget=budget).decide(errors.Backpressure("x"), "a", clock(), clock() + 1e-9, False)
+    decision = state_of(seed, clock, budget=budget).decide(
+        errors.Backpressure("x"), "a", clock(), clock() + 1e-9, False
+    )
     assert isinstance(decision, GiveUp)
-    assert decision.reason.startswith("the deadline comes before the next attempt, which was due in 0.0")
+    assert decision.reason.startswith(
+        "the deadline comes before the next attempt, which was due in 0.0"
+    )
     assert budget.taken == 0
 
 
@@ -134,8 +173,12 @@ def test_attempts_that_may_have_reached_a_server_and_those_that_did_not_have_bou
 ) -> None:
     state = state_of(seed, clock, budget=RetryBudget(reserve=UNLIMITED))
     for attempt in range(1, ATTEMPTS_MAX):
-        assert isinstance(state.decide(errors.NotSent("x"), f"dead {attempt}", clock(), NEVER, False), Retry)
-        assert isinstance(state.decide(errors.Backpressure("x"), f"full {attempt}", clock(), NEVER, False), Retry)
+        assert isinstance(
+            state.decide(errors.NotSent("x"), f"dead {attempt}", clock(), NEVER, False), Retry
+        )
+        assert isinstance(
+            state.decide(errors.Backpressure("x"), f"full {attempt}", clock(), NEVER, False), Retry
+        )
     decision = state.decide(errors.Backpressure("x"), "full", clock(), NEVER, False)
     assert decision == GiveUp(f"given up after attempts_max={ATTEMPTS_MAX} attempts")
     state = state_of(seed, clock, RetryPolicy(unsent_max=8))
@@ -146,7 +189,9 @@ def test_attempts_that_may_have_reached_a_server_and_those_that_did_not_have_bou
 
 
 @pytest.mark.parametrize("timeout_s", [0.5, 20.0, 300.0])
-def test_what_reaches_nobody_is_tried_until_its_deadline_with_pauses(timeout_s: float, seed: int, clock: ManualClock) -> None:
+def test_what_reaches_nobody_is_tried_until_its_deadline_with_pauses(
+    timeout_s: float, seed: int, clock: ManualClock
+) -> None:
     state, started, attempts = state_of(seed, clock), clock(), 0
     while True:
         attempts += 1
@@ -158,18 +203,24 @@ def test_what_reaches_nobody_is_tried_until_its_deadline_with_pauses(timeout_s: 
     assert clock() - started > timeout_s - 1.0, "no earlier than the longest pause before it"
     assert attempts < 30 + 4 * timeout_s
     final = state.final_error(errors.NotSent("refused"), decision, clock())
-    assert f"(tried {attempts} times in" in str(final) and f"NotSent at a {attempts} times;" in str(final)
+    assert f"(tried {attempts} times in" in str(final) and f"NotSent at a {attempts} times;" in str(
+        final
+    )
 
 
 def test_a_call_without_a_deadline_is_not_tried_for_ever(seed: int, clock: ManualClock) -> None:
     state, started = state_of(seed, clock), clock()
-    while isinstance(decision := state.decide(errors.NotSent("refused"), "a", clock(), NEVER, False), Retry):
+    while isinstance(
+        decision := state.decide(errors.NotSent("refused"), "a", clock(), NEVER, False), Retry
+    ):
         clock.advance(decision.delay_s)
     assert decision == GiveUp("given up after 30 s: the call has no deadline of its own")
     assert 0.0 <= clock() - started - UNSENT_S_MAX < 1.0
 
 
-def test_an_error_names_some_kinds_of_failures_and_counts_the_others(seed: int, clock: ManualClock) -> None:
+def test_an_error_names_some_kinds_of_failures_and_counts_the_others(
+    seed: int, clock: ManualClock
+) -> None:
     state = state_of(seed, clock)
     for route in [f"server {number}" for number in range(FAILURES_TOLD_MAX + 5)] * 2:
         state.record(errors.NotSent("refused"), route)
@@ -198,7 +249,10 @@ ERRORS = [
     start=st.integers(0, 2**32),
 )
 def test_whatever_fails_a_call_ends_within_its_bounds_and_no_attempt_begins_after_its_deadline(
-    failures: list[tuple[type[errors.RpcError], str, float]], timeout_s: float, is_idempotent: bool, start: int
+    failures: list[tuple[type[errors.RpcError], str, float]],
+    timeout_s: float,
+    is_idempotent: bool,
+    start: int,
 ) -> None:
     clock = ManualClock()
     deadline = clock() + timeout_s
@@ -211,7 +265,9 @@ def test_whatever_fails_a_call_ends_within_its_bounds_and_no_attempt_begins_afte
         clock.advance(min(took_s, given_s))
         error = kind("x")
         decision = state.decide(error, route, clock(), deadline, is_idempotent)
-        sent, unsent = (sent, unsent + 1) if isinstance(error, errors.NotSent) else (sent + 1, unsent)
+        sent, unsent = (
+            (sent, unsent + 1) if isinstance(error, errors.NotSent) else (sent + 1, unsent)
+        )
         assert sent <= policy.attempts_max and unsent <= 8
         if isinstance(decision, GiveUp):
             final = state.final_error(error, decision, clock())
@@ -233,14 +289,20 @@ def test_an_attempt_gets_its_own_time_or_what_the_call_has_left() -> None:
 
 @pytest.mark.parametrize(
     ("bounds", "text"),
-    [({"attempts_max": 0}, "attempts_max=0"), ({"unsent_max": 0}, "unsent_max=0"), ({"attempt_s": 0.0}, r"attempt_s=0\.0")],
+    [
+        ({"attempts_max": 0}, "attempts_max=0"),
+        ({"unsent_max": 0}, "unsent_max=0"),
+        ({"attempt_s": 0.0}, r"attempt_s=0\.0"),
+    ],
 )
 def test_bounds_that_allow_no_attempt_are_refused(bounds: dict[str, float], text: str) -> None:
     with pytest.raises(errors.ConfigError, match=text):
         RetryPolicy(**bounds)  # type: ignore[arg-type]
 
 
-def test_a_call_finds_the_one_server_of_five_that_lives_at_once(seed: int, clock: ManualClock) -> None:
+def test_a_call_finds_the_one_server_of_five_that_lives_at_once(
+    seed: int, clock: ManualClock
+) -> None:
     class Server:
         def __init__(self, server_id: int) -> None:
             self.server_id = self.rank = server_id
@@ -249,7 +311,9 @@ def test_a_call_finds_the_one_server_of_five_that_lives_at_once(seed: int, clock
 
     servers = [Server(number) for number in range(5)]
     balancer = Balancer(servers, Random(seed))
-    state: RetryState[Server] = RetryState(RetryPolicy(), RetryBudget(), Random(seed), "work", clock())
+    state: RetryState[Server] = RetryState(
+        RetryPolicy(), RetryBudget(), Random(seed), "work", clock()
+    )
     chosen = balancer.pick(clock())
     attempts = 1
     while chosen is not servers[3]:
@@ -260,15 +324,19 @@ def test_a_call_finds_the_one_server_of_five_that_lives_at_once(seed: int, clock
     assert attempts <= 5
 
 
-# -- the budget ------------------------------------------------------------------------------------------------------------
+# -- the budget ------------------------------------------------------------------------------------
 
 
-def test_in_an_overload_a_client_sends_a_fifth_more_and_not_three_times_as_much(seed: int, clock: ManualClock) -> None:
+def test_in_an_overload_a_client_sends_a_fifth_more_and_not_three_times_as_much(
+    seed: int, clock: ManualClock
+) -> None:
     budget = RetryBudget(share=0.2, per_s=0.0)
     for _ in range(1000):
         budget.count_call()
         state = state_of(seed, clock, budget=budget)
-        while isinstance(state.decide(errors.Backpressure("full"), "a", clock(), NEVER, False), Retry):
+        while isinstance(
+            state.decide(errors.Backpressure("full"), "a", clock(), NEVER, False), Retry
+        ):
             pass
     assert budget.calls == 1000
     assert budget.taken == pytest.approx(0.2 * 1000 + BUDGET_RESERVE, abs=1)
@@ -276,11 +344,19 @@ def test_in_an_overload_a_client_sends_a_fifth_more_and_not_three_times_as_much(
 
 def test_what_reached_nobody_costs_no_budget(seed: int, clock: ManualClock) -> None:
     budget = RetryBudget(reserve=0.0)
-    assert isinstance(state_of(seed, clock, budget=budget).decide(errors.NotSent("x"), "a", clock(), NEVER, False), Retry)
-    refused = state_of(seed, clock, budget=budget).decide(errors.Backpressure("x"), "a", clock(), NEVER, False)
+    assert isinstance(
+        state_of(seed, clock, budget=budget).decide(
+            errors.NotSent("x"), "a", clock(), NEVER, False
+        ),
+        Retry,
+    )
+    refused = state_of(seed, clock, budget=budget).decide(
+        errors.Backpressure("x"), "a", clock(), NEVER, False
+    )
     assert isinstance(refused, GiveUp)
     assert refused.reason == (
-        "not retried: the budget for retries is spent (20% of the calls and 1 a second, 0 taken and 1 refused so far)"
+        "not retried: the budget for retries is spent (20% of the calls and 1 a second, "
+        "0 taken and 1 refused so far)"
     )
 
 
@@ -294,7 +370,9 @@ def test_a_client_of_few_calls_gets_its_budget_back_by_time(clock: ManualClock) 
 
 
 @given(
-    events=st.lists(st.one_of(st.just("call"), st.just("retry"), st.floats(0.0, 5.0)), max_size=300),
+    events=st.lists(
+        st.one_of(st.just("call"), st.just("retry"), st.floats(0.0, 5.0)), max_size=300
+    ),
     share=st.floats(0.0, 1.0),
     reserve=st.floats(0.0, 10.0),
     per_s=st.floats(0.0, 3.0),
@@ -323,7 +401,12 @@ def test_over_any_time_retries_are_within_reserve_share_and_rate(
 def test_threads_together_get_no_more_than_the_budget_holds() -> None:
     budget = RetryBudget(share=0.0, reserve=100.0, per_s=0.0, guard=threading.Lock())
     taken: list[int] = []
-    threads = [threading.Thread(target=lambda: taken.append(sum(budget.try_take(1.0) for _ in range(1000)))) for _ in range(4)]
+    threads = [
+        threading.Thread(
+            target=lambda: taken.append(sum(budget.try_take(1.0) for _ in range(1000)))
+        )
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -337,12 +420,18 @@ def test_a_budget_below_zero_is_refused() -> None:
         RetryBudget(share=-0.1)
 
 
-# -- the error at the end --------------------------------------------------------------------------------------------------
+# -- the error at the end --------------------------------------------------------------------------
 
 
-def test_the_final_error_says_how_often_where_and_for_how_long_it_was_tried(seed: int, clock: ManualClock) -> None:
+def test_the_final_error_says_how_often_where_and_for_how_long_it_was_tried(
+    seed: int, clock: ManualClock
+) -> None:
     state = state_of(seed, clock, RetryPolicy(unsent_max=4))
-    for route in ("server 0 of 'sum' (rank 1)", "server 1 of 'sum' (rank 2)", "server 1 of 'sum' (rank 2)"):
+    for route in (
+        "server 0 of 'sum' (rank 1)",
+        "server 1 of 'sum' (rank 2)",
+        "server 1 of 'sum' (rank 2)",
+    ):
         assert isinstance(state.decide(errors.NotSent("x"), route, clock(), NEVER, False), Retry)
         clock.advance(0.1)
     error = errors.NoServer("'sum' has no live server")
@@ -351,21 +440,29 @@ def test_the_final_error_says_how_often_where_and_for_how_long_it_was_tried(seed
     final = state.final_error(error, decision, clock())
     assert final is error
     assert str(final) == (
-        "'sum' has no live server (tried 4 times in 0.300 s: NotSent at server 0 of 'sum' (rank 1), "
+        "'sum' has no live server (tried 4 times in 0.300 s: NotSent at server 0 of 'sum' (rank "
+        "1), "
         "NotSent at server 1 of 'sum' (rank 2) 2 times, NoServer at no server; "
         "given up after unsent_max=4 attempts that reached nobody)"
     )
 
 
-def test_the_traceback_of_a_handler_stays_below_the_first_line(seed: int, clock: ManualClock) -> None:
+def test_the_traceback_of_a_handler_stays_below_the_first_line(
+    seed: int, clock: ManualClock
+) -> None:
     state = state_of(seed, clock)
     state.decide(errors.NotSent("x"), "a", clock(), NEVER, False)
-    error = errors.RemoteError("'f' raised\n\nTraceback ...", type_name="E", remote_message="m", remote_traceback="t")
+    error = errors.RemoteError(
+        "'f' raised\n\nTraceback ...", type_name="E", remote_message="m", remote_traceback="t"
+    )
     decision = state.decide(error, "b", clock(), NEVER, False)
     assert isinstance(decision, GiveUp)
     final = state.final_error(error, decision, clock())
     assert final is error
-    assert str(final) == "'f' raised (tried 2 times in 0.000 s: NotSent at a, RemoteError at b)\n\nTraceback ..."
+    assert (
+        str(final)
+        == "'f' raised (tried 2 times in 0.000 s: NotSent at a, RemoteError at b)\n\nTraceback ..."
+    )
     assert (error.type_name, error.remote_traceback) == ("E", "t")
 
 
@@ -381,14 +478,20 @@ def test_a_call_that_may_have_run_never_ends_in_an_error_that_says_it_did_not(
     final = state.final_error(error, decision, clock())
     assert type(final) is errors.MaybeExecuted
     assert final.__cause__ is error
-    assert str(final).startswith(f"the last (tried 2 times in 0.000 s: MaybeExecuted at a, {last.__name__} at b; given up after")
+    assert str(final).startswith(
+        f"the last (tried 2 times in 0.000 s: MaybeExecuted at a, {last.__name__} at b; "
+        "given up after"
+    )
 
 
-def test_an_error_of_a_single_attempt_is_left_as_it_is_but_for_the_reason(seed: int, clock: ManualClock) -> None:
+def test_an_error_of_a_single_attempt_is_left_as_it_is_but_for_the_reason(
+    seed: int, clock: ManualClock
+) -> None:
     state = state_of(seed, clock)
     error = errors.MaybeExecuted("lost")
     decision = state.decide(error, "a", clock(), NEVER, False)
     assert isinstance(decision, GiveUp)
     assert str(state.final_error(error, decision, clock())) == (
-        "lost (tried once in 0.000 s: MaybeExecuted at a; not retried: 'work' may have run, and is not registered as idempotent)"
+        "lost (tried once in 0.000 s: MaybeExecuted at a; not retried: 'work' may have run, "
+        "and is not registered as idempotent)"
     )

@@ -1,4 +1,6 @@
-"""The configs for one role each: loadable, complete, and alike where both sides of a connection must be."""
+"""The configs for one role each: loadable, complete, and alike where both sides of a connection
+must be.
+"""
 
 from __future__ import annotations
 

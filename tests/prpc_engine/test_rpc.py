@@ -1,4 +1,6 @@
-"""Calls to a real server, over each way there is: shared memory and tcp to another process, memory within this one."""
+"""Calls to a real server, over each way there is: shared memory and tcp to another process, memory
+within this one.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,12 @@ def test_every_array_comes_back_with_its_dtype_shape_and_bytes(world: World) -> 
         assert back.dtype == array.dtype
         assert back.shape == array.shape
         assert np.array_equal(back, array)
-        assert world.client.call("describe", array) == (array.dtype.str, array.shape, False, array.tobytes())
+        assert world.client.call("describe", array) == (
+            array.dtype.str,
+            array.shape,
+            False,
+            array.tobytes(),
+        )
 
 
 def test_arrays_stand_anywhere_in_a_value(world: World) -> None:
@@ -155,7 +162,9 @@ def test_sixty_four_calls_in_flight_each_get_their_own_answer(world: World) -> N
         assert [call.result(PATIENCE_S) for call in calls] == list(range(64))
 
 
-def test_each_call_counts_once_in_the_budget_of_repeats_whether_it_could_be_sent_or_not(world: World) -> None:
+def test_each_call_counts_once_in_the_budget_of_repeats_whether_it_could_be_sent_or_not(
+    world: World,
+) -> None:
     budget = world.client._dispatcher.budget
     before = budget.calls
     world.client.call("add", 20, 22)
@@ -234,7 +243,11 @@ def test_async_handlers_answer_like_others(world: World) -> None:
 
 def test_a_blocking_call_inside_a_coroutine_works_as_anywhere(world: World) -> None:
     async def in_a_notebook() -> list[object]:
-        return [world.client.call("echo", 1), world.client.call("nap", 0.001), await world.client.submit("nap", 0.001)]
+        return [
+            world.client.call("echo", 1),
+            world.client.call("nap", 0.001),
+            await world.client.submit("nap", 0.001),
+        ]
 
     assert asyncio.run(in_a_notebook()) == [1, "rested", "rested"]
 
@@ -284,7 +297,10 @@ def test_large_results_do_not_use_up_the_slab(world: World) -> None:
     for _ in range(200):
         world.client.call("shared", 1_000_000)
         world.client.call("double", np.ones(500_000))
-    wait_until(lambda: prpc_engine.node.slab.default_slab().statistics().blocks_used <= 8, "the end of the leases")
+    wait_until(
+        lambda: prpc_engine.node.slab.default_slab().statistics().blocks_used <= 8,
+        "the end of the leases",
+    )
 
 
 def test_a_deadline_that_is_not_reached_does_nothing(world: World) -> None:
@@ -327,16 +343,26 @@ def test_a_server_counts_what_it_did(world: World) -> None:
 
         def counted() -> bool:  # the last answer may be here before it is counted there
             figures = server.statistics()
-            return (figures.requests, figures.failures, figures.rejected, figures.tasks) == (5, 3, 1, 0)
+            return (figures.requests, figures.failures, figures.rejected, figures.tasks) == (
+                5,
+                3,
+                1,
+                0,
+            )
 
         wait_until(counted, "5 requests, 3 failures and 1 rejected")
 
 
 def test_the_way_taken_is_told(remote: World) -> None:
-    assert any(choice.startswith(f"{remote.transport} to ") for choice in remote.service.transports.values())
+    assert any(
+        choice.startswith(f"{remote.transport} to ")
+        for choice in remote.service.transports.values()
+    )
 
 
-def test_serve_forever_may_be_for_a_time_and_the_progress_thread_serves_after_it(world: World) -> None:
+def test_serve_forever_may_be_for_a_time_and_the_progress_thread_serves_after_it(
+    world: World,
+) -> None:
     with RpcService(master=world.master.address) as other:
         other.create_server("timed", Handlers(other))
         client = world.service.create_client("timed", timeout_s=PATIENCE_S)
@@ -365,15 +391,21 @@ def test_serve_forever_serves_from_the_main_thread(remote: World) -> None:
 def test_handlers_call_other_servers_while_their_caller_waits(remote: World) -> None:
     with ServerProcess(remote.master.address, "other", remote.transport):
         assert remote.client.call("relay", "other", "add", 1, 2) == 3
-        assert remote.client.call("relay", "other", "relay", "test", "add", 3, 4) == 7, "and those call back"
+        assert remote.client.call("relay", "other", "relay", "test", "add", 3, 4) == 7, (
+            "and those call back"
+        )
         with pytest.raises(RemoteError, match=r"'relay' of .* raised KeyError: 'inner'") as caught:
             remote.client.call("relay", "other", "boom", "inner")
-        assert caught.value.remote_traceback.splitlines()[-1].startswith("via 'boom' of server 0 of 'other'")
+        assert caught.value.remote_traceback.splitlines()[-1].startswith(
+            "via 'boom' of server 0 of 'other'"
+        )
         assert remote.client.call("echo", 1) == 1
 
 
 def test_async_handlers_await_other_servers(remote: World) -> None:
     with ServerProcess(remote.master.address, "other", remote.transport):
         remote.client.call("relay", "other", "echo", 0)
-        calls = [remote.client.submit("relay_async", "other", "echo", number) for number in range(64)]
+        calls = [
+            remote.client.submit("relay_async", "other", "echo", number) for number in range(64)
+        ]
         assert [call.result(PATIENCE_S) for call in calls] == list(range(64))

@@ -1,4 +1,6 @@
-"""What becomes of calls when servers are slow, die, or come back; and of services that are closed in the middle."""
+"""What becomes of calls when servers are slow, die, or come back; and of services that are closed
+in the middle.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until
 from tests.shard.processes import in_fork
 
-# What "quickly" means here: far below the timeouts that would end the wait otherwise, far above what a busy machine takes.
+# What "quickly" means here: far below the timeouts that would end the wait otherwise, far above
+# what a busy machine takes.
 BOUND_S = 10.0
 
 
@@ -60,7 +63,11 @@ def test_a_blocked_handler_ends_the_call_at_its_deadline_and_its_late_reply_is_d
 ) -> None:
     started = time.monotonic()
     with pytest.raises(
-        DeadlineExceeded, match=r"no answer to 'read_fifo' from server 0 of 'test' \(rank \d+\) at .* after \d+\.\d+ s"
+        DeadlineExceeded,
+        match=(
+            r"no answer to 'read_fifo' from server 0 of 'test' \(rank \d+\) "
+            r"at .* after \d+\.\d+ s"
+        ),
     ):
         world.client.call("read_fifo", fifo, timeout_s=0.2)
     assert time.monotonic() - started < BOUND_S
@@ -73,7 +80,9 @@ def test_a_blocked_handler_ends_the_call_at_its_deadline_and_its_late_reply_is_d
 def test_each_call_has_its_own_deadline(world: World, fifo: str) -> None:
     world.client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)
     patient = world.client.submit("echo", "patient", timeout_s=PATIENCE_S)
-    hurried = [world.client.submit("echo", number, timeout_s=0.05 * (number + 1)) for number in range(4)]
+    hurried = [
+        world.client.submit("echo", number, timeout_s=0.05 * (number + 1)) for number in range(4)
+    ]
     for call in hurried:
         assert isinstance(call.error(BOUND_S), DeadlineExceeded)
     assert not patient.done()
@@ -81,7 +90,9 @@ def test_each_call_has_its_own_deadline(world: World, fifo: str) -> None:
     assert patient.result(PATIENCE_S) == "patient"
 
 
-def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_call_goes_on(world: World, fifo: str) -> None:
+def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_call_goes_on(
+    world: World, fifo: str
+) -> None:
     call = world.client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)
     with pytest.raises(TimeoutError, match=r"no result within 0\.05 s"):
         call.result(0.05)
@@ -110,7 +121,9 @@ def test_a_cancelled_call_ends_at_once_and_its_reply_is_dropped(world: World, fi
     assert late_replies(world) == 1
 
 
-def test_a_server_killed_in_the_middle_of_calls_ends_them_quickly_with_maybe_executed(world: World, fifo: str) -> None:
+def test_a_server_killed_in_the_middle_of_calls_ends_them_quickly_with_maybe_executed(
+    world: World, fifo: str
+) -> None:
     calls = [
         world.client.submit("read_fifo", fifo, timeout_s=None),
         world.client.submit("echo", np.zeros(1_000_000), timeout_s=None),
@@ -125,7 +138,9 @@ def test_a_server_killed_in_the_middle_of_calls_ends_them_quickly_with_maybe_exe
     assert time.monotonic() - started < BOUND_S
 
 
-def told_to_threads_that_wait(world: World, fifo: str, end: Callable[[], object]) -> list[type[RpcError]]:
+def told_to_threads_that_wait(
+    world: World, fifo: str, end: Callable[[], object]
+) -> list[type[RpcError]]:
     """Three threads wait in call() when `end` ends it: what each is told."""
     errors: list[RpcError] = []
 
@@ -153,12 +168,19 @@ def test_a_thread_that_waits_in_call_learns_of_the_death_too(world: World, fifo:
     assert told_to_threads_that_wait(world, fifo, world.server.kill) == [MaybeExecuted] * 3
 
 
-def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_name(world: World) -> None:
+def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_name(
+    world: World,
+) -> None:
     world.server.kill()
-    wait_until(lambda: all(route.peer is None or route.peer.lost for route in world.client._routes.values()), "the loss")
+    wait_until(
+        lambda: all(
+            route.peer is None or route.peer.lost for route in world.client._routes.values()
+        ),
+        "the loss",
+    )
     started = time.monotonic()
-    # NoServer once the master knows, NotSent from the old address before; DeadlineExceeded where the deadline finds an attempt
-    # under way.
+    # NoServer once the master knows, NotSent from the old address before; DeadlineExceeded where
+    # the deadline finds an attempt under way.
     with pytest.raises((NotSent, DeadlineExceeded), match=r"was not sent|no live server"):
         world.client.call("echo", 1, timeout_s=1.0)
     assert time.monotonic() - started < BOUND_S
@@ -196,7 +218,12 @@ def test_a_call_in_flight_at_close_ends_with_closed(world: World, fifo: str) -> 
     call = world.client.submit("read_fifo", fifo, timeout_s=None)
     with Path(fifo).open("w"):  # once the handler reads it
         world.service.close()
-        with pytest.raises(Closed, match=r"the client of 'test' was closed here while 'read_fifo' of server 0 .* was under way"):
+        with pytest.raises(
+            Closed,
+            match=r"the client of 'test' was closed here while 'read_fifo' of server 0 .* was "
+            r"under "
+            r"way",
+        ):
             call.result(BOUND_S)
 
 
@@ -209,8 +236,11 @@ def test_a_server_outlives_its_clients(world: World) -> None:
     assert world.client.call("echo", 2) == 2
 
 
-@pytest.mark.parametrize("world", ["shm"], indirect=True)  # blocks are lent through shared memory only
-def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(world: World) -> None:
+# blocks are lent through shared memory only
+@pytest.mark.parametrize("world", ["shm"], indirect=True)
+def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(
+    world: World,
+) -> None:
     gc.collect()  # of earlier tests
     slab = world.service._node.slab
     before = slab.statistics().blocks_used
@@ -226,8 +256,12 @@ def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(
     wait_until(lambda: slab.statistics().blocks_used == before, "the end of the lease")
 
 
-def test_a_fork_that_drops_what_it_received_and_makes_arrays_leaves_its_parent_alone(world: World) -> None:
-    """Dropping a received array once wrote into the parent's ring, and the server hung up on the parent."""
+def test_a_fork_that_drops_what_it_received_and_makes_arrays_leaves_its_parent_alone(
+    world: World,
+) -> None:
+    """Dropping a received array once wrote into the parent's ring, and the server hung up on the
+    parent.
+    """
     client = world.client
     received = [client.call("echo", np.full(100_000, 3, np.uint8)) for _ in range(3)]
     ours = prpc_engine.empty(100_000, np.uint8)
@@ -237,7 +271,11 @@ def test_a_fork_that_drops_what_it_received_and_makes_arrays_leaves_its_parent_a
     def child() -> None:
         received.clear()
         gc.collect()
-        for refused in (lambda: client.call("echo", 1), lambda: inherited.empty(100_000), lambda: inherited.reserve(1)):
+        for refused in (
+            lambda: client.call("echo", 1),
+            lambda: inherited.empty(100_000),
+            lambda: inherited.reserve(1),
+        ):
             with pytest.raises(ForkedError, match="its fork"):
                 refused()
         prpc_engine.empty(100_000, np.uint8)[:] = 9  # of a slab of the child's own
@@ -252,7 +290,8 @@ def test_a_fork_that_drops_what_it_received_and_makes_arrays_leaves_its_parent_a
 
 def test_a_fork_of_a_client_is_refused_by_name_and_leaves_its_parent_alone(world: World) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
+        # of Python 3.12: we have threads. That is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         code = 1
@@ -274,7 +313,9 @@ def test_a_fork_of_a_client_is_refused_by_name_and_leaves_its_parent_alone(world
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for number in range(100):
         assert world.client.call("echo", number, timeout_s=PATIENCE_S) == number
-        assert world.client.call("first_and_last", np.full(10_000, number), timeout_s=PATIENCE_S) == (number, number)
+        assert world.client.call(
+            "first_and_last", np.full(10_000, number), timeout_s=PATIENCE_S
+        ) == (number, number)
 
 
 def test_in_one_process_a_closed_service_ends_calls_of_the_other() -> None:

@@ -93,7 +93,9 @@ def test_a_killed_shard_ends_its_server_and_not_the_other(
     assert client.call_to(1, "pid") == second
     with pytest.raises(RpcError):
         client.call_to(0, "pid", timeout_s=PATIENCE_S)
-    wait_until(lambda: "and with it the servers 0 of 'test'" in caplog.text, "what went with it is told")
+    wait_until(
+        lambda: "and with it the servers 0 of 'test'" in caplog.text, "what went with it is told"
+    )
     with pytest.raises(PeerLostError, match=r"shard 0 .* it stays down"):
         sharded.create_server("other", Plain, sharded=True)
     assert "other" not in plain._ask_master("services")
@@ -114,8 +116,14 @@ def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_in
     before = {entry.server_id: entry.target for entry in plain._lookup("test", 2, PATIENCE_S)}
     for life in (1, 2):
         os.kill(client.call_to(1, "pid"), signal.SIGKILL)
-        wait_until(lambda life=life: caplog.text.count("of 'test' is back in shard 1") == life, "it is back")  # type: ignore[misc]
-        wait_until(lambda life=life: caplog.text.count("of 'second' is back in shard 1") == life, "both are")  # type: ignore[misc]
+        wait_until(
+            lambda life=life: caplog.text.count("of 'test' is back in shard 1") == life,
+            "it is back",
+        )  # type: ignore[misc]
+        wait_until(
+            lambda life=life: caplog.text.count("of 'second' is back in shard 1") == life,
+            "both are",
+        )  # type: ignore[misc]
     after = {entry.server_id: entry.target for entry in plain._lookup("test", 2, PATIENCE_S)}
     assert after[0] == before[0]
     assert after[1] != before[1]
@@ -124,10 +132,14 @@ def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_in
     assert client.call_to(0, "pid") == pids[0] and client.call_to(1, "pid") != pids[1]
     assert "is gone: killed by SIGKILL; restart 1 of 5 follows" in caplog.text
     assert sharded.figures_of_shards(PATIENCE_S)[1].process.incarnation == 3
-    assert "closed" not in plain._ask_master("services"), "what was taken back before does not come back"
+    assert "closed" not in plain._ask_master("services"), (
+        "what was taken back before does not come back"
+    )
     for server in servers:
         server.close()
-    assert not {"test", "second"} & set(plain._ask_master("services")), "new instances are taken back, too"
+    assert not {"test", "second"} & set(plain._ask_master("services")), (
+        "new instances are taken back, too"
+    )
 
 
 def _answers(client: RpcClient, server_id: int) -> bool:
@@ -136,7 +148,9 @@ def _answers(client: RpcClient, server_id: int) -> bool:
     return False
 
 
-def test_servers_can_be_made_while_a_killed_shard_is_on_its_way_back(services: tuple[RpcService, RpcService]) -> None:
+def test_servers_can_be_made_while_a_killed_shard_is_on_its_way_back(
+    services: tuple[RpcService, RpcService],
+) -> None:
     sharded, plain = services
     sharded.create_server("test", Plain, sharded=True)
     client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
@@ -146,17 +160,23 @@ def test_servers_can_be_made_while_a_killed_shard_is_on_its_way_back(services: t
     assert later.broadcast("add", 1, 2) == [3, 3]
 
 
-def test_a_factory_may_be_a_lambda_and_what_cannot_be_sent_is_named(services: tuple[RpcService, RpcService]) -> None:
+def test_a_factory_may_be_a_lambda_and_what_cannot_be_sent_is_named(
+    services: tuple[RpcService, RpcService],
+) -> None:
     sharded, plain = services
     first = 7
     sharded.create_server("test", lambda: {"first": lambda: first}, sharded=True)
-    assert plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S).broadcast("first") == [7, 7]
+    assert plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S).broadcast(
+        "first"
+    ) == [7, 7]
     generator = (each for each in [1])
     with pytest.raises(ConfigError, match=r"the factory .*<lambda>.* cannot be sent to a shard"):
         sharded.create_server("other", lambda: {"next": lambda: next(generator)}, sharded=True)
 
 
-def test_a_sharded_server_needs_shards_and_a_factory(services: tuple[RpcService, RpcService]) -> None:
+def test_a_sharded_server_needs_shards_and_a_factory(
+    services: tuple[RpcService, RpcService],
+) -> None:
     sharded, plain = services
     with pytest.raises(ConfigError, match="sharded=True needs shards"):
         plain.create_server("test", Plain, sharded=True)
@@ -164,7 +184,9 @@ def test_a_sharded_server_needs_shards_and_a_factory(services: tuple[RpcService,
         sharded.create_server("test", {"one": 1}, sharded=True)
 
 
-def test_a_factory_that_raises_is_told_to_the_maker(services: tuple[RpcService, RpcService]) -> None:
+def test_a_factory_that_raises_is_told_to_the_maker(
+    services: tuple[RpcService, RpcService],
+) -> None:
     sharded, _ = services
     with pytest.raises(ZeroDivisionError) as caught:
         sharded.create_server("test", _broken_factory, sharded=True)
@@ -184,7 +206,9 @@ def test_where_one_shard_cannot_serve_none_does(services: tuple[RpcService, RpcS
     assert [entry.server_id for entry in plain._lookup("test", 0, PATIENCE_S)] == [1]
 
 
-def test_a_service_that_is_closed_makes_no_sharded_servers(services: tuple[RpcService, RpcService]) -> None:
+def test_a_service_that_is_closed_makes_no_sharded_servers(
+    services: tuple[RpcService, RpcService],
+) -> None:
     sharded, _ = services
     sharded.close()
     with pytest.raises(Closed):
@@ -193,7 +217,9 @@ def test_a_service_that_is_closed_makes_no_sharded_servers(services: tuple[RpcSe
 
 def test_shards_that_cannot_be_started_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Master(secret="the right secret") as master:
-        monkeypatch.setattr("prpc_engine.service.service.ShardSettings", _settings_with_another_secret)
+        monkeypatch.setattr(
+            "prpc_engine.service.service.ShardSettings", _settings_with_another_secret
+        )
         with pytest.raises((RpcError, ShardError)):
             RpcService(master=master.address, shards=1, secret="the right secret")
 

@@ -1,4 +1,6 @@
-"""The path between two real processes: the best there is, another one at once when it fails, and told in either case."""
+"""The path between two real processes: the best there is, another one at once when it fails, and
+told in either case.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from tests.transport_contract import World as ShmWorld
 
 
 @contextlib.contextmanager
-def world(master: Master, server: str = "shm,unix,tcp", **settings: object) -> Iterator[tuple[RpcService, RpcClient]]:
+def world(
+    master: Master, server: str = "shm,unix,tcp", **settings: object
+) -> Iterator[tuple[RpcService, RpcClient]]:
     """A server in another process that offers those transports, and a client of it."""
     with (
         ServerProcess(master.address, "test", server),
@@ -41,7 +45,9 @@ def world(master: Master, server: str = "shm,unix,tcp", **settings: object) -> I
 
 def peer_of(service: RpcService) -> Peer:
     """The one that is not the master."""
-    (peer,) = [peer for first, peer in service._node._peers.items() if first.startswith("memory://")]
+    (peer,) = [
+        peer for first, peer in service._node._peers.items() if first.startswith("memory://")
+    ]
     return peer
 
 
@@ -56,7 +62,11 @@ def choice_of(service: RpcService) -> Choice:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """Level and text of what was logged of the server's path."""
-    return [(one.levelname, one.getMessage()) for one in caplog.records if one.getMessage().startswith("server 0 of 'test'")]
+    return [
+        (one.levelname, one.getMessage())
+        for one in caplog.records
+        if one.getMessage().startswith("server 0 of 'test'")
+    ]
 
 
 def hang_up(service: RpcService) -> None:
@@ -70,7 +80,7 @@ def no_room(capacity_bytes: int) -> None:
     raise ShmFull("/dev/shm has no room")
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------
+# -- what is there ---------------------------------------------------------------------------------
 
 
 def test_shared_memory_is_taken_on_one_host_and_a_new_pair_is_one_line_of_the_log(
@@ -114,37 +124,58 @@ def test_only_nodes_that_are_connected_are_told_of(master: Master) -> None:
         ("shm,unix,tcp", ["tcp"], "tcp", []),
         ("unix,tcp", None, "unix", [("shm", "not offered by tcp://", False)]),
         ("shm,tcp", ["unix", "tcp"], "tcp", [("unix", "not offered by tcp://", False)]),
-        ("tcp", None, "tcp", [("shm", "not offered by tcp://", False), ("unix", "not offered by tcp://", False)]),
+        (
+            "tcp",
+            None,
+            "tcp",
+            [("shm", "not offered by tcp://", False), ("unix", "not offered by tcp://", False)],
+        ),
     ],
 )
 def test_either_side_orders_and_forbids(
-    master: Master, server: str, client: list[str] | None, taken: str, refusals: list[tuple[str, str, bool]]
+    master: Master,
+    server: str,
+    client: list[str] | None,
+    taken: str,
+    refusals: list[tuple[str, str, bool]],
 ) -> None:
     with world(master, server, transports=client) as (service, asking):
         asking.call("echo", 1)
         choice = choice_of(service)
         assert choice.transport == taken
         told = [(one.transport, one.reason, one.failed) for one in choice.refusals]
-        assert [(name, failed) for name, _, failed in told] == [(name, failed) for name, _, failed in refusals]
-        assert all(text.startswith(expected) for (_, text, _), (_, expected, _) in zip(told, refusals, strict=True))
+        assert [(name, failed) for name, _, failed in told] == [
+            (name, failed) for name, _, failed in refusals
+        ]
+        assert all(
+            text.startswith(expected)
+            for (_, text, _), (_, expected, _) in zip(told, refusals, strict=True)
+        )
 
 
 def test_a_path_that_is_forced_and_not_offered_is_named(master: Master) -> None:
-    with world(master, "tcp", transports=["shm"]) as (_, client), pytest.raises(NotSent, match="shm: not offered by tcp://"):
+    with (
+        world(master, "tcp", transports=["shm"]) as (_, client),
+        pytest.raises(NotSent, match="shm: not offered by tcp://"),
+    ):
         client.call("echo", 1)
 
 
-def test_the_environment_chooses_where_the_program_does_not(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_chooses_where_the_program_does_not(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PRPC_TRANSPORTS", "tcp")
     with world(master) as (service, client):
         client.call("echo", 1)
         assert choice_of(service).transport == "tcp"
     monkeypatch.setenv("PRPC_TRANSPORTS", "infiniband")
-    with pytest.raises(ConfigError, match="PRPC_TRANSPORTS='infiniband': allowed are shm, unix, tcp"):
+    with pytest.raises(
+        ConfigError, match="PRPC_TRANSPORTS='infiniband': allowed are shm, unix, tcp"
+    ):
         RpcService(master=master.address)
 
 
-# -- what fails while connecting ---------------------------------------------------------------------------------------
+# -- what fails while connecting -------------------------------------------------------------------
 
 
 def test_without_room_for_rings_unix_is_taken_at_once_and_the_log_warns_once(
@@ -177,7 +208,9 @@ with RpcService({master.address!r}) as service:
     input()
 """
     with (
-        subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as server,
         RpcService(master.address) as service,
     ):
         assert service.create_client("test", timeout_s=PATIENCE_S).call("one") == 1
@@ -207,7 +240,7 @@ if __name__ == "__main__":
     )
 
 
-# -- what fails later --------------------------------------------------------------------------------------------------
+# -- what fails later ------------------------------------------------------------------------------
 
 
 def break_it(service: RpcService) -> None:
@@ -239,7 +272,9 @@ def test_a_broken_path_is_tried_again_until_it_has_broken_too_often_then_calls_g
         choice = choice_of(service)
         assert choice.transport == second
         (refusal,) = choice.refusals
-        assert re.match(rf"{first}: failed {FAILURES_MAX} times in a row, tried again in \d+ s: ", str(refusal))
+        assert re.match(
+            rf"{first}: failed {FAILURES_MAX} times in a row, tried again in \d+ s: ", str(refusal)
+        )
     assert [level for level, _ in lines(caplog)] == ["INFO", "WARNING"], "one when it changes"
 
 
@@ -250,7 +285,11 @@ def _short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def goes_over(service: RpcService, transport: str) -> bool:
-    return any(way.startswith(f"{transport} to") for at, way in service.transports.items() if not at.endswith(service._master))
+    return any(
+        way.startswith(f"{transport} to")
+        for at, way in service.transports.items()
+        if not at.endswith(service._master)
+    )
 
 
 @pytest.mark.usefixtures("_short_rests")
@@ -259,27 +298,38 @@ def test_when_its_rest_is_over_calls_come_back_to_the_preferred_path(master: Mas
         for _ in range(FAILURES_MAX):
             client.call("echo", 1)
             break_it(service)
-        wait_until(lambda: client.call("echo", 2) == 2 and goes_over(service, "shm"), "shared memory again")
+        wait_until(
+            lambda: client.call("echo", 2) == 2 and goes_over(service, "shm"), "shared memory again"
+        )
         wait_until(lambda: not service._node._left, "the end of the connection over unix")
 
 
 @pytest.mark.usefixtures("_short_rests")
-def test_a_connection_that_is_left_ends_no_call(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_left_ends_no_call(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with world(master) as (service, client):
         with monkeypatch.context() as patched:
             patched.setattr(shm, "make_rings", no_room)
             nap = client.submit("nap", 3600.0, timeout_s=None)
             wait_until(lambda: goes_over(service, "unix"), "unix")
-        wait_until(lambda: client.call("echo", 1) == 1 and goes_over(service, "shm"), "shared memory")
+        wait_until(
+            lambda: client.call("echo", 1) == 1 and goes_over(service, "shm"), "shared memory"
+        )
         assert not nap.done()
         (left,) = service._node._left
         nap.cancel()
         wait_until(lambda: left.connection.error, "its end")
-        assert [type(error) for error in (nap.error(0.0), left.connection.error)] == [Cancelled, PeerLostError]
+        assert [type(error) for error in (nap.error(0.0), left.connection.error)] == [
+            Cancelled,
+            PeerLostError,
+        ]
         assert "is reached by another path from now on" in str(left.connection.error)
 
 
-def test_where_nothing_else_connects_a_path_that_should_rest_is_tried_all_the_same(master: Master) -> None:
+def test_where_nothing_else_connects_a_path_that_should_rest_is_tried_all_the_same(
+    master: Master,
+) -> None:
     with world(master, transports=["shm"]) as (service, client):
         for number in range(FAILURES_MAX + 2):
             assert client.call("echo", number) == number
@@ -297,8 +347,12 @@ def test_calls_that_wait_for_room_when_the_path_breaks_go_over_the_next_and_run_
     with world(master, transport, transports=[transport], limits=limits) as (service, client):
         client.call("echo", 0)
         wait_connected(client)
-        blocked = client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)  # the server reads nothing more
-        calls = [client.submit("hear", (number, "x" * 12_000), timeout_s=PATIENCE_S) for number in range(3000)]
+        # the server reads nothing more
+        blocked = client.submit("read_fifo", fifo, timeout_s=PATIENCE_S)
+        calls = [
+            client.submit("hear", (number, "x" * 12_000), timeout_s=PATIENCE_S)
+            for number in range(3000)
+        ]
         assert peer_of(service).connection.outbox_messages > 100
         with Path(fifo).open("w") as gate:  # once the handler reads it
             break_it(service)
@@ -307,7 +361,9 @@ def test_calls_that_wait_for_room_when_the_path_breaks_go_over_the_next_and_run_
         assert isinstance(blocked.error(PATIENCE_S), MaybeExecuted)
         unsent = [number for number, error in enumerate(ended) if error is None]
         assert len(unsent) > 100, "they left later, over the new connection"
-        assert {type(error) for error in ended if error is not None} == {MaybeExecuted}, "what had left"
+        assert {type(error) for error in ended if error is not None} == {MaybeExecuted}, (
+            "what had left"
+        )
         heard = [number for number, _ in client.call("heard_so_far", timeout_s=PATIENCE_S)]
         assert len(set(heard)) == len(heard)
         assert set(unsent) <= set(heard)
@@ -330,13 +386,14 @@ def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_the_log_says_w
         assert client.call("double", np.ones(100_000)).sum() == 200_000
 
 
-# -- who is the same host and user -------------------------------------------------------------------------------------
+# -- who is the same host and user -----------------------------------------------------------------
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.getuid() != 0, reason="runs as two users: needs root")
 def test_another_user_of_this_host_is_reached_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PRPC_SECRET", "a secret of the whole job")  # without one, users have each their own
+    # without one, users have each their own
+    monkeypatch.setenv("PRPC_SECRET", "a secret of the whole job")
     with Master() as master:
         _reach_another_user(master)
 
@@ -374,13 +431,17 @@ with RpcService({master.address!r}) as service:
         server.communicate(b"\n", PATIENCE_S)
 
 
-def test_a_user_of_the_same_number_in_another_namespace_is_not_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_of_the_same_number_in_another_namespace_is_not_the_same_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Both are user 4711 by their own account; the kernel knows better."""
     world = ShmWorld(shm.ShmTransport, "shm://")
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     address = re.sub(r"/\d+/", "/4711/", world.listener.address)
     assert world.transports[1].cannot_reach(address) is None
-    with pytest.raises(UnreachableError, match=r"process \d+ at shm://.* belongs to user \d+, this one to 4711"):
+    with pytest.raises(
+        UnreachableError, match=r"process \d+ at shm://.* belongs to user \d+, this one to 4711"
+    ):
         world.transports[1].connect(address, 5.0)
     monkeypatch.undo()
     world.close()
@@ -392,7 +453,9 @@ def test_descriptors_that_run_out_while_connecting_are_a_named_error(master: Mas
         used = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
         try:
-            with pytest.raises(NotSent, match=r"shm: .*Too many open files.*; tcp: .*Too many open files"):
+            with pytest.raises(
+                NotSent, match=r"shm: .*Too many open files.*; tcp: .*Too many open files"
+            ):
                 client.call("echo", 1, timeout_s=1.0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,4 +1,6 @@
-"""Calls on their way to a server, held between two steps: by then their connection has ended, or the answer is there."""
+"""Calls on their way to a server, held between two steps: by then their connection has ended, or
+the answer is there.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def world(master: Master) -> Iterator[World]:
 def test_a_call_whose_connection_ends_as_it_is_about_to_leave_runs_once_over_another(
     world: World, monkeypatch: pytest.MonkeyPatch, method: str, way: str
 ) -> None:
-    client, route = cut_before_sending(world, monkeypatch, lambda: way == "again" or bool(world.ran))
+    client, route = cut_before_sending(
+        world, monkeypatch, lambda: way == "again" or bool(world.ran)
+    )
     if way == "first":
         assert client.call(method, timeout_s=PATIENCE_S) == 1
     else:
@@ -80,8 +84,9 @@ def test_a_stream_whose_connection_ends_as_it_is_about_to_be_opened_is_opened_ov
 def cut_before_sending(
     world: World, monkeypatch: pytest.MonkeyPatch, has_followed: Callable[[], bool]
 ) -> tuple[RpcClient, Route]:
-    """A client, connected to its only server: the connection ends when its next request is entered and not sent yet. If the
-    dispatcher hears of that request, until then, it is not sent before has_followed()."""
+    """A client, connected to its only server: the connection ends when its next request is entered
+    and not sent yet. If the dispatcher hears of that request, until then, it is not sent before
+    has_followed()."""
     client = world.calling.create_client("test")
     assert client.call("echo", 1) == 1
     wait_connected(client)
@@ -168,19 +173,25 @@ def connected(client: RpcClient) -> Route:
     return route
 
 
-def test_a_server_whose_connection_is_found_lost_as_its_calls_are_counted_has_none(world: World) -> None:
+def test_a_server_whose_connection_is_found_lost_as_its_calls_are_counted_has_none(
+    world: World,
+) -> None:
     with world.calling.create_client("test") as client:
         route = connected(client)
         assert [len(route.in_flight), len(route.in_flight)] == [0, 0]
 
 
-def test_a_hedged_call_is_sent_though_another_thread_finds_its_connection_lost(world: World) -> None:
+def test_a_hedged_call_is_sent_though_another_thread_finds_its_connection_lost(
+    world: World,
+) -> None:
     with world.calling.create_client("test", hedge=HedgePolicy(delay_s=PATIENCE_S)) as client:
         connected(client)
         assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
 
 
-def test_servers_are_asked_what_may_be_repeated_though_another_thread_finds_one_lost(world: World) -> None:
+def test_servers_are_asked_what_may_be_repeated_though_another_thread_finds_one_lost(
+    world: World,
+) -> None:
     told = threading.Event()
     with world.calling.create_client("test") as client:
         connected(client)

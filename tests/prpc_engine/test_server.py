@@ -1,4 +1,6 @@
-"""A table of methods, asked over a pair of connections in this process; the test turns the reactor."""
+"""A table of methods, asked over a pair of connections in this process;
+the test turns the reactor.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,8 @@ def test_methods_whose_numbers_collide_are_refused() -> None:
     assert method_key("plumless") == method_key("buckeroo")
     with pytest.raises(
         errors.ConfigError,
-        match=r"('plumless' and 'buckeroo'|'buckeroo' and 'plumless') have the same CRC-32: rename one",
+        match=r"('plumless' and 'buckeroo'|'buckeroo' and 'plumless') have the same CRC-32: "
+        r"rename one",
     ):
         ServedObject("test", 0, TARGET, {"plumless": len, "buckeroo": len})
 
@@ -131,7 +134,10 @@ def test_tasks_over_the_bound_wait_and_what_is_over_that_is_backpressure(world: 
     calls = [world.ask("wait") for _ in range(4)]
     world.turn()
     assert (world.server.statistics().tasks, world.server.statistics().queued) == (2, 1)
-    with pytest.raises(errors.Backpressure, match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks run and 1 calls of"):
+    with pytest.raises(
+        errors.Backpressure,
+        match=r"'wait' of server 0 of 'test' .* was refused: 2 tasks run and 1 calls of",
+    ):
         calls[3].result()
     world.handlers.gate.set_result("open")
     world.turn()
@@ -161,8 +167,12 @@ def test_a_task_whose_caller_has_gone_ends_without_a_trace(world: World) -> None
     assert world.server.statistics().tasks == 0
 
 
-def send(world: World, kind: int, method: str, archive: bytes, call_id: int = 1, target: int = TARGET) -> None:
-    world.client.connection.send(HEADER.pack(kind, 0, 0, target, call_id, method_key(method), 0) + archive)
+def send(
+    world: World, kind: int, method: str, archive: bytes, call_id: int = 1, target: int = TARGET
+) -> None:
+    world.client.connection.send(
+        HEADER.pack(kind, 0, 0, target, call_id, method_key(method), 0) + archive
+    )
     world.turn()
 
 
@@ -191,7 +201,9 @@ def test_a_result_that_cannot_be_read_ends_its_call_by_name(world: World) -> Non
     call = world.ask("wait")
     world.served.connection.send(HEADER.pack(REPLY, 0, 0, 0, call.call_id, 0, 0) + b"\xc1")
     world.turn()
-    with pytest.raises(errors.RpcError, match="the answer to 'wait' from server 0 of 'test' cannot be read"):
+    with pytest.raises(
+        errors.RpcError, match="the answer to 'wait' from server 0 of 'test' cannot be read"
+    ):
         call.result()
 
 
@@ -207,11 +219,13 @@ def test_arrays_go_through_the_server(world: World) -> None:
     assert world.answer("double", np.arange(3)).tolist() == [0, 2, 4]
 
 
-# -- held between two steps ----------------------------------------------------------------------------------------------
+# -- held between two steps ------------------------------------------------------------------------
 
 
 class Slow(Handlers):
-    """Answers later, and lets others run in the middle of a handler, as one that calls and waits does."""
+    """Answers later, and lets others run in the middle of a handler, as one that calls and waits
+    does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,13 +273,17 @@ def test_an_answer_from_another_thread_starts_and_cancels_nothing_there(slow: Sl
     answering = threading.Thread(target=slow.handlers.later[0].reply, args=("later",))
     answering.start()
     answering.join()
-    assert timer.callback is not None, "timers are the reactor's: another thread would lose what it sets meanwhile"
+    assert timer.callback is not None, (
+        "timers are the reactor's: another thread would lose what it sets meanwhile"
+    )
     slow.turn()
     assert [call.result() for call in calls] == ["later", None]
     assert slow.handlers.threads == [threading.get_ident()]
 
 
-def test_a_notification_that_was_cut_is_not_ended_again_by_its_answer(slow: SlowWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notification_that_was_cut_is_not_ended_again_by_its_answer(
+    slow: SlowWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     slow.client.notify(Route(), "defer", method_key("defer"), ())
     slow.turn()
     slow.server.stop()
@@ -277,7 +295,9 @@ def test_a_notification_that_was_cut_is_not_ended_again_by_its_answer(slow: Slow
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
-def test_a_handler_that_waited_in_the_queue_is_not_taken_out_of_it_once_it_runs(slow: SlowWorld, how: str) -> None:
+def test_a_handler_that_waited_in_the_queue_is_not_taken_out_of_it_once_it_runs(
+    slow: SlowWorld, how: str
+) -> None:
     first, second = slow.ask("wait"), slow.ask("linger")
     slow.turn()
     slow.handlers.meanwhile = [slow.turn, second.cancel if how == "cancelled" else slow.server.cut]
@@ -288,7 +308,9 @@ def test_a_handler_that_waited_in_the_queue_is_not_taken_out_of_it_once_it_runs(
     assert second.done()
 
 
-def test_a_handler_that_answers_later_is_answered_for_when_its_server_was_closed_while_it_ran(slow: SlowWorld) -> None:
+def test_a_handler_that_answers_later_is_answered_for_when_its_server_was_closed_while_it_ran(
+    slow: SlowWorld,
+) -> None:
     call = slow.ask("future")
     slow.handlers.meanwhile = [slow.server.stop]
     slow.turn()

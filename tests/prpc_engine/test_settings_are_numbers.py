@@ -25,11 +25,15 @@ SETTINGS: dict[type, dict[str, Any]] = {
     Timing: {},
 }
 NO_NUMBERS = (math.nan, math.inf, -math.inf, True, False, -1, "5", [])
-FIELDS = [(kind, field.name, str(field.type)) for kind in SETTINGS for field in dataclasses.fields(kind)]
+FIELDS = [
+    (kind, field.name, str(field.type)) for kind in SETTINGS for field in dataclasses.fields(kind)
+]
 NUMBERS = [(kind, name, of) for kind, name, of in FIELDS if of.startswith(("int", "float"))]
 
 
-@pytest.mark.parametrize(("kind", "name", "of"), NUMBERS, ids=[f"{kind.__name__}.{name}" for kind, name, _ in NUMBERS])
+@pytest.mark.parametrize(
+    ("kind", "name", "of"), NUMBERS, ids=[f"{kind.__name__}.{name}" for kind, name, _ in NUMBERS]
+)
 def test_a_number_in_settings_is_a_number(kind: type, name: str, of: str) -> None:
     for value in (*NO_NUMBERS, *((1.5,) if of == "int" else ())):
         with pytest.raises(ValueError, match=name if kind is not TaskClass else "shares"):

@@ -1,4 +1,5 @@
-"""A peer that vanishes without a word is found within limits.peer_silent_s, and one that is only busy is not taken for it.
+"""A peer that vanishes without a word is found within limits.peer_silent_s, and one that is only
+busy is not taken for it.
 
 The peer lives in a network namespace of its own, so that the network can be cut.
 """
@@ -42,7 +43,12 @@ class Caller:
     """Connected to the server in the namespace; the test turns the reactor."""
 
     def __init__(self, network: Network, bound_s: float) -> None:
-        self.server = Program("tests.prpc_engine.silent_server", network.address(2), str(bound_s), prefix=network.prefix(2))
+        self.server = Program(
+            "tests.prpc_engine.silent_server",
+            network.address(2),
+            str(bound_s),
+            prefix=network.prefix(2),
+        )
         address = self.server.read_line()
         self.reactor, self.slab = Reactor(time.monotonic), Slab()
         node = Node(secret=b"secret", incarnation=1, limits=Limits(peer_silent_s=bound_s))
@@ -84,7 +90,9 @@ def assert_lost(call: Call) -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_a_call_whose_server_vanishes_while_it_works_is_told(network: Network, caller: Caller, cut: str) -> None:
+def test_a_call_whose_server_vanishes_while_it_works_is_told(
+    network: Network, caller: Caller, cut: str
+) -> None:
     """Nothing is under way: the kernel's keepalive finds it."""
     call = caller.ask("wait")
     caller.finished(caller.ask("echo", 2))
@@ -95,14 +103,18 @@ def test_a_call_whose_server_vanishes_while_it_works_is_told(network: Network, c
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("nbytes", [1, 20_000_000])
-def test_a_call_that_is_sent_into_nothing_is_told(network: Network, caller: Caller, nbytes: int, cut: str) -> None:
+def test_a_call_that_is_sent_into_nothing_is_told(
+    network: Network, caller: Caller, nbytes: int, cut: str
+) -> None:
     """What was sent is not acknowledged: the kernel would try for a quarter of an hour."""
     with CUTS[cut](network):
         assert_lost(caller.finished(caller.ask("echo", np.zeros(nbytes, np.uint8))))
 
 
 def test_a_server_that_works_far_longer_than_the_bound_is_not_lost(network: Network) -> None:
-    """Also while so much waits for it that its kernel takes no more; TCP_USER_TIMEOUT would end that connection."""
+    """Also while so much waits for it that its kernel takes no more; TCP_USER_TIMEOUT would end
+    that connection.
+    """
     caller = Caller(network, 0.5)
     try:
         work = caller.ask("compute", 2.0)

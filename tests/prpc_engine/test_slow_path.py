@@ -1,4 +1,6 @@
-"""Calls that cannot be sent at once: nobody who makes one waits for a connection, the master, or another call's server."""
+"""Calls that cannot be sent at once: nobody who makes one waits for a connection, the master, or
+another call's server.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,16 @@ class World:
         (entry,) = self.calling._lookup("test", 1, PATIENCE_S)
         return replace(entry, server_id=server_id)
 
-    def client(self, *entries: ServerEntry, balance: str = "least_outstanding", retry: RetryPolicy | None = None) -> RpcClient:
+    def client(
+        self,
+        *entries: ServerEntry,
+        balance: str = "least_outstanding",
+        retry: RetryPolicy | None = None,
+    ) -> RpcClient:
         """Of those servers, and no others."""
-        return RpcClient("test", self.calling._node, list(entries), lambda: list(entries), balance, retry)
+        return RpcClient(
+            "test", self.calling._node, list(entries), lambda: list(entries), balance, retry
+        )
 
     def disconnect(self) -> None:
         """Hang up on the server that works."""
@@ -61,7 +70,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(dispatcher, "CONNECT_TIMEOUT_S", PATIENCE_S)  # who connects to the hole is at it until that is closed
+    # who connects to the hole is at it until that is closed
+    monkeypatch.setattr(dispatcher, "CONNECT_TIMEOUT_S", PATIENCE_S)
     with (
         Master() as master,
         RpcService(master.address, transports=["tcp"]) as serving,
@@ -79,22 +89,31 @@ def connectors() -> int:
 
 def test_a_call_has_its_future_while_its_server_is_connected_to(world: World) -> None:
     with world.hung() as client:
-        calls = [client.submit("echo", 1, timeout_s=LONG_S), client.submit_to(0, "echo", 1, timeout_s=None)]
+        calls = [
+            client.submit("echo", 1, timeout_s=LONG_S),
+            client.submit_to(0, "echo", 1, timeout_s=None),
+        ]
         wait_until(lambda: connectors() == 1, "one thread connects for both")
         assert not any(call.done() for call in calls)
         assert client.statistics().waiting == 2
 
 
-def test_a_call_ends_at_its_deadline_although_its_server_is_still_connected_to(world: World) -> None:
+def test_a_call_ends_at_its_deadline_although_its_server_is_still_connected_to(
+    world: World,
+) -> None:
     with world.hung() as client:
         with pytest.raises(
-            errors.DeadlineExceeded, match=r"'echo' was not sent to server 0 of 'test' \(rank 99\) within \d+\.\d+ s"
+            errors.DeadlineExceeded,
+            match=r"'echo' was not sent to server 0 of 'test' \(rank 99\) within \d+\.\d+ s",
         ):
             client.call("echo", 1, timeout_s=SHORT_S)
         with pytest.raises(errors.DeadlineExceeded, match="not connected yet"):
             client.submit_to(0, "echo", 1, timeout_s=SHORT_S).result(PATIENCE_S)
         assert connectors() == 1
-        wait_until(lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0, "neither of them kept")
+        wait_until(
+            lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0,
+            "neither of them kept",
+        )
 
 
 def test_a_call_that_waits_for_a_connection_can_be_cancelled(world: World) -> None:
@@ -133,20 +152,28 @@ def test_a_server_that_cannot_be_connected_to_holds_up_no_call_of_another(world:
         assert not hung.done()
         fine = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(2)]
         world.hole.close()
-        assert [call.result(PATIENCE_S) for call in fine] == [0, 1], "those that met the other go on to this one"
+        assert [call.result(PATIENCE_S) for call in fine] == [0, 1], (
+            "those that met the other go on to this one"
+        )
         with pytest.raises(TimeoutError):
             hung.result(SHORT_S)  # it was to go nowhere else, and has a deadline far away
 
 
-def test_a_call_of_a_named_server_ends_with_the_first_failure_where_its_policy_says_so(world: World) -> None:
+def test_a_call_of_a_named_server_ends_with_the_first_failure_where_its_policy_says_so(
+    world: World,
+) -> None:
     with world.client(world.hole.entry("test", 0), world.entry(1), retry=AT_ONCE) as client:
         hung = client.submit_to(0, "echo", 0, timeout_s=LONG_S)
         world.hole.close()
-        with pytest.raises(errors.NotSent, match=r"server 0 of 'test' \(rank 99\) cannot be reached: .*tried for"):
+        with pytest.raises(
+            errors.NotSent, match=r"server 0 of 'test' \(rank 99\) cannot be reached: .*tried for"
+        ):
             hung.result(PATIENCE_S)
 
 
-def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_request(world: World) -> None:
+def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_request(
+    world: World,
+) -> None:
     pending = []
     hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)
 
@@ -162,13 +189,20 @@ def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_r
         assert call.overall - call.sent <= PATIENCE_S + 1.0, "it inherits the deadline of who asked"
 
 
-def test_so_many_servers_are_connected_to_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_servers_are_connected_to_at_a_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dispatcher, "CONNECTORS_MAX", 1)
     with (
         Blackhole() as second,
-        world.client(world.hole.entry("test", 0), second.entry("test", 1), world.entry(2), retry=AT_ONCE) as client,
+        world.client(
+            world.hole.entry("test", 0), second.entry("test", 1), world.entry(2), retry=AT_ONCE
+        ) as client,
     ):
-        calls = [client.submit_to(server_id, "echo", server_id, timeout_s=LONG_S) for server_id in range(3)]
+        calls = [
+            client.submit_to(server_id, "echo", server_id, timeout_s=LONG_S)
+            for server_id in range(3)
+        ]
         wait_until(lambda: connectors() == 1)
         assert not any(call.done() for call in calls)
         for hole in (world.hole, second):
@@ -227,7 +261,10 @@ def test_what_waits_for_a_connection_is_bounded(world: World) -> None:
         RpcClient("test", narrow._node, entries, lambda: entries) as client,
     ):
         calls = [client.submit("echo", number, timeout_s=LONG_S) for number in range(2)]
-        with pytest.raises(errors.Backpressure, match=r"2 calls of \d+ bytes wait for a connection already, 2 calls or"):
+        with pytest.raises(
+            errors.Backpressure,
+            match=r"2 calls of \d+ bytes wait for a connection already, 2 calls or",
+        ):
             client.submit("echo", 3)
         assert calls[0].cancel()
         client.submit("echo", 4, timeout_s=LONG_S)
@@ -265,7 +302,9 @@ def test_an_unknown_server_is_looked_up_by_another_thread(world: World) -> None:
         assert threading.current_thread() not in lookers
 
 
-def test_a_notification_that_could_not_leave_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notification_that_could_not_leave_is_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     with world.client(world.hole.entry("test", 0), retry=AT_ONCE) as client:
         client.notify_to(0, "hear", 1)
         world.hole.close()
@@ -284,7 +323,9 @@ def no_looks_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_looks_without_need")
-def test_a_server_that_was_registered_anew_is_found_by_one_look_for_all_that_ask_meanwhile(world: World) -> None:
+def test_a_server_that_was_registered_anew_is_found_by_one_look_for_all_that_ask_meanwhile(
+    world: World,
+) -> None:
     served = Plain()
     server = world.serving.create_server("again", served)
     looking, go_on, looks = threading.Event(), threading.Event(), []
@@ -295,7 +336,9 @@ def test_a_server_that_was_registered_anew_is_found_by_one_look_for_all_that_ask
         assert go_on.wait(PATIENCE_S)
         return world.calling._lookup("again", 1, PATIENCE_S)
 
-    client = RpcClient("again", world.calling._node, world.calling._lookup("again", 1, PATIENCE_S), lookup)
+    client = RpcClient(
+        "again", world.calling._node, world.calling._lookup("again", 1, PATIENCE_S), lookup
+    )
     with client:
         assert client.call("echo", 0) == 0
         server.close()
@@ -347,20 +390,28 @@ def gate(world: World, streams: RpcServer, monkeypatch: pytest.MonkeyPatch) -> I
     gate.opened.set()
 
 
-def test_a_stream_is_there_while_its_server_is_connected_to_and_ends_at_its_deadline(world: World) -> None:
+def test_a_stream_is_there_while_its_server_is_connected_to_and_ends_at_its_deadline(
+    world: World,
+) -> None:
     with world.hung() as client:
         stream = client.stream("count", 1, timeout_s=LONG_S)
         assert client.statistics().waiting == 1
         assert not stream.done()
         for begin in (client.stream, partial(client.stream_to, 0)):
-            with pytest.raises(errors.DeadlineExceeded, match=r"'count' was not sent to server 0 of 'test' .* not connected yet"):
+            with pytest.raises(
+                errors.DeadlineExceeded,
+                match=r"'count' was not sent to server 0 of 'test' .* not connected yet",
+            ):
                 next(begin("count", 1, timeout_s=SHORT_S))
         with pytest.raises(errors.DeadlineExceeded):
             client.stream("total", timeout_s=SHORT_S).send(1)
         assert stream.cancel()
         with pytest.raises(errors.Cancelled, match="'count' was cancelled by its caller"):
             next(stream)
-        wait_until(lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0, "none of them kept")
+        wait_until(
+            lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0,
+            "none of them kept",
+        )
 
 
 def test_close_ends_a_stream_that_waits_for_its_connection(world: World) -> None:
@@ -378,16 +429,26 @@ def test_a_stream_that_reaches_nobody_goes_to_another_server_or_says_so(world: W
     world.hole.close()
     with world.client(world.hole.entry("streams", 0), replace(entry, server_id=1)) as client:
         assert [list(client.stream("count", 3)) for _ in range(10)] == [[0, 1, 2]] * 10
-    with world.client(world.hole.entry("streams", 0), replace(entry, server_id=1), retry=AT_ONCE) as client:
-        with pytest.raises(errors.NotSent, match=r"server 0 of 'streams' \(rank 99\) cannot be reached"):
+    with world.client(
+        world.hole.entry("streams", 0), replace(entry, server_id=1), retry=AT_ONCE
+    ) as client:
+        with pytest.raises(
+            errors.NotSent, match=r"server 0 of 'streams' \(rank 99\) cannot be reached"
+        ):
             next(client.stream_to(0, "count", 3))
         with pytest.raises(errors.NoServer, match="no server 7"):
             client.stream_to(7, "count", 3).result(PATIENCE_S)
 
 
-def test_what_a_stream_sends_waits_until_it_is_open_and_so_does_its_end(world: World, gate: Gate) -> None:
+def test_what_a_stream_sends_waits_until_it_is_open_and_so_does_its_end(
+    world: World, gate: Gate
+) -> None:
     with world.calling.create_client("streams") as client:
-        empty, stream, array = client.stream("total"), client.stream("total", np.ones(1 << 20)), np.ones(1 << 20)
+        empty, stream, array = (
+            client.stream("total"),
+            client.stream("total", np.ones(1 << 20)),
+            np.ones(1 << 20),
+        )
         bulk = client.stream("total", array)
         array[:] = np.nan
         assert gate.waiting.wait(PATIENCE_S)
@@ -406,7 +467,9 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
     world: World, gate: Gate, streams: RpcServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its CANCEL leaves before its OPEN."""
-    peer = world.calling._node.near_peer(world.entry().addresses) or gate.connect(world.entry().addresses, PATIENCE_S, "it")
+    peer = world.calling._node.near_peer(world.entry().addresses) or gate.connect(
+        world.entry().addresses, PATIENCE_S, "it"
+    )
     send = peer._send
 
     def cancel_and_send(*message: Any) -> None:
@@ -422,7 +485,9 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
         wait_until(lambda: streams.statistics().cancelled == 1, "the end of the handler")
 
 
-def test_a_handler_that_opens_a_stream_to_a_server_that_cannot_be_connected_to_holds_up_no_request(world: World) -> None:
+def test_a_handler_that_opens_a_stream_to_a_server_that_cannot_be_connected_to_holds_up_no_request(
+    world: World,
+) -> None:
     hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)
     begun = []
 

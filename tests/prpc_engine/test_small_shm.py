@@ -1,6 +1,8 @@
-"""Memory without room for segments: a named error at once or the way over tcp, never SIGBUS, and the service works after it.
+"""Memory without room for segments: a named error at once or the way over tcp, never SIGBUS, and
+the service works after it.
 
-Each test runs a program whose segments have little memory; the last one a program with a small /dev/shm, which bounds nothing.
+Each test runs a program whose segments have little memory; the last one a program with a small
+/dev/shm, which bounds nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def run_with_small_memory(size_bytes: int, program: str, transports: list[str]) 
     assert (returncode, output.splitlines()[-1:]) == (0, ["all is well"]), output
 
 
-def test_an_ordinary_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> None:
+def test_an_ordinary_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> (
+    None
+):
     program = """
 def test(service, client):
     words = "no memory for a segment of 80.0 MiB", "of the 24.0 MiB of a small machine", "PRPC_SLAB_BYTES_MAX"
@@ -111,7 +115,9 @@ def test(service, client):
     run_with_small_memory(1 << 20, program, ["shm"])
 
 
-def test_a_container_with_a_few_megabytes_of_dev_shm_sends_arrays_of_any_size_over_shared_memory() -> None:
+def test_a_container_with_a_few_megabytes_of_dev_shm_sends_arrays_of_any_size_over_shared_memory() -> (
+    None
+):
     program = """
 def test(service, client):
     assert client.call("last", np.ones(10_000_000)) == 1

@@ -1,4 +1,6 @@
-"""A handler of an inline service that keeps its reactor is named in the log; one that is quick is not."""
+"""A handler of an inline service that keeps its reactor is named in the log; one that is quick is
+not.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ BUDGET_S = 0.5  # far above what keeps a quick handler from its end on a busy ma
 
 @pytest.mark.parametrize(
     ("method", "timing"),
-    [("block", False), ("block_later", False), ("block_in_bulk", False), ("block", True), ("block_later", True)],
+    [
+        ("block", False),
+        ("block_later", False),
+        ("block_in_bulk", False),
+        ("block", True),
+        ("block_later", True),
+    ],
 )
 def test_the_handler_that_blocks_is_named_and_nothing_else_is(
     method: str, timing: bool, caplog: pytest.LogCaptureFixture
@@ -58,7 +66,9 @@ def test_the_handler_that_blocks_is_named_and_nothing_else_is(
         wait_until(lambda: "let the reactor go on after" in caplog.text, "the end of the stall")
         assert service._driver._stalls.stalls == 1
     first = next(line for line in caplog.text.splitlines() if "has held the reactor" in line)
-    assert f"Blocking.{method} " in first or f": {method} " in first, "before Python 3.11 without its class"
+    assert f"Blocking.{method} " in first or f": {method} " in first, (
+        "before Python 3.11 without its class"
+    )
     assert "test_stalls.py:" in first
     assert "self.release.wait" in caplog.text
 
@@ -66,14 +76,22 @@ def test_the_handler_that_blocks_is_named_and_nothing_else_is(
 def test_the_master_is_watched_too_and_both_can_be_left_alone() -> None:
     with Master() as master, RpcService(master=master.address, stall_budget_s=math.inf):
         assert "prpc-stalls" in {thread.name for thread in threading.enumerate()}
-    with Master(stall_budget_s=math.inf) as master, RpcService(master=master.address, stall_budget_s=math.inf):
+    with (
+        Master(stall_budget_s=math.inf) as master,
+        RpcService(master=master.address, stall_budget_s=math.inf),
+    ):
         assert "prpc-stalls" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("budget_s", [0.0, -1.0, float("nan"), 1e9, True, "1"])
 def test_a_budget_that_makes_no_sense_is_refused(budget_s: Any) -> None:
-    for make in (lambda: RpcService(master="127.0.0.1:1", stall_budget_s=budget_s), lambda: Master(stall_budget_s=budget_s)):
+    for make in (
+        lambda: RpcService(master="127.0.0.1:1", stall_budget_s=budget_s),
+        lambda: Master(stall_budget_s=budget_s),
+    ):
         with pytest.raises(
-            ConfigError, match=r"stall_budget_s=.*: more than 0 and at most 3600 seconds are allowed, or math\.inf"
+            ConfigError,
+            match=r"stall_budget_s=.*: more than 0 and at most 3600 seconds are allowed, "
+            r"or math\.inf",
         ):
             make()

@@ -1,4 +1,6 @@
-"""Processes of a job start in any order: each waits for what it needs until its deadline, and says for what."""
+"""Processes of a job start in any order: each waits for what it needs until its deadline, and says
+for what.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,24 @@ class Streaming(Plain):
 
 
 def waiting_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("waiting for ")]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("waiting for ")
+    ]
 
 
 @pytest.mark.parametrize(
     "start",
-    [lambda address: RpcService(address, timeout_s=PATIENCE_S), lambda address: MasterClient(address, timeout_s=PATIENCE_S)],
+    [
+        lambda address: RpcService(address, timeout_s=PATIENCE_S),
+        lambda address: MasterClient(address, timeout_s=PATIENCE_S),
+    ],
     ids=["RpcService", "MasterClient"],
 )
-def test_who_starts_before_its_master_waits_for_it_and_says_so_once(start: Starts, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_starts_before_its_master_waits_for_it_and_says_so_once(
+    start: Starts, caplog: pytest.LogCaptureFixture
+) -> None:
     with hold_port() as held, ThreadPoolExecutor() as pool:
         address = address_of(held)
         started = pool.submit(start, address)
@@ -49,8 +60,12 @@ def test_who_starts_before_its_master_waits_for_it_and_says_so_once(start: Start
 def test_a_master_that_comes_too_late_is_told_with_what_kept_it_away() -> None:
     with hold_port() as held:
         address = address_of(held)
-        with pytest.raises(errors.MasterUnreachable, match=rf"no master answers at {address} \(\d+\.\d s\): .*refused") as told:
-            RpcService(address, timeout_s=0.5)  # it ends when the pause before the next attempt, which is drawn, would pass that
+        with pytest.raises(
+            errors.MasterUnreachable,
+            match=rf"no master answers at {address} \(\d+\.\d s\): .*refused",
+        ) as told:
+            # it ends when the pause before the next attempt, which is drawn, would pass that
+            RpcService(address, timeout_s=0.5)
         assert f"{address} (0.0 s)" not in str(told.value)
 
 
@@ -96,17 +111,21 @@ class RpcServiceInTheMaking:
         self._patch.undo()
 
 
-# -- calls ---------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
-def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(master: Master, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
     with hold_port() as held, RpcService(master.address) as caller:
         before = RpcService(master.address, transports=["tcp"], bind=address_of(held))
         before.create_server("test", Plain())
         client = caller.create_client("test", timeout_s=PATIENCE_S)
         assert client.call("echo", 1, timeout_s=PATIENCE_S) == 1
         before.close()
-        wait_until(lambda: not any(route.is_connected for route in client._routes.values()), "the loss")
+        wait_until(
+            lambda: not any(route.is_connected for route in client._routes.values()), "the loss"
+        )
         calls = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(20)]
         sums = [client.submit("add", number, timeout_s=PATIENCE_S) for number in range(20)]
         wait_until(lambda: waiting_lines(caplog), "the line that says for what they wait")
@@ -121,7 +140,10 @@ def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(master: Mas
 
 def test_a_call_that_found_no_server_by_its_deadline_was_not_sent(master: Master) -> None:
     with RpcService(master.address) as caller, caller.create_client("test", 0) as client:
-        with pytest.raises(errors.NotSent, match=r"'test' has no live server .* the deadline comes before the next attempt"):
+        with pytest.raises(
+            errors.NotSent,
+            match=r"'test' has no live server .* the deadline comes before the next attempt",
+        ):
             client.call("echo", 1, timeout_s=1.0)
         assert client.statistics().waiting == 0
 
@@ -134,14 +156,24 @@ class Nobody:
 
     def client(self, caller: RpcService, **settings: Any) -> RpcClient:
         """Of a service whose only server is there, until the master lists another one."""
-        return RpcClient("test", caller._node, [self.entry], lambda: caller._lookup("test", 0, 1.0) or [self.entry], **settings)
+        return RpcClient(
+            "test",
+            caller._node,
+            [self.entry],
+            lambda: caller._lookup("test", 0, 1.0) or [self.entry],
+            **settings,
+        )
 
 
 def test_calls_of_a_named_server_wait_for_it_while_it_is_listed_and_refuses(
     master: Master, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = Streaming()
-    with hold_port() as held, RpcService(master.address) as caller, Nobody(address_of(held)).client(caller) as client:
+    with (
+        hold_port() as held,
+        RpcService(master.address) as caller,
+        Nobody(address_of(held)).client(caller) as client,
+    ):
         calls = [
             client.submit_to(0, "echo", 0, timeout_s=PATIENCE_S),
             client.submit_by("a key", "echo", 1, timeout_s=PATIENCE_S),
@@ -157,14 +189,23 @@ def test_calls_of_a_named_server_wait_for_it_while_it_is_listed_and_refuses(
             assert list(stream) == [0, 1, 2]
             wait_until(lambda: served.heard == ["a notification"])
         (line,) = waiting_lines(caplog)
-        assert line.startswith("waiting for a server of 'test', until the deadlines of its calls: server 0 of 'test'")
+        assert line.startswith(
+            "waiting for a server of 'test', until the deadlines of its calls: server 0 of 'test'"
+        )
 
 
 def test_a_call_of_a_named_server_that_stays_away_says_so_at_its_deadline(master: Master) -> None:
-    with hold_port() as held, RpcService(master.address) as caller, Nobody(address_of(held)).client(caller) as client:
+    with (
+        hold_port() as held,
+        RpcService(master.address) as caller,
+        Nobody(address_of(held)).client(caller) as client,
+    ):
         started = time.monotonic()
         for ask in (partial(client.call_to, 0), partial(client.call_by, "a key")):
-            with pytest.raises((errors.NotSent, errors.DeadlineExceeded), match=r"server 0 of 'test'.*refused.*tried \d+ times"):
+            with pytest.raises(
+                (errors.NotSent, errors.DeadlineExceeded),
+                match=r"server 0 of 'test'.*refused.*tried \d+ times",
+            ):
                 ask("echo", 1, timeout_s=0.5)
         assert time.monotonic() - started >= 0.5
 
@@ -172,18 +213,28 @@ def test_a_call_of_a_named_server_that_stays_away_says_so_at_its_deadline(master
 def test_a_call_of_a_named_server_that_is_not_listed_ends_at_once(master: Master) -> None:
     with hold_port() as held, RpcService(master.address) as caller:
         entry = Nobody(address_of(held)).entry
-        with RpcClient("test", caller._node, [entry], list) as client, pytest.raises(errors.NoServer, match="no server 0"):
+        with (
+            RpcClient("test", caller._node, [entry], list) as client,
+            pytest.raises(errors.NoServer, match="no server 0"),
+        ):
             client.call_to(0, "echo", 1, timeout_s=3600.0)
 
 
-def test_a_call_by_a_key_goes_to_the_next_owner_when_the_first_is_not_listed_any_more(master: Master) -> None:
-    with hold_port() as held, RpcService(master.address) as caller, RpcService(master.address) as service:
+def test_a_call_by_a_key_goes_to_the_next_owner_when_the_first_is_not_listed_any_more(
+    master: Master,
+) -> None:
+    with (
+        hold_port() as held,
+        RpcService(master.address) as caller,
+        RpcService(master.address) as service,
+    ):
         service.create_server("test", Plain(), server_id=1)
         away = Nobody(address_of(held)).entry
         (living,) = caller._lookup("test", 1, PATIENCE_S)
         listed = [away, living]
         with RpcClient("test", caller._node, [away, living], lambda: listed) as client:
-            waiting = client.submit_by(0, "echo", 1, timeout_s=PATIENCE_S)  # 0 of two owners: the one that is away
+            # 0 of two owners: the one that is away
+            waiting = client.submit_by(0, "echo", 1, timeout_s=PATIENCE_S)
             assert not waiting.done()
             listed.remove(away)
             assert waiting.result(PATIENCE_S) == 1
@@ -191,8 +242,16 @@ def test_a_call_by_a_key_goes_to_the_next_owner_when_the_first_is_not_listed_any
 
 def test_a_policy_may_say_that_a_named_server_is_not_waited_for(master: Master) -> None:
     once = RetryPolicy(unsent_max=1)
-    with hold_port() as held, RpcService(master.address) as caller, Nobody(address_of(held)).client(caller, retry=once) as client:
-        for ask in (client.submit_to(0, "echo", 1), client.submit_by("a key", "echo", 1), client.stream_to(0, "count", 1)):
+    with (
+        hold_port() as held,
+        RpcService(master.address) as caller,
+        Nobody(address_of(held)).client(caller, retry=once) as client,
+    ):
+        for ask in (
+            client.submit_to(0, "echo", 1),
+            client.submit_by("a key", "echo", 1),
+            client.stream_to(0, "count", 1),
+        ):
             with pytest.raises(errors.NotSent, match="refused"):
                 ask.result(PATIENCE_S)
 
@@ -201,6 +260,8 @@ def test_a_policy_may_say_how_often_nobody_is_tried(master: Master) -> None:
     with (
         RpcService(master.address) as caller,
         caller.create_client("test", 0, retry=RetryPolicy(unsent_max=2)) as client,
-        pytest.raises(errors.NoServer, match="given up after unsent_max=2 attempts that reached nobody"),
+        pytest.raises(
+            errors.NoServer, match="given up after unsent_max=2 attempts that reached nobody"
+        ),
     ):
         client.call("echo", 1, timeout_s=PATIENCE_S)

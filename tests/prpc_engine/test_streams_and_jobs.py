@@ -1,4 +1,6 @@
-"""What a server does besides answering at once: deferred answers, cancelled calls, queues, streams, stopping."""
+"""What a server does besides answering at once: deferred answers, cancelled calls, queues, streams,
+stopping.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +117,7 @@ def world() -> Iterator[World]:
     made.close()
 
 
-# -- deferred answers ----------------------------------------------------------------------------------------------------
+# -- deferred answers ------------------------------------------------------------------------------
 
 
 def test_a_deferred_answer_comes_when_it_is_given_from_any_thread(world: World) -> None:
@@ -154,7 +156,7 @@ def test_an_answer_after_the_callers_deadline_is_no_harm(world: World) -> None:
     assert world.served.running == {}
 
 
-# -- cancel --------------------------------------------------------------------------------------------------------------
+# -- cancel ----------------------------------------------------------------------------------------
 
 
 def test_cancelling_a_call_ends_its_task_over_there(world: World) -> None:
@@ -220,7 +222,9 @@ def test_an_answer_that_is_there_as_its_caller_gives_the_call_up_leaves(world: W
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
-def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(world: World, goes_on: bool) -> None:
+def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(
+    world: World, goes_on: bool
+) -> None:
     told: list[BaseException] = []
 
     def on_cancel(error: BaseException) -> bool:
@@ -246,7 +250,9 @@ def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(world: Wo
         assert not world.served.running
 
 
-def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = ManualClock()
     monkeypatch.setattr("prpc_engine.rpc.peer.monotonic", clock)
     handlers = Handlers()
@@ -254,7 +260,9 @@ def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_
     calls = [pair.ask("later", timeout_s=5.0) for _ in range(20 * EXPIRED_MAX)]
     pair.turn()
     looks, find_late = [], pair.client.calls.find_late
-    monkeypatch.setattr(pair.client.calls, "find_late", lambda now: looks.append(now) or find_late(now))
+    monkeypatch.setattr(
+        pair.client.calls, "find_late", lambda now: looks.append(now) or find_late(now)
+    )
     clock.advance(5.0)
     other, turns = pair.ask("remaining"), [0]
     while turns[-1] < len(calls):
@@ -271,7 +279,7 @@ def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_
     pair.close()
 
 
-# -- deadlines are inherited ---------------------------------------------------------------------------------------------
+# -- deadlines are inherited -----------------------------------------------------------------------
 
 
 def test_a_handler_sees_how_long_its_caller_waits(world: World) -> None:
@@ -285,7 +293,7 @@ def test_a_handler_sees_how_long_its_caller_waits(world: World) -> None:
     assert remaining_s(time.monotonic) is None
 
 
-# -- streams -------------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def test_a_generators_items_come_one_by_one(world: World) -> None:
@@ -346,9 +354,13 @@ def test_an_item_after_the_end_is_refused_by_name(world: World) -> None:
     stream.send(1)
     stream.end()
     stream.end()
-    with pytest.raises(errors.Closed, match=r"end\(\) of this stream of 'total' was called before it"):
+    with pytest.raises(
+        errors.Closed, match=r"end\(\) of this stream of 'total' was called before it"
+    ):
         stream.send(2)
-    with pytest.raises(errors.Closed, match=r"end\(\) of this stream of 'total' was called before it"):
+    with pytest.raises(
+        errors.Closed, match=r"end\(\) of this stream of 'total' was called before it"
+    ):
         stream.asend(3).send(None)
     assert stream.result() == 1
     with pytest.raises(errors.Closed, match=r"end\(\) of this stream"):
@@ -366,7 +378,9 @@ def test_an_item_that_waits_for_room_as_the_end_comes_is_refused_by_name(world: 
     world.turn()
     error = task.error()
     assert isinstance(error, errors.Closed)
-    assert str(error) == "the item was not sent: end() of this stream of 'waits' was called before it"
+    assert (
+        str(error) == "the item was not sent: end() of this stream of 'waits' was called before it"
+    )
     world.handlers.gate.set_result("open")
     world.turn()
     assert stream.result() == WINDOW_ITEMS
@@ -398,7 +412,9 @@ def test_a_stream_over_a_lost_connection_ends_on_both_sides(world: World) -> Non
 
 
 def test_a_stream_and_a_call_are_not_mixed_up(world: World) -> None:
-    with pytest.raises(errors.BadArguments, match=r"'count' yields its results: call it by client.stream\(\)"):
+    with pytest.raises(
+        errors.BadArguments, match=r"'count' yields its results: call it by client.stream\(\)"
+    ):
         world.ask("count", 3).result()
     assert world.open("remaining", timeout_s=None).result() is None
     with pytest.raises(LookupError, match="this call is no stream"):
@@ -413,7 +429,9 @@ def test_a_stream_ends_at_its_deadline(world: World) -> None:
     assert world.server.statistics().tasks == 0
 
 
-def test_notes_that_find_no_room_are_sent_when_there_is_some(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_that_find_no_room_are_sent_when_there_is_some(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = world.open("count", 1000)
     world.turn()
     send, refused = world.client.connection.send, []
@@ -435,7 +453,7 @@ def test_notes_that_find_no_room_are_sent_when_there_is_some(world: World, monke
     assert world.handlers.closed == ["count"]
 
 
-# -- health, description, stopping ---------------------------------------------------------------------------------------
+# -- health, description, stopping -----------------------------------------------------------------
 
 
 def test_a_server_tells_what_it_has(world: World) -> None:
@@ -448,7 +466,11 @@ def test_a_server_tells_what_it_has(world: World) -> None:
         "text": "Answered by whoever has it.",
     }
     assert described["remaining"]["idempotent"]
-    assert [described[name]["kind"] for name in ("wait", "count", "arrays")] == ["task", "stream", "stream"]
+    assert [described[name]["kind"] for name in ("wait", "count", "arrays")] == [
+        "task",
+        "stream",
+        "stream",
+    ]
     assert world.ask("prpc.health").result()["state"] == "serving"
 
 
@@ -466,7 +488,9 @@ def test_a_stopping_server_finishes_what_it_has_and_takes_nothing_new(world: Wor
     assert stopped.done()
 
 
-@pytest.mark.parametrize(("name", "value"), [("tasks_max", 0), ("queue_calls_max", -1), ("queue_bytes_max", 1.5)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("tasks_max", 0), ("queue_calls_max", -1), ("queue_bytes_max", 1.5)]
+)
 def test_impossible_bounds_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(errors.ConfigError, match=name):
         Bounds(**{name: value})

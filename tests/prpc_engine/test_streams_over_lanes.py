@@ -1,4 +1,6 @@
-"""Streams, cancelling and notifications over tcp, where large messages and small ones overtake each other."""
+"""Streams, cancelling and notifications over tcp, where large messages and small ones overtake each
+other.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,12 @@ def test_a_handler_that_raises_ends_the_stream_after_its_items(world: World) -> 
 
 
 @pytest.mark.parametrize("ballast", [1, LARGE])
-def test_what_a_caller_sends_comes_in_order_and_after_a_large_opening(world: World, ballast: int) -> None:
-    with world.client.stream("numbers", np.zeros(ballast, np.float32), timeout_s=PATIENCE_S) as stream:
+def test_what_a_caller_sends_comes_in_order_and_after_a_large_opening(
+    world: World, ballast: int
+) -> None:
+    with world.client.stream(
+        "numbers", np.zeros(ballast, np.float32), timeout_s=PATIENCE_S
+    ) as stream:
         for number in range(ROUNDS):
             stream.send(mixed(number), PATIENCE_S)
         stream.end()
@@ -96,7 +102,9 @@ def test_what_a_caller_sends_comes_in_order_and_after_a_large_opening(world: Wor
 
 
 def test_a_stream_with_a_large_opening_and_no_items_ends(world: World) -> None:
-    with world.client.stream("numbers", np.zeros(LARGE, np.float32), timeout_s=PATIENCE_S) as stream:
+    with world.client.stream(
+        "numbers", np.zeros(LARGE, np.float32), timeout_s=PATIENCE_S
+    ) as stream:
         stream.end()
         assert stream.result(PATIENCE_S) == []
 
@@ -131,4 +139,6 @@ def test_small_notifications_keep_their_order_and_so_do_large_ones(world: World)
         world.client.notify("note", "small", number, 0)
     wait_until(lambda: len(world.handlers.notes) == 2 * ROUNDS)
     for kind in ("large", "small"):
-        assert [note for note in world.handlers.notes if note.startswith(kind)] == [f"{kind} {n}" for n in range(ROUNDS)]
+        assert [note for note in world.handlers.notes if note.startswith(kind)] == [
+            f"{kind} {n}" for n in range(ROUNDS)
+        ]

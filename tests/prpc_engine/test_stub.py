@@ -1,4 +1,6 @@
-"""A service behind the methods of a Protocol: what is sent, what is refused before that, and what mypy sees."""
+"""A service behind the methods of a Protocol: what is sent, what is refused before that, and what
+mypy sees.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_a_call_of_the_stub_is_a_call_of_the_method_of_that_name(client: RpcClie
     assert shop.pack() == []
 
 
-def test_keywords_and_defaults_of_the_protocol_become_positional_arguments(client: RpcClient) -> None:
+def test_keywords_and_defaults_of_the_protocol_become_positional_arguments(
+    client: RpcClient,
+) -> None:
     shop = client.bind(ShopProtocol)
     assert shop.buy(count=2) == (2, True, "server's")
     assert shop.buy(2, note="mine", gift=False) == (2, False, "mine")
@@ -87,7 +91,12 @@ def test_wrong_arguments_raise_type_error_and_nothing_is_sent(client: RpcClient)
     shop: Any = client.bind(ShopProtocol)
     peer = client._by(0).peer  # none yet: nothing was ever sent
     assert peer is None
-    for args, keywords in [((), {}), ((1, True, "x", 4), {}), ((1,), {"colour": "red"}), ((1,), {"count": 2})]:
+    for args, keywords in [
+        ((), {}),
+        ((1, True, "x", 4), {}),
+        ((1,), {"colour": "red"}),
+        ((1,), {"count": 2}),
+    ]:
         with pytest.raises(TypeError, match=r"ShopProtocol\.buy\(\): .*; its signature is \(count"):
             shop.buy(*args, **keywords)
     with pytest.raises(TypeError, match=r"ShopProtocol\.stock\(\)"):
@@ -162,7 +171,9 @@ def test_a_stub_says_what_it_is(client: RpcClient) -> None:
     shop: Any = client.bind(ShopProtocol)
     assert repr(shop) == "<ShopProtocol of service 'shop'>"
     assert shop.buy.__doc__ == "Buy so many."
-    with pytest.raises(AttributeError, match="ShopProtocol has no method 'sell'; it has: buy, orders, pack, stock"):
+    with pytest.raises(
+        AttributeError, match="ShopProtocol has no method 'sell'; it has: buy, orders, pack, stock"
+    ):
         shop.sell(1)
 
 
@@ -192,13 +203,24 @@ def test_mypy_sees_the_signatures_of_the_protocol(tmp_path: Path) -> None:
     snippet = tmp_path / "snippet.py"
     snippet.write_text(SNIPPET)
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-error-summary", str(snippet)],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--follow-imports=silent",
+            "--no-error-summary",
+            str(snippet),
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    said = [line.partition("snippet.py:")[2].partition(": ")[2] for line in checked.stdout.splitlines()]
-    revealed = [line.split('"')[1].rpartition(".")[2] for line in said if line.startswith("note: Revealed")]
+    said = [
+        line.partition("snippet.py:")[2].partition(": ")[2] for line in checked.stdout.splitlines()
+    ]
+    revealed = [
+        line.split('"')[1].rpartition(".")[2] for line in said if line.startswith("note: Revealed")
+    ]
     assert revealed == ["Shop", "str", "int", "bytes"], checked.stdout + checked.stderr
     faults = [line for line in said if line.startswith("error")]
     assert len(faults) == 2, checked.stdout

@@ -1,4 +1,6 @@
-"""How long handlers take: counted by method where a service was told to, and nothing wrapped where it was not."""
+"""How long handlers take: counted by method where a service was told to, and nothing wrapped where
+it was not.
+"""
 
 from __future__ import annotations
 
@@ -77,9 +79,9 @@ def test_every_kind_of_handler_is_counted_but_streams(service: RpcService) -> No
     wait_until(lambda: timings(service)["echo"].calls == 8)
     found = timings(service)
     assert "count" not in found
-    assert {name: found[name].calls for name in ("nap", "slowly", "later", "boom")} == dict.fromkeys(
-        ("nap", "slowly", "later", "boom"), 1
-    )
+    assert {
+        name: found[name].calls for name in ("nap", "slowly", "later", "boom")
+    } == dict.fromkeys(("nap", "slowly", "later", "boom"), 1)
     assert NAP_S <= found["nap"].total_s < PATIENCE_S
     assert sum(found["nap"].buckets[int(NAP_S * 1e9).bit_length() :]) == 1
 
@@ -104,7 +106,9 @@ def test_a_timed_method_is_described_and_refused_like_any_other(service: RpcServ
             client.call(method)
 
 
-def test_slow_calls_are_named_in_the_log(service: RpcService, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_calls_are_named_in_the_log(
+    service: RpcService, caplog: pytest.LogCaptureFixture
+) -> None:
     client = service.create_client("test")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -115,7 +119,9 @@ def test_slow_calls_are_named_in_the_log(service: RpcService, caplog: pytest.Log
     assert "slow_call_s=0.02" in told[0]
 
 
-def test_a_line_that_was_left_out_is_counted_in_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_that_was_left_out_is_counted_in_the_next_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     timer = MethodTimer("'f' of server 0 of 'test'", Timing(slow_call_s=1e-9))
     function = timer.wrap(lambda: None)
     function()
@@ -136,7 +142,9 @@ def test_what_is_quicker_than_slow_call_s_is_not_told(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
-def test_a_stall_is_blamed_on_the_handler_and_not_on_its_timer(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stall_is_blamed_on_the_handler_and_not_on_its_timer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     gate = threading.Event()
 
     def dawdle() -> bool:
@@ -149,7 +157,11 @@ def test_a_stall_is_blamed_on_the_handler_and_not_on_its_timer(caplog: pytest.Lo
     ):
         service.create_server("test", {"dawdle": dawdle})
         answer = group.async_exec(service.create_client("test").call, "dawdle")
-        wait_until(lambda: re.search(r"dawdle \(\S+test_timing\.py:\d+\) has held the reactor", caplog.text))
+        wait_until(
+            lambda: re.search(
+                r"dawdle \(\S+test_timing\.py:\d+\) has held the reactor", caplog.text
+            )
+        )
         gate.set()
         assert answer.result(PATIENCE_S) is True
 

@@ -1,4 +1,6 @@
-"""TLS is switched on by settings alone, in every part of a job; settings that would not protect it are refused by name."""
+"""TLS is switched on by settings alone, in every part of a job; settings that would not protect it
+are refused by name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.allow import Rule
-from prpc_engine.settings.config import TlsSettings, allow_from, check_environment, load_limits, tls_from
+from prpc_engine.settings.config import (
+    TlsSettings,
+    allow_from,
+    check_environment,
+    load_limits,
+    tls_from,
+)
 from shard import DEFAULT_LIMITS
 from tests.certificates import Authority, Files
 from tests.prpc_engine.handlers import Plain
@@ -19,7 +27,14 @@ from tests.prpc_engine.handlers import Plain
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PRPC_CONFIG", "PRPC_SECRET", "PRPC_SECRET_FILE", "PRPC_TLS_CERT", "PRPC_TLS_KEY", "PRPC_TLS_CA"):
+    for name in (
+        "PRPC_CONFIG",
+        "PRPC_SECRET",
+        "PRPC_SECRET_FILE",
+        "PRPC_TLS_CERT",
+        "PRPC_TLS_KEY",
+        "PRPC_TLS_CA",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -41,7 +56,9 @@ def test_the_argument_goes_before_the_variables_and_these_before_the_file(
     files: Files, set_tls: Callable[[Files], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tls_from(None, b"") is None
-    (tmp_path / "own.toml").write_text('[tls]\ncert = "job/1.pem"\nkey = "job/1.key"\nca = "job/ca.pem"\n')
+    (tmp_path / "own.toml").write_text(
+        '[tls]\ncert = "job/1.pem"\nkey = "job/1.key"\nca = "job/ca.pem"\n'
+    )
     monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
     from_file = tls_from(None, b"")
     assert from_file == TlsSettings(*files), "relative to the file's folder"
@@ -52,14 +69,20 @@ def test_the_argument_goes_before_the_variables_and_these_before_the_file(
 
 
 def test_settings_that_would_not_protect_are_refused(files: Files, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="key='': TLS needs a certificate and its key at every node"):
+    with pytest.raises(
+        ConfigError, match="key='': TLS needs a certificate and its key at every node"
+    ):
         tls_from(TlsSettings(files.cert, "", files.ca), b"s")
     with pytest.raises(ConfigError, match="without a CA a secret is needed"):
         tls_from(TlsSettings(files.cert, files.key), b"")
     with pytest.raises(ConfigError, match=r"tls=: ca='.*nothing' cannot be read: No such file"):
         tls_from(TlsSettings(files.cert, files.key, str(tmp_path / "nothing")), b"s")
     os.mkfifo(tmp_path / "pipe", 0o600)
-    for path, said in ((str(tmp_path / "pipe"), "it is a pipe"), ("/dev/zero", "it is a device"), ("a\0b", "null")):
+    for path, said in (
+        (str(tmp_path / "pipe"), "it is a pipe"),
+        ("/dev/zero", "it is a device"),
+        ("a\0b", "null"),
+    ):
         with pytest.raises(ConfigError, match=f"tls=: key=.* cannot be read: .*{said}"):
             tls_from(TlsSettings(files.cert, path, files.ca), b"s")
 
@@ -74,14 +97,18 @@ def test_settings_that_would_not_protect_are_refused(files: Files, tmp_path: Pat
         ("[tls]\nca = 'ca.pem'", "cert='', key=''"),
     ],
 )
-def test_a_bad_section_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+def test_a_bad_section_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str
+) -> None:
     (tmp_path / "own.toml").write_text(text)
     monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
     with pytest.raises(ConfigError, match=said):
         tls_from(None, b"s")
 
 
-def test_the_allow_list_comes_from_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_allow_list_comes_from_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert allow_from(None).rules == ()
     (tmp_path / "own.toml").write_text('[[allow]]\nservice = "kv"\nwho = ["any"]\n')
     monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
@@ -91,8 +118,12 @@ def test_the_allow_list_comes_from_the_same_file(tmp_path: Path, monkeypatch: py
         allow_from(None)
 
 
-@pytest.mark.parametrize("variable", ["PRPC_HUGE_PAGES", "PRPC_DEBUG_LEASES", "PRPC_ENABLE_POLLING"])
-def test_a_bad_variable_of_the_engine_is_a_setting_that_is_not_allowed(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "variable", ["PRPC_HUGE_PAGES", "PRPC_DEBUG_LEASES", "PRPC_ENABLE_POLLING"]
+)
+def test_a_bad_variable_of_the_engine_is_a_setting_that_is_not_allowed(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_environment()
     monkeypatch.setenv(variable, "perhaps")
     with pytest.raises(ConfigError, match=f"{variable}='perhaps'"):
@@ -105,14 +136,21 @@ def test_a_job_whose_nodes_all_have_tls_works_and_who_has_none_is_kept_out(
     set_tls(files)
     with (
         Master(secret=b"a secret of this test") as master,
-        RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test") as server,
-        RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test") as client,
+        RpcService(
+            master=master.address, transports=["tcp"], secret=b"a secret of this test"
+        ) as server,
+        RpcService(
+            master=master.address, transports=["tcp"], secret=b"a secret of this test"
+        ) as client,
     ):
         server.create_server("plain", Plain())
         assert client.create_client("plain").call("echo", "through TLS") == "through TLS"
         for name in ("PRPC_TLS_CERT", "PRPC_TLS_KEY", "PRPC_TLS_CA"):
             monkeypatch.delenv(name)
-        with pytest.raises(errors.AuthenticationFailed, match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT"):
+        with pytest.raises(
+            errors.AuthenticationFailed,
+            match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT",
+        ):
             RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test")
 
 

@@ -31,7 +31,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_it_is_made_at_first_use_for_its_user_alone_whatever_the_umask(home: Path, umask: int) -> None:
+def test_it_is_made_at_first_use_for_its_user_alone_whatever_the_umask(
+    home: Path, umask: int
+) -> None:
     before = os.umask(umask)
     try:
         secret = user_secret()
@@ -46,7 +48,9 @@ def test_it_is_made_at_first_use_for_its_user_alone_whatever_the_umask(home: Pat
 
 def test_processes_that_begin_together_agree(home: Path) -> None:
     code = "from prpc_engine.settings.user_secret import user_secret; print(user_secret().decode())"
-    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)
+    ]
     assert len({one.communicate()[0] for one in started}) == 1
     (home / "secret").unlink()
     with ThreadPoolExecutor(8) as threads:
@@ -58,7 +62,10 @@ def test_processes_that_begin_together_agree(home: Path) -> None:
 def test_a_file_that_others_may_open_is_refused(home: Path, mode: int) -> None:
     user_secret()
     (home / "secret").chmod(mode)
-    with pytest.raises(errors.ConfigError, match=f"/secret.* mode {mode:04o}, so that others may open it.*PRPC_SECRET_FILE"):
+    with pytest.raises(
+        errors.ConfigError,
+        match=f"/secret.* mode {mode:04o}, so that others may open it.*PRPC_SECRET_FILE",
+    ):
         user_secret()
 
 
@@ -70,7 +77,9 @@ def test_a_folder_that_others_may_open_is_refused(home: Path, mode: int) -> None
         user_secret()
 
 
-def test_links_and_other_users_files_are_refused(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_and_other_users_files_are_refused(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home.mkdir(0o700)
     (tmp_path / "theirs").write_text("0" * 64)
     (tmp_path / "theirs").chmod(0o600)
@@ -80,7 +89,9 @@ def test_links_and_other_users_files_are_refused(home: Path, tmp_path: Path, mon
     (home / "secret").unlink()
     user_secret()
     monkeypatch.setattr("prpc_engine.settings.user_secret.os.geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(errors.ConfigError, match=f"belongs to user {os.getuid()}, not {os.getuid() + 1}"):
+    with pytest.raises(
+        errors.ConfigError, match=f"belongs to user {os.getuid()}, not {os.getuid() + 1}"
+    ):
         user_secret()
     monkeypatch.undo()
     home.rename(tmp_path / "moved")
@@ -109,7 +120,9 @@ def test_a_secret_that_was_cut_short_is_named(home: Path) -> None:
         user_secret()
 
 
-def test_without_a_variable_it_is_in_the_home_folder_of_the_user_id(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_variable_it_is_in_the_home_folder_of_the_user_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PRPC_HOME")
     where = folder_of_user()
     monkeypatch.setenv("HOME", "/nowhere")
@@ -118,7 +131,9 @@ def test_without_a_variable_it_is_in_the_home_folder_of_the_user_id(monkeypatch:
     assert folder_of_user().name == f"prpc-{os.geteuid()}"
 
 
-def test_no_secret_is_there_only_when_asked_for_by_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_is_there_only_when_asked_for_by_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(secret_from(None), UserSecret)
     assert secret_from(NO_SECRET) == b""
     assert repr(NO_SECRET) == "NO_SECRET"
@@ -154,12 +169,16 @@ def test_nobody_without_it_gets_into_a_master_a_service_or_a_cluster(home: Path)
         enter_without_secret(master.address)
 
 
-def test_a_launched_job_has_a_secret_of_its_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launched_job_has_a_secret_of_its_own(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def told(name: str) -> list[str]:
         paths = [tmp_path / f"{name}{number}" for number in range(2)]
         with LocalJob(60.0) as job:
             for path in paths:
-                code = f"import os; open({str(path)!r}, 'w').write(os.environ.get('PRPC_SECRET', ''))"
+                code = (
+                    f"import os; open({str(path)!r}, 'w').write(os.environ.get('PRPC_SECRET', ''))"
+                )
                 job.start(path.name, [sys.executable, "-c", code], dict(os.environ))
             assert job.run().code == 0
         return [path.read_text() for path in paths]

@@ -46,7 +46,10 @@ def test_any_object_passes_where_both_sides_agreed_to_pickles() -> None:
 
 
 def test_pickles_need_a_secret() -> None:
-    with Master("127.0.0.1:0", secret=NO_SECRET) as master, pytest.raises(errors.ConfigError, match="needs a secret of the job"):
+    with (
+        Master("127.0.0.1:0", secret=NO_SECRET) as master,
+        pytest.raises(errors.ConfigError, match="needs a secret of the job"),
+    ):
         RpcService(master.address, allow_pickle=True, secret=NO_SECRET)
 
 
@@ -64,5 +67,8 @@ def test_compressed_messages_arrive_as_they_were() -> None:
 
 
 def test_a_compression_that_is_not_there_is_refused_by_name() -> None:
-    with Master("127.0.0.1:0", secret=NO_SECRET) as master, pytest.raises(errors.ConfigError, match="squeeze"):
+    with (
+        Master("127.0.0.1:0", secret=NO_SECRET) as master,
+        pytest.raises(errors.ConfigError, match="squeeze"),
+    ):
         RpcService(master.address, compression="squeeze")

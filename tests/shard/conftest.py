@@ -35,7 +35,9 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
 
 @pytest.fixture
 def group() -> Iterator[ShardGroup]:
-    """Two shards that stay down once they are down, and end by themselves however slow the machine is."""
+    """Two shards that stay down once they are down, and end by themselves however slow the machine
+    is.
+    """
     with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as made:
         yield made
 

@@ -66,7 +66,9 @@ def notes() -> list[Any]:
 
 
 def bear_late_bells() -> None:
-    """In a shard whose late wake-ups are counted: whoever is to ring may lack a core for long, and no bell is lost by that."""
+    """In a shard whose late wake-ups are counted: whoever is to ring may lack a core for long, and
+    no bell is lost by that.
+    """
     reactor.LATE_BELL_S = 60.0
 
 
@@ -177,7 +179,7 @@ def note_the_end(path: str) -> None:
     this_shard().at_stop(end)
 
 
-# -- answers that come later -------------------------------------------------------------------------------------------
+# -- answers that come later -----------------------------------------------------------------------
 
 
 def double_in_the_next_turn(value: int) -> Future:
@@ -258,7 +260,7 @@ def raise_homeless() -> NoReturn:
     raise module.HomelessError("nobody knows me")
 
 
-# -- bulk work ---------------------------------------------------------------------------------------------------------
+# -- bulk work -------------------------------------------------------------------------------------
 
 
 @in_class(BULK)
@@ -276,7 +278,7 @@ async def bulk_task(number: int) -> int:
     return number
 
 
-# -- arrays ------------------------------------------------------------------------------------------------------------
+# -- arrays ----------------------------------------------------------------------------------------
 
 
 def keep(array: NDArray[Any]) -> None:
@@ -322,7 +324,7 @@ def leases() -> tuple[int, int]:
     return statistics.leases, statistics.leased_bytes
 
 
-# -- lives -------------------------------------------------------------------------------------------------------------
+# -- lives -----------------------------------------------------------------------------------------
 
 
 def die_when_restarted(index: int) -> None:
@@ -343,7 +345,9 @@ def read_fifo_when_restarted(index: int, path: str) -> None:
 async def ask_all(value: int) -> list[int]:
     """What every other shard makes of the value."""
     here = this_shard()
-    asked = [here.submit_to(other, double, value) for other in range(here.size) if other != here.index]
+    asked = [
+        here.submit_to(other, double, value) for other in range(here.size) if other != here.index
+    ]
     return [await each for each in asked]
 
 
@@ -374,7 +378,7 @@ def hang_up_and_stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-# -- state, one a shard ------------------------------------------------------------------------------------------------
+# -- state, one a shard ----------------------------------------------------------------------------
 
 
 class Tin:
@@ -422,7 +426,7 @@ def instances() -> int:
     return len(this_shard().sharded)
 
 
-# -- processes beside a group ------------------------------------------------------------------------------------------
+# -- processes beside a group ----------------------------------------------------------------------
 
 
 def put_double(value: int, results: multiprocessing.SimpleQueue[int]) -> None:
@@ -430,7 +434,9 @@ def put_double(value: int, results: multiprocessing.SimpleQueue[int]) -> None:
 
 
 def main() -> None:
-    """A parent to be killed: makes a group, tells the pids of its shards, keeps one of them busy, and waits."""
+    """A parent to be killed: makes a group, tells the pids of its shards, keeps one of them busy,
+    and waits.
+    """
     with ShardGroup(3, start_method=sys.argv[1]) as group:
         group.submit_to(1, signal.pause)
         group.submit_to(2, os.kill, os.getpid(), 0)
@@ -474,5 +480,7 @@ def strided(count: int) -> NDArray[Any]:
 
 def is_writable_within(value: Any) -> bool:
     """The array, or the one in a list or dict."""
-    array = value[0] if isinstance(value, list) else value["in"] if isinstance(value, dict) else value
+    array = (
+        value[0] if isinstance(value, list) else value["in"] if isinstance(value, dict) else value
+    )
     return bool(array.flags.writeable)

@@ -11,7 +11,9 @@ from tests.program import wait_until
 
 @contextlib.contextmanager
 def held_lead(driver: Driver) -> Iterator[None]:
-    """Nobody leads inside. The progress thread may be on duty already, and gives the lead up to those alone who ask for it."""
+    """Nobody leads inside. The progress thread may be on duty already, and gives the lead up to
+    those alone who ask for it.
+    """
 
     def has_lead() -> bool:
         driver.ask_for_lead()

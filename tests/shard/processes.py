@@ -1,4 +1,6 @@
-"""What tests of groups need: to wait for processes to end, to kill a shard, to run a child made by fork()."""
+"""What tests of groups need: to wait for processes to end, to kill a shard, to run a child made by
+fork().
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def gone(pid: int) -> bool:
 
 @contextlib.contextmanager
 def watched(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
-    """A function that waits until all these processes, which live now, have ended, and fails when one has not."""
+    """A function that waits until all these processes, which live now, have ended, and fails when
+    one has not.
+    """
     fds = {os.pidfd_open(pid): pid for pid in pids}
 
     def wait() -> None:
@@ -51,7 +55,9 @@ def watched(pids: Iterable[int]) -> Iterator[Callable[[], None]]:
 
 
 def why_down(group: ShardGroup, index: int) -> str:
-    """What is said of a shard that has died, or is about to, once the application knows how it ended."""
+    """What is said of a shard that has died, or is about to, once the application knows how it
+    ended.
+    """
     said = [""]
 
     def is_told() -> bool:
@@ -76,9 +82,12 @@ def kill(group: ShardGroup, *indices: int) -> None:
 
 
 def in_fork(function: Callable[[], object]) -> int:
-    """Run it in a child made by fork(); the child's exit code: 0 when it returned, 1 when it raised."""
+    """Run it in a child made by fork(); the child's exit code: 0 when it returned, 1 when it
+    raised.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
+        # of Python 3.12: we have threads. That is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         try:

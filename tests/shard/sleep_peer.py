@@ -1,9 +1,12 @@
-"""Two processes that put each other to sleep and wake each other, as often as they can: what test_sleep.py runs.
+"""Two processes that put each other to sleep and wake each other, as often as they can: what
+test_sleep.py runs.
 
-    python -m tests.shard.sleep_peer SOCKET_FD SEGMENT_FD SEED right|broken PATIENCE_S     the other; prints its report
+    python -m tests.shard.sleep_peer SOCKET_FD SEGMENT_FD SEED right|broken PATIENCE_S  the other; prints its report
 
-Each message is followed by a second one, a random moment later, so that a message meets its receiver in every phase of falling
-asleep: the gap covers its waking up (some 30 us), its handling of the first, and its way back to sleep.
+Each message is followed by a second one, a random moment later, so that a message meets its
+receiver in every phase of falling
+asleep: the gap covers its waking up (some 30 us), its handling of the first, and its way back to
+sleep.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from shard.loop.idle import Park
 from shard.memory.segment import Segment
 from shard.transport.shm_connection import ShmConnection, connection_over
 
-MESSAGE = struct.Struct("<QQ")  # its number, and when it was sent: ns of the monotonic clock, which both processes read
+# its number, and when it was sent: ns of the monotonic clock, which both processes read
+MESSAGE = struct.Struct("<QQ")
 STOP = 1 << 63  # added to the number of the last one
 GAP_NS_MAX = 120_000
 LONG_NS = 1_000_000
-# In place of reactor.LATE_BELL_S, where none may be lost: a ringer that lost its core just before it rang may be away for long.
+# In place of reactor.LATE_BELL_S, where none may be lost: a ringer that lost its core just before
+# it rang may be away for long.
 LATE_BELL_S = 5.0
 
 
@@ -39,11 +44,14 @@ class Report:
     late_wakes: int = 0
     messages: int = 0
     out_of_order: int = 0
-    delays_ns: list[int] = field(default_factory=list)  # from sending to having it, of a first message: its reader slept
+    # from sending to having it, of a first message: its reader slept
+    delays_ns: list[int] = field(default_factory=list)
 
 
 class LooksTooEarly(Reactor):
-    """A broken handshake: it looks for work before it says that it sleeps, and so misses what comes in between."""
+    """A broken handshake: it looks for work before it says that it sleeps, and so misses what comes
+    in between.
+    """
 
     def _announce_sleep(self, timeout_s: float) -> float:
         self._work_seen = super()._sources_have_work()
@@ -61,10 +69,14 @@ class LooksTooEarly(Reactor):
 class Side:
     """One of the two. Parks as soon as it finds nothing, until a doorbell rings."""
 
-    def __init__(self, sock: socket.socket, segment: Segment, is_first: bool, seed: int, broken: bool) -> None:
+    def __init__(
+        self, sock: socket.socket, segment: Segment, is_first: bool, seed: int, broken: bool
+    ) -> None:
         self.reactor: Reactor = LooksTooEarly(time.monotonic) if broken else Reactor(time.monotonic)
         self.slab = Slab()
-        self.connection: ShmConnection = connection_over(sock, segment, is_first, "the other side", DEFAULT_LIMITS, self.slab)
+        self.connection: ShmConnection = connection_over(
+            sock, segment, is_first, "the other side", DEFAULT_LIMITS, self.slab
+        )
         self.connection.on_message = lambda body, _=(): self._take(bytes(body))
         self.connection.attach(self.reactor)
         self.report = Report()
@@ -95,7 +107,9 @@ class Side:
         self._next += 2
 
     def wait_for_pair(self, deadline: float) -> bool:
-        """Turn and park until both messages of the other side's next pair are here; False when time is over, or it is gone."""
+        """Turn and park until both messages of the other side's next pair are here; False when time
+        is over, or it is gone.
+        """
         wanted = self._next_pair_ends()
         idle = Park()
         poll, park = self.reactor.poll, self.reactor.park
@@ -113,7 +127,11 @@ class Side:
     def close(self) -> Report:
         """End, and say what was seen."""
         turned, report = self.reactor, self.report
-        report.parks, report.wakeups, report.late_wakes = turned.parks, turned.wakeups, turned.late_wakes
+        report.parks, report.wakeups, report.late_wakes = (
+            turned.parks,
+            turned.wakeups,
+            turned.late_wakes,
+        )
         self.connection.close()
         turned.close()
         self.slab.close()
@@ -129,9 +147,16 @@ def main(socket_fd: int, segment_fd: int, seed: int, broken: bool, patience_s: f
     while not side.stopped and side.wait_for_pair(deadline):
         if not side.stopped:
             side.send_pair()
-    with open(sys.stdout.fileno(), "w", closefd=False) as out:  # PYTHONUNBUFFERED: what a pipe did not take is lost
+    # PYTHONUNBUFFERED: what a pipe did not take is lost
+    with open(sys.stdout.fileno(), "w", closefd=False) as out:
         json.dump(asdict(side.close()), out)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "broken", float(sys.argv[5]))
+    main(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        sys.argv[4] == "broken",
+        float(sys.argv[5]),
+    )

@@ -1,4 +1,6 @@
-"""Programs with little memory: by a bound that only our own segments see, or by a real cgroup of their own."""
+"""Programs with little memory: by a bound that only our own segments see, or by a real cgroup of
+their own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ PATIENCE_S = 60.0
 
 
 def bound_memory(total_bytes: int) -> None:
-    """From now on this process has so much for segments, whatever the machine has. For programs, not for the tests' process."""
+    """From now on this process has so much for segments, whatever the machine has. For programs,
+    not for the tests' process.
+    """
     memory_room.read_memory_room = lambda root=Path("/"): memory_room.MemoryRoom(  # type: ignore[assignment]
         total_bytes - segment_bytes(), total_bytes, "a small machine"
     )
@@ -44,13 +48,17 @@ def run_with_memory(total_bytes: int, program: str) -> None:
 
 
 def end_with_memory(total_bytes: int, program: str) -> tuple[int, str]:
-    """As run_with_memory(), whatever the end: the exit code (minus the signal that killed it), and what it wrote."""
+    """As run_with_memory(), whatever the end: the exit code (minus the signal that killed it), and
+    what it wrote.
+    """
     begin = f"from tests.shard.small_memory import bound_memory\nbound_memory({total_bytes})\n"
     return _end([sys.executable, "-W", "error", "-c", begin + program])
 
 
 def end_in_cgroup(limit_bytes: int, program: str) -> tuple[int, str]:
-    """Run `program` in a memory cgroup with that limit; its exit code and output. Skips the test where we may make none."""
+    """Run `program` in a memory cgroup with that limit; its exit code and output. Skips the test
+    where we may make none.
+    """
     with memory_cgroup(limit_bytes) as procs:
         enter = f'echo $$ > {procs} && exec "$0" -W error -c "$1"'
         return _end(["sh", "-c", enter, sys.executable, program])
@@ -58,7 +66,13 @@ def end_in_cgroup(limit_bytes: int, program: str) -> tuple[int, str]:
 
 def _end(command: list[str]) -> tuple[int, str]:
     ran = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S, check=False
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     return ran.returncode, ran.stdout
 

@@ -1,4 +1,6 @@
-"""A reactor as a guest of asyncio loops: who turns it, who may take the lead from a loop, and what a loop leaves behind."""
+"""A reactor as a guest of asyncio loops: who turns it, who may take the lead from a loop, and what
+a loop leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def within(work: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
 
 def later(driver: Driver, future: Future, delay_s: float, value: object = None) -> Future:
     """The reactor completes the future in so many seconds."""
-    driver.reactor.call_soon(lambda: driver.reactor.call_later(delay_s, lambda: future.set_result(value)))
+    driver.reactor.call_soon(
+        lambda: driver.reactor.call_later(delay_s, lambda: future.set_result(value))
+    )
     return future
 
 
@@ -67,14 +71,18 @@ def test_the_loop_that_awaits_turns_the_reactor_itself(
                 turned_by.add(threading.get_ident())
                 future.set_result(None)
 
-            driver.reactor.call_soon(lambda delay_s=delay_s, finish=finish: driver.reactor.call_later(delay_s, finish))
+            driver.reactor.call_soon(
+                lambda delay_s=delay_s, finish=finish: driver.reactor.call_later(delay_s, finish)
+            )
             await future
 
     loop.run_until_complete(within(work()))
     assert turned_by == {threading.get_ident()}
 
 
-def test_what_a_spin_finds_costs_no_round_of_the_loop(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_what_a_spin_finds_costs_no_round_of_the_loop(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     async def work() -> list[str]:
         order: list[str] = []
         loop.call_soon(order.append, "round")
@@ -84,11 +92,14 @@ def test_what_a_spin_finds_costs_no_round_of_the_loop(driver: Driver, loop: asyn
         return order
 
     deadline = time.monotonic() + PATIENCE_S
-    while loop.run_until_complete(within(work())) != ["answer", "round"]:  # the progress thread may be on duty, now and then
+    # the progress thread may be on duty, now and then
+    while loop.run_until_complete(within(work())) != ["answer", "round"]:
         assert time.monotonic() < deadline, "each answer took a round of the loop"
 
 
-def test_answers_that_come_at_once_for_ever_do_not_starve_the_loop(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_answers_that_come_at_once_for_ever_do_not_starve_the_loop(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     async def work() -> int:
         rounds = 0
         over = asyncio.Event()
@@ -103,13 +114,17 @@ def test_answers_that_come_at_once_for_ever_do_not_starve_the_loop(driver: Drive
 
 def test_a_thousand_awaits_at_once_all_end(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
     async def work() -> list[int]:
-        futures = [later(driver, Future(driver), 0.0001 * (number % 7), number) for number in range(1000)]
+        futures = [
+            later(driver, Future(driver), 0.0001 * (number % 7), number) for number in range(1000)
+        ]
         return await asyncio.gather(*(value_of(future) for future in futures))
 
     assert loop.run_until_complete(within(work())) == list(range(1000))
 
 
-def test_errors_are_raised_where_they_are_awaited(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_errors_are_raised_where_they_are_awaited(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     async def work() -> None:
         future = Future(driver)
         driver.reactor.call_soon(lambda: future.set_error(KeyError("lost")))
@@ -136,24 +151,32 @@ def test_a_loop_that_waits_rests(loop: asyncio.AbstractEventLoop) -> None:
     assert after - before < 1000, "one that polls makes tens of thousands in that time"
 
 
-def test_another_thread_wakes_a_loop_that_rests(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_another_thread_wakes_a_loop_that_rests(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     async def work() -> None:
         for number in range(50):
             future = Future(driver)
             task = loop.create_task(value_of(future))
             await asyncio.sleep(0.0005 * (number % 3))
-            thread = in_thread(lambda future=future: driver.reactor.call_soon(lambda: future.set_result(None)))
+            thread = in_thread(
+                lambda future=future: driver.reactor.call_soon(lambda: future.set_result(None))
+            )
             await task
             thread.join(PATIENCE_S)
 
     loop.run_until_complete(within(work()))
 
 
-def test_a_coroutine_may_block_on_a_future_of_the_same_reactor(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_coroutine_may_block_on_a_future_of_the_same_reactor(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     async def work() -> list[Any]:
         beside = loop.create_task(value_of(later(driver, Future(driver), 0.02, "awaited")))
         await asyncio.sleep(0)
-        blocked = [later(driver, Future(driver), 0.001, number).result(PATIENCE_S) for number in range(5)]
+        blocked = [
+            later(driver, Future(driver), 0.001, number).result(PATIENCE_S) for number in range(5)
+        ]
         return [*blocked, await beside]
 
     assert loop.run_until_complete(within(work())) == [0, 1, 2, 3, 4, "awaited"]
@@ -162,7 +185,10 @@ def test_a_coroutine_may_block_on_a_future_of_the_same_reactor(driver: Driver, l
 def test_threads_block_while_a_loop_awaits(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
     def block() -> None:
         for number in range(50):
-            assert later(driver, Future(driver), 0.0002 * (number % 3), number).result(PATIENCE_S) == number
+            assert (
+                later(driver, Future(driver), 0.0002 * (number % 3), number).result(PATIENCE_S)
+                == number
+            )
 
     async def work() -> None:
         pending = loop.create_task(value_of(later(driver, Future(driver), 0.05)))
@@ -175,7 +201,9 @@ def test_threads_block_while_a_loop_awaits(driver: Driver, loop: asyncio.Abstrac
     loop.run_until_complete(within(work()))
 
 
-def test_a_loop_that_is_busy_does_not_keep_others_waiting(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_loop_that_is_busy_does_not_keep_others_waiting(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     async def work() -> None:
         pending = loop.create_task(value_of(later(driver, Future(driver), 0.02)))
         await asyncio.sleep(0.005)
@@ -191,7 +219,9 @@ def test_a_loop_that_is_busy_does_not_keep_others_waiting(driver: Driver, loop: 
     loop.run_until_complete(within(work()))
 
 
-def test_a_loop_that_was_stopped_goes_on_where_it_was(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_loop_that_was_stopped_goes_on_where_it_was(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     future = Future(driver)
     task = loop.create_task(within(value_of(future)))
     loop.run_until_complete(asyncio.sleep(0.01))
@@ -203,7 +233,9 @@ def test_a_loop_that_was_stopped_goes_on_where_it_was(driver: Driver, loop: asyn
     assert loop.run_until_complete(task) == "late"
 
 
-def test_a_loop_closed_with_awaits_pending_leaves_the_driver_usable(driver: Driver, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_loop_closed_with_awaits_pending_leaves_the_driver_usable(
+    driver: Driver, loop: asyncio.AbstractEventLoop
+) -> None:
     future = Future(driver)
     task = loop.create_task(value_of(future))
     loop.run_until_complete(asyncio.sleep(0.005))
@@ -217,7 +249,9 @@ def test_a_loop_closed_with_awaits_pending_leaves_the_driver_usable(driver: Driv
 
 def test_loop_after_loop_can_await_and_none_of_them_stays(driver: Driver) -> None:
     for number in range(30):
-        assert asyncio.run(within(value_of(later(driver, Future(driver), 0.0005, number)))) == number
+        assert (
+            asyncio.run(within(value_of(later(driver, Future(driver), 0.0005, number)))) == number
+        )
     assert len(driver._bridges) <= 2
 
 
@@ -244,7 +278,9 @@ def test_a_loop_may_run_inside_a_callback_of_the_reactor(driver: Driver) -> None
     outer = Future(driver)
 
     def handler() -> None:
-        outer.set_result(asyncio.run(within(value_of(later(driver, Future(driver), 0.002, "inner")))))
+        outer.set_result(
+            asyncio.run(within(value_of(later(driver, Future(driver), 0.002, "inner"))))
+        )
 
     driver.reactor.call_soon(handler)
     assert outer.result(PATIENCE_S) == "inner"
@@ -281,7 +317,8 @@ def test_an_interrupt_inside_a_turn_ends_the_loop_and_nothing_else(driver: Drive
         await future
 
     with held_lead(driver), pytest.raises(KeyboardInterrupt):
-        driver._leader = threading.get_ident()  # as in a handler: no other thread may run the callback
+        # as in a handler: no other thread may run the callback
+        driver._leader = threading.get_ident()
         try:
             asyncio.run(within(work()))
         finally:
@@ -290,7 +327,9 @@ def test_an_interrupt_inside_a_turn_ends_the_loop_and_nothing_else(driver: Drive
     future.set_result(None)
 
 
-def test_a_closed_driver_refuses_and_its_loop_forgets_its_descriptor(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_closed_driver_refuses_and_its_loop_forgets_its_descriptor(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     driver = Driver(polling=False)
 
     async def work() -> None:
@@ -313,7 +352,9 @@ def test_a_closed_driver_refuses_and_its_loop_forgets_its_descriptor(loop: async
     loop.run_until_complete(within(work()))
 
 
-def test_a_loop_that_is_new_at_the_very_moment_of_the_close_is_told_of_it(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_loop_that_is_new_at_the_very_moment_of_the_close_is_told_of_it(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     driver = Driver(polling=False)
     check = driver._check_usable
 
@@ -328,7 +369,8 @@ def test_a_loop_that_is_new_at_the_very_moment_of_the_close_is_told_of_it(loop: 
 
 def test_an_await_in_a_fork_is_refused(driver: Driver) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
+        # of Python 3.12: we have threads. That is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         try:

@@ -1,4 +1,6 @@
-"""A peer has one name at an acceptor over all its connections, and no other member of the job can use it."""
+"""A peer has one name at an acceptor over all its connections, and no other member of the job can
+use it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ SECRET, KIND = b"secret of the job", 1
 SERVER = 22  # the acceptor's incarnation
 
 
-def meet(callers: Callers, server: Callers, lane: Lane = ONLY_LANE, incarnation: int = 11) -> tuple[Connector, Acceptor]:
+def meet(
+    callers: Callers, server: Callers, lane: Lane = ONLY_LANE, incarnation: int = 11
+) -> tuple[Connector, Acceptor]:
     """One connection of a node that remembers `callers` to one that remembers `server`."""
     one = Connector(SECRET, KIND, incarnation, secrets.token_bytes(32), lane=lane, callers=callers)
     two = Acceptor(SECRET, KIND, SERVER, secrets.token_bytes(32), lanes_max=9, callers=server)
@@ -69,7 +73,8 @@ def test_the_proof_of_a_name_is_good_for_one_exchange_only() -> None:
     victim, server = Callers(), Callers()
     name = meet(victim, server)[1].caller
     heard = Connector(SECRET, KIND, 11, secrets.token_bytes(32), callers=victim)
-    asking = Acceptor(SECRET, KIND, SERVER, secrets.token_bytes(32), callers=Callers())  # a member that says it is the server
+    # a member that says it is the server
+    asking = Acceptor(SECRET, KIND, SERVER, secrets.token_bytes(32), callers=Callers())
     asking.start()
     claim = heard.feed(asking.feed(heard.start()))[PROOF_BYTES:]
     assert len(claim) == CLAIM_BYTES and claim != NO_CLAIM

@@ -28,7 +28,9 @@ class TestChecked(TransportContract):
         return TcpTransport(dataclasses.replace(node, tcp_checksum=True), slab)
 
 
-def agreed(connector_wishes: bool, acceptor_wishes: bool, binding: bytes = b"") -> tuple[Connector, Acceptor]:
+def agreed(
+    connector_wishes: bool, acceptor_wishes: bool, binding: bytes = b""
+) -> tuple[Connector, Acceptor]:
     one = Connector(b"secret", KIND, 11, NONCE_ONE, binding, checked=connector_wishes)
     two = Acceptor(b"secret", KIND, 22, NONCE_TWO, binding, checked=acceptor_wishes)
     two.start()
@@ -37,7 +39,9 @@ def agreed(connector_wishes: bool, acceptor_wishes: bool, binding: bytes = b"") 
 
 
 @pytest.mark.parametrize(("one_wishes", "two_wishes"), [(True, False), (False, True), (True, True)])
-def test_one_side_that_wishes_checksums_is_enough_and_both_begin_with_the_same(one_wishes: bool, two_wishes: bool) -> None:
+def test_one_side_that_wishes_checksums_is_enough_and_both_begin_with_the_same(
+    one_wishes: bool, two_wishes: bool
+) -> None:
     one, two = agreed(one_wishes, two_wishes)
     assert one.checks is not None
     assert one.checks[0] != one.checks[1], "what one says is not taken for what the other says"
@@ -52,14 +56,22 @@ def test_there_are_none_where_nobody_wishes_them_or_tls_has_its_own() -> None:
 def test_a_wish_that_is_not_known_is_refused() -> None:
     two = Acceptor(b"secret", KIND, 22, NONCE_TWO)
     two.start()
-    with pytest.raises(RemoteProtocolError, match="the peer wishes 0x5, this side knows 0x1: install the same release"):
+    with pytest.raises(
+        RemoteProtocolError,
+        match="the peer wishes 0x5, this side knows 0x1: install the same release",
+    ):
         two.feed(pack(wishes=CHECKED | 4))
 
 
 @pytest.mark.parametrize("wishes", [(True, False), (False, True), (False, False)])
-def test_every_lane_is_checked_when_one_side_wishes_it_and_none_otherwise(wishes: tuple[bool, bool]) -> None:
+def test_every_lane_is_checked_when_one_side_wishes_it_and_none_otherwise(
+    wishes: tuple[bool, bool],
+) -> None:
     sides = iter(wishes)
-    world = World(lambda node, slab: TcpTransport(dataclasses.replace(node, tcp_checksum=next(sides)), slab), "tcp://127.0.0.1:0")
+    world = World(
+        lambda node, slab: TcpTransport(dataclasses.replace(node, tcp_checksum=next(sides)), slab),
+        "tcp://127.0.0.1:0",
+    )
     for side in world.connect():
         connection = side.connection
         assert isinstance(connection, TcpConnection)
@@ -69,12 +81,15 @@ def test_every_lane_is_checked_when_one_side_wishes_it_and_none_otherwise(wishes
     world.close()
 
 
-# -- the socket itself -------------------------------------------------------------------------------------------------
+# -- the socket itself -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    one, two = (CheckedSocket(sock, checks) for sock, checks in zip(socket.socketpair(), (CHECKS, CHECKS[::-1]), strict=True))
+    one, two = (
+        CheckedSocket(sock, checks)
+        for sock, checks in zip(socket.socketpair(), (CHECKS, CHECKS[::-1]), strict=True)
+    )
     with one, two:
         for sock in (one, two):
             sock.setblocking(False)
@@ -96,7 +111,9 @@ def wire(*payloads: bytes) -> bytes:
         return two.recv(1 << 20)
 
 
-def test_pieces_of_any_size_come_out_whole_when_both_take_and_give_as_much_as_they_like(pair: Pair, seed: int) -> None:
+def test_pieces_of_any_size_come_out_whole_when_both_take_and_give_as_much_as_they_like(
+    pair: Pair, seed: int
+) -> None:
     one, two = pair
     chance = random.Random(seed)
     sent = chance.randbytes(3_000_000)
@@ -141,14 +158,18 @@ FORGED = {
     "late": SAID + SAID[:FIRST_BYTES],
     "in the other order": SAID[FIRST_BYTES:] + SAID[:FIRST_BYTES],
     **{
-        f"bit {bit}": SAID[: bit // 8] + bytes([SAID[bit // 8] ^ 1 << bit % 8]) + SAID[bit // 8 + 1 :]
+        f"bit {bit}": SAID[: bit // 8]
+        + bytes([SAID[bit // 8] ^ 1 << bit % 8])
+        + SAID[bit // 8 + 1 :]
         for bit in range(8 * len(SAID))
     },
 }
 
 
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED.keys())
-def test_what_is_not_as_it_was_said_is_found_at_once_and_given_to_nobody(pair: Pair, forged: bytes) -> None:
+def test_what_is_not_as_it_was_said_is_found_at_once_and_given_to_nobody(
+    pair: Pair, forged: bytes
+) -> None:
     one, two = pair
     socket.socket.sendall(one, forged)
     got = []
@@ -169,7 +190,10 @@ def test_what_was_said_on_another_connection_is_found(pair: Pair) -> None:
 def test_a_length_that_is_too_large_is_refused_before_anything_is_awaited(pair: Pair) -> None:
     one, two = pair
     one._send_record(memoryview(bytes(RECORD_BYTES + 1)))
-    with pytest.raises(RemoteProtocolError, match=f"record of {RECORD_BYTES + 1} bytes, 1 to {RECORD_BYTES} are allowed"):
+    with pytest.raises(
+        RemoteProtocolError,
+        match=f"record of {RECORD_BYTES + 1} bytes, 1 to {RECORD_BYTES} are allowed",
+    ):
         received(two, 100)
 
 

@@ -11,7 +11,15 @@ import pytest
 from shard import DEFAULT_LIMITS, Limits, RemoteProtocolError
 from shard.memory.leases import MeetingSocket
 from shard.memory.segment import SEAL_FUTURE_WRITE, SIZE_SEALS, Segment
-from shard.transport.control_channel import DROPPED, FDS_MAX, GOODBYE, NOTE, RING, SEGMENT, ControlChannel
+from shard.transport.control_channel import (
+    DROPPED,
+    FDS_MAX,
+    GOODBYE,
+    NOTE,
+    RING,
+    SEGMENT,
+    ControlChannel,
+)
 from shard.transport.mapped import MappedSegments
 from tests.shard.strangers import memfd
 
@@ -24,7 +32,9 @@ class Stranger:
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         ours, self.socket = socket.socketpair()
         self.segments = MappedSegments("a stranger", limits)
-        self.notes = ControlChannel(MeetingSocket(ours), "a stranger", self.segments.map, self.segments.unmap)
+        self.notes = ControlChannel(
+            MeetingSocket(ours), "a stranger", self.segments.map, self.segments.unmap
+        )
 
     def says(self, data: bytes, fds: list[int] | None = None) -> None:
         """Our side reads it at once."""
@@ -57,15 +67,21 @@ def descriptors() -> int:
 
 @pytest.mark.parametrize("kind", [RING, GOODBYE, DROPPED])
 @pytest.mark.parametrize("count", [1, FDS_MAX])
-def test_descriptors_that_no_note_announces_break_the_protocol_at_once(stranger: Stranger, kind: int, count: int) -> None:
+def test_descriptors_that_no_note_announces_break_the_protocol_at_once(
+    stranger: Stranger, kind: int, count: int
+) -> None:
     before = descriptors()
-    with pytest.raises(RemoteProtocolError, match=f"{count} descriptors came that no note announced"):
+    with pytest.raises(
+        RemoteProtocolError, match=f"{count} descriptors came that no note announced"
+    ):
         stranger.says(NOTE.pack(kind, 0, 0, 0, 0), [0] * count)
     stranger.notes.close()
     assert descriptors() == before - 1, "all but our end of the socket, which is closed"
 
 
-def test_a_note_that_never_ends_holds_the_descriptors_of_one_note_at_most(stranger: Stranger) -> None:
+def test_a_note_that_never_ends_holds_the_descriptors_of_one_note_at_most(
+    stranger: Stranger,
+) -> None:
     note = NOTE.pack(SEGMENT, 1, 0, 0, 4096)
     stranger.says(note[:5], [0] * FDS_MAX)
     with pytest.raises(RemoteProtocolError, match=f"{2 * FDS_MAX} descriptors came"):
@@ -99,7 +115,11 @@ def test_a_segment_arrives_as_announced_and_costs_one_descriptor(stranger: Stran
         (8192, lambda: memfd(8192, SIZE_SEALS), "could change it under us"),
         (8192, lambda: memfd(8192, SEAL_FUTURE_WRITE), "could change it under us"),
         (3 << 30, lambda: memfd(3 << 30, LENT, sparse=True), "of which 0 are there"),
-        (8192, lambda: os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR), "is no sealed shared-memory segment"),
+        (
+            8192,
+            lambda: os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR),
+            "is no sealed shared-memory segment",
+        ),
         (8192, lambda: os.dup(0), "is no shared-memory segment"),
     ],
 )

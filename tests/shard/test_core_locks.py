@@ -22,7 +22,9 @@ sys.stdin.read()
 """
 
 
-def other_process(count: int, folder: Path, cores: list[int]) -> tuple[subprocess.Popen[str], list[int]]:
+def other_process(
+    count: int, folder: Path, cores: list[int]
+) -> tuple[subprocess.Popen[str], list[int]]:
     """A process that holds locks until it is killed, and which cores it got."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(count), str(folder), *map(str, cores)],
@@ -49,12 +51,15 @@ def test_two_tasks_never_share_a_core_and_a_killed_one_holds_none(tmp_path: Path
     ours.close()
 
 
-def test_too_few_are_none_with_one_warning_and_nothing_held(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_few_are_none_with_one_warning_and_nothing_held(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     held = CoreLocks.take(1, tmp_path, [5])
     none = CoreLocks.take(3, tmp_path, [4, 5, 6])
     assert none.cores == ()
     assert [record.getMessage() for record in caplog.records] == [
-        f"shards are not bound to cores: 3 asked for, 2 of the 3 usable ones free; the locks are in {tmp_path}"
+        "shards are not bound to cores: 3 asked for, 2 of the 3 usable ones free; "
+        f"the locks are in {tmp_path}"
     ]
     others = CoreLocks.take(2, tmp_path, [4, 5, 6])
     assert others.cores == (4, 6)
@@ -70,11 +75,15 @@ def test_the_cores_are_those_of_this_process_the_best_first(tmp_path: Path) -> N
     locks.close()
 
 
-def test_a_folder_that_cannot_be_used_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_used_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "file"
     file.touch()
     assert CoreLocks.take(1, file, [0]).cores == ()
-    assert caplog.records[0].getMessage().endswith(f"0 of the 1 usable ones free; {file}: File exists")
+    assert (
+        caplog.records[0].getMessage().endswith(f"0 of the 1 usable ones free; {file}: File exists")
+    )
 
 
 def test_a_link_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,10 @@ def test_what_is_written_in_one_mapping_is_read_in_another() -> None:
     writer, reader = Counters.format(segment.memory, 3), Counters(segment.memory)
     assert reader.rows == 3
     assert reader.read(1) == CounterRow()
-    rows = [CounterRow(*(100 * row + field for field in range(len(CounterRow._fields)))) for row in range(3)]
+    rows = [
+        CounterRow(*(100 * row + field for field in range(len(CounterRow._fields))))
+        for row in range(3)
+    ]
     for row, values in enumerate(rows):
         writer.write(row, values)
     assert [reader.read(row) for row in range(3)] == rows
@@ -41,7 +44,12 @@ def test_each_row_has_cache_lines_of_its_own(row: int) -> None:
     memory = bytearray(size_for(4))
     counters = Counters.format(memoryview(memory), 4)
     before = bytes(memory)
-    counters.write(row, CounterRow(*[MOST] * len(CounterRow._fields)), [MOST] * LATENCY_BUCKETS, [MOST] * LATENCY_BUCKETS)
+    counters.write(
+        row,
+        CounterRow(*[MOST] * len(CounterRow._fields)),
+        [MOST] * LATENCY_BUCKETS,
+        [MOST] * LATENCY_BUCKETS,
+    )
     changed = [index for index in range(len(memory)) if memory[index] != before[index]]
     start = ROW_BYTES + ROW_BYTES * row
     assert start <= min(changed) <= max(changed) < start + ROW_BYTES
@@ -67,18 +75,29 @@ def test_a_table_that_claims_more_rows_than_its_memory_has_is_refused() -> None:
 
 def test_figures_and_latencies_of_a_row_lie_apart() -> None:
     counters = Counters.format(memoryview(bytearray(size_for(2))), 2)
-    call_ns, run_ns = tuple(range(100, 100 + LATENCY_BUCKETS)), tuple(range(200, 200 + LATENCY_BUCKETS))
+    call_ns, run_ns = (
+        tuple(range(100, 100 + LATENCY_BUCKETS)),
+        tuple(range(200, 200 + LATENCY_BUCKETS)),
+    )
     row = CounterRow(*range(1, 1 + len(CounterRow._fields)))
     counters.write(1, row, call_ns, run_ns)
     assert (counters.read(1), counters.call_ns(1), counters.run_ns(1)) == (row, call_ns, run_ns)
     assert (counters.read(0), counters.call_ns(0)) == (CounterRow(), (0,) * LATENCY_BUCKETS)
 
 
-# -- latencies by powers of two ------------------------------------------------------------------------------------------
+# -- latencies by powers of two --------------------------------------------------------------------
 
 
 def test_a_duration_belongs_to_the_bucket_of_its_highest_bit() -> None:
-    assert [bucket(duration_ns) for duration_ns in (0, 1, 2, 3, 4, 1023, 1024)] == [0, 1, 2, 2, 3, 10, 11]
+    assert [bucket(duration_ns) for duration_ns in (0, 1, 2, 3, 4, 1023, 1024)] == [
+        0,
+        1,
+        2,
+        2,
+        3,
+        10,
+        11,
+    ]
     assert bucket(10**18) == LATENCY_BUCKETS - 1, "the last one holds all that is longer"
 
 
@@ -115,11 +134,12 @@ def test_the_busy_ratio_of_a_row_that_is_being_written_is_a_share_too() -> None:
     assert 0.0 <= seen[0].busy_ratio <= 1.0
 
 
-# -- of living shards ----------------------------------------------------------------------------------------------------
+# -- of living shards ------------------------------------------------------------------------------
 
 
 def test_shards_count_calls_failures_tasks_and_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.loop.reactor.LATE_BELL_S", PATIENCE_S)  # as functions.bear_late_bells()
+    # as functions.bear_late_bells()
+    monkeypatch.setattr("shard.loop.reactor.LATE_BELL_S", PATIENCE_S)
     with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as group:
         group.map(functions.bear_late_bells)
         for number in range(5):
@@ -142,7 +162,9 @@ def test_shards_count_calls_failures_tasks_and_traffic(monkeypatch: pytest.Monke
 def test_one_call_of_many_is_timed_at_both_ends() -> None:
     with ShardGroup(1, start_method="forkserver", drain_s=PATIENCE_S) as group:
         futures = [group.submit_to(0, functions.double, number) for number in range(500)]
-        assert [future.result(PATIENCE_S) for future in futures] == [2 * number for number in range(500)]
+        assert [future.result(PATIENCE_S) for future in futures] == [
+            2 * number for number in range(500)
+        ]
         calls = group.latency_ns()
     assert 500 // 64 <= sum(calls) <= 500 // 64 + 1
     assert quantile_ns(calls, 0.5) > 0

@@ -1,4 +1,6 @@
-"""Groups and the limit of open files: raised where it may be, and named with the remedy where it may not."""
+"""Groups and the limit of open files: raised where it may be, and named with the remedy where it
+may not.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,12 @@ def run(hard: int) -> subprocess.CompletedProcess[str]:
 
 def test_the_soft_limit_is_raised_where_a_group_needs_more() -> None:
     ended = run(hard=1024)
-    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "6 shards, 1024 files"), ended.stderr
-    assert "raised the soft limit of open files from 40 to 1024: 6 shards need up to" in ended.stdout
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "6 shards, 1024 files"), (
+        ended.stderr
+    )
+    assert (
+        "raised the soft limit of open files from 40 to 1024: 6 shards need up to" in ended.stdout
+    )
 
 
 def test_where_the_hard_limit_is_too_low_the_error_says_what_is_needed_and_what_to_do() -> None:
@@ -82,7 +88,9 @@ def test_24_shards_start_call_each_other_and_close_where_1024_files_may_be_open(
 
 
 @pytest.mark.parametrize("size", [36, 64])
-def test_more_than_fit_into_1024_files_are_refused_with_the_remedy_before_any_is_started(size: int) -> None:
+def test_more_than_fit_into_1024_files_are_refused_with_the_remedy_before_any_is_started(
+    size: int,
+) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", MANY_SCRIPT.format(size=size)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -98,7 +106,9 @@ def test_more_than_fit_into_1024_files_are_refused_with_the_remedy_before_any_is
     assert needed <= int(last.partition("needs up to ")[2].split()[0]) < needed + 64
 
 
-def test_a_start_opens_no_more_than_was_reckoned_and_keeps_little_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_opens_no_more_than_was_reckoned_and_keeps_little_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     size, most = 8, 0
     before = len(os.listdir("/proc/self/fd"))
     bear = ShardGroup._birth
@@ -121,7 +131,10 @@ def test_more_shards_than_a_fork_server_can_pass_descriptors_for_are_refused_by_
 
 
 def test_a_limit_that_is_met_all_the_same_is_named() -> None:
-    with pytest.raises(ShardError, match=r"a group of 3 shards needs up to \d+ file descriptors"), descriptors.named(3):
+    with (
+        pytest.raises(ShardError, match=r"a group of 3 shards needs up to \d+ file descriptors"),
+        descriptors.named(3),
+    ):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))
         try:

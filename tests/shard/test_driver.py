@@ -1,4 +1,6 @@
-"""Who turns the reactor: the thread that waits, another one that waits longer, or the progress thread when nobody does."""
+"""Who turns the reactor: the thread that waits, another one that waits longer, or the progress
+thread when nobody does.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PATIENCE_S = 20.0  # a test that waits longer has failed
 
 def later(driver: Driver, future: Future, delay_s: float, value: object = None) -> None:
     """The reactor completes the future in so many seconds."""
-    driver.reactor.call_soon(lambda: driver.reactor.call_later(delay_s, lambda: future.set_result(value)))
+    driver.reactor.call_soon(
+        lambda: driver.reactor.call_later(delay_s, lambda: future.set_result(value))
+    )
 
 
 def in_threads(count: int, work: object) -> None:
@@ -137,7 +141,9 @@ def test_the_progress_thread_serves_timers_again_and_again(driver: Driver) -> No
     assert done.wait(PATIENCE_S)
 
 
-def test_the_progress_thread_hands_over_to_whoever_waits_and_takes_over_again(driver: Driver) -> None:
+def test_the_progress_thread_hands_over_to_whoever_waits_and_takes_over_again(
+    driver: Driver,
+) -> None:
     driver.take_over()
     for _ in range(50):
         future = Future(driver)
@@ -179,7 +185,8 @@ def test_waits_nest_several_deep_beside_other_threads(driver: Driver) -> None:
 def test_run_drives_for_a_time_and_then_returns(driver: Driver) -> None:
     turned_by: list[int] = []
     deadline = time.monotonic() + PATIENCE_S
-    while threading.get_ident() not in turned_by:  # the progress thread may be quicker, now and then
+    # the progress thread may be quicker, now and then
+    while threading.get_ident() not in turned_by:
         assert time.monotonic() < deadline, "others turn, and run() does not"
         started = time.monotonic()
         driver.reactor.call_soon(lambda: turned_by.append(threading.get_ident()))
@@ -245,7 +252,8 @@ def test_a_callback_may_close_the_driver(driver: Driver) -> None:
 
 def test_a_fork_is_refused_by_name_and_leaves_the_parent_alone(driver: Driver) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: we have threads. That is what this is about.
+        # of Python 3.12: we have threads. That is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
         try:
@@ -284,7 +292,9 @@ def test_a_stop_that_comes_before_run_is_not_lost_and_ends_one_run_only(driver: 
     assert time.monotonic() - started >= 0.05
 
 
-def test_a_future_that_another_thread_completes_ends_the_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_future_that_another_thread_completes_ends_the_wait_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(idle, "PARK_S_MAX", 10 * PATIENCE_S)  # nothing else ends a sleep
     driver = Driver(polling=False)
     try:
@@ -301,14 +311,19 @@ def test_a_future_that_another_thread_completes_ends_the_wait_at_once(monkeypatc
             thread.start()
             started = time.monotonic()
             assert future.result(2 * PATIENCE_S) == "from outside"
-            assert time.monotonic() - started < PATIENCE_S, "it was woken, and did not sleep its whole time"
+            assert time.monotonic() - started < PATIENCE_S, (
+                "it was woken, and did not sleep its whole time"
+            )
             thread.join(PATIENCE_S)
     finally:
         driver.close()
 
 
-def test_a_long_wait_beside_another_leaves_one_entry_at_its_future(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shard.loop.driver.STANDBY_S", 0.0005)  # how often one that follows looks whether it can lead
+def test_a_long_wait_beside_another_leaves_one_entry_at_its_future(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # how often one that follows looks whether it can lead
+    monkeypatch.setattr("shard.loop.driver.STANDBY_S", 0.0005)
     first, second = Future(driver), Future(driver)
     leads, rounds = threading.Event(), itertools.count()
     entries: list[int] = []
@@ -341,7 +356,9 @@ def test_waits_that_are_given_up_leave_nothing_at_the_future() -> None:
     driver.close()
 
 
-def test_an_exit_in_a_callback_does_not_end_the_progress_thread(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exit_in_a_callback_does_not_end_the_progress_thread(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
     goes_on = threading.Event()
     driver.reactor.call_soon(sys.exit)
     driver.reactor.call_soon(lambda: driver.reactor.call_soon(goes_on.set))

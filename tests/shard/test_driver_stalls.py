@@ -1,4 +1,6 @@
-"""A driver names the handler that keeps the thread that leads, whichever that is; and nobody, when nobody leads."""
+"""A driver names the handler that keeps the thread that leads, whichever that is; and nobody, when
+nobody leads.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def blocks(release: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("leader", ["the progress thread", "a thread that waits"])
-def test_a_handler_that_blocks_is_named_whoever_leads(leader: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_blocks_is_named_whoever_leads(
+    leader: str, caplog: pytest.LogCaptureFixture
+) -> None:
     driver = Driver(polling=False, stall_budget_s=0.02)
     release = threading.Event()
     done = Future(driver)
@@ -50,7 +54,9 @@ def test_a_handler_that_blocks_is_named_whoever_leads(leader: str, caplog: pytes
 
 def test_a_handler_that_waits_by_turning_the_reactor_is_no_stall() -> None:
     driver = Driver(polling=False, stall_budget_s=3600.0)
-    driver._stalls.close()  # it looks when the handler says: after one of its own in between, the next, hours on, finds a stall
+    # it looks when the handler says: after one of its own in between, the next, hours on, finds a
+    # stall
+    driver._stalls.close()
     done = Future(driver)
 
     def handler() -> None:

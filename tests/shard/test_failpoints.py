@@ -1,4 +1,6 @@
-"""Failpoints: what the variable may say, what an instrumented process does, and that all others are left alone."""
+"""Failpoints: what the variable may say, what an instrumented process does, and that all others are
+left alone.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,22 @@ print("hits", failpoints.hits("ring.after_payload"))
 
 def run(code: str, setting: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Python running `code` with PRPC_FAILPOINTS=setting."""
-    everything = {**os.environ, "PYTHONPATH": str(ROOT), failpoints.VARIABLE: setting, **environment}
-    return subprocess.run([sys.executable, "-c", code], env=everything, capture_output=True, text=True, timeout=TIMEOUT_S)
+    everything = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        failpoints.VARIABLE: setting,
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=everything,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
 
 
-# -- the markers -------------------------------------------------------------------------------------------------------
+# -- the markers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -66,7 +79,10 @@ def test_the_table_says_of_every_failpoint_what_the_world_looks_like_there() -> 
 
 
 def test_a_call_stands_on_the_line_and_in_the_column_of_its_marker() -> None:
-    source = "if True:\n    # failpoint: ring.claimed\n    pass  # failpoint: ring.claimed is no marker here\n"
+    source = (
+        "if True:\n    # failpoint: ring.claimed\n    pass  # failpoint: "
+        "ring.claimed is no marker here\n"
+    )
     assert failpoints.instrument(source).splitlines() == [
         "if True:",
         '    __failpoint__("ring.claimed")',
@@ -74,7 +90,7 @@ def test_a_call_stands_on_the_line_and_in_the_column_of_its_marker() -> None:
     ]
 
 
-# -- what the variable may say -----------------------------------------------------------------------------------------
+# -- what the variable may say ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,17 +117,22 @@ def test_the_variable_says_what_to_arm(setting: str, armed: dict[str, failpoints
     [
         (
             "ring.after_paylod=kill9",
-            "no failpoint 'ring.after_paylod' (did you mean 'ring.after_payload'?); there are mesh.before_run",
+            "no failpoint 'ring.after_paylod' (did you mean 'ring.after_payload'?); "
+            "there are mesh.before_run",
         ),
         (
             "ring.after_payload=kill",
-            "'kill' is no action: kill9, stop, exit[:code], raise, delay:ms exist (did you mean 'kill9'?)",
+            "'kill' is no action: kill9, stop, exit[:code], raise, "
+            "delay:ms exist (did you mean 'kill9'?)",
         ),
         ("ring.after_payload=kill9:3", "'kill9:3' is no action"),
         ("ring.after_payload=delay", "'delay' is no action"),
         ("ring.after_payload=delay:soon", "'delay:soon' is no action"),
         ("ring.after_payload=kill9@0", "armed for hit 0, where the first is 1"),
-        ("ring.after_payload=kill9@-1", "'ring.after_payload=kill9@-1' is no failpoint: name=action[:argument][@n] expected"),
+        (
+            "ring.after_payload=kill9@-1",
+            "'ring.after_payload=kill9@-1' is no failpoint: name=action[:argument][@n] expected",
+        ),
         ("ring.after_payload", "name=action[:argument][@n] expected, or the word armed alone"),
         ("ring.after_payload=kill9,", "'' is no failpoint"),
         ("ring.after_payload=kill9,ring.after_payload=stop", "ring.after_payload is armed twice"),
@@ -128,17 +149,20 @@ def test_an_unknown_name_in_the_variable_ends_the_import_with_one_line_that_name
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith(
-        "ValueError: PRPC_FAILPOINTS=ring.after_payloat=kill9: there is no failpoint 'ring.after_payloat' (did you"
+        "ValueError: PRPC_FAILPOINTS=ring.after_payloat=kill9: "
+        "there is no failpoint 'ring.after_payloat' (did you"
     )
 
 
-# -- a process without failpoints --------------------------------------------------------------------------------------
+# -- a process without failpoints ------------------------------------------------------------------
 
 
 def test_without_the_variable_modules_are_what_they_always_were() -> None:
     assert not failpoints.installed
     assert failpoints.CALL not in vars(shard.memory.ring)
-    assert not [finder for finder in sys.meta_path if type(finder).__module__ == failpoints.__name__]
+    assert not [
+        finder for finder in sys.meta_path if type(finder).__module__ == failpoints.__name__
+    ]
     assert failpoints.hits("ring.after_payload") == 0
 
 
@@ -147,7 +171,7 @@ def test_without_the_variable_nothing_can_be_armed() -> None:
         failpoints.arm("ring.after_payload", "kill9")
 
 
-# -- a process with failpoints -----------------------------------------------------------------------------------------
+# -- a process with failpoints ---------------------------------------------------------------------
 
 
 @pytest.mark.alone  # it collects garbage, which a test beside it may need
@@ -168,7 +192,9 @@ def test_a_process_exits_with_the_code_it_was_told() -> None:
 
 def test_a_failpoint_that_raises_is_seen_at_the_line_of_its_marker() -> None:
     ended = run(WRITE_TEN, "ring.after_payload=raise@2")
-    assert "shard.errors.FailpointError: failpoint ring.after_payload raised at hit 2" in ended.stderr
+    assert (
+        "shard.errors.FailpointError: failpoint ring.after_payload raised at hit 2" in ended.stderr
+    )
     line = re.findall(r"shard/memory/ring\.py\", line (\d+)", ended.stderr)[-1]
     marker = (ROOT / "shard/memory/ring.py").read_text().splitlines()[int(line) - 1]
     assert marker.strip() == "# failpoint: ring.after_payload"
@@ -182,13 +208,22 @@ def test_a_process_goes_on_where_nothing_is_armed_and_after_a_delay(setting: str
 
 
 def test_a_process_stops_until_it_is_told_to_go_on() -> None:
-    environment = {**os.environ, failpoints.VARIABLE: "ring.after_payload=stop@5", "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", WRITE_TEN], env=environment, stdout=subprocess.PIPE, text=True) as process:
+    environment = {
+        **os.environ,
+        failpoints.VARIABLE: "ring.after_payload=stop@5",
+        "PYTHONPATH": str(ROOT),
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITE_TEN], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
         _, status = os.waitpid(process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
         process.send_signal(signal.SIGCONT)
         assert process.stdout is not None
-        assert process.stdout.read().splitlines() == [*(str(number) for number in range(10)), "hits 10"]
+        assert process.stdout.read().splitlines() == [
+            *(str(number) for number in range(10)),
+            "hits 10",
+        ]
         assert process.wait(TIMEOUT_S) == 0
 
 
@@ -230,10 +265,14 @@ def test_byte_code_is_neither_read_nor_written_for_instrumented_modules(tmp_path
     cache = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
 
     def cached() -> dict[str, float]:
-        return {path.name.partition(".")[0]: path.stat().st_mtime for path in (tmp_path / str(ROOT / "shard")[1:]).rglob("*.pyc")}
+        return {
+            path.name.partition(".")[0]: path.stat().st_mtime
+            for path in (tmp_path / str(ROOT / "shard")[1:]).rglob("*.pyc")
+        }
 
     run("import shard", "armed", **cache)
-    assert cached().keys() == {"__init__", "errors", "failpoints", "interpreter"}  # imported before anything is instrumented
+    # imported before anything is instrumented
+    assert cached().keys() == {"__init__", "errors", "failpoints", "interpreter"}
     run("import shard", "", **cache)
     as_always = cached()
     assert as_always.keys() > {"ring", "slab", "mesh"}
@@ -241,7 +280,7 @@ def test_byte_code_is_neither_read_nor_written_for_instrumented_modules(tmp_path
     assert cached() == as_always
 
 
-# -- its children ------------------------------------------------------------------------------------------------------
+# -- its children ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -251,7 +290,8 @@ def test_children_inherit_the_variable_and_are_instrumented(method: str) -> None
         "from shard import failpoints\n"
         "if __name__ == '__main__':\n"
         f"    with multiprocess.get_context({method!r}).Pool(1) as pool:\n"
-        "        pool.apply(failpoints.arm, ('ring.claimed', 'kill9'))  # refused where nothing is instrumented\n"
+        "        pool.apply(failpoints.arm, ('ring.claimed', 'kill9')) "
+        " # refused where nothing is instrumented\n"
         "        print('armed')\n"
     )
     assert run(code, "armed").stdout.split() == ["armed"]

@@ -13,7 +13,9 @@ from tests.shard.sources import Endless, Source
 
 
 class Surroundings:
-    """What else a reactor serves: a second source before and behind, a timer, a task, a descriptor. Each notes its turn."""
+    """What else a reactor serves: a second source before and behind, a timer, a task, a descriptor.
+    Each notes its turn.
+    """
 
     def __init__(self, reactor: Reactor, clock: ManualClock) -> None:
         self.seen: set[str] = set()
@@ -28,7 +30,11 @@ class Surroundings:
         os.write(self.writing, b"x")
 
     def all_served(self) -> bool:
-        return self.seen == {"timer", "task", "descriptor"} and not self.before.work and not self.behind.work
+        return (
+            self.seen == {"timer", "task", "descriptor"}
+            and not self.before.work
+            and not self.behind.work
+        )
 
     def close(self, reactor: Reactor) -> None:
         reactor.unwatch(self.reading)
@@ -37,10 +43,13 @@ class Surroundings:
 
 
 @pytest.mark.parametrize("warm_turns", [0, WARM_TURNS])
-def test_an_endless_source_keeps_nobody_from_a_turn(reactor: Reactor, clock: ManualClock, warm_turns: int) -> None:
+def test_an_endless_source_keeps_nobody_from_a_turn(
+    reactor: Reactor, clock: ManualClock, warm_turns: int
+) -> None:
     others = Surroundings(reactor, clock)
     reactor.warm_turns = warm_turns
-    for _ in range(2):  # a full batch is more work than DESCRIPTOR_TURNS: the descriptors' turn, too
+    # a full batch is more work than DESCRIPTOR_TURNS: the descriptors' turn, too
+    for _ in range(2):
         reactor.poll(clock())
     assert DESCRIPTOR_TURNS < 64
     assert others.all_served()
@@ -48,7 +57,9 @@ def test_an_endless_source_keeps_nobody_from_a_turn(reactor: Reactor, clock: Man
 
 
 @pytest.mark.parametrize("warm_turns", [0, WARM_TURNS])
-def test_one_who_spins_while_there_is_work_gives_everybody_a_turn(reactor: Reactor, clock: ManualClock, warm_turns: int) -> None:
+def test_one_who_spins_while_there_is_work_gives_everybody_a_turn(
+    reactor: Reactor, clock: ManualClock, warm_turns: int
+) -> None:
     others = Surroundings(reactor, clock)
     reactor.poll(clock())
     others.seen.clear()
@@ -56,7 +67,8 @@ def test_one_who_spins_while_there_is_work_gives_everybody_a_turn(reactor: React
     reactor.call_later(0.0, lambda: others.seen.add("timer"))
     reactor.call_later(0.0, lambda: others.seen.add("task"))
     reactor.warm_turns = warm_turns
-    for _ in range(3 * (DESCRIPTOR_TURNS + 1)):  # as a driver does: spin while it finds something, else a whole turn
+    # as a driver does: spin while it finds something, else a whole turn
+    for _ in range(3 * (DESCRIPTOR_TURNS + 1)):
         if not reactor.spin(256):
             reactor.poll(clock())
     assert others.all_served()

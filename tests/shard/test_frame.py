@@ -29,12 +29,16 @@ messages = st.lists(
     st.tuples(st.binary(max_size=300), st.lists(st.binary(max_size=2000), max_size=5)),
     max_size=8,
 )
-large = st.tuples(st.integers(0, STAGING_BYTES + 5000), st.lists(st.integers(0, 100_000), max_size=3))
+large = st.tuples(
+    st.integers(0, STAGING_BYTES + 5000), st.lists(st.integers(0, 100_000), max_size=3)
+)
 
 
 def wire_of(message: Message) -> bytes:
     body, blocks = message
-    return encode_header(len(body), [len(block) for block in blocks], LIMITS) + body + b"".join(blocks)
+    return (
+        encode_header(len(body), [len(block) for block in blocks], LIMITS) + body + b"".join(blocks)
+    )
 
 
 def allocate(size: int) -> NDArray[np.uint8]:
@@ -49,7 +53,9 @@ def decode(wire: bytes, cuts: list[int], limits: Limits = LIMITS) -> list[Messag
     while at < len(wire):
         destination = decoder.destination()
         assert len(destination) > 0
-        count = min(len(destination), len(wire) - at, cuts[number % len(cuts)] if cuts else len(wire))
+        count = min(
+            len(destination), len(wire) - at, cuts[number % len(cuts)] if cuts else len(wire)
+        )
         destination[:count] = wire[at : at + count]
         frame = decoder.next_frame(count)
         at += count
@@ -69,14 +75,20 @@ def test_a_stream_cut_anywhere_gives_the_same_frames(sent: list[Message], cuts: 
 
 @given(st.lists(large, min_size=1, max_size=3), st.lists(st.integers(1, 200_000), max_size=10))
 @settings(max_examples=30, deadline=None)
-def test_large_bodies_and_blocks_come_through_in_any_pieces(sizes: list[tuple[int, list[int]]], cuts: list[int]) -> None:
+def test_large_bodies_and_blocks_come_through_in_any_pieces(
+    sizes: list[tuple[int, list[int]]], cuts: list[int]
+) -> None:
     random = np.random.default_rng(len(cuts))
-    sent = [(random.bytes(body), [random.bytes(block) for block in blocks]) for body, blocks in sizes]
+    sent = [
+        (random.bytes(body), [random.bytes(block) for block in blocks]) for body, blocks in sizes
+    ]
     wire = b"".join(wire_of(message) for message in sent)
     assert decode(wire, [max(cut, len(wire) // 500) for cut in cuts]) == sent
 
 
-@pytest.mark.parametrize("message", [(b"body", []), (b"body", [b"block", b""]), (b"", []), (b"", [b"x" * 20])])
+@pytest.mark.parametrize(
+    "message", [(b"body", []), (b"body", [b"block", b""]), (b"", []), (b"", [b"x" * 20])]
+)
 def test_a_frame_cut_at_every_byte_arrives_once_and_whole(message: Message) -> None:
     wire = wire_of(message)
     for cut in range(1, len(wire)):
@@ -84,7 +96,9 @@ def test_a_frame_cut_at_every_byte_arrives_once_and_whole(message: Message) -> N
     assert decode(wire, [1]) == [message]
 
 
-def test_where_frames_are_large_a_block_is_received_in_place_but_for_what_came_with_the_header() -> None:
+def test_where_frames_are_large_a_block_is_received_in_place_but_for_what_came_with_the_header() -> (
+    None
+):
     decoder = FrameDecoder(LIMITS, allocate, is_bulk=True)
     block = np.arange(500_000, dtype=np.uint32).view(np.uint8)[: 1 << 20]
     wire = wire_of((b"body", [block.tobytes()]))
@@ -135,7 +149,9 @@ def test_any_bytes_are_frames_or_a_named_error(wire: bytes, cuts: list[int]) -> 
 
 @given(messages.filter(bool), st.integers(0, 1 << 16), st.integers(1, 255))
 @settings(max_examples=300)
-def test_a_stream_with_a_byte_changed_is_frames_or_a_named_error(sent: list[Message], position: int, change: int) -> None:
+def test_a_stream_with_a_byte_changed_is_frames_or_a_named_error(
+    sent: list[Message], position: int, change: int
+) -> None:
     wire = bytearray(b"".join(wire_of(message) for message in sent))
     wire[position % len(wire)] ^= change
     try:
@@ -147,14 +163,25 @@ def test_a_stream_with_a_byte_changed_is_frames_or_a_named_error(sent: list[Mess
 @pytest.mark.parametrize(
     ("header", "text"),
     [
-        (HEADER.pack(LIMITS.body_bytes_max + 1, 0, 1), "frame body of 1048577 bytes, at most 1048576 allowed"),
+        (
+            HEADER.pack(LIMITS.body_bytes_max + 1, 0, 1),
+            "frame body of 1048577 bytes, at most 1048576 allowed",
+        ),
         (HEADER.pack(0, LIMITS.blocks_max + 1, 1), "frame of 17 blocks, at most 16 allowed"),
-        (HEADER.pack(0, 1, 1) + struct.pack("<Q", 1 << 60), "bytes of arrays, at most 1048576 allowed"),
-        (HEADER.pack(0, 2, 1) + struct.pack("<QQ", 1 << 63, 1 << 63), "bytes of arrays, at most 1048576 allowed"),
+        (
+            HEADER.pack(0, 1, 1) + struct.pack("<Q", 1 << 60),
+            "bytes of arrays, at most 1048576 allowed",
+        ),
+        (
+            HEADER.pack(0, 2, 1) + struct.pack("<QQ", 1 << 63, 1 << 63),
+            "bytes of arrays, at most 1048576 allowed",
+        ),
         (HEADER.pack(0, 0, 2), "frame version 2, 1 expected"),
     ],
 )
-def test_what_is_over_a_limit_is_refused_before_anything_is_allocated_for_it(header: bytes, text: str) -> None:
+def test_what_is_over_a_limit_is_refused_before_anything_is_allocated_for_it(
+    header: bytes, text: str
+) -> None:
     decoder = FrameDecoder(LIMITS, _never)
     decoder.destination()[: len(header)] = header
     with pytest.raises(RemoteProtocolError, match=text):
@@ -171,7 +198,11 @@ def test_the_limit_itself_is_allowed() -> None:
 
 
 def test_the_sender_refuses_what_the_receiver_would() -> None:
-    for sizes in ((LIMITS.body_bytes_max + 1, []), (0, [1] * 17), (0, [LIMITS.blocks_bytes_max, 1])):
+    for sizes in (
+        (LIMITS.body_bytes_max + 1, []),
+        (0, [1] * 17),
+        (0, [LIMITS.blocks_bytes_max, 1]),
+    ):
         with pytest.raises(LocalProtocolError, match="allowed"):
             encode_header(*sizes, LIMITS)
 
@@ -195,14 +226,18 @@ FRAME = HEADER.pack(4, 0, 1) + b"body"
         FRAME + FRAME,
         HEADER.pack(4, 0, 2) + b"body",
         HEADER.pack(0, 1, 1) + struct.pack("<Q", 0),
-        b"\xff" * 6 + b"\0",  # with the zeros that stood there before: the word that 7 bytes would have
+        # with the zeros that stood there before: the word that 7 bytes would have
+        b"\xff" * 6 + b"\0",
     ],
 )
 def test_only_one_whole_frame_without_blocks_goes_the_short_way(wire: bytes) -> None:
     decoder = FrameDecoder(LIMITS, allocate)
-    for received, is_whole in ((FRAME, True), (wire, False)):  # the second stands where the first was
+    # the second stands where the first was
+    for received, is_whole in ((FRAME, True), (wire, False)):
         decoder.front[: len(received)] = received
-        assert (len(received) >= HEADER_BYTES and decoder.first_word[0] == PLAIN + len(received)) == is_whole
+        assert (
+            len(received) >= HEADER_BYTES and decoder.first_word[0] == PLAIN + len(received)
+        ) == is_whole
 
 
 def test_the_short_way_has_no_room_for_what_is_over_the_limit() -> None:
@@ -211,9 +246,14 @@ def test_the_short_way_has_no_room_for_what_is_over_the_limit() -> None:
 
 
 @given(messages, messages, st.lists(st.integers(1, 700), min_size=1, max_size=20))
-def test_the_decoder_has_more_exactly_while_bytes_wait_in_it(sent: list[Message], cut: list[Message], cuts: list[int]) -> None:
+def test_the_decoder_has_more_exactly_while_bytes_wait_in_it(
+    sent: list[Message], cut: list[Message], cuts: list[int]
+) -> None:
     wire = b"".join(wire_of(message) for message in sent + cut)
-    ends = {len(b"".join(wire_of(message) for message in (sent + cut)[:number])) for number in range(len(sent + cut) + 1)}
+    ends = {
+        len(b"".join(wire_of(message) for message in (sent + cut)[:number]))
+        for number in range(len(sent + cut) + 1)
+    }
     decoder = FrameDecoder(LIMITS, allocate)
     at = number = 0
     while at < len(wire):

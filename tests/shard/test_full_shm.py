@@ -1,5 +1,5 @@
-"""Memory without room: ShmFull at creation, and never SIGBUS later. Named rings have /dev/shm to do with as well: a program
-that is about those has a small tmpfs of its own there."""
+"""Memory without room: ShmFull at creation, and never SIGBUS later. Named rings have /dev/shm to do
+with as well: a program that is about those has a small tmpfs of its own there."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ for ours in (segment, named):
 
 
 def test_a_sparse_file_dies_there_which_is_why_pages_are_reserved() -> None:
-    """The same with ftruncate in place of posix_fallocate: creation seems to work, and a later write is SIGBUS."""
+    """The same with ftruncate in place of posix_fallocate: creation seems to work, and a later
+    write is SIGBUS.
+    """
     returncode, output = end_with_own_shm(
         "size=24m",
         BEGIN
@@ -121,7 +123,9 @@ slab.close()
     )
 
 
-def test_a_ring_that_does_not_fit_is_shm_full_and_a_smaller_one_carries_everything_in_a_full_dev_shm() -> None:
+def test_a_ring_that_does_not_fit_is_shm_full_and_a_smaller_one_carries_everything_in_a_full_dev_shm() -> (
+    None
+):
     run("""
 refused(lambda: Ring.create(32 * MIB), "/dev/shm has no room for a named segment of 32.0 MiB")
 assert os.listdir("/dev/shm") == []

@@ -17,7 +17,9 @@ def ask(group: ShardGroup, index: int, function: Callable[..., Any], *args: Any)
     return group.submit_to(index, function, *args).result(PATIENCE_S)
 
 
-def test_state_in_defaults_and_attributes_is_taken_along_as_it_stands_at_each_call(group: ShardGroup) -> None:
+def test_state_in_defaults_and_attributes_is_taken_along_as_it_stands_at_each_call(
+    group: ShardGroup,
+) -> None:
     held = {"n": 1}
     by_default = lambda held=held: held["n"]  # noqa: E731
 
@@ -27,7 +29,9 @@ def test_state_in_defaults_and_attributes_is_taken_along_as_it_stands_at_each_ca
     get = held.get  # a method of a built-in object
     for number in (1, 2, 3):
         held["n"] = number
-        assert [ask(group, 0, by_default), ask(group, 0, by_keyword), ask(group, 0, get, "n")] == [number] * 3
+        assert [ask(group, 0, by_default), ask(group, 0, by_keyword), ask(group, 0, get, "n")] == [
+            number
+        ] * 3
 
 
 def test_a_function_by_value_that_is_given_state_or_code_is_sent_again(group: ShardGroup) -> None:
@@ -61,12 +65,19 @@ def test_functions_with_state_are_kept_on_neither_side(group: ShardGroup) -> Non
     counted = ask(group, 0, functions.count_functions)
     for number in range(20):
         batch = bytes(1 << 20)
-        assert ask(group, 0, lambda batch=batch, number=number: len(batch) + number) == len(batch) + number
-    assert len(lane._sent.numbers) + len(lane._sent._by_value) <= before + 2, "call_pickled and count_functions"
+        assert (
+            ask(group, 0, lambda batch=batch, number=number: len(batch) + number)
+            == len(batch) + number
+        )
+    assert len(lane._sent.numbers) + len(lane._sent._by_value) <= before + 2, (
+        "call_pickled and count_functions"
+    )
     assert ask(group, 0, functions.count_functions) <= counted + 1
 
 
-def test_the_functions_that_a_lane_remembers_are_bounded_in_bytes_on_both_sides(group: ShardGroup) -> None:
+def test_the_functions_that_a_lane_remembers_are_bounded_in_bytes_on_both_sides(
+    group: ShardGroup,
+) -> None:
     text = "x" * 40_000
     made = [eval(f"lambda: len({text!r}) + {number}") for number in range(600)]
     assert [ask(group, 0, one) for one in made] == [40_000 + number for number in range(600)]
@@ -81,7 +92,9 @@ def test_the_functions_that_a_lane_remembers_are_bounded_in_bytes_on_both_sides(
 
 def test_what_cannot_be_called_is_refused_by_name(group: ShardGroup) -> None:
     for thing in (5, "index", [], None):
-        with pytest.raises(TypeError, match="cannot be called: a function to run in another shard is expected"):
+        with pytest.raises(
+            TypeError, match="cannot be called: a function to run in another shard is expected"
+        ):
             group.submit_to(0, thing)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="cannot be called"):
             group.at_start(thing)  # type: ignore[arg-type]

@@ -81,7 +81,9 @@ def test_two_threads_complete_a_future_once() -> None:
 
 @pytest.mark.parametrize("step", range(8))
 @pytest.mark.parametrize("is_error", [False, True])
-def test_a_completion_in_the_middle_of_another_one_changes_nothing(step: int, is_error: bool) -> None:
+def test_a_completion_in_the_middle_of_another_one_changes_nothing(
+    step: int, is_error: bool
+) -> None:
     """Another thread, a signal handler or a destructor may come between any two lines."""
     future, answers = Future(), list[bool]()
     future.add_done_callback(lambda _: answers.append(future.done()))
@@ -95,13 +97,19 @@ def test_a_completion_in_the_middle_of_another_one_changes_nothing(step: int, is
             lines += 1
             if lines == step + 1:
                 sys.settrace(None)
-                answers.append(future.set_result("the other") if is_error else future.set_error(KeyError("the other")))
+                answers.append(
+                    future.set_result("the other")
+                    if is_error
+                    else future.set_error(KeyError("the other"))
+                )
         return trace
 
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        answers.append(future.set_error(KeyError("this")) if is_error else future.set_result("this"))
+        answers.append(
+            future.set_error(KeyError("this")) if is_error else future.set_result("this")
+        )
     finally:
         sys.settrace(before)
     done = answers.count(True)
@@ -119,7 +127,9 @@ def test_callbacks_run_once_in_order_also_when_added_afterwards() -> None:
     assert seen == [("one", 7), ("two", 7), ("late", 7)]
 
 
-def test_a_callback_that_raises_is_logged_and_the_others_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_is_logged_and_the_others_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     future, seen = Future(), list[int]()
 
     def broken(done: Future) -> None:
@@ -142,7 +152,12 @@ def test_callbacks_added_while_another_thread_completes_run_exactly_once() -> No
         seen: list[tuple[int, int]] = []
         start = threading.Barrier(3)
 
-        def add(name: int, future: Future = future, seen: list[tuple[int, int]] = seen, start: threading.Barrier = start) -> None:
+        def add(
+            name: int,
+            future: Future = future,
+            seen: list[tuple[int, int]] = seen,
+            start: threading.Barrier = start,
+        ) -> None:
             start.wait(PATIENCE_S)
             for number in range(10):
                 future.add_done_callback(lambda _, number=number: seen.append((name, number)))  # type: ignore[misc]
@@ -169,7 +184,9 @@ def test_it_can_be_awaited_in_asyncio_although_no_thread_waits() -> None:
         futures = [Future(driver) for _ in range(10)]
         for number, future in enumerate(futures):
             driver.reactor.call_soon(
-                lambda number=number, future=future: driver.reactor.call_later(0.001, lambda: future.set_result(number))  # type: ignore[misc]
+                lambda number=number, future=future: driver.reactor.call_later(
+                    0.001, lambda: future.set_result(number)
+                )  # type: ignore[misc]
             )
         results = [await future for future in futures]
         results.append(await futures[0])
@@ -199,7 +216,9 @@ async def _awaited(future: Future) -> object:
     return await future
 
 
-def test_a_loop_that_is_closed_before_the_result_comes_is_no_trouble(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_is_closed_before_the_result_comes_is_no_trouble(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     future = Future()
 
     async def give_up() -> None:
@@ -212,7 +231,7 @@ def test_a_loop_that_is_closed_before_the_result_comes_is_no_trouble(caplog: pyt
     assert caplog.text == ""
 
 
-# -- given up, and many as one -------------------------------------------------------------------------------------------
+# -- given up, and many as one ---------------------------------------------------------------------
 
 
 def test_a_cancelled_future_is_done_with_an_error_and_what_comes_later_counts_no_more() -> None:

@@ -14,16 +14,28 @@ from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, kill
 
 
-def test_each_restart_is_told_and_the_last_death_too_with_its_reason_and_what_follows(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_restart_is_told_and_the_last_death_too_with_its_reason_and_what_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     once = RestartPolicy("on-failure", restarts_max=1, backoff_s=0.01)
-    with caplog.at_level(logging.INFO, "shard"), ShardGroup(1, start_method="forkserver", restart=once) as group:
+    with (
+        caplog.at_level(logging.INFO, "shard"),
+        ShardGroup(1, start_method="forkserver", restart=once) as group,
+    ):
         kill(group, 0)
         group.wait_up(PATIENCE_S)
         kill(group, 0)
         with pytest.raises(PeerLostError, match="stays down"):
             group.wait_up(PATIENCE_S)
-        wait_until(lambda: any(one.levelno == logging.ERROR for one in caplog.records), "the last one is told")
-    told = [(one.levelname, one.getMessage().partition(")")[2]) for one in caplog.records if one.name == "shard"]
+        wait_until(
+            lambda: any(one.levelno == logging.ERROR for one in caplog.records),
+            "the last one is told",
+        )
+    told = [
+        (one.levelname, one.getMessage().partition(")")[2])
+        for one in caplog.records
+        if one.name == "shard"
+    ]
     assert told == [
         ("WARNING", " is gone: killed by SIGKILL; restart 1 of 1 follows in 0.0 s"),
         ("WARNING", " is up again"),
@@ -31,7 +43,9 @@ def test_each_restart_is_told_and_the_last_death_too_with_its_reason_and_what_fo
     ]
 
 
-def test_a_shard_that_is_not_to_be_restarted_is_told_as_well(group: ShardGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shard_that_is_not_to_be_restarted_is_told_as_well(
+    group: ShardGroup, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "shard"):
         kill(group, 0)
         os.kill(group.submit_to(1, os.getpid).result(PATIENCE_S), signal.SIGTERM)

@@ -1,4 +1,6 @@
-"""A group of shards: how it is made and ended, what it says of itself, and who else may live beside it."""
+"""A group of shards: how it is made and ended, what it says of itself, and who else may live beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,15 @@ from tests.program import wait_until
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill
 
-# -- how it is made ------------------------------------------------------------------------------------------------------
+# -- how it is made --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 def test_a_group_works_alike_whatever_starts_its_shards(start_method: str, tmp_path: Path) -> None:
     factor = 3
-    with ShardGroup(2, start_method=start_method, restart="on-failure", drain_s=PATIENCE_S) as group:
+    with ShardGroup(
+        2, start_method=start_method, restart="on-failure", drain_s=PATIENCE_S
+    ) as group:
         assert group.map(functions.index) == [0, 1]
         assert group.map(lambda value: value * factor, 2) == [6, 6]
         assert group.map(functions.ask_all, 4) == [[8], [8]]
@@ -54,12 +58,15 @@ def test_a_group_works_alike_whatever_starts_its_shards(start_method: str, tmp_p
 
 
 def test_a_busy_shard_finds_the_way_to_a_restarted_one_behind_other_descriptors(fifo: str) -> None:
-    with ShardGroup(2, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+    with ShardGroup(
+        2, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S
+    ) as group:
         busy = group.submit_to(0, functions.read_fifo, fifo)
         with Path(fifo).open("w") as reading:  # opens when the shard reads it
             found = group.slab.block_of(group.slab.empty(1000, np.uint8))
             assert found is not None
-            group._lanes[0].connection._told.tell(found[0].segment)  # as a thread whose message is not in the ring yet
+            # as a thread whose message is not in the ring yet
+            group._lanes[0].connection._told.tell(found[0].segment)
             kill(group, 1)
             group.wait_up(PATIENCE_S)
             asked = group.submit_to(0, functions.ask, 1, 4)
@@ -102,8 +109,12 @@ def test_shards_answer_however_they_idle(idle: str) -> None:
     assert row.late_wakes == 0
 
 
-@pytest.mark.parametrize(("value", "parks"), [("1", False), ("on", False), ("0", True), ("false", True), (None, True)])
-def test_the_environment_says_whether_shards_poll(monkeypatch: pytest.MonkeyPatch, value: str | None, parks: bool) -> None:
+@pytest.mark.parametrize(
+    ("value", "parks"), [("1", False), ("on", False), ("0", True), ("false", True), (None, True)]
+)
+def test_the_environment_says_whether_shards_poll(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, parks: bool
+) -> None:
     if value is None:
         monkeypatch.delenv("PRPC_ENABLE_POLLING", raising=False)
     else:
@@ -116,33 +127,45 @@ def test_the_environment_says_whether_shards_poll(monkeypatch: pytest.MonkeyPatc
     assert (group.statistics().shards[0].counters.parks > 0) is parks
 
 
-def test_what_is_said_to_the_group_counts_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_to_the_group_counts_more_than_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRPC_ENABLE_POLLING", "maybe")
     with ShardGroup(1, polling=False, start_method="forkserver") as group:
         assert not group.driver.polling
 
 
-def test_more_polling_processes_than_cores_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_polling_processes_than_cores_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.WARNING, "shard"):
         for _ in range(2):
-            with ShardGroup(len(usable_cores()) + 1, polling=True, start_method="forkserver") as group:
+            with ShardGroup(
+                len(usable_cores()) + 1, polling=True, start_method="forkserver"
+            ) as group:
                 assert group.map(functions.index) == list(range(group.size))
     assert sum("busy-polling processes on" in record.message for record in caplog.records) <= 1
 
 
-# -- what is not possible ------------------------------------------------------------------------------------------------
+# -- what is not possible --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [0, -1, 257, "two", 2.0, None])
 def test_an_impossible_size_is_named_with_the_bounds(size: int) -> None:
-    with pytest.raises(ValueError, match=f'a group of {size!r} shards: 1 to 256 are possible, or "auto"'):
+    with pytest.raises(
+        ValueError, match=f'a group of {size!r} shards: 1 to 256 are possible, or "auto"'
+    ):
         ShardGroup(size)
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"start_method": "fork"}, "start_method='fork': 'spawn' and 'forkserver' are possible; a fork would share our rings"),
+        (
+            {"start_method": "fork"},
+            "start_method='fork': 'spawn' and 'forkserver' are possible; "
+            "a fork would share our rings",
+        ),
         ({"restart": "always"}, "restart='always': 'never' and 'on-failure' are possible"),
         ({"idle": "doze"}, "idle strategy 'doze': there are 'spin'.*'adaptive'.*'park'"),
         ({"drain_s": -1.0}, r"drain_s=-1\.0: 0 or more seconds are possible"),
@@ -151,23 +174,34 @@ def test_an_impossible_size_is_named_with_the_bounds(size: int) -> None:
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_an_impossible_argument_is_named_with_what_is_possible(arguments: dict[str, object], text: str) -> None:
+def test_an_impossible_argument_is_named_with_what_is_possible(
+    arguments: dict[str, object], text: str
+) -> None:
     with pytest.raises(ValueError, match=text):
         ShardGroup(1, **arguments)  # type: ignore[arg-type]
 
 
-def test_an_environment_that_is_no_switch_is_named_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_is_no_switch_is_named_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRPC_ENABLE_POLLING", "maybe")
-    with pytest.raises(ValueError, match="PRPC_ENABLE_POLLING='maybe': 1, true or on make the engine poll, 0, false or off"):
+    with pytest.raises(
+        ValueError,
+        match="PRPC_ENABLE_POLLING='maybe': 1, true or on make the engine poll, 0, false or off",
+    ):
         ShardGroup(1)
 
 
 @pytest.mark.parametrize("index", [-1, 2, "1", None])
 def test_an_index_out_of_range_is_named_with_those_there_are(group: ShardGroup, index: int) -> None:
-    with pytest.raises(ValueError, match=f"there is no shard {index!r}: this group has shards 0 to 1"):
+    with pytest.raises(
+        ValueError, match=f"there is no shard {index!r}: this group has shards 0 to 1"
+    ):
         group.submit_to(index, functions.index)
     if isinstance(index, int):
-        with pytest.raises(ValueError, match=f"there is no shard {index!r}: this group has shards 0 to 1"):
+        with pytest.raises(
+            ValueError, match=f"there is no shard {index!r}: this group has shards 0 to 1"
+        ):
             group.submit_to(0, functions.ask, index, 1).result(PATIENCE_S)
 
 
@@ -176,7 +210,7 @@ def test_outside_a_shard_there_is_none() -> None:
         this_shard()
 
 
-# -- how it ends ---------------------------------------------------------------------------------------------------------
+# -- how it ends -----------------------------------------------------------------------------------
 
 
 def test_closing_lets_shards_finish_cleanly(group: ShardGroup, tmp_path: Path) -> None:
@@ -252,7 +286,9 @@ def test_of_two_threads_that_find_it_open_at_the_same_moment_one_closes_it(
         except BaseException as error:
             failures.append(error)
 
-    monkeypatch.setattr(group._supervisor, "stop", lambda timeout_s: (stops.append(timeout_s), stop(timeout_s)))
+    monkeypatch.setattr(
+        group._supervisor, "stop", lambda timeout_s: (stops.append(timeout_s), stop(timeout_s))
+    )
     with monkeypatch.context() as changed:
         changed.setattr(group, "_pid", Meeting(os.getpid()))
         threads = [threading.Thread(target=close) for _ in range(2)]
@@ -288,12 +324,16 @@ def test_a_thread_that_waits_for_a_shard_to_come_back_is_told_of_the_close() -> 
 
         waiting = threading.Thread(target=wait)
         waiting.start()
-        wait_until(lambda: group.statistics().shards[0].state == "waiting" and group._changing._waiters)  # type: ignore[attr-defined]
+        wait_until(
+            lambda: group.statistics().shards[0].state == "waiting" and group._changing._waiters
+        )  # type: ignore[attr-defined]
     waiting.join(PATIENCE_S)
     assert [type(error) for error in errors] == [ClosedError]
 
 
-def test_a_shard_that_comes_up_while_its_group_closes_takes_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_comes_up_while_its_group_closes_takes_no_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     arrived, on_ready, errors = threading.Event(), ShardGroup._on_ready, list[BaseException]()
 
     def be_late(self: ShardGroup, index: int) -> Future | None:
@@ -309,7 +349,9 @@ def test_a_shard_that_comes_up_while_its_group_closes_takes_no_calls(monkeypatch
         return found
 
     monkeypatch.setattr(ShardGroup, "_on_ready", be_late)
-    with ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+    with ShardGroup(
+        1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S
+    ) as group:
         kill(group, 0)
         assert arrived.wait(PATIENCE_S)
     assert [type(error) for error in errors] == [ClosedError]
@@ -337,14 +379,17 @@ def test_a_group_closes_in_an_asyncio_loop() -> None:
     assert asyncio.run(work()) == 8
 
 
-# -- what it says of itself ----------------------------------------------------------------------------------------------
+# -- what it says of itself ------------------------------------------------------------------------
 
 
 def test_statistics_name_every_shard(group: ShardGroup) -> None:
     pids = group.map(os.getpid)
     statistics = group.statistics()
     assert [each.pid for each in statistics.shards] == pids
-    assert [(each.index, each.alive, each.state, each.incarnation, each.exit_code) for each in statistics.shards] == [
+    assert [
+        (each.index, each.alive, each.state, each.incarnation, each.exit_code)
+        for each in statistics.shards
+    ] == [
         (0, True, "up", 1, None),
         (1, True, "up", 1, None),
     ]
@@ -371,7 +416,7 @@ def test_nothing_that_was_sent_is_missing_from_the_statistics_while_a_lane_ends(
     assert group.statistics().application.bytes_out == seen[0]
 
 
-# -- who else lives here -------------------------------------------------------------------------------------------------
+# -- who else lives here ---------------------------------------------------------------------------
 
 
 def test_two_groups_do_not_know_each_other(group: ShardGroup) -> None:
@@ -384,9 +429,12 @@ def test_two_groups_do_not_know_each_other(group: ShardGroup) -> None:
     assert group.map(functions.index) == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Python 3.12: we have threads. That is what this is about.
+# of Python 3.12: we have threads. That is what this is about.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_the_users_own_processes_come_and_go_beside_a_group(group: ShardGroup, start_method: str) -> None:
+def test_the_users_own_processes_come_and_go_beside_a_group(
+    group: ShardGroup, start_method: str
+) -> None:
     context = multiprocessing.get_context(start_method)
     results = context.SimpleQueue()
     process = context.Process(target=functions.put_double, args=(21, results))

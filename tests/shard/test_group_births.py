@@ -50,7 +50,9 @@ def test_a_shard_that_dies_as_wait_up_looks_is_none_that_stays_down() -> None:
         assert group.statistics().shards[1].incarnation == 2
 
 
-def test_a_shard_that_dies_before_it_is_asked_to_set_up_is_waited_for_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_dies_before_it_is_asked_to_set_up_is_waited_for_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     submit = ShardChannel.submit
 
     def be_late(self: ShardChannel, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -62,13 +64,17 @@ def test_a_shard_that_dies_before_it_is_asked_to_set_up_is_waited_for_as_any_oth
     with ShardGroup(1, restart="on-failure") as group:
         monkeypatch.setattr(ShardChannel, "submit", be_late)
         monkeypatch.setenv("PRPC_FAILPOINTS", "group.started=kill9")
-        assert isinstance(group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError)
+        assert isinstance(
+            group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError
+        )
         group.wait_up(PATIENCE_S)
         shard = group.statistics().shards[0]
         assert (shard.incarnation, shard.exit_code) == (3, -signal.SIGKILL)
 
 
-def test_a_shard_whose_lane_is_seen_to_end_after_the_group_did_wakes_no_supervisor(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_shard_whose_lane_is_seen_to_end_after_the_group_did_wakes_no_supervisor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     ready, told = Future(), list[str]()
 
     def start(life: Life) -> tuple[Any, Callable[[], Future]]:
@@ -77,27 +83,42 @@ def test_a_shard_whose_lane_is_seen_to_end_after_the_group_did_wakes_no_supervis
         multiprocess.process._children.discard(process)
         return process, lambda: ready
 
-    told_by = Supervisor(1, RestartPolicy(), start, lambda index: None, lambda index, text: told.append(text))
+    told_by = Supervisor(
+        1, RestartPolicy(), start, lambda index: None, lambda index, text: told.append(text)
+    )
     with pytest.raises(ShardError, match="exit code 3"):
         told_by.start()
     told_by.stop(PATIENCE_S)
     told_by.close()
     ready.set_error(PeerLostError("seen late, by a reactor that was busy"))
-    assert (len(told), caplog.records) == (1, []), "it would write to whatever has that descriptor by now"
+    assert (len(told), caplog.records) == (1, []), (
+        "it would write to whatever has that descriptor by now"
+    )
 
 
-def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     arrived, go_on = late_rebirths(monkeypatch)
-    with ShardGroup(1, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)) as group:
-        assert isinstance(group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError)
+    with ShardGroup(
+        1, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)
+    ) as group:
+        assert isinstance(
+            group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError
+        )
         assert arrived.wait(PATIENCE_S)
-        group.at_start(functions.note, (each for each in [1]))  # nobody is up who would have refused it
+        # nobody is up who would have refused it
+        group.at_start(functions.note, (each for each in [1]))
         go_on.set()
-        with pytest.raises(ShardError, match=r"killed by SIGKILL, because it could not start: .*generator"):
+        with pytest.raises(
+            ShardError, match=r"killed by SIGKILL, because it could not start: .*generator"
+        ):
             group.wait_up(PATIENCE_S)
 
 
-def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, make_lane = list[LaneEnd](), group_module.make_lane
 
     def refuse_the_third(incarnation: int, ring_bytes: int) -> tuple[LaneEnd, LaneEnd]:
@@ -107,21 +128,35 @@ def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(monke
         made.extend(ends)
         return ends
 
-    with ShardGroup(3, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)) as group:
-        monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)  # a record would keep the ends, by its traceback
+    with ShardGroup(
+        3, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)
+    ) as group:
+        # a record would keep the ends, by its traceback
+        monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)
         monkeypatch.setattr(group_module, "make_lane", refuse_the_third)
         kill(group, 0)
         with pytest.raises(PeerLostError, match="no room for a third lane"):
             group.wait_up(PATIENCE_S)
-        group._supervisor.lives[0].error = None  # whose traceback keeps a connection that was not used
+        # whose traceback keeps a connection that was not used
+        group._supervisor.lives[0].error = None
     assert len(made) == 4, "and what watches every test finds none of their descriptors"
 
 
-def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     arrived, go_on = late_rebirths(monkeypatch)
-    with ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S) as group:
+    with ShardGroup(
+        1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S
+    ) as group:
         stop = group._supervisor.stop
-        monkeypatch.setattr(group._supervisor, "stop", lambda timeout_s: (go_on.set(), stop(timeout_s)))  # all have been told
+        # all have been told
+        monkeypatch.setattr(
+            group._supervisor, "stop", lambda timeout_s: (go_on.set(), stop(timeout_s))
+        )
         kill(group, 0)
         assert arrived.wait(PATIENCE_S)
-    assert (group.statistics().shards[0].incarnation, group.statistics().shards[0].exit_code) == (2, 0)
+    assert (group.statistics().shards[0].incarnation, group.statistics().shards[0].exit_code) == (
+        2,
+        0,
+    )

@@ -1,4 +1,6 @@
-"""The interpreter ends while a group is open: silently, soon, with the right code, and with nothing left, in whatever order."""
+"""The interpreter ends while a group is open: silently, soon, with the right code, and with nothing
+left, in whatever order.
+"""
 
 from __future__ import annotations
 
@@ -39,32 +41,63 @@ WAYS = {
     "dropped": ("new().map(index)", 0),
     "closed": ("group = new(); group.map(index); group.close()", 0),
     "two of them": ("global one, two; one = new(); two = new(1); two.map(index)", 0),
-    "made in a thread": ("thread = threading.Thread(target=lambda: new().map(index)); thread.start(); thread.join()", 0),
-    "in a thread that goes on": (
-        "group = new(); threading.Thread(target=lambda: [group.map(double, 1) for _ in range(100)]).start()",
+    "made in a thread": (
+        "thread = threading.Thread(target=lambda: new().map(index)); thread.start(); thread.join()",
         0,
     ),
-    "calls in flight": ("global calls; group = new(); calls = [group.submit_to(n % 2, double, n) for n in range(500)]", 0),
+    "in a thread that goes on": (
+        "group = new(); threading.Thread(target=lambda: [group.map(double, 1) "
+        "for _ in range(100)]).start()",
+        0,
+    ),
+    "calls in flight": (
+        "global calls; group = new(); calls = [group.submit_to(n % 2, double, n) "
+        "for n in range(500)]",
+        0,
+    ),
     "a task in flight": ("global call; call = new().submit_to(0, wait_for_ever, 'task')", 0),
     "a busy shard": ("global call; call = new().submit_to(0, signal.pause)", 0),
     "a dead shard": ("group = new(); group.submit_to(0, kill_myself).error()", 0),
-    "a dead shard that is to come back": ("group = new(restart='on-failure'); group.submit_to(0, kill_myself).error()", 0),
-    "a stopped shard": ("group = new(); os.kill(group.statistics().shards[0].pid, signal.SIGSTOP)", 0),
-    "arrays held": ("global a, b; group = new(); a = group.map(make_in_slab, 100_000, 1.0); b = group.map(ramp, 100_000)", 0),
-    "a sharded": ("global tins; new(); tins = shard.Sharded(Tin); tins.invoke_on_all('get').result()", 0),
+    "a dead shard that is to come back": (
+        "group = new(restart='on-failure'); group.submit_to(0, kill_myself).error()",
+        0,
+    ),
+    "a stopped shard": (
+        "group = new(); os.kill(group.statistics().shards[0].pid, signal.SIGSTOP)",
+        0,
+    ),
+    "arrays held": (
+        "global a, b; group = new(); a = group.map(make_in_slab, 100_000, 1.0); "
+        "b = group.map(ramp, 100_000)",
+        0,
+    ),
+    "a sharded": (
+        "global tins; new(); tins = shard.Sharded(Tin); tins.invoke_on_all('get').result()",
+        0,
+    ),
     "sys.exit": ("group = new(); group.map(index); sys.exit(3)", 3),
     "sys.exit in its block": ("with new() as group: group.map(index); sys.exit(3)", 3),
     "os._exit": ("group = new(); group.map(index); os._exit(4)", 4),
-    "the user's own atexit": ("import atexit; group = new(); atexit.register(lambda: group.map(index))", 0),
+    "the user's own atexit": (
+        "import atexit; group = new(); atexit.register(lambda: group.map(index))",
+        0,
+    ),
 }
 
 
-# One that has died is announced, with what follows; that a shard is busy or stopped, too, and on a busy machine any may seem so.
-EXPECTED = re.compile(r"shard 0 \(pid \d+, incarnation 1\) is gone: .*; (restart 1 of 5|it stays down)")
+# One that has died is announced, with what follows; that a shard is busy or stopped, too, and on a
+# busy machine any may seem so.
+EXPECTED = re.compile(
+    r"shard 0 \(pid \d+, incarnation 1\) is gone: .*; (restart 1 of 5|it stays down)"
+)
 
 
-def run(tmp_path: Path, main: str, start_method: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The script's end. Its shards write where it writes: this returns when the last of them has ended, too."""
+def run(
+    tmp_path: Path, main: str, start_method: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The script's end. Its shards write where it writes: this returns when the last of them has
+    ended, too.
+    """
     script = tmp_path / "script.py"
     script.write_text(f"{BEGIN}    {main}\n{END}")
     return subprocess.run(
@@ -82,9 +115,12 @@ WAYS_BY_SPAWN = ("in a global", "calls in flight", "a busy shard", "sys.exit", "
 
 
 @pytest.mark.parametrize(
-    ("way", "start_method"), [*((way, "forkserver") for way in WAYS), *((way, "spawn") for way in WAYS_BY_SPAWN)]
+    ("way", "start_method"),
+    [*((way, "forkserver") for way in WAYS), *((way, "spawn") for way in WAYS_BY_SPAWN)],
 )
-def test_the_interpreter_ends_silently_with_an_open_group(tmp_path: Path, way: str, start_method: str) -> None:
+def test_the_interpreter_ends_silently_with_an_open_group(
+    tmp_path: Path, way: str, start_method: str
+) -> None:
     main, exit_code = WAYS[way]
     ended = run(tmp_path, main, start_method)
     told = [line for line in without_stalls(ended.stderr).splitlines() if not EXPECTED.match(line)]
@@ -93,12 +129,20 @@ def test_the_interpreter_ends_silently_with_an_open_group(tmp_path: Path, way: s
 
 
 def test_shards_that_end_before_the_group_waits_for_them_are_no_news(tmp_path: Path) -> None:
-    ended = run(tmp_path, "with new() as group: group.map(index)", "forkserver", PRPC_FAILPOINTS="group.after_stop=delay:1000")
+    ended = run(
+        tmp_path,
+        "with new() as group: group.map(index)",
+        "forkserver",
+        PRPC_FAILPOINTS="group.after_stop=delay:1000",
+    )
     assert without_stalls(ended.stderr) == ""
     assert (ended.stdout, ended.returncode) == ("", 0)
 
 
-@pytest.mark.parametrize("main", ["global group; group = new(); raise KeyError('mine')", "with new(): raise KeyError('mine')"])
+@pytest.mark.parametrize(
+    "main",
+    ["global group; group = new(); raise KeyError('mine')", "with new(): raise KeyError('mine')"],
+)
 def test_an_exception_of_the_user_is_all_that_is_said(tmp_path: Path, main: str) -> None:
     ended = run(tmp_path, main, "forkserver")
     told = without_stalls(ended.stderr)
@@ -108,7 +152,9 @@ def test_an_exception_of_the_user_is_all_that_is_said(tmp_path: Path, main: str)
     assert (ended.stdout, ended.returncode) == ("", 1)
 
 
-def test_a_script_that_makes_a_group_without_looking_whether_it_is_the_main_module_ends_soon_and_says_why(tmp_path: Path) -> None:
+def test_a_script_that_makes_a_group_without_looking_whether_it_is_the_main_module_ends_soon_and_says_why(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "script.py"
     script.write_text("import shard\nwith shard.ShardGroup(2) as group:\n    print('made')\n")
     ended = subprocess.run(

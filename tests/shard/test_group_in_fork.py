@@ -1,4 +1,6 @@
-"""A child made by fork(): it is refused what lives in its parent, and the parent goes on as if it had not been there."""
+"""A child made by fork(): it is refused what lives in its parent, and the parent goes on as if it
+had not been there.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def test_a_child_may_not_wait_for_its_parents_calls(group: ShardGroup) -> None:
     future = group.submit_to(0, functions.wait_for_ever, "task")
     assert in_fork(refused(future.result, PATIENCE_S)) == 0
     assert in_fork(future.cancel) == 0
-    assert group.submit_to(0, functions.notes).result(PATIENCE_S) == ["task began"], "the child cancelled nothing here"
+    assert group.submit_to(0, functions.notes).result(PATIENCE_S) == ["task began"], (
+        "the child cancelled nothing here"
+    )
     future.cancel()
 
 
@@ -89,7 +93,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-@pytest.mark.parametrize(("end", "exit_code"), [("sys.exit(3)", 3), ("raise KeyError('child')", 1), ("return", 0)])
+@pytest.mark.parametrize(
+    ("end", "exit_code"), [("sys.exit(3)", 3), ("raise KeyError('child')", 1), ("return", 0)]
+)
 def test_a_child_that_ends_like_any_python_leaves_the_parents_shards_alone(
     tmp_path: Path, end: str, exit_code: int, start_method: str
 ) -> None:
@@ -103,7 +109,12 @@ def test_a_child_that_ends_like_any_python_leaves_the_parents_shards_alone(
         text=True,
         timeout=PATIENCE_S,
     )
-    lines = [line for line in ended.stdout.splitlines() if line != "[None, None]"]  # what a child says that just returned
+    # what a child says that just returned
+    lines = [line for line in ended.stdout.splitlines() if line != "[None, None]"]
     assert lines == [str(exit_code), "[[8], [8]] True", "[0, 0]"]
-    assert ("KeyError: 'child'" in ended.stderr) if exit_code == 1 else (without_stalls(ended.stderr) == "")
+    assert (
+        ("KeyError: 'child'" in ended.stderr)
+        if exit_code == 1
+        else (without_stalls(ended.stderr) == "")
+    )
     assert ended.returncode == 0

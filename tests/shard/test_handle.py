@@ -1,4 +1,6 @@
-"""A ring with a handle: named, pickled, taken by two processes; its ends insist, or wait, and are refused in a fork."""
+"""A ring with a handle: named, pickled, taken by two processes; its ends insist, or wait, and are
+refused in a fork.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ import multiprocess
 import posix_ipc
 import pytest
 
-from shard import BackpressureError, ForkedError, LocalProtocolError, RemoteProtocolError, Ring, collect_garbage
+from shard import (
+    BackpressureError,
+    ForkedError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    Ring,
+    collect_garbage,
+)
 from shard.memory import ring
 from shard.memory.segment import Segment
 
@@ -34,14 +43,17 @@ def handle() -> Iterator[Ring]:
         yield made
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
+# -- values ----------------------------------------------------------------------------------------
 
 
 def test_write_puts_a_record_there_or_says_that_the_reader_is_too_slow(handle: Ring) -> None:
     producer, consumer = handle.producer(), handle.consumer()
     for payload in FULL:
         producer.write(payload)
-    with pytest.raises(BackpressureError, match=rf"{handle.name}'s reader has no room for 5 bytes: it reads too slowly"):
+    with pytest.raises(
+        BackpressureError,
+        match=rf"{handle.name}'s reader has no room for 5 bytes: it reads too slowly",
+    ):
         producer.write(b"fifth")
     assert consumer.read_many(9) == FULL, "nothing was written"
 
@@ -70,17 +82,21 @@ def test_a_wait_for_room_ends_at_its_deadline_with_the_size_the_peer_and_what_ma
     with pytest.raises(BackpressureError) as caught:
         producer.wait_write(b"fifth", timeout_s)
     assert str(caught.value) == (
-        f"the ring to {handle.name}'s reader had no room for 5 bytes within {timeout_s} s: it reads too slowly, or died"
+        f"the ring to {handle.name}'s reader had no room for 5 bytes within {timeout_s} s: "
+        "it reads too slowly, or died"
     )
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, 0.005])
-def test_a_wait_for_a_record_ends_at_its_deadline_and_names_the_peer(handle: Ring, timeout_s: float) -> None:
+def test_a_wait_for_a_record_ends_at_its_deadline_and_names_the_peer(
+    handle: Ring, timeout_s: float
+) -> None:
     consumer = handle.consumer()
     with pytest.raises(TimeoutError) as caught:
         consumer.wait_read(timeout_s)
     assert str(caught.value) == (
-        f"{handle.name}'s writer wrote nothing to the ring within {timeout_s} s: it has nothing to say, or died"
+        f"{handle.name}'s writer wrote nothing to the ring within {timeout_s} s: "
+        "it has nothing to say, or died"
     )
 
 
@@ -92,12 +108,15 @@ def test_a_wait_without_an_end_that_a_clock_could_pass_is_refused(handle: Ring) 
         producer.wait_write(b"", math.nan)
 
 
-# -- one owner an end --------------------------------------------------------------------------------------------------
+# -- one owner an end ------------------------------------------------------------------------------
 
 
 def test_an_end_is_taken_once_at_a_time_whoever_asks(handle: Ring) -> None:
     producer, consumer = handle.producer(), handle.consumer()
-    with pytest.raises(LocalProtocolError, match=f"the writing end of ring {handle.name} is taken, in this process or another"):
+    with pytest.raises(
+        LocalProtocolError,
+        match=f"the writing end of ring {handle.name} is taken, in this process or another",
+    ):
         handle.producer()
     with pytest.raises(LocalProtocolError, match="the reading end"):
         pickle.loads(pickle.dumps(handle)).consumer()
@@ -115,11 +134,15 @@ def _must_be_refused(handle: Ring) -> None:
             take()
 
 
-def test_an_end_whose_owner_dropped_it_or_was_killed_can_be_taken_again_and_goes_on_where_that_stopped(handle: Ring) -> None:
+def test_an_end_whose_owner_dropped_it_or_was_killed_can_be_taken_again_and_goes_on_where_that_stopped(
+    handle: Ring,
+) -> None:
     producer, consumer = handle.producer(), handle.consumer()
     producer.write(b"one")
     del producer
-    process = multiprocess.get_context("spawn").Process(target=_write_and_die, args=(handle, b"two"))
+    process = multiprocess.get_context("spawn").Process(
+        target=_write_and_die, args=(handle, b"two")
+    )
     process.start()
     process.join(PATIENCE_S)
     assert process.exitcode == -signal.SIGKILL
@@ -147,7 +170,9 @@ def test_a_wait_for_room_ends_when_the_reader_makes_some(handle: Ring) -> None:
 
 def test_a_record_too_large_for_the_ring_is_waited_for_by_nobody(handle: Ring) -> None:
     producer = handle.producer()
-    with pytest.raises(LocalProtocolError, match=f"record of {CAPACITY} bytes, at most {CAPACITY - 8}"):
+    with pytest.raises(
+        LocalProtocolError, match=f"record of {CAPACITY} bytes, at most {CAPACITY - 8}"
+    ):
         producer.wait_write(bytes(CAPACITY), PATIENCE_S)
 
 
@@ -167,14 +192,16 @@ def test_waits_on_a_broken_ring_end_at_once(handle: Ring) -> None:
             write(b"")
 
 
-# -- names, lives and processes ----------------------------------------------------------------------------------------
+# -- names, lives and processes --------------------------------------------------------------------
 
 
 def test_a_capacity_is_rounded_up_and_an_impossible_one_refused() -> None:
     with Ring.create(100) as handle:
         assert handle.capacity_bytes == 128
         assert handle.producer().record_bytes_max == 120
-    with pytest.raises(LocalProtocolError, match=f"ring capacity of {1 << 40} bytes, 1 to {1 << 30} allowed"):
+    with pytest.raises(
+        LocalProtocolError, match=f"ring capacity of {1 << 40} bytes, 1 to {1 << 30} allowed"
+    ):
         Ring.create(1 << 40)
 
 
@@ -186,11 +213,19 @@ def _write_numbers(handle: Ring, count: int) -> None:
 
 def test_a_handle_is_pickled_to_another_process_whose_records_arrive_in_order(handle: Ring) -> None:
     again = pickle.loads(pickle.dumps(handle))
-    assert (again.name, again.capacity_bytes, again.incarnation) == (handle.name, CAPACITY, handle.incarnation)
-    process = multiprocess.get_context("spawn").Process(target=_write_numbers, args=(handle, 1000), daemon=True)
+    assert (again.name, again.capacity_bytes, again.incarnation) == (
+        handle.name,
+        CAPACITY,
+        handle.incarnation,
+    )
+    process = multiprocess.get_context("spawn").Process(
+        target=_write_numbers, args=(handle, 1000), daemon=True
+    )
     process.start()
     consumer = handle.consumer()
-    assert [int.from_bytes(consumer.wait_read(PATIENCE_S), "little") for _ in range(1000)] == list(range(1000))
+    assert [int.from_bytes(consumer.wait_read(PATIENCE_S), "little") for _ in range(1000)] == list(
+        range(1000)
+    )
     process.join(PATIENCE_S)
     assert process.exitcode == 0
     process.close()
@@ -211,7 +246,10 @@ def test_a_handle_of_an_earlier_life_of_its_ring_is_refused(handle: Ring) -> Non
     ring.format_ring(segment.memory, CAPACITY, incarnation=handle.incarnation ^ 1)
     segment.close()
     for attach in (handle.producer, handle.consumer):
-        with pytest.raises(RemoteProtocolError, match=rf"of incarnation \d+, {handle.incarnation} expected: it is stale"):
+        with pytest.raises(
+            RemoteProtocolError,
+            match=rf"of incarnation \d+, {handle.incarnation} expected: it is stale",
+        ):
             attach()
 
 
@@ -234,7 +272,9 @@ signal.pause()
 
 @pytest.mark.alone  # another test's collector would take the name first
 def test_the_name_of_a_ring_whose_maker_got_sigterm_stays_until_it_is_collected() -> None:
-    maker = subprocess.Popen([sys.executable, "-c", MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    maker = subprocess.Popen(
+        [sys.executable, "-c", MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     try:
         assert maker.stdout is not None
         with maker.stdout as told:
@@ -246,7 +286,9 @@ def test_the_name_of_a_ring_whose_maker_got_sigterm_stays_until_it_is_collected(
     finally:
         maker.kill()
         maker.wait(PATIENCE_S)
-    assert os.path.exists(f"/dev/shm{name}"), "the kernel asks nobody; README says that the name stays"
+    assert os.path.exists(f"/dev/shm{name}"), (
+        "the kernel asks nobody; README says that the name stays"
+    )
     assert name in collect_garbage()
     assert not os.path.exists(f"/dev/shm{name}")
 
@@ -254,7 +296,12 @@ def test_the_name_of_a_ring_whose_maker_got_sigterm_stays_until_it_is_collected(
 def test_the_name_of_a_ring_whose_maker_comes_to_its_exit_goes_with_it() -> None:
     leaving = MAKER.replace("signal.pause()", "")
     made = subprocess.run(
-        [sys.executable, "-c", leaving], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        [sys.executable, "-c", leaving],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert not os.path.exists(f"/dev/shm{made.stdout.strip()}")
 
@@ -264,13 +311,20 @@ def test_a_ring_that_passes_the_limit_on_file_sizes_says_so_and_leaves_no_name()
         "import os, resource, shard\nresource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))\n"
         "before = set(os.listdir('/dev/shm'))\n"
         "try:\n    shard.Ring.create(1 << 21)\nexcept shard.ShmFull as error:\n    print(error)\n"
-        "print([name for name in set(os.listdir('/dev/shm')) - before if f'.{os.getpid()}.' in name])"
+        "print([name for name in set(os.listdir('/dev/shm')) - before if f'.{os.getpid()}.' in "
+        "name])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert ran.stdout.splitlines() == [
-        "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), which shared memory falls "
+        "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), "
+        "which shared memory falls "
         "under: raise `ulimit -f`, or ask for a smaller one",
         "[]",
     ]
@@ -282,14 +336,15 @@ def test_two_rings_have_two_incarnations(handle: Ring) -> None:
         assert other.incarnation != handle.incarnation
 
 
-# -- a fork ------------------------------------------------------------------------------------------------------------
+# -- a fork ----------------------------------------------------------------------------------------
 
 
 def in_a_fork(work: Callable[[], None]) -> str:
     """What became of work() in a fork of this process: "fine", or the traceback."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, when there are threads: that is not the point here
+        # of Python 3.12, when there are threads: that is not the point here
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:
         try:
@@ -306,7 +361,9 @@ def in_a_fork(work: Callable[[], None]) -> str:
     return text
 
 
-def test_both_ends_are_refused_in_a_fork_and_go_on_in_the_process_that_took_them(handle: Ring) -> None:
+def test_both_ends_are_refused_in_a_fork_and_go_on_in_the_process_that_took_them(
+    handle: Ring,
+) -> None:
     producer, consumer = handle.producer(), handle.consumer()
     assert producer.try_stage(b"from the parent")
     parent = os.getpid()
@@ -326,7 +383,10 @@ def test_both_ends_are_refused_in_a_fork_and_go_on_in_the_process_that_took_them
             lambda: consumer.poll(lambda view: None, 9),
         ]
         for verb in verbs:
-            with pytest.raises(ForkedError, match=rf"belongs to process {parent}, and was used in its fork {os.getpid()}"):
+            with pytest.raises(
+                ForkedError,
+                match=rf"belongs to process {parent}, and was used in its fork {os.getpid()}",
+            ):
                 verb()
 
     assert in_a_fork(use) == "fine"

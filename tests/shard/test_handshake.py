@@ -64,7 +64,11 @@ HELLO_ONE, ANSWER, PROOF = exchange(connector(), acceptor())
 def test_two_with_the_same_secret_know_each_other(secret: bytes) -> None:
     one, two = connector(secret), acceptor(secret)
     said = exchange(one, two)
-    assert [len(part) for part in said] == [HELLO.size, HELLO.size + PROOF_BYTES, PROOF_BYTES + CLAIM_BYTES]
+    assert [len(part) for part in said] == [
+        HELLO.size,
+        HELLO.size + PROOF_BYTES,
+        PROOF_BYTES + CLAIM_BYTES,
+    ]
     assert (one.wanted, two.wanted) == (0, 0)
     assert (one.peer_incarnation, two.peer_incarnation) == (22, 11)
 
@@ -85,7 +89,9 @@ def test_a_hello_that_comes_in_pieces_is_waited_for_and_so_is_a_proof() -> None:
     two.look(PROOF[:-1])
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(b"right", b"wrong"), (b"", b"s"), (b"s", b""), (b"s", b"s\0s")])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(b"right", b"wrong"), (b"", b"s"), (b"s", b""), (b"s", b"s\0s")]
+)
 def test_another_secret_is_refused_by_both_sides(ours: bytes, theirs: bytes) -> None:
     one, two = connector(ours), acceptor(theirs)
     answer = two.feed(one.start())
@@ -172,7 +178,9 @@ def test_a_verdict_other_than_accepted_is_a_refusal(verdict: bytes) -> None:
         one.feed(verdict)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(b"", b"a"), (b"a", b""), (b"a", b"b"), (b"a" * 48, b"b" * 48)])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(b"", b"a"), (b"a", b""), (b"a", b"b"), (b"a" * 48, b"b" * 48)]
+)
 def test_proofs_hold_for_one_channel_only(ours: bytes, theirs: bytes) -> None:
     one = Connector(b"secret", KIND, 11, NONCE_ONE, ours)
     two = Acceptor(b"secret", KIND, 22, NONCE_TWO, theirs)
@@ -199,7 +207,10 @@ def test_an_acceptor_says_in_its_farewell_why_it_hangs_up() -> None:
     one = connector()
     one.start()
     changed = pack(version=1, nonce=NONCE_TWO) + newer.farewell[HELLO.size :]
-    with pytest.raises(RemoteProtocolError, match="protocol version 1, this side 3: install the same release at both sides"):
+    with pytest.raises(
+        RemoteProtocolError,
+        match="protocol version 1, this side 3: install the same release at both sides",
+    ):
         one.feed(changed)
     with pytest.raises(AuthenticationError):
         connected = connector()
@@ -212,7 +223,9 @@ def test_an_acceptor_says_in_its_farewell_why_it_hangs_up() -> None:
 
 
 def test_a_peer_that_speaks_tls_is_told_apart_from_one_that_speaks_nonsense() -> None:
-    with pytest.raises(RemoteProtocolError, match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT"):
+    with pytest.raises(
+        RemoteProtocolError, match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT"
+    ):
         acceptor().feed(b"\x16\x03\x01\x02\x00".ljust(HELLO.size))
 
 
@@ -225,9 +238,13 @@ def test_the_acceptor_learns_which_lane_of_which_connection_it_is() -> None:
     assert two.lane == lane
 
 
-@pytest.mark.parametrize(("number", "count", "most"), [(0, 2, 1), (1, 1, 9), (0, 0, 9), (9, 10, 9), (255, 255, 9)])
+@pytest.mark.parametrize(
+    ("number", "count", "most"), [(0, 2, 1), (1, 1, 9), (0, 0, 9), (9, 10, 9), (255, 255, 9)]
+)
 def test_more_lanes_than_there_may_be_are_refused(number: int, count: int, most: int) -> None:
     two = Acceptor(b"secret", KIND, 22, NONCE_TWO, lanes_max=most)
     two.start()
-    with pytest.raises(RemoteProtocolError, match=f"lane {number} of {count}, at most {most} allowed"):
+    with pytest.raises(
+        RemoteProtocolError, match=f"lane {number} of {count}, at most {most} allowed"
+    ):
         two.feed(pack(lane=Lane(number=number, count=count)))

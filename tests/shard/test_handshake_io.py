@@ -63,7 +63,9 @@ def house() -> Iterator[House]:
         os.close(fd)
 
 
-def test_descriptors_beyond_the_one_that_comes_with_the_proof_are_refused_and_closed(house: House) -> None:
+def test_descriptors_beyond_the_one_that_comes_with_the_proof_are_refused_and_closed(
+    house: House,
+) -> None:
     """A byte and a descriptor, over and over: 80 of them would fit into the exchange."""
     before = len(os.listdir("/proc/self/fd"))
     hello = Connector(b"s", KIND, 1, bytes(32)).start()
@@ -72,7 +74,9 @@ def test_descriptors_beyond_the_one_that_comes_with_the_proof_are_refused_and_cl
             socket.send_fds(sock, [bytes([byte])], [sock.fileno()])
         house.turn_until(lambda: house.door.statistics().refused)
         assert len(os.listdir("/proc/self/fd")) == before + 1, "the peer's own"
-    assert house.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0)
+    assert house.door.statistics() == DoorStatistics(
+        greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0
+    )
 
 
 def test_the_kernel_says_that_a_peer_is_of_the_same_user(house: House) -> None:
@@ -99,17 +103,32 @@ def _readable(sock: socket.socket) -> bool:
 def test_a_listener_that_hangs_up_is_not_waited_for() -> None:
     one, two = socket.socketpair()
     two.close()
-    with one, pytest.raises(UnreachableError, match="hung up during the handshake: too many connections there"):
+    with (
+        one,
+        pytest.raises(
+            UnreachableError, match="hung up during the handshake: too many connections there"
+        ),
+    ):
         meet(one, "unix", NODE, KIND, PATIENCE_S)
 
 
 @pytest.mark.parametrize(
-    "first", [bytes([0, 0, 18, 4, 0, 0, 0, 0, 0]) + bytes(18), bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(90)]
+    "first",
+    [
+        bytes([0, 0, 18, 4, 0, 0, 0, 0, 0]) + bytes(18),
+        bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + bytes(90),
+    ],
 )
 def test_a_server_of_http2_is_told_from_one_that_has_too_many_connections(first: bytes) -> None:
-    """What a gRPC server says first, a SETTINGS or GOAWAY frame: shorter than our hello, and longer."""
+    """What a gRPC server says first, a SETTINGS or GOAWAY frame: shorter than our hello, and
+    longer.
+    """
     one, two = socket.socketpair()
-    with one, two, pytest.raises(ForeignProtocolError, match=r"a gRPC \(HTTP/2\) server listens there"):
+    with (
+        one,
+        two,
+        pytest.raises(ForeignProtocolError, match=r"a gRPC \(HTTP/2\) server listens there"),
+    ):
         two.sendall(first)
         two.shutdown(socket.SHUT_WR)
         meet(one, "tcp://there", NODE, KIND, PATIENCE_S)

@@ -1,4 +1,6 @@
-"""Huge pages: what machines made of files offer, and what segments really consist of where they are offered."""
+"""Huge pages: what machines made of files offer, and what segments really consist of where they are
+offered.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def write(root: Path, name: str, text: str) -> None:
     path.write_text(text + "\n")
 
 
-# -- what is offered ---------------------------------------------------------------------------------------------------
+# -- what is offered -------------------------------------------------------------------------------
 
 
 def test_a_machine_that_shows_nothing_offers_nothing(tmp_path: Path) -> None:
@@ -36,18 +38,40 @@ def test_a_machine_that_shows_nothing_offers_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("of_2m", [None, "inherit"])
 @pytest.mark.parametrize(
     ("word", "offered"),
-    [("always", True), ("within_size", True), ("advise", True), ("never", False), ("deny", False), ("force", True)],
+    [
+        ("always", True),
+        ("within_size", True),
+        ("advise", True),
+        ("never", False),
+        ("deny", False),
+        ("force", True),
+    ],
 )
-def test_shmem_enabled_says_whether_memfds_get_them(tmp_path: Path, word: str, of_2m: str | None, offered: bool) -> None:
-    write(tmp_path, f"{TRANSPARENT}/shmem_enabled", "always within_size advise never deny force".replace(word, f"[{word}]"))
+def test_shmem_enabled_says_whether_memfds_get_them(
+    tmp_path: Path, word: str, of_2m: str | None, offered: bool
+) -> None:
+    write(
+        tmp_path,
+        f"{TRANSPARENT}/shmem_enabled",
+        "always within_size advise never deny force".replace(word, f"[{word}]"),
+    )
     if of_2m is not None:
-        write(tmp_path, f"{TRANSPARENT}/hugepages-2048kB/shmem_enabled", f"always [{of_2m}] within_size advise never")
+        write(
+            tmp_path,
+            f"{TRANSPARENT}/hugepages-2048kB/shmem_enabled",
+            f"always [{of_2m}] within_size advise never",
+        )
     assert read_huge_page_offer(tmp_path).transparent == offered
 
 
 @pytest.mark.parametrize(
     ("word", "of_2m", "offered"),
-    [("never", "advise", True), ("always", "never", False), ("deny", "always", False), ("force", "never", True)],
+    [
+        ("never", "advise", True),
+        ("always", "never", False),
+        ("deny", "always", False),
+        ("force", "never", True),
+    ],
 )
 def test_what_is_said_of_2_mib_counts_more_unless_all_is_denied_or_forced(
     tmp_path: Path, word: str, of_2m: str, offered: bool
@@ -59,26 +83,38 @@ def test_what_is_said_of_2_mib_counts_more_unless_all_is_denied_or_forced(
 
 def test_reserved_pages_that_are_promised_to_others_are_not_free(tmp_path: Path) -> None:
     write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "10")
-    assert read_huge_page_offer(tmp_path) == HugePageOffer(transparent=False, reserved_free_bytes=10 * HUGE_PAGE_BYTES)
+    assert read_huge_page_offer(tmp_path) == HugePageOffer(
+        transparent=False, reserved_free_bytes=10 * HUGE_PAGE_BYTES
+    )
     write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "7")
     assert read_huge_page_offer(tmp_path).reserved_free_bytes == 3 * HUGE_PAGE_BYTES
 
 
 @pytest.mark.parametrize(
     ("size_bytes", "suits"),
-    [(0, False), (4096, False), (HUGE_PAGE_BYTES, True), (HUGE_PAGE_BYTES + 4096, False), (8 * HUGE_PAGE_BYTES, True)],
+    [
+        (0, False),
+        (4096, False),
+        (HUGE_PAGE_BYTES, True),
+        (HUGE_PAGE_BYTES + 4096, False),
+        (8 * HUGE_PAGE_BYTES, True),
+    ],
 )
 def test_only_segments_of_whole_huge_pages_get_them(size_bytes: int, suits: bool) -> None:
     assert huge_pages.suits(size_bytes) == suits
 
 
-# -- the switch --------------------------------------------------------------------------------------------------------
+# -- the switch ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "yes", "AUTO", "1"])
-def test_a_bad_value_is_named_with_what_is_allowed(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_value_is_named_with_what_is_allowed(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PRPC_HUGE_PAGES", text)
-    with pytest.raises(ValueError, match=f"PRPC_HUGE_PAGES='{text}': allowed are auto, never, require"):
+    with pytest.raises(
+        ValueError, match=f"PRPC_HUGE_PAGES='{text}': allowed are auto, never, require"
+    ):
         Segment.create(HUGE_PAGE_BYTES)
 
 
@@ -90,8 +126,12 @@ def machine_offers(offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("offer", [NOTHING, HugePageOffer(True, 0), HugePageOffer(False, 1 << 60)])
-def test_an_offer_that_comes_to_nothing_is_no_error(offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those here none is kept: the kernel gives memfds no huge pages, most likely, and the pool has none."""
+def test_an_offer_that_comes_to_nothing_is_no_error(
+    offer: HugePageOffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those here none is kept: the kernel gives memfds no huge pages, most likely, and the pool
+    has none.
+    """
     monkeypatch.setattr(huge_pages, "take_reserved", lambda size_bytes, name: None)
     with machine_offers(offer, monkeypatch):
         segment = Segment.create(2 * HUGE_PAGE_BYTES)
@@ -100,9 +140,14 @@ def test_an_offer_that_comes_to_nothing_is_no_error(offer: HugePageOffer, monkey
     segment.close()
 
 
-def test_where_they_are_required_and_not_offered_is_shm_full_and_says_how_to_offer_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_they_are_required_and_not_offered_is_shm_full_and_says_how_to_offer_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRPC_HUGE_PAGES", "require")
-    words = r"no huge pages for a segment of 2.0 MiB.*off, 0.0 MiB of reserved.*shmem_enabled.*nr_hugepages"
+    words = (
+        r"no huge pages for a segment of 2.0 MiB.*off, 0.0 MiB of "
+        r"reserved.*shmem_enabled.*nr_hugepages"
+    )
     with machine_offers(NOTHING, monkeypatch), pytest.raises(ShmFull, match=words):
         Segment.create(HUGE_PAGE_BYTES)
 
@@ -116,7 +161,7 @@ def test_rings_and_other_odd_sizes_are_made_of_small_pages_even_where_huge_ones_
         segment.close()
 
 
-# -- the real thing ----------------------------------------------------------------------------------------------------
+# -- the real thing --------------------------------------------------------------------------------
 
 REAL = """
 import os
@@ -180,7 +225,10 @@ def pool_of_4() -> Iterator[int]:
     """Four reserved pages more than there were, while the test runs; how many are free."""
     path = POOL / "nr_hugepages"
     if not os.access(path, os.W_OK):
-        pytest.skip("reserving huge pages needs root and a kernel with a pool of 2 MiB pages that it lets us change")
+        pytest.skip(
+            "reserving huge pages needs root and a kernel with a pool of 2 MiB pages that it lets "
+            "us change"
+        )
     before = int(path.read_text())
     try:
         path.write_text(str(before + 4))
@@ -192,7 +240,9 @@ def pool_of_4() -> Iterator[int]:
 
 
 @pytest.mark.alone  # a slab of a test beside it takes reserved pages, too
-def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping(pool_of_4: int) -> None:
+def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping(
+    pool_of_4: int,
+) -> None:
     run_program(f"""
 from pathlib import Path
 def free():

@@ -39,7 +39,9 @@ def exchange(idle: Adaptive, clock: ManualClock, gap_s: float, count: int) -> No
         idle.work(clock())
 
 
-def test_spinning_never_parks_and_offers_the_core_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spinning_never_parks_and_offers_the_core_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     yields: list[int] = []
     monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
     idle = Spin()
@@ -97,13 +99,15 @@ def test_the_window_keeps_its_bounds_whatever_the_gaps(clock: ManualClock) -> No
         assert SPIN_WINDOW_S_MIN <= idle.window_s <= SPIN_WINDOW_S_MAX
 
 
-# -- a reactor in a simulation: turns of 1 us, messages at given times ------------------------------------------------------
+# -- a reactor in a simulation: turns of 1 us, messages at given times -----------------------------
 
 TURN_S = 1e-6
 
 
 class Simulation:
-    """A reactor that idles by a strategy; waking from a park takes `wake_s`. Counts what it spends."""
+    """A reactor that idles by a strategy; waking from a park takes `wake_s`.
+    Counts what it spends.
+    """
 
     def __init__(self, idle: Idle, clock: ManualClock, wake_s: float = 50e-6) -> None:
         self.idle, self.clock, self.wake_s = idle, clock, wake_s
@@ -143,8 +147,12 @@ def test_an_exchange_that_a_window_bridges_never_parks(clock: ManualClock, gap_s
     assert reactor.parks == 0
 
 
-@pytest.mark.parametrize(("gap_s", "wake_s"), [(3e-6, 30e-6), (3e-6, 120e-6), (20e-6, 60e-6), (80e-6, 45e-6)])
-def test_after_a_long_silence_a_burst_is_spun_for_within_a_few_messages(clock: ManualClock, gap_s: float, wake_s: float) -> None:
+@pytest.mark.parametrize(
+    ("gap_s", "wake_s"), [(3e-6, 30e-6), (3e-6, 120e-6), (20e-6, 60e-6), (80e-6, 45e-6)]
+)
+def test_after_a_long_silence_a_burst_is_spun_for_within_a_few_messages(
+    clock: ManualClock, gap_s: float, wake_s: float
+) -> None:
     idle = Adaptive()
     reactor = Simulation(idle, clock, wake_s)
     for _ in range(100):
@@ -160,7 +168,8 @@ def test_its_own_waking_up_is_not_taken_for_the_peers_slowness(clock: ManualCloc
     idle = Adaptive()
     exchange(idle, clock, 1.0, 20)
     reactor = Simulation(idle, clock, wake_s=0.0)
-    reactor.wait_until(clock() + SPIN_WINDOW_S_MAX + 0.9 * WAKE_UP_S)  # parked: the work may have been there WAKE_UP_S before
+    # parked: the work may have been there WAKE_UP_S before
+    reactor.wait_until(clock() + SPIN_WINDOW_S_MAX + 0.9 * WAKE_UP_S)
     assert idle.window_s == pytest.approx(SPIN_WINDOW_S_MAX)
 
 
@@ -174,7 +183,7 @@ def test_a_pause_after_a_burst_costs_one_window(clock: ManualClock) -> None:
         assert reactor.spun_s - spun_s <= SPIN_WINDOW_S_MAX + 2 * TURN_S
 
 
-# -- the others, and names --------------------------------------------------------------------------------------------
+# -- the others, and names -------------------------------------------------------------------------
 
 
 def test_parking_at_once_parks_at_once(clock: ManualClock) -> None:
@@ -184,7 +193,9 @@ def test_parking_at_once_parks_at_once(clock: ManualClock) -> None:
     assert idle.spin_turns == 0
 
 
-def test_with_more_pollers_than_cores_every_turn_offers_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_more_pollers_than_cores_every_turn_offers_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     yields: list[int] = []
     monkeypatch.setattr(os, "sched_yield", lambda: yields.append(1))
     idle = strategy("spin", oversubscribed=True)
@@ -202,12 +213,15 @@ def test_a_strategy_is_made_by_its_name(name: str, kind: type) -> None:
 
 
 def test_an_unknown_strategy_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"idle strategy 'poll': there are 'spin' .*, 'adaptive' .* and 'park'"):
+    with pytest.raises(
+        ValueError, match=r"idle strategy 'poll': there are 'spin' .*, 'adaptive' .* and 'park'"
+    ):
         strategy("poll")
 
 
 @pytest.mark.parametrize(
-    ("value", "enabled"), [("1", True), ("true", True), ("ON", True), (" 0 ", False), ("False", False), ("off", False)]
+    ("value", "enabled"),
+    [("1", True), ("true", True), ("ON", True), (" 0 ", False), ("False", False), ("off", False)],
 )
 def test_polling_is_switched_by_the_environment(value: str, enabled: bool) -> None:
     assert polling_enabled("PS_ENABLE_POLLING", value, not enabled) is enabled
@@ -220,5 +234,7 @@ def test_without_the_variable_polling_is_as_the_default_says(default: bool) -> N
 
 @pytest.mark.parametrize("value", ["", "yes", "2", "truee"])
 def test_what_is_no_switch_is_refused_by_name(value: str) -> None:
-    with pytest.raises(ValueError, match=f"WORKER_ENABLE_POLLING='{value}': 1, true or on .* 0, false or off"):
+    with pytest.raises(
+        ValueError, match=f"WORKER_ENABLE_POLLING='{value}': 1, true or on .* 0, false or off"
+    ):
         polling_enabled("WORKER_ENABLE_POLLING", value, False)

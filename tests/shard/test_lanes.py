@@ -35,7 +35,11 @@ def test_a_connection_is_whole_with_its_last_lane_whatever_their_order(made: Hal
     [
         (Lane(OTHER, 1, 3), WHO, "lane 1 of a connection that nobody has opened here"),
         (Lane(TOKEN, 1, 3), (PeerIdentity(secret="job"), 8), "somebody else has opened"),
-        (Lane(TOKEN, 1, 3), (PeerIdentity(secret="job", subjects=("other",)), 7), "somebody else has opened"),
+        (
+            Lane(TOKEN, 1, 3),
+            (PeerIdentity(secret="job", subjects=("other",)), 7),
+            "somebody else has opened",
+        ),
         (Lane(TOKEN, 1, 2), WHO, "lane 1 of 2 does not fit its connection of 3"),
         (Lane(TOKEN, 2, 3), WHO, "lane 2 of 3 does not fit"),
         (Lane(TOKEN, 0, 3), WHO, "with the token of another one"),
@@ -65,5 +69,7 @@ def test_what_is_given_up_is_forgotten_and_handed_back(made: HalfMade[str]) -> N
 def test_more_than_there_may_be_are_refused(made: HalfMade[str]) -> None:
     made.join(Lane(TOKEN, 0, 2), WHO, "one")
     made.join(Lane(OTHER, 0, 2), WHO, "two")
-    with pytest.raises(RemoteProtocolError, match="2 connections are half made already, at most 2 allowed"):
+    with pytest.raises(
+        RemoteProtocolError, match="2 connections are half made already, at most 2 allowed"
+    ):
         made.join(Lane(b"x" * 16, 0, 2), WHO, "three")

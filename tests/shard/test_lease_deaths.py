@@ -1,4 +1,6 @@
-"""What the end of a process means for leases: a borrower killed, a lender killed, an interpreter that ends in order."""
+"""What the end of a process means for leases: a borrower killed, a lender killed, an interpreter
+that ends in order.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ sys.stdin.read()
 
 
 class Other:
-    """Another process of this machine that runs `program` and is connected to us through shared memory."""
+    """Another process of this machine that runs `program` and is connected to us through shared
+    memory.
+    """
 
     def __init__(self, program: str) -> None:
         self.slab = Slab()
@@ -70,7 +74,8 @@ class Other:
         self.blocks: list[NDArray[np.uint8]] = []
         self.ends: list[Exception] = []
         self.accepted: list[Connection[Any]] = []
-        limits = dataclasses.replace(DEFAULT_LIMITS, handshake_s=PATIENCE_S)  # either side may lack a core in the middle of it
+        # either side may lack a core in the middle of it
+        limits = dataclasses.replace(DEFAULT_LIMITS, handshake_s=PATIENCE_S)
         transport = ShmTransport(Node(secret=b"", incarnation=1, limits=limits), self.slab)
         self.listener = transport.listen("shm://", self.reactor, self._accept)
         self.process = subprocess.Popen(
@@ -154,7 +159,9 @@ def test_a_borrower_that_is_killed_loses_all_its_leases(start: Callable[[str], O
     assert other.slab.empty(SIZE, np.uint8).__array_interface__["data"][0] == place
 
 
-def test_a_borrower_that_ignores_everything_still_loses_them_when_it_is_killed(start: Callable[[str], Other]) -> None:
+def test_a_borrower_that_ignores_everything_still_loses_them_when_it_is_killed(
+    start: Callable[[str], Other],
+) -> None:
     """It never reads what it was lent, and its memory is not touched by anything but its death."""
     other = start(OWNER)
     assert other.says() == "it is sent"
@@ -168,7 +175,9 @@ def test_a_borrower_that_ignores_everything_still_loses_them_when_it_is_killed(s
     assert other.slab.statistics().blocks_used == 0
 
 
-def test_an_array_whose_owner_was_killed_stays_whole_to_the_last_byte(start: Callable[[str], Other]) -> None:
+def test_an_array_whose_owner_was_killed_stays_whole_to_the_last_byte(
+    start: Callable[[str], Other],
+) -> None:
     other = start(OWNER)
     assert other.says() == "it is sent"
     other.turn_until(lambda: other.blocks)
@@ -182,7 +191,9 @@ def test_an_array_whose_owner_was_killed_stays_whole_to_the_last_byte(start: Cal
     other.close()
     gc.collect()
     assert np.array_equal(part.ravel(), expected[1000:])
-    assert [held.lender for held in held_by_this_process()] == [f"shm://process {other.process.pid}"]
+    assert [held.lender for held in held_by_this_process()] == [
+        f"shm://process {other.process.pid}"
+    ]
     del part
 
 

@@ -34,7 +34,9 @@ SIZE = 100_000
 
 
 class Pair:
-    """A lender and a borrower with a socket between them; the borrower maps the segment for itself, to read."""
+    """A lender and a borrower with a socket between them; the borrower maps the segment for itself,
+    to read.
+    """
 
     def __init__(self, clock: ManualClock, debug: bool = False) -> None:
         self.slab = Slab(clock=clock, debug=debug)
@@ -51,8 +53,12 @@ class Pair:
         block, offset = found
         lease = self.lendings.lend(block, array.nbytes)
         if block.segment not in self.mapped:
-            self.mapped[block.segment] = Segment.attach(os.dup(self.slab.segment(block.segment).fd), writable=False)
-        return self.borrowings.borrow(self.mapped[block.segment].memory, offset, array.nbytes, lease)
+            self.mapped[block.segment] = Segment.attach(
+                os.dup(self.slab.segment(block.segment).fd), writable=False
+            )
+        return self.borrowings.borrow(
+            self.mapped[block.segment].memory, offset, array.nbytes, lease
+        )
 
     def bring_back(self) -> int:
         """Returned leases reach the lender; how many."""
@@ -75,7 +81,7 @@ def pair(clock: ManualClock) -> Iterator[Pair]:
     made.close()
 
 
-# -- what keeps a lease ------------------------------------------------------------------------------------------------
+# -- what keeps a lease ----------------------------------------------------------------------------
 
 
 def in_a_cycle(array: NDArray[np.uint8]) -> Any:
@@ -174,7 +180,7 @@ def test_a_view_of_the_root_made_by_a_user_returns_no_lease_of_its_own(pair: Pai
     assert pair.bring_back() == 1
 
 
-# -- how it comes back -------------------------------------------------------------------------------------------------
+# -- how it comes back -----------------------------------------------------------------------------
 
 
 def test_the_same_block_goes_round_and_round(pair: Pair) -> None:
@@ -198,7 +204,8 @@ def test_a_lease_returned_twice_names_lease_and_peer_and_changes_nothing(pair: P
     before = pair.slab.statistics()
     for lease in (1, 77):
         with pytest.raises(
-            RemoteProtocolError, match=rf"shard 1 returned lease {lease}, which it does not hold.*1 leases are out"
+            RemoteProtocolError,
+            match=rf"shard 1 returned lease {lease}, which it does not hold.*1 leases are out",
         ):
             pair.lendings.take_back(lease)
     assert pair.slab.statistics() == before
@@ -209,7 +216,9 @@ def test_a_lease_returned_twice_names_lease_and_peer_and_changes_nothing(pair: P
 def test_a_lease_that_is_held_is_not_taken_a_second_time(pair: Pair) -> None:
     borrowed = pair.lend(pair.slab.empty(SIZE, np.uint8))
     memory = next(iter(pair.mapped.values())).memory
-    with pytest.raises(RemoteProtocolError, match="shard 0 lent under number 1 again while we hold that lease"):
+    with pytest.raises(
+        RemoteProtocolError, match="shard 0 lent under number 1 again while we hold that lease"
+    ):
         pair.borrowings.borrow(memory, 0, SIZE, 1)
     assert len(pair.borrowings.held()) == 1
     del borrowed
@@ -263,10 +272,12 @@ def test_leases_are_lent_and_returned_by_several_threads(pair: Pair) -> None:
     assert pair.slab.statistics().blocks_used == 1, "the array itself"
 
 
-# -- the books ---------------------------------------------------------------------------------------------------------
+# -- the books -------------------------------------------------------------------------------------
 
 
-def test_the_books_say_who_holds_what_since_when_on_both_sides(pair: Pair, clock: ManualClock) -> None:
+def test_the_books_say_who_holds_what_since_when_on_both_sides(
+    pair: Pair, clock: ManualClock
+) -> None:
     array = pair.slab.empty((100, 100), np.float32)
     clock.now = 10.0
     first = pair.lend(array)
@@ -275,17 +286,26 @@ def test_the_books_say_who_holds_what_since_when_on_both_sides(pair: Pair, clock
     pair.lendings.pass_on(pair.slab.allocate(SIZE), SIZE)
     block_bytes = pair.slab.statistics().used_bytes
     found = pair.slab.leases()
-    assert found[0] == Lease(1, "shard 1", 0, 0, 40_960, 40_000, 10.0, connection_ended=False, call_site=None)
+    assert found[0] == Lease(
+        1, "shard 1", 0, 0, 40_960, 40_000, 10.0, connection_ended=False, call_site=None
+    )
     assert [(lease.number, lease.offset, lease.size_bytes, lease.since_s) for lease in found] == [
         (1, 0, 40_000, 10.0),
         (2, 0, 20_000, 25.0),
         (3, 40_960, SIZE, 25.0),
     ]
-    assert pair.borrowings.held() == (Held(1, "shard 0", 40_000, 10.0), Held(2, "shard 0", 20_000, 25.0))
+    assert pair.borrowings.held() == (
+        Held(1, "shard 0", 40_000, 10.0),
+        Held(2, "shard 0", 20_000, 25.0),
+    )
     assert set(pair.borrowings.held()) <= set(held_by_this_process())
     clock.now = 70.0
     statistics = pair.slab.statistics()
-    assert (statistics.leases, statistics.leased_bytes, statistics.lease_age_s_max) == (3, block_bytes, 60.0)
+    assert (statistics.leases, statistics.leased_bytes, statistics.lease_age_s_max) == (
+        3,
+        block_bytes,
+        60.0,
+    )
     del first
     pair.bring_back()
     assert [lease.number for lease in pair.slab.leases()] == [2, 3]
@@ -298,7 +318,8 @@ def test_the_books_can_be_read_while_connections_are_made(pair: Pair) -> None:
     read = threading.Event()
 
     def connect() -> None:
-        for at in itertools.cycle(range(len(several))):  # never more: while a reader lacked its core they would fill the memory
+        # never more: while a reader lacked its core they would fill the memory
+        for at in itertools.cycle(range(len(several))):
             if read.is_set():
                 return
             several[at] = Borrowings(pair.line, "shard 0")
@@ -321,7 +342,10 @@ def test_a_full_slab_says_who_holds_its_memory(clock: ManualClock) -> None:
     lendings = Lendings(slab, "10.0.0.3 (pid 77)")
     for _ in range(2):
         lendings.pass_on(slab.allocate(3 << 20), 3 << 20)
-    with pytest.raises(MemoryError, match=r"2 leases at peers, the oldest at 10\.0\.0\.3 \(pid 77\).*Slab\.leases\(\) says who"):
+    with pytest.raises(
+        MemoryError,
+        match=r"2 leases at peers, the oldest at 10\.0\.0\.3 \(pid 77\).*Slab\.leases\(\) says who",
+    ):
         slab.allocate(3 << 20)
     slab.close()
 
@@ -337,7 +361,9 @@ def test_in_debug_mode_a_lease_names_the_line_that_lent_it(clock: ManualClock) -
 
 
 @pytest.mark.parametrize(("text", "debug"), [("1", True), ("0", False), ("", False), (None, False)])
-def test_the_variable_turns_debug_mode_on(monkeypatch: pytest.MonkeyPatch, text: str | None, debug: bool) -> None:
+def test_the_variable_turns_debug_mode_on(
+    monkeypatch: pytest.MonkeyPatch, text: str | None, debug: bool
+) -> None:
     if text is None:
         monkeypatch.delenv("PRPC_DEBUG_LEASES", raising=False)
     else:
@@ -354,16 +380,23 @@ def test_another_value_of_the_variable_is_refused_by_name(monkeypatch: pytest.Mo
         Slab()
 
 
-# -- the end of a connection -------------------------------------------------------------------------------------------
+# -- the end of a connection -----------------------------------------------------------------------
 
 
-def test_what_a_peer_reads_after_the_connection_is_on_the_books_until_it_hangs_up(pair: Pair, clock: ManualClock) -> None:
+def test_what_a_peer_reads_after_the_connection_is_on_the_books_until_it_hangs_up(
+    pair: Pair, clock: ManualClock
+) -> None:
     borrowed = pair.lend(pair.slab.empty(SIZE, np.uint8))
     clock.advance(5.0)
     pair.lendings.hand_over(pair.line)
     (lease,) = pair.slab.leases()
-    assert (lease.borrower, lease.connection_ended, lease.since_s) == ("shard 1", True, clock.now - 5.0)
-    pair.borrowings = Borrowings(MeetingSocket(socket.socket()), "nobody", clock)  # the connection's part in them ends
+    assert (lease.borrower, lease.connection_ended, lease.since_s) == (
+        "shard 1",
+        True,
+        clock.now - 5.0,
+    )
+    # the connection's part in them ends
+    pair.borrowings = Borrowings(MeetingSocket(socket.socket()), "nobody", clock)
     assert [held.lease for held in held_by_this_process()] == [1], "the array has kept its own"
     assert len(pair.slab.leases()) == 1
     del borrowed  # the last array hangs up

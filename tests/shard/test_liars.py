@@ -1,5 +1,5 @@
-"""A peer that holds the secret and lies after it: its own connection ends, by name, and it can neither hold a reactor nor make
-this process take memory that it has not sent."""
+"""A peer that holds the secret and lies after it: its own connection ends, by name, and it can
+neither hold a reactor nor make this process take memory that it has not sent."""
 
 from __future__ import annotations
 
@@ -43,14 +43,18 @@ def test_a_list_of_returned_leases_that_is_cut_short_ends_the_connection_and_not
 
 
 @pytest.mark.parametrize("lease", [0, 1, 77, (1 << 64) - 1])
-def test_leases_that_were_never_lent_or_come_back_twice_are_named(world: World, sides: tuple[Side, Side], lease: int) -> None:
+def test_leases_that_were_never_lent_or_come_back_twice_are_named(
+    world: World, sides: tuple[Side, Side], lease: int
+) -> None:
     victim = sides[1].connection
     victim.send(b"lent", [np.zeros(100_000, np.uint8)])
     liar_of(sides)._producer.try_write(lease.to_bytes(8, "little") * 2, RETURN)
     assert f"returned lease {lease}, which it does not hold" in ended(world, sides[1])
 
 
-def test_a_peer_that_says_goodbye_and_goes_on_writing_holds_nobody(world: World, sides: tuple[Side, Side]) -> None:
+def test_a_peer_that_says_goodbye_and_goes_on_writing_holds_nobody(
+    world: World, sides: tuple[Side, Side]
+) -> None:
     liar, victim = liar_of(sides), sides[1]
     left = [MANY]
 
@@ -87,7 +91,9 @@ def test_a_peer_that_sends_other_notes_for_ever_in_place_of_a_segment_holds_nobo
     assert calls[0] < MANY
 
 
-def test_a_peer_that_dribbles_an_array_that_a_record_calls_whole_holds_nobody(world: World, sides: tuple[Side, Side]) -> None:
+def test_a_peer_that_dribbles_an_array_that_a_record_calls_whole_holds_nobody(
+    world: World, sides: tuple[Side, Side]
+) -> None:
     liar, victim = liar_of(sides), sides[1]
     liar._spill_writer = writer = SpillWriter(liar.notes)
     assert writer.write([memoryview(LENGTH.pack(MIB))])
@@ -123,12 +129,16 @@ def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_first_mes
 
 
 @pytest.mark.parametrize("tail", [1, 1 << 40, (1 << 64) - 1])
-def test_a_ring_whose_tail_cannot_be_ends_the_connection(world: World, sides: tuple[Side, Side], tail: int) -> None:
+def test_a_ring_whose_tail_cannot_be_ends_the_connection(
+    world: World, sides: tuple[Side, Side], tail: int
+) -> None:
     liar_of(sides)._outgoing_words[TAIL_WORD] = tail
     assert "broke the ring" in ended(world, sides[1])
 
 
-def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_never_a_turn(world: World) -> None:
+def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_never_a_turn(
+    world: World,
+) -> None:
     rng = np.random.default_rng(1)
     for _ in range(150):
         one, two = world.connect()
@@ -139,11 +149,19 @@ def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_n
             if rng.random() < 0.5:
                 payload = rng.bytes(length)
             else:  # nearly right
-                numbers = [int(rng.choice([0, 1, 5, 100, 1 << 31, (1 << 63) - 1])) for _ in range(3)]
+                numbers = [
+                    int(rng.choice([0, 1, 5, 100, 1 << 31, (1 << 63) - 1])) for _ in range(3)
+                ]
                 payload = PREFIX.pack(int(rng.integers(0, 4)), int(rng.integers(0, 90)))
-                payload += DESCRIPTOR.pack(*numbers, int(rng.choice([0, 1, SPILLED])), 0) * int(rng.integers(0, 3))
+                payload += DESCRIPTOR.pack(*numbers, int(rng.choice([0, 1, SPILLED])), 0) * int(
+                    rng.integers(0, 3)
+                )
             liar._producer.try_write(payload, int(rng.integers(0, 4)))
-        world.turn_until(lambda two=two, liar=liar: two.ends or liar._producer._words[HEAD_WORD] == liar._producer.bytes_written)
+        world.turn_until(
+            lambda two=two, liar=liar: (
+                two.ends or liar._producer._words[HEAD_WORD] == liar._producer.bytes_written
+            )
+        )
         if two.ends:
             assert isinstance(two.ends[0], RemoteProtocolError), two.ends[0]
         one.connection.close()
@@ -170,7 +188,9 @@ def test_what_is_announced_and_never_sent_takes_no_memory(tcp: World) -> None:
     liars = [tcp.connect()[0].connection for _ in range(5)]
     for one in liars:
         one._sock.send(announced)  # type: ignore[attr-defined]
-    tcp.turn_until(lambda: all(side.connection.traffic().bytes_received > 10 for side in tcp.accepted))
+    tcp.turn_until(
+        lambda: all(side.connection.traffic().bytes_received > 10 for side in tcp.accepted)
+    )
     assert LIMITS.blocks_bytes_max >= 4 * MIB
     assert slab.statistics().reserved_bytes <= 16 * MIB
     assert rss_bytes() - before < 40 * MIB

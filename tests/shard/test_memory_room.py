@@ -1,4 +1,6 @@
-"""How much memory may be taken: what machines made of files have, and what becomes of programs in real cgroups."""
+"""How much memory may be taken: what machines made of files have, and what becomes of programs in
+real cgroups.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from shard.memory.memory_room import MARGIN_BYTES_MAX, MARGIN_BYTES_MIN, UNBOUNDED, MemoryRoom, read_memory_room
+from shard.memory.memory_room import (
+    MARGIN_BYTES_MAX,
+    MARGIN_BYTES_MIN,
+    UNBOUNDED,
+    MemoryRoom,
+    read_memory_room,
+)
 from tests.shard.small_memory import end_in_cgroup
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -20,7 +28,12 @@ def write(root: Path, name: str, text: str | int) -> None:
 
 
 def host(root: Path, total_bytes: int, available_bytes: int) -> None:
-    write(root, "proc/meminfo", f"MemTotal: {total_bytes >> 10} kB\nMemFree: 1 kB\nMemAvailable: {available_bytes >> 10} kB")
+    write(
+        root,
+        "proc/meminfo",
+        f"MemTotal: {total_bytes >> 10} kB\nMemFree: 1 kB\nMemAvailable: "
+        f"{available_bytes >> 10} kB",
+    )
 
 
 def test_a_machine_that_says_nothing_bounds_nothing(tmp_path: Path) -> None:
@@ -29,19 +42,31 @@ def test_a_machine_that_says_nothing_bounds_nothing(tmp_path: Path) -> None:
 
 def test_of_the_host_all_that_is_available_may_be_taken_but_a_margin(tmp_path: Path) -> None:
     host(tmp_path, 16 * GIB, 10 * GIB)
-    assert read_memory_room(tmp_path) == MemoryRoom(10 * GIB - MARGIN_BYTES_MAX, 16 * GIB, "this host")
+    assert read_memory_room(tmp_path) == MemoryRoom(
+        10 * GIB - MARGIN_BYTES_MAX, 16 * GIB, "this host"
+    )
     host(tmp_path, 128 * MIB, MIB)
     assert read_memory_room(tmp_path).free_bytes == MIB - MARGIN_BYTES_MIN
 
 
-def test_the_tightest_cgroup_above_the_process_counts_and_page_cache_does_not_in_version_2(tmp_path: Path) -> None:
+def test_the_tightest_cgroup_above_the_process_counts_and_page_cache_does_not_in_version_2(
+    tmp_path: Path,
+) -> None:
     host(tmp_path, 16 * GIB, 10 * GIB)
     write(tmp_path, "proc/self/cgroup", "0::/pod/job")
-    for path, limit, used in (("", "max", 5 * GIB), ("/pod", GIB, 900 * MIB), ("/pod/job", 2 * GIB, 500 * MIB)):
+    for path, limit, used in (
+        ("", "max", 5 * GIB),
+        ("/pod", GIB, 900 * MIB),
+        ("/pod/job", 2 * GIB, 500 * MIB),
+    ):
         write(tmp_path, f"{V2}{path}/memory.max", limit)
         write(tmp_path, f"{V2}{path}/memory.current", used)
     assert read_memory_room(tmp_path) == MemoryRoom((1024 - 900 - 64) * MIB, GIB, "cgroup /pod")
-    write(tmp_path, f"{V2}/pod/memory.stat", f"anon 7\nfile 99\nshmem 9\ninactive_file {200 * MIB}\nactive_file {100 * MIB}")
+    write(
+        tmp_path,
+        f"{V2}/pod/memory.stat",
+        f"anon 7\nfile 99\nshmem 9\ninactive_file {200 * MIB}\nactive_file {100 * MIB}",
+    )
     assert read_memory_room(tmp_path) == MemoryRoom((1024 - 600 - 64) * MIB, GIB, "cgroup /pod")
 
 
@@ -51,12 +76,16 @@ def test_the_same_in_version_1_where_no_limit_is_a_large_number(tmp_path: Path) 
         write(tmp_path, f"{V1}{path}/memory.limit_in_bytes", limit)
         write(tmp_path, f"{V1}{path}/memory.usage_in_bytes", 600 * MIB)
         write(
-            tmp_path, f"{V1}{path}/memory.stat", f"inactive_file 1\ntotal_inactive_file {80 * MIB}\ntotal_active_file {20 * MIB}"
+            tmp_path,
+            f"{V1}{path}/memory.stat",
+            f"inactive_file 1\ntotal_inactive_file {80 * MIB}\ntotal_active_file {20 * MIB}",
         )
     assert read_memory_room(tmp_path) == MemoryRoom((1024 - 500 - 64) * MIB, GIB, "cgroup /pod")
 
 
-def test_in_a_container_that_shows_the_path_on_the_host_the_limits_at_the_base_count(tmp_path: Path) -> None:
+def test_in_a_container_that_shows_the_path_on_the_host_the_limits_at_the_base_count(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/../../docker/abc")
     write(tmp_path, f"{V2}/memory.max", 512 * MIB)
     write(tmp_path, f"{V2}/memory.current", 12 * MIB)

@@ -1,4 +1,6 @@
-"""Functions sent from process to process: what crosses, what comes back, what is given up, what runs first."""
+"""Functions sent from process to process: what crosses, what comes back, what is given up, what
+runs first.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def figures(group: ShardGroup, index: int) -> CounterRow:
     return group.statistics().shards[index].counters
 
 
-# -- functions and results ---------------------------------------------------------------------------------------------
+# -- functions and results -------------------------------------------------------------------------
 
 
 def test_functions_run_in_the_shard_they_are_sent_to(group: ShardGroup) -> None:
@@ -86,7 +88,9 @@ def test_a_closure_takes_its_variable_along_as_it_stands_at_each_call(group: Sha
         assert ask(group, 0, scale, 10) == 10 * factor
 
 
-def test_bound_methods_and_partials_take_their_state_along_as_it_stands_at_each_call(group: ShardGroup) -> None:
+def test_bound_methods_and_partials_take_their_state_along_as_it_stands_at_each_call(
+    group: ShardGroup,
+) -> None:
     tin = functions.Tin(5)
     assert ask(group, 0, tin.add, 1) == 6
     assert tin.value == 5, "a copy of it crossed"
@@ -120,7 +124,9 @@ class Scale:
 def test_more_functions_than_a_lane_remembers_are_sent_again(group: ShardGroup) -> None:
     first = lambda: "first"  # noqa: E731
     assert ask(group, 0, first) == "first"
-    futures = [group.submit_to(0, eval(f"lambda: {number}")) for number in range(FUNCTIONS_MAX + 100)]
+    futures = [
+        group.submit_to(0, eval(f"lambda: {number}")) for number in range(FUNCTIONS_MAX + 100)
+    ]
     assert [future.result(PATIENCE_S) for future in futures] == list(range(FUNCTIONS_MAX + 100))
     assert ask(group, 0, first) == "first"
     assert ask(group, 0, functions.index) == 0
@@ -171,7 +177,9 @@ def test_shards_ask_each_other(group: ShardGroup) -> None:
 
 def test_many_calls_are_in_flight_at_once_and_keep_their_results(group: ShardGroup) -> None:
     futures = [group.submit_to(number % 2, functions.double, number) for number in range(2000)]
-    assert [future.result(PATIENCE_S) for future in futures] == [2 * number for number in range(2000)]
+    assert [future.result(PATIENCE_S) for future in futures] == [
+        2 * number for number in range(2000)
+    ]
 
 
 def test_threads_may_submit_at_the_same_time(group: ShardGroup) -> None:
@@ -229,12 +237,24 @@ with shard.ShardGroup(2) as group:
 
 
 def test_functions_and_classes_typed_at_a_prompt_are_sent_by_value_and_modules_by_name() -> None:
-    ended = subprocess.run([sys.executable, "-"], input=PROMPT, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    ended = subprocess.run(
+        [sys.executable, "-"],
+        input=PROMPT,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
     assert without_stalls(ended.stderr) == ""
-    assert ended.stdout.splitlines() == ["[6, 6] [9, 9] [12, 12]", "[15, 15] [2, 2]", "[11, 11] [12, 12]", "['there', 3] []"]
+    assert ended.stdout.splitlines() == [
+        "[6, 6] [9, 9] [12, 12]",
+        "[15, 15] [2, 2]",
+        "[11, 11] [12, 12]",
+        "['there', 3] []",
+    ]
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_an_exception_comes_back_with_its_type_message_and_traceback(group: ShardGroup) -> None:
@@ -250,7 +270,9 @@ def test_an_exception_of_another_shard_is_caught_in_the_one_that_asked(group: Sh
     assert ask(group, 0, functions.ask_and_catch, 1) == "caught 1"
 
 
-def test_an_exception_whose_constructor_wants_other_arguments_keeps_its_type_text_and_attributes(group: ShardGroup) -> None:
+def test_an_exception_whose_constructor_wants_other_arguments_keeps_its_type_text_and_attributes(
+    group: ShardGroup,
+) -> None:
     with pytest.raises(functions.TwoArgumentsError) as caught:
         ask(group, 0, functions.raise_two_arguments)
     assert (str(caught.value), caught.value.one) == ("1 and 2", 1)
@@ -264,14 +286,20 @@ def test_an_exception_that_does_not_load_comes_back_as_its_text(group: ShardGrou
     assert 'raise WontLoadError("1 and 2")' in str(caught.value.__cause__)
 
 
-def test_an_exception_whose_class_is_known_over_there_only_comes_back_as_its_text(group: ShardGroup) -> None:
+def test_an_exception_whose_class_is_known_over_there_only_comes_back_as_its_text(
+    group: ShardGroup,
+) -> None:
     with pytest.raises(ShardError, match="HomelessError: nobody knows me") as caught:
         ask(group, 0, functions.raise_homeless)
     assert "in raise_homeless" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
-def test_what_a_function_raises_ends_its_call_and_never_the_shard(group: ShardGroup, error: type[BaseException]) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit]
+)
+def test_what_a_function_raises_ends_its_call_and_never_the_shard(
+    group: ShardGroup, error: type[BaseException]
+) -> None:
     def fail() -> None:
         raise error("oh")
 
@@ -306,7 +334,10 @@ def test_a_function_that_cannot_be_sent_is_refused_here_and_named(group: ShardGr
     def use() -> object:
         return lock, next(generator)
 
-    with pytest.raises(LocalProtocolError, match=r"use.*cannot be sent to another shard: .*; one at the top of a module can"):
+    with pytest.raises(
+        LocalProtocolError,
+        match=r"use.*cannot be sent to another shard: .*; one at the top of a module can",
+    ):
         group.submit_to(0, use)
     assert group.statistics().calls_in_flight == 0
 
@@ -316,7 +347,9 @@ def test_a_call_without_its_arguments_raises_type_error(group: ShardGroup) -> No
         ask(group, 0, functions.double)
 
 
-def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_work_goes_on(group: ShardGroup, fifo: str) -> None:
+def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_work_goes_on(
+    group: ShardGroup, fifo: str
+) -> None:
     future = group.submit_to(0, functions.read_fifo, fifo)
     with pytest.raises(TimeoutError, match=r"no result within 0\.05 s"):
         future.result(0.05)
@@ -325,7 +358,7 @@ def test_a_result_that_is_not_waited_for_long_enough_is_a_timeout_and_the_work_g
     assert future.result(PATIENCE_S) == "late"
 
 
-# -- cancel ------------------------------------------------------------------------------------------------------------
+# -- cancel ----------------------------------------------------------------------------------------
 
 
 def test_a_cancelled_task_ends_over_there_and_its_finally_runs(group: ShardGroup) -> None:
@@ -339,9 +372,14 @@ def test_a_cancelled_task_ends_over_there_and_its_finally_runs(group: ShardGroup
     assert (row.tasks, row.cancelled) == (1, 1)
 
 
-def test_a_call_that_is_cancelled_before_it_is_read_gives_no_result(group: ShardGroup, fifo: str) -> None:
+def test_a_call_that_is_cancelled_before_it_is_read_gives_no_result(
+    group: ShardGroup, fifo: str
+) -> None:
     busy = group.submit_to(0, functions.read_fifo, fifo)
-    plain, task = group.submit_to(0, functions.note, "plain"), group.submit_to(0, functions.wait_for_ever, "task")
+    plain, task = (
+        group.submit_to(0, functions.note, "plain"),
+        group.submit_to(0, functions.wait_for_ever, "task"),
+    )
     error = ShardError("not wanted")
     assert task.cancel(error)
     assert plain.cancel()
@@ -349,7 +387,9 @@ def test_a_call_that_is_cancelled_before_it_is_read_gives_no_result(group: Shard
     assert isinstance(plain.error(), CancelledError)
     Path(fifo).write_text("go")
     assert busy.result(PATIENCE_S) == "go"
-    assert ask(group, 0, functions.notes) == ["plain", "task began", "task ended"], "a plain function runs when it is found"
+    assert ask(group, 0, functions.notes) == ["plain", "task began", "task ended"], (
+        "a plain function runs when it is found"
+    )
     assert isinstance(plain.error(), CancelledError), "its late reply was dropped"
     assert group.statistics().calls_in_flight == 0
     row = figures(group, 0)
@@ -363,7 +403,9 @@ def test_after_the_reply_there_is_nothing_to_cancel(group: ShardGroup) -> None:
     assert future.result() == 8
 
 
-def test_a_bulk_call_that_is_cancelled_in_its_queue_never_runs(group: ShardGroup, fifo: str) -> None:
+def test_a_bulk_call_that_is_cancelled_in_its_queue_never_runs(
+    group: ShardGroup, fifo: str
+) -> None:
     busy = group.submit_to(0, functions.read_fifo, fifo)
     calls = [group.submit_to(0, functions.bulk_step, number) for number in range(3)]
     assert calls[1].cancel()
@@ -375,7 +417,9 @@ def test_a_bulk_call_that_is_cancelled_in_its_queue_never_runs(group: ShardGroup
 
 
 @pytest.mark.parametrize("function", [functions.end_by_an_error, functions.end_by_an_await])
-def test_a_cancelled_task_that_ends_badly_harms_nobody_else(group: ShardGroup, function: Callable[..., Any]) -> None:
+def test_a_cancelled_task_that_ends_badly_harms_nobody_else(
+    group: ShardGroup, function: Callable[..., Any]
+) -> None:
     task = group.submit_to(0, function)
     assert task.cancel()
     assert group.map(functions.index) == [0, 1]
@@ -446,7 +490,10 @@ def test_a_call_that_is_under_way_when_its_shard_dies_says_so() -> None:
 
         def send_late(*message: Any) -> None:
             under_way.set()
-            wait_until(lambda: lane.connection.error is not None and not lane.in_flight, "its calls are told of the end")
+            wait_until(
+                lambda: lane.connection.error is not None and not lane.in_flight,
+                "its calls are told of the end",
+            )
             send(*message)
 
         def call() -> None:
@@ -465,7 +512,7 @@ def test_a_call_that_is_under_way_when_its_shard_dies_says_so() -> None:
         assert [type(error) for error in errors] == [PeerLostError]
 
 
-# -- classes of work ---------------------------------------------------------------------------------------------------
+# -- classes of work -------------------------------------------------------------------------------
 
 
 def test_functions_of_a_class_run_as_tasks_of_it(group: ShardGroup) -> None:
@@ -474,7 +521,9 @@ def test_functions_of_a_class_run_as_tasks_of_it(group: ShardGroup) -> None:
     assert figures(group, 0).tasks == 2
 
 
-def test_a_function_keeps_its_class_when_it_goes_with_each_call(group: ShardGroup, fifo: str) -> None:
+def test_a_function_keeps_its_class_when_it_goes_with_each_call(
+    group: ShardGroup, fifo: str
+) -> None:
     said = "bulk"
     bulk = [
         in_class(BULK)(lambda: functions.note(said)),
@@ -482,10 +531,18 @@ def test_a_function_keeps_its_class_when_it_goes_with_each_call(group: ShardGrou
         in_class(BULK)(lambda: functions.note("lambda")),
     ]
     busy = group.submit_to(0, functions.read_fifo, fifo)
-    calls = [group.submit_to(0, each, *args) for each, args in zip(bulk, ((), (1,), ()), strict=True)]
+    calls = [
+        group.submit_to(0, each, *args) for each, args in zip(bulk, ((), (1,), ()), strict=True)
+    ]
     plain = group.submit_to(0, functions.note, "plain")
     Path(fifo).write_text("go")
-    assert [call.result(PATIENCE_S) for call in (busy, *calls, plain)] == ["go", None, 2, None, None]
+    assert [call.result(PATIENCE_S) for call in (busy, *calls, plain)] == [
+        "go",
+        None,
+        2,
+        None,
+        None,
+    ]
     assert sorted(ask(group, 0, functions.notes)) == ["bulk", "lambda", "plain"]
     assert figures(group, 0).tasks == 3
 
@@ -495,6 +552,8 @@ def test_bulk_work_delays_a_call_by_one_turn_at_most(group: ShardGroup, fifo: st
     bulk = [group.submit_to(0, functions.bulk_step, number) for number in range(40)]
     plain = group.submit_to(0, functions.notes)
     Path(fifo).write_text("go")
-    assert len(plain.result(PATIENCE_S)) <= 1, "a turn does one step that is longer than its slice, and finds the call then"
+    assert len(plain.result(PATIENCE_S)) <= 1, (
+        "a turn does one step that is longer than its slice, and finds the call then"
+    )
     assert busy.result(PATIENCE_S) == "go"
     assert [each.result(PATIENCE_S) for each in bulk] == list(range(40))

@@ -1,4 +1,6 @@
-"""Arrays between processes of a group: by reference where they live in a slab, whole in any case, given back when dropped."""
+"""Arrays between processes of a group: by reference where they live in a slab, whole in any case,
+given back when dropped.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,24 @@ from shard.group.payload import ARRAYS, encode
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 
-COUNT = 1 << 17  # float64: 1 MiB, far more than travels within a record, and the very size of a block
-DTYPES = ["?", "i1", "u8", "f2", "f4", "c16", "g", "U5", "S3", "M8[s]", "m8[ms]", ">i4", "O", [("a", "i4"), ("b", "f8")]]
+# float64: 1 MiB, far more than travels within a record, and the very size of a block
+COUNT = 1 << 17
+DTYPES = [
+    "?",
+    "i1",
+    "u8",
+    "f2",
+    "f4",
+    "c16",
+    "g",
+    "U5",
+    "S3",
+    "M8[s]",
+    "m8[ms]",
+    ">i4",
+    "O",
+    [("a", "i4"), ("b", "f8")],
+]
 
 
 def test_arrays_cross_with_their_values_whatever_their_size(group: ShardGroup) -> None:
@@ -71,12 +89,18 @@ STRIDES = {
 
 @pytest.mark.parametrize("name", STRIDES)
 @pytest.mark.parametrize("home", ["slab", "heap"])
-def test_arrays_of_any_strides_go_as_blocks_that_are_written_once(group: ShardGroup, name: str, home: str) -> None:
+def test_arrays_of_any_strides_go_as_blocks_that_are_written_once(
+    group: ShardGroup, name: str, home: str
+) -> None:
     array = group.slab.empty(COUNT, np.float64) if home == "slab" else np.empty(COUNT)
     array[:] = np.arange(COUNT)
     view = STRIDES[name](array)
     form, payload, blocks = encode((view,), group.slab)
-    assert (form, len(payload) < 200, [block.nbytes for block in blocks]) == (ARRAYS, True, [view.nbytes])
+    assert (form, len(payload) < 200, [block.nbytes for block in blocks]) == (
+        ARRAYS,
+        True,
+        [view.nbytes],
+    )
     assert group.slab.block_of(blocks[0]) is not None, "the only copy lies where it is lent from"
     del blocks
     nested = encode(([view, {"and": view[1:]}],), group.slab)
@@ -94,14 +118,30 @@ def test_arrays_of_any_strides_go_as_blocks_that_are_written_once(group: ShardGr
     assert group.slab.statistics().used_bytes == 0, "nothing stays lent"
 
 
-def test_every_array_is_read_only_where_it_arrives_small_or_large_whatever_its_strides(group: ShardGroup) -> None:
+def test_every_array_is_read_only_where_it_arrives_small_or_large_whatever_its_strides(
+    group: ShardGroup,
+) -> None:
     for count in (4, 1000, COUNT):
         whole = np.arange(count, dtype=np.float64)
-        for sent in (whole, whole[::2], whole[::-1], whole.reshape(2, -1).T, whole.astype([("a", "f8")])[::2]):
+        for sent in (
+            whole,
+            whole[::2],
+            whole[::-1],
+            whole.reshape(2, -1).T,
+            whole.astype([("a", "f8")])[::2],
+        ):
             for value in (sent, [sent], {"in": sent}):
-                assert not group.submit_to(0, functions.is_writable_within, value).result(PATIENCE_S), (count, value)
+                assert not group.submit_to(0, functions.is_writable_within, value).result(
+                    PATIENCE_S
+                ), (count, value)
                 result = group.submit_to(0, same, value).result(PATIENCE_S)
-                array = result[0] if isinstance(result, list) else result["in"] if isinstance(result, dict) else result
+                array = (
+                    result[0]
+                    if isinstance(result, list)
+                    else result["in"]
+                    if isinstance(result, dict)
+                    else result
+                )
                 assert not array.flags.writeable, (count, value)
 
 
@@ -164,7 +204,9 @@ def test_an_array_that_was_dropped_goes_back_to_its_owner(group: ShardGroup) -> 
     part = array.reshape(64, -1)[3:5]
     del array
     gc.collect()
-    assert group.submit_to(0, functions.leases).result(PATIENCE_S) == (1, COUNT * 8), "a view keeps it"
+    assert group.submit_to(0, functions.leases).result(PATIENCE_S) == (1, COUNT * 8), (
+        "a view keeps it"
+    )
     del part
     gc.collect()
     assert group.submit_to(0, functions.leases).result(PATIENCE_S) == (0, 0)

@@ -62,7 +62,9 @@ def test_a_wake_before_the_park_is_not_lost(reactor: Reactor) -> None:
     assert time.monotonic() - started < PATIENCE_S
 
 
-def test_a_park_that_an_event_ended_counts_as_woken_and_one_out_of_time_does_not(reactor: Reactor) -> None:
+def test_a_park_that_an_event_ended_counts_as_woken_and_one_out_of_time_does_not(
+    reactor: Reactor,
+) -> None:
     reactor.park(0.0)
     assert (reactor.parks, reactor.wakeups, reactor.late_wakes) == (1, 0, 0)
     reactor.wake()
@@ -85,14 +87,18 @@ class Forgetful(Source):
         return self.looks >= 2
 
 
-@pytest.mark.skipif(not memory_order.register_fence(), reason="without membarrier every sleep is a short one")
+@pytest.mark.skipif(
+    not memory_order.register_fence(), reason="without membarrier every sleep is a short one"
+)
 def test_work_found_after_a_park_without_a_bell_is_a_lost_wake_up(reactor: Reactor) -> None:
     reactor.add_source(Forgetful(bool))
     reactor.park(0.0)
     assert (reactor.parks, reactor.wakeups, reactor.late_wakes) == (1, 0, 1)
 
 
-@pytest.mark.skipif(not memory_order.register_fence(), reason="without membarrier every sleep is a short one")
+@pytest.mark.skipif(
+    not memory_order.register_fence(), reason="without membarrier every sleep is a short one"
+)
 def test_a_bell_that_was_about_to_ring_when_time_ran_out_is_none(reactor: Reactor) -> None:
     reactor.add_source(Forgetful(reactor.wake))
     reactor.park(0.0)
@@ -131,7 +137,8 @@ def test_a_signal_handler_ends_a_park(reactor: Reactor) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not reactor.parked and time.monotonic() < deadline:
             os.sched_yield()
-        while not handled.wait(0.01) and time.monotonic() < deadline:  # Python does not see one that comes just before epoll
+        # Python does not see one that comes just before epoll
+        while not handled.wait(0.01) and time.monotonic() < deadline:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     thread = threading.Thread(target=when_parked)
@@ -155,7 +162,8 @@ def test_waking_takes_no_lock_that_a_destructor_could_find_held(reactor: Reactor
 
     def write_and_collect(fd: int, value: int) -> None:
         os.eventfd_write = real
-        other = threading.Thread(target=lambda: Wakes())  # its destructor runs there, while this thread is inside wake()
+        # its destructor runs there, while this thread is inside wake()
+        other = threading.Thread(target=lambda: Wakes())
         other.start()
         other.join(PATIENCE_S)
         assert not other.is_alive()

@@ -19,9 +19,19 @@ def test_never_means_never(exit_code: int | None) -> None:
 
 
 @pytest.mark.parametrize("exit_code", [1, 143, -signal.SIGKILL, None])
-def test_what_failed_is_started_again_after_a_delay_that_doubles_up_to_its_bound(exit_code: int | None) -> None:
+def test_what_failed_is_started_again_after_a_delay_that_doubles_up_to_its_bound(
+    exit_code: int | None,
+) -> None:
     policy = RestartPolicy(ON_FAILURE, restarts_max=6, backoff_s=0.1, backoff_s_max=1.0)
-    assert [policy.delay_s(exit_code, restarts) for restarts in range(7)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0, None]
+    assert [policy.delay_s(exit_code, restarts) for restarts in range(7)] == [
+        0.1,
+        0.2,
+        0.4,
+        0.8,
+        1.0,
+        1.0,
+        None,
+    ]
 
 
 def test_what_was_stopped_stays_down() -> None:
@@ -42,7 +52,10 @@ def test_a_policy_without_restarts_starts_nothing_again() -> None:
 
 
 def test_a_very_long_row_of_restarts_is_delayed_by_the_bound() -> None:
-    assert RestartPolicy(ON_FAILURE, restarts_max=100_000).delay_s(1, 99_999) == RestartPolicy().backoff_s_max
+    assert (
+        RestartPolicy(ON_FAILURE, restarts_max=100_000).delay_s(1, 99_999)
+        == RestartPolicy().backoff_s_max
+    )
 
 
 def test_an_unknown_kind_is_named_with_those_there_are() -> None:

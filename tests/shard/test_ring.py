@@ -1,5 +1,6 @@
-"""The record ring, byte by byte, on private memory. Handles are tested in test_handle.py, what a peer breaks in
-test_ring_corruption.py, any sequence of verbs in test_ring_model.py, two processes in test_ring_hammer.py."""
+"""The record ring, byte by byte, on private memory. Handles are tested in test_handle.py, what a
+peer breaks in test_ring_corruption.py, any sequence of verbs in test_ring_model.py, two processes
+in test_ring_hammer.py."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def ring_at(start: int, capacity: int) -> tuple[RingProducer, RingConsumer]:
     return producer, consumer
 
 
-def written_in_at_most_two_tries(producer: RingProducer, consumer: RingConsumer, payload: bytes) -> None:
+def written_in_at_most_two_tries(
+    producer: RingProducer, consumer: RingConsumer, payload: bytes
+) -> None:
     """Into an empty ring: the first try may have to lay padding, which an empty read takes away."""
     if not producer.try_write(payload):
         assert consumer.try_read() is None
@@ -97,12 +100,22 @@ def test_batches_wrap_at_every_offset_as_single_records_do(length: int) -> None:
 
 
 @pytest.mark.parametrize("start", range(0, 64, 8))
-@pytest.mark.parametrize("length", [64 - RECORD_HEADER_BYTES + 1, 64 - 1, 64, 64 + 1, 64 + RECORD_HEADER_BYTES, 1000])
-def test_the_largest_record_is_the_capacity_less_its_header_and_one_larger_is_named(start: int, length: int) -> None:
+@pytest.mark.parametrize(
+    "length", [64 - RECORD_HEADER_BYTES + 1, 64 - 1, 64, 64 + 1, 64 + RECORD_HEADER_BYTES, 1000]
+)
+def test_the_largest_record_is_the_capacity_less_its_header_and_one_larger_is_named(
+    start: int, length: int
+) -> None:
     producer, consumer = ring_at(start, 64)
     assert producer.record_bytes_max == 56
-    for write in (producer.try_write, producer.try_stage, lambda payload: producer.try_write_many([payload])):
-        with pytest.raises(LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"):
+    for write in (
+        producer.try_write,
+        producer.try_stage,
+        lambda payload: producer.try_write_many([payload]),
+    ):
+        with pytest.raises(
+            LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"
+        ):
             write(bytes(length))
     with pytest.raises(LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"):
         producer.claim(length)
@@ -171,7 +184,11 @@ def test_poll_hands_out_a_bounded_batch_and_tags_apart() -> None:
     tagged: list[tuple[bytes, int]] = []
 
     def take() -> int:
-        return consumer.poll(lambda view: plain.append(bytes(view)), 3, lambda view, tag: tagged.append((bytes(view), tag)))
+        return consumer.poll(
+            lambda view: plain.append(bytes(view)),
+            3,
+            lambda view, tag: tagged.append((bytes(view), tag)),
+        )
 
     assert take() == 3
     assert take() == 1

@@ -1,8 +1,10 @@
-"""What a broken or hostile peer can do to the other end of a ring: be found out and named, and nothing else.
+"""What a broken or hostile peer can do to the other end of a ring: be found out and named, and
+nothing else.
 
-A ring has no checksum: a flipped bit of a payload, or a length that still fits, is data to it, and for the layers above to
-notice. What it promises is that no field, whatever it holds, makes an end read or write outside the ring, hang, or raise anything
-but RemoteProtocolError; and that an end which raised that raises it ever after.
+A ring has no checksum: a flipped bit of a payload, or a length that still fits, is data to it, and
+for the layers above to notice. What it promises is that no field, whatever it holds, makes an end
+read or write outside the ring, hang, or raise anything but RemoteProtocolError; and that an end
+which raised that raises it ever after.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def named(reason: str) -> str:
     return rf"shard 7 \(incarnation 3\).*{reason}"
 
 
-# -- before an end attaches --------------------------------------------------------------------------------------------
+# -- before an end attaches ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attach", [RingProducer, RingConsumer])
@@ -62,7 +64,11 @@ def named(reason: str) -> str:
     [
         (MAGIC_WORD, 0, "magic 0x0, 0x31474e4952435250 expected"),
         (MAGIC_WORD, WORD_MAX, "magic 0xf{16}"),
-        (VERSION_WORD, VERSION + 1, f"layout {VERSION + 1}, {VERSION} expected: use one release on both sides"),
+        (
+            VERSION_WORD,
+            VERSION + 1,
+            f"layout {VERSION + 1}, {VERSION} expected: use one release on both sides",
+        ),
         (CAPACITY_WORD, 0, "says 0 bytes, its segment has 256"),
         (CAPACITY_WORD, CAPACITY // 2, "says 128 bytes, its segment has 256"),
         (CAPACITY_WORD, WORD_MAX, "its segment has 256"),
@@ -94,7 +100,10 @@ def test_cursors_that_no_ring_can_have_are_refused_even_when_they_agree(cursor: 
 
 @pytest.mark.parametrize("size_bytes", [0, 8, DATA_OFFSET, DATA_OFFSET + 60])
 def test_memory_too_small_for_any_ring_is_refused(size_bytes: int) -> None:
-    with pytest.raises(RemoteProtocolError, match=f"{size_bytes} bytes of memory are too few for a ring with shard 7"):
+    with pytest.raises(
+        RemoteProtocolError,
+        match=f"{size_bytes} bytes of memory are too few for a ring with shard 7",
+    ):
         RingConsumer(memoryview(bytearray(size_bytes)), PEER)
 
 
@@ -109,7 +118,7 @@ def test_any_incarnation_will_do_for_an_end_that_asks_for_none() -> None:
     RingProducer(memory, PEER)
 
 
-# -- after it ----------------------------------------------------------------------------------------------------------
+# -- after it --------------------------------------------------------------------------------------
 
 
 def reading_verbs(consumer: RingConsumer) -> list[Callable[[], object]]:
@@ -135,7 +144,9 @@ def writing_verbs(producer: RingProducer) -> list[Callable[[], object]]:
 
 
 def refuses_for_ever(verbs: list[Callable[[], object]], first: Exception) -> None:
-    """Every verb, again and again, raises that same error, which does not grow with its traceback."""
+    """Every verb, again and again, raises that same error, which does not grow with its
+    traceback.
+    """
     for _ in range(3):
         for verb in verbs:
             with pytest.raises(RemoteProtocolError) as caught:
@@ -146,12 +157,14 @@ def refuses_for_ever(verbs: list[Callable[[], object]], first: Exception) -> Non
 
 BROKEN = [
     (FIRST_RECORD, 10_000, "a record of 10000 bytes at 0 does not fit the tail 16"),
-    (FIRST_RECORD, 200, "a record of 200 bytes at 0 does not fit"),  # in the ring, and beyond the tail
+    # in the ring, and beyond the tail
+    (FIRST_RECORD, 200, "a record of 200 bytes at 0 does not fit"),
     (FIRST_RECORD, 9, "a record of 9 bytes at 0 does not fit the tail 16"),
     (FIRST_RECORD, (5 << 32) | 0xFFFFFFFF, "a record of 4294967295 bytes"),  # with a tag
     (FIRST_RECORD, (PADDING << 32) | 8, "padding of 8 bytes at 0, 256 expected"),
     (FIRST_RECORD, (PADDING << 32) | 100_000, "padding of 100000 bytes at 0"),
-    (FIRST_RECORD, (PADDING << 32) | CAPACITY, "does not fit the tail 16"),  # padding that would be skipped for ever
+    # padding that would be skipped for ever
+    (FIRST_RECORD, (PADDING << 32) | CAPACITY, "does not fit the tail 16"),
     (FIRST_RECORD, WORD_MAX, "padding of 4294967295 bytes at 0, 256 expected"),
     (TAIL_WORD, 1 << 40, ""),
     (TAIL_WORD, WORD_MAX, ""),
@@ -189,7 +202,9 @@ def test_a_tail_that_went_backward_is_found_by_every_reading_verb(verb: int) -> 
 def test_a_tag_nobody_asked_for_is_named() -> None:
     producer, consumer, _ = make_ring()
     producer.try_write(b"fine", tag=6)
-    with pytest.raises(RemoteProtocolError, match=named("a record has tag 6, where none is known")) as caught:
+    with pytest.raises(
+        RemoteProtocolError, match=named("a record has tag 6, where none is known")
+    ) as caught:
         consumer.poll(lambda view: None, 8)
     refuses_for_ever(reading_verbs(consumer), caught.value)
 
@@ -207,7 +222,9 @@ def test_a_head_that_ran_ahead_is_found_by_the_producer_once_it_looks(verb: int,
         lambda: producer.try_stage(large),
         lambda: producer.claim(len(large)),
     ]
-    with pytest.raises(RemoteProtocolError, match=named(f"broke the ring: its head {head} is impossible")) as caught:
+    with pytest.raises(
+        RemoteProtocolError, match=named(f"broke the ring: its head {head} is impossible")
+    ) as caught:
         verbs[verb]()
     words[HEAD_WORD] = 48
     refuses_for_ever(writing_verbs(producer), caught.value)
@@ -240,12 +257,20 @@ def test_a_ring_that_breaks_inside_a_handler_ends_the_poll_it_is_in() -> None:
     assert seen == [b"1"]
 
 
-# -- anything, anywhere, at any time -----------------------------------------------------------------------------------
+# -- anything, anywhere, at any time ---------------------------------------------------------------
 
 GUARD_BYTES = 128  # before and behind the ring: nobody writes there
 GUARD = b"\xa5" * GUARD_BYTES
 SMALL = 64
-FIELDS = [MAGIC_WORD, CAPACITY_WORD, VERSION_WORD, INCARNATION_WORD, TAIL_WORD, HEAD_WORD, SLEEPING_WORD]
+FIELDS = [
+    MAGIC_WORD,
+    CAPACITY_WORD,
+    VERSION_WORD,
+    INCARNATION_WORD,
+    TAIL_WORD,
+    HEAD_WORD,
+    SLEEPING_WORD,
+]
 words_that_matter = st.one_of(
     st.sampled_from([TAIL_WORD, HEAD_WORD]),
     st.integers(FIRST_RECORD, FIRST_RECORD + SMALL // 8 - 1),
@@ -259,11 +284,23 @@ values = st.one_of(
 lengths = st.integers(0, SMALL - 8)
 steps = st.one_of(
     st.tuples(st.just("flip"), words_that_matter, st.integers(0, 63)),
-    st.tuples(st.just("flip anywhere"), st.integers(0, DATA_OFFSET // 8 + SMALL // 8 - 1), st.integers(0, 63)),
+    st.tuples(
+        st.just("flip anywhere"),
+        st.integers(0, DATA_OFFSET // 8 + SMALL // 8 - 1),
+        st.integers(0, 63),
+    ),
     st.tuples(st.just("put"), words_that_matter, values),
-    st.tuples(st.sampled_from(["write", "write many", "stage", "claim", "abort"]), lengths, st.integers(0, 3)),
+    st.tuples(
+        st.sampled_from(["write", "write many", "stage", "claim", "abort"]),
+        lengths,
+        st.integers(0, 3),
+    ),
     st.tuples(st.sampled_from(["publish", "take sleeping"]), st.just(0), st.just(0)),
-    st.tuples(st.sampled_from(["read", "read many", "poll", "view", "skip"]), st.integers(0, 5), st.just(0)),
+    st.tuples(
+        st.sampled_from(["read", "read many", "poll", "view", "skip"]),
+        st.integers(0, 5),
+        st.just(0),
+    ),
 )
 
 
@@ -285,11 +322,21 @@ class Damaged:
         elif what == "put":
             self.words[one] = two
         elif what in ("read", "read many", "poll", "view", "skip"):
-            self._try(self.consumer, lambda: self._read(what, one), is_quiet=what == "skip" or (what, one) == ("view", 0))
+            self._try(
+                self.consumer,
+                lambda: self._read(what, one),
+                is_quiet=what == "skip" or (what, one) == ("view", 0),
+            )
         else:
-            self._try(self.producer, lambda: self._write(what, one, two), is_quiet=what in ("take sleeping", "abort"))
+            self._try(
+                self.producer,
+                lambda: self._write(what, one, two),
+                is_quiet=what in ("take sleeping", "abort"),
+            )
 
-    def _try(self, end: RingProducer | RingConsumer, action: Callable[[], None], is_quiet: bool) -> None:
+    def _try(
+        self, end: RingProducer | RingConsumer, action: Callable[[], None], is_quiet: bool
+    ) -> None:
         broken = self.errors.get(end)
         try:
             action()
@@ -334,7 +381,9 @@ class Damaged:
             assert len(payloads) <= limit
         elif what == "poll":
             count = consumer.poll(
-                lambda view: payloads.append(bytes(view)), limit, lambda view, tag: payloads.append(bytes(view))
+                lambda view: payloads.append(bytes(view)),
+                limit,
+                lambda view, tag: payloads.append(bytes(view)),
             )
             assert count == len(payloads) <= limit
         elif what == "view":

@@ -1,15 +1,18 @@
-"""A ring between two pinned processes at full speed, watched by a third that reads both cursors all the time.
+"""A ring between two pinned processes at full speed, watched by a third that reads both cursors all
+the time.
 
-    writer     RECORDS records, sizes random from the seed, singles and batches by every verb in turn
-    reader     knows every byte of every record from its number: one torn, lost, doubled or out of order is seen at once
-    observer   no cursor ever goes backward or shows half of a store, and head <= tail <= head + capacity
+    writer    RECORDS records, sizes random from the seed, singles and batches by every verb in turn
+    reader    knows every byte of every record from its number: one torn, lost, doubled or out of
+              order is seen at once
+    observer  no cursor ever goes backward or shows half of a store, and head <= tail <= head +
+              capacity
 
-The observer reads with three loads, and both sides move on between them. x86-64 does loads in program order, so with head
-read before and after tail it may rely on just this: tail is not behind the head read before it, and not more than the
-capacity ahead of the head read after it.
+The observer reads with three loads, and both sides move on between them. x86-64 does loads in
+program order, so with head read before and after tail it may rely on just this: tail is not behind
+the head read before it, and not more than the capacity ahead of the head read after it.
 
-    pytest tests/shard/test_ring_hammer.py                                      prints records/s
-    PRPC_HAMMER_RECORDS=100000000 pytest -o faulthandler_timeout=0 ...          what .ci/nightly does
+    pytest tests/shard/test_ring_hammer.py                              prints records/s
+    PRPC_HAMMER_RECORDS=100000000 pytest -o faulthandler_timeout=0 ...  what .ci/nightly does
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from shard.memory.segment import Segment
 RECORDS = int(os.environ.get("PRPC_HAMMER_RECORDS", "1000000"))
 RING_BYTES = 64 << 10  # some 60 records: it wraps, is full and is empty all the time
 RECORD_BYTES_MAX = 2000
-SIZES = 4093  # random sizes, taken in turn; a prime, so that they meet the verbs and the wrap in ever new ways
+# random sizes, taken in turn; a prime, so that they meet the verbs and the wrap in ever new ways
+SIZES = 4093
 PATTERN_BYTES = 64 << 10
 BATCH_MAX = 16
 READS_MAX = 64  # of one poll() or read_many()
@@ -106,11 +110,16 @@ class Checker:
 
     def check(self, payload: bytes | memoryview) -> None:
         if payload != self._payload(self.number):
-            raise AssertionError(f"record {self.number}: {bytes(payload[:40])!r} of {len(payload)} bytes is not what was written")
+            raise AssertionError(
+                f"record {self.number}: {bytes(payload[:40])!r} of {len(payload)} bytes is not "
+                "what was written"
+            )
         self.number += 1
 
 
-def _read_some(consumer: RingConsumer, way: int, check: Callable[[bytes | memoryview], None]) -> int:
+def _read_some(
+    consumer: RingConsumer, way: int, check: Callable[[bytes | memoryview], None]
+) -> int:
     """Read what is there, in one of four ways; how many records."""
     if way == 0:
         return consumer.poll(check, READS_MAX)
@@ -149,7 +158,9 @@ def read_all(handle: Ring, core: int, seed: int, told: Connection) -> None:
 
 
 def observe(handle: Ring, told: Connection) -> None:
-    """The observer's process, until told to stop; tells (looks, how often a cursor had moved, what was wrong)."""
+    """The observer's process, until told to stop; tells (looks, how often a cursor had moved, what
+    was wrong).
+    """
     segment = Segment.open(handle.name)
     words = segment.memory.cast("Q")
     segment.close()
@@ -169,7 +180,10 @@ def observe(handle: Ring, told: Connection) -> None:
                 and head_before <= tail_now <= head_after + capacity
                 and not (head_before | tail_now | head_after) & 7
             ):
-                wrong.append(f"after head {head}, tail {tail}: head {head_before}, tail {tail_now}, head {head_after}")
+                wrong.append(
+                    f"after head {head}, tail {tail}: head {head_before}, tail {tail_now}, "
+                    f"head {head_after}"
+                )
             moves += (head_after != head) + (tail_now != tail)
             head, tail = head_after, tail_now
         looks += LOOKS_PER_ROUND
@@ -178,7 +192,9 @@ def observe(handle: Ring, told: Connection) -> None:
 
 
 def wait_for_end(reader: Any, writer: Any, handle: Ring) -> None:
-    """Until both have ended well; fails when one ends badly, or no record is read for STANDSTILL_S."""
+    """Until both have ended well;
+    fails when one ends badly, or no record is read for STANDSTILL_S.
+    """
     segment = Segment.open(handle.name)
     words = segment.memory.cast("Q")
     segment.close()
@@ -190,7 +206,9 @@ def wait_for_end(reader: Any, writer: Any, handle: Ring) -> None:
             each.join()
             assert each.exitcode == 0, f"the {each.name} ended with exit code {each.exitcode}"
             running.remove(each)
-        assert ended or words[HEAD_WORD] != head, f"nothing was read for {STANDSTILL_S} s at head {head}"
+        assert ended or words[HEAD_WORD] != head, (
+            f"nothing was read for {STANDSTILL_S} s at head {head}"
+        )
         head = words[HEAD_WORD]
 
 
@@ -203,9 +221,15 @@ def test_no_record_is_torn_lost_doubled_or_out_of_order_and_no_cursor_ever_goes_
     pipes = [context.Pipe() for _ in range(3)]
     (to_writer, at_writer), (to_reader, at_reader), (to_observer, at_observer) = pipes
     with Ring.create(RING_BYTES) as handle:
-        writer = context.Process(target=write_all, args=(handle, cores[0], seed, at_writer), name="writer", daemon=True)
-        reader = context.Process(target=read_all, args=(handle, cores[-1], seed, at_reader), name="reader", daemon=True)
-        observer = context.Process(target=observe, args=(handle, at_observer), name="observer", daemon=True)
+        writer = context.Process(
+            target=write_all, args=(handle, cores[0], seed, at_writer), name="writer", daemon=True
+        )
+        reader = context.Process(
+            target=read_all, args=(handle, cores[-1], seed, at_reader), name="reader", daemon=True
+        )
+        observer = context.Process(
+            target=observe, args=(handle, at_observer), name="observer", daemon=True
+        )
         processes = (writer, reader, observer)
         try:
             for process in processes:

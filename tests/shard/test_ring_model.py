@@ -1,4 +1,6 @@
-"""Any sequence of a ring's verbs, against a queue that holds the same records and knows the room to the byte."""
+"""Any sequence of a ring's verbs, against a queue that holds the same records and knows the room to
+the byte.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Record = tuple[bytes, int]  # payload and tag
 
 
 class RingMachine(RuleBasedStateMachine):
-    """`published` is what the reader may see, `staged` what it may not yet; `claimed` is the open claim's memory."""
+    """`published` is what the reader may see, `staged` what it may not yet; `claimed` is the open
+    claim's memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,11 +38,11 @@ class RingMachine(RuleBasedStateMachine):
         self.claimed: memoryview | None = None
         self.refused = 0
 
-    # -- what the ring must answer ---------------------------------------------------------------------------------------
+    # -- what the ring must answer -----------------------------------------------------------------
 
     def has_room(self, length: int) -> bool:
-        """Whether a record of this length fits from where the producer stands to where the reader is: contiguous, or after
-        padding to the end of data."""
+        """Whether a record of this length fits from where the producer stands to where the reader
+        is: contiguous, or after padding to the end of data."""
         need = (length + 15) // 8 * 8
         at = self.producer.bytes_written
         to_end = CAPACITY - at % CAPACITY
@@ -52,7 +56,7 @@ class RingMachine(RuleBasedStateMachine):
         self.published.extend(self.staged)
         self.staged.clear()
 
-    # -- the producer's verbs ----------------------------------------------------------------------------------------------
+    # -- the producer's verbs ----------------------------------------------------------------------
 
     @precondition(lambda self: self.claimed is None)
     @rule(payload=payloads, tag=tags)
@@ -72,7 +76,9 @@ class RingMachine(RuleBasedStateMachine):
         self.publish_staged()
         self.published.extend((payload, 0) for payload in batch[:count])
         if count < len(batch):
-            assert not self.has_room(len(batch[count])), "it stopped where the next one did not fit, and not before"
+            assert not self.has_room(len(batch[count])), (
+                "it stopped where the next one did not fit, and not before"
+            )
             self.refuse()
 
     @precondition(lambda self: self.claimed is None)
@@ -121,7 +127,7 @@ class RingMachine(RuleBasedStateMachine):
         self.producer.publish()
         self.publish_staged()
 
-    # -- the consumer's ----------------------------------------------------------------------------------------------------
+    # -- the consumer's ----------------------------------------------------------------------------
 
     @rule()
     def read(self) -> None:
@@ -137,7 +143,9 @@ class RingMachine(RuleBasedStateMachine):
     def poll(self, limit: int) -> None:
         seen: list[Record] = []
         count = self.consumer.poll(
-            lambda view: seen.append((bytes(view), 0)), limit, lambda view, tag: seen.append((bytes(view), tag))
+            lambda view: seen.append((bytes(view), 0)),
+            limit,
+            lambda view, tag: seen.append((bytes(view), tag)),
         )
         expected = [self.published.popleft() for _ in range(min(limit, len(self.published)))]
         assert seen == expected
@@ -146,7 +154,9 @@ class RingMachine(RuleBasedStateMachine):
     @rule(takes=st.booleans())
     def view(self, takes: bool) -> None:
         view = self.consumer.view()
-        assert (None if view is None else bytes(view)) == (self.published[0][0] if self.published else None)
+        assert (None if view is None else bytes(view)) == (
+            self.published[0][0] if self.published else None
+        )
         if takes and view is not None:
             self.consumer.release()
             self.published.popleft()
@@ -156,7 +166,7 @@ class RingMachine(RuleBasedStateMachine):
         self.consumer.skip_all()
         self.published.clear()
 
-    # -- always ------------------------------------------------------------------------------------------------------------
+    # -- always ------------------------------------------------------------------------------------
 
     @invariant()
     def cursors_keep_the_order_that_the_table_promises(self) -> None:

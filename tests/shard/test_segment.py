@@ -1,4 +1,6 @@
-"""Pieces of shared memory: their names vanish at once, and those that were kept can be told from garbage."""
+"""Pieces of shared memory: their names vanish at once, and those that were kept can be told from
+garbage.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,17 @@ PATIENCE_S = 30.0
 def names() -> set[str]:
     """Entries of /dev/shm, less those of other jobs on this machine."""
     job = os.environ["PRPC_JOB"]
-    return {name for name in os.listdir(SHM_FOLDER) if not name.startswith("prpc.") or name.split(".")[2:3] == [job]}
+    return {
+        name
+        for name in os.listdir(SHM_FOLDER)
+        if not name.startswith("prpc.") or name.split(".")[2:3] == [job]
+    }
 
 
 def no_name_stays(before: set[str]) -> bool:
-    """Whether there are no more than before. What others make there is gone soon: the semaphore of a queue, say."""
+    """Whether there are no more than before. What others make there is gone soon: the semaphore of
+    a queue, say.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while names() - before:
         if time.monotonic() > deadline:
@@ -56,7 +64,8 @@ class Maker:
 
     PROGRAM = (
         "import sys\nfrom shard.memory.segment import Segment\n"
-        "segment = Segment.create(4096, keep_name=True)\nprint(segment.name, flush=True)\nsys.stdin.read()"
+        "segment = Segment.create(4096, keep_name=True)\nprint(segment.name, "
+        "flush=True)\nsys.stdin.read()"
     )
 
     def __init__(self) -> None:
@@ -115,7 +124,9 @@ def test_whoever_is_handed_the_descriptor_sees_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize("keep_name", [False, True])
-def test_all_its_pages_are_reserved_and_only_this_user_may_read_it_whatever_the_umask(keep_name: bool) -> None:
+def test_all_its_pages_are_reserved_and_only_this_user_may_read_it_whatever_the_umask(
+    keep_name: bool,
+) -> None:
     before = os.umask(0)
     try:
         segment = Segment.create(1 << 20, keep_name=keep_name)
@@ -129,7 +140,9 @@ def test_all_its_pages_are_reserved_and_only_this_user_may_read_it_whatever_the_
         unlink(segment.name)
 
 
-def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neither_write_nor_truncate() -> None:
+def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neither_write_nor_truncate() -> (
+    None
+):
     segment = Segment.create(8192, lent=True)
     reader = Segment.attach(segment.read_only_fd(), writable=False)
     segment.memory[100:105] = b"hello"
@@ -175,7 +188,13 @@ def test_nobody_can_cut_a_segment_short_make_it_longer_or_take_its_pages_away(le
 
 def test_a_segment_that_its_maker_could_still_change_is_not_mapped() -> None:
     rings, lent = SIZE_SEALS, SIZE_SEALS | SEAL_FUTURE_WRITE
-    for seals, writable in ((0, True), (SEAL_SHRINK, True), (SEAL_GROW, True), (rings, False), (SEAL_FUTURE_WRITE, False)):
+    for seals, writable in (
+        (0, True),
+        (SEAL_SHRINK, True),
+        (SEAL_GROW, True),
+        (rings, False),
+        (SEAL_FUTURE_WRITE, False),
+    ):
         fd = memfd(4096, seals)
         with pytest.raises(RemoteProtocolError, match="its maker could change it under us"):
             Segment.attach(fd, writable)
@@ -187,18 +206,23 @@ def test_a_segment_that_its_maker_could_still_change_is_not_mapped() -> None:
 def test_a_sparse_segment_is_refused_before_a_page_of_it_is_ours_to_pay() -> None:
     fd = memfd(3 << 30, SIZE_SEALS | SEAL_FUTURE_WRITE, sparse=True)
     with pytest.raises(
-        RemoteProtocolError, match="segment of 3221225472 bytes of which 0 are there: the rest would be taken from us"
+        RemoteProtocolError,
+        match="segment of 3221225472 bytes of which 0 are there: the rest would be taken from us",
     ):
         Segment.attach(fd, writable=False)
     assert os.fstat(fd).st_blocks == 0
     os.close(fd)
 
 
-def test_a_peers_segment_has_the_announced_size_and_no_more_than_is_allowed_else_its_descriptor_stays_the_callers() -> None:
+def test_a_peers_segment_has_the_announced_size_and_no_more_than_is_allowed_else_its_descriptor_stays_the_callers() -> (
+    None
+):
     segment = Segment.create(8192)
     Segment.attach(os.dup(segment.fd), size_bytes=8192, size_bytes_max=8192).close()
     for announced in (4096, 8191, 8193):
-        with pytest.raises(RemoteProtocolError, match=f"segment of 8192 bytes, {announced} were announced"):
+        with pytest.raises(
+            RemoteProtocolError, match=f"segment of 8192 bytes, {announced} were announced"
+        ):
             Segment.attach(segment.fd, size_bytes=announced)
     with pytest.raises(RemoteProtocolError, match="segment of 8192 bytes, at most 8191 allowed"):
         Segment.attach(segment.fd, size_bytes_max=8191)
@@ -221,9 +245,13 @@ def test_a_descriptor_of_something_else_is_the_peers_fault() -> None:
     folder, device = os.open("/", os.O_RDONLY), os.open("/dev/zero", os.O_RDWR)
     shm, empty = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR), memfd(0, SIZE_SEALS, sparse=True)
     for fd in (reading, writing, folder, device):
-        with pytest.raises(RemoteProtocolError, match=f"descriptor {fd} is no shared-memory segment"):
+        with pytest.raises(
+            RemoteProtocolError, match=f"descriptor {fd} is no shared-memory segment"
+        ):
             Segment.attach(fd)
-    with pytest.raises(RemoteProtocolError, match=f"descriptor {shm} is no sealed shared-memory segment"):
+    with pytest.raises(
+        RemoteProtocolError, match=f"descriptor {shm} is no sealed shared-memory segment"
+    ):
         Segment.attach(shm)
     with pytest.raises(RemoteProtocolError, match="segment of 0 bytes of which 0 are there"):
         Segment.attach(empty)
@@ -239,10 +267,16 @@ def test_a_limit_on_file_sizes_is_named_when_it_is_what_stands_in_the_way() -> N
         "try:\n    Segment.create(2 << 20)\nexcept ShmFull as error:\n    print(error)"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     assert ran.stdout == (
-        "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), which shared memory falls "
+        "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), "
+        "which shared memory falls "
         "under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower\n"
     )
 
@@ -259,7 +293,9 @@ def test_arrays_on_it_outlive_its_closing() -> None:
 def test_one_that_does_not_fit_is_shm_full_and_leaves_nothing() -> None:
     before = names()
     with pytest.raises(
-        ShmFull, match=r"no memory for a segment of .* MiB: of the .* MiB of .* MiB may be taken, .* PRPC_SLAB_BYTES_MAX"
+        ShmFull,
+        match=r"no memory for a segment of .* MiB: of the .* MiB of .* MiB may be taken, "
+        r".* PRPC_SLAB_BYTES_MAX",
     ):
         Segment.create(1 << 50)
     assert no_name_stays(before)
@@ -284,7 +320,11 @@ def test_a_kept_name_says_whose_it_is(maker: Maker) -> None:
     prefix, uid, job, pid, start, _ = maker.name.removeprefix("/").split(".")
     assert prefix == "prpc"
     assert job == os.environ["PRPC_JOB"]
-    assert (int(uid), int(pid), int(start)) == (os.getuid(), maker.process.pid, start_ticks(maker.process.pid))
+    assert (int(uid), int(pid), int(start)) == (
+        os.getuid(),
+        maker.process.pid,
+        start_ticks(maker.process.pid),
+    )
 
 
 def test_a_process_that_ends_takes_its_kept_names_along(maker: Maker) -> None:
@@ -323,22 +363,37 @@ def test_names_of_living_processes_are_never_garbage(maker: Maker) -> None:
 
 
 @needs_its_garbage
-def test_a_collector_in_another_pid_namespace_leaves_names_of_the_living_alone(maker: Maker) -> None:
+def test_a_collector_in_another_pid_namespace_leaves_names_of_the_living_alone(
+    maker: Maker,
+) -> None:
     """There the maker's pid is nobody's; it once took rings of other containers away."""
     own = Segment.create(4096, keep_name=True)
     assert own.name is not None
-    program = "from shard import collect_garbage, find_garbage\nprint(find_garbage(), collect_garbage())"
-    namespace = ["--pid", "--fork", "--mount-proc"] if os.getuid() == 0 else ["--user", "--map-current-user", "--pid", "--fork"]
+    program = (
+        "from shard import collect_garbage, find_garbage\nprint(find_garbage(), collect_garbage())"
+    )
+    namespace = (
+        ["--pid", "--fork", "--mount-proc"]
+        if os.getuid() == 0
+        else ["--user", "--map-current-user", "--pid", "--fork"]
+    )
     elsewhere = ["unshare", *namespace, sys.executable, "-c", program]
-    ran = subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ran = subprocess.run(
+        elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     if ran.returncode and "unshare" in ran.stderr:
-        pytest.fail(f"this machine lets us have no PID namespace of our own ({ran.stderr.strip()})", pytrace=False)
+        pytest.fail(
+            f"this machine lets us have no PID namespace of our own ({ran.stderr.strip()})",
+            pytrace=False,
+        )
     assert own.name not in ran.stdout
     assert maker.name not in ran.stdout
     assert maker.path.exists()
     Segment.open(own.name).close()
     maker.end(kill=True)
-    subprocess.run(elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    subprocess.run(
+        elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     assert not maker.path.exists(), "what nobody holds goes, from there too"
     unlink(own.name)
     own.close()
@@ -348,11 +403,17 @@ def test_a_collector_in_another_pid_namespace_leaves_names_of_the_living_alone(m
 def test_a_name_whose_maker_forked_goes_with_the_maker() -> None:
     """The lock is the maker's: a child that lives on does not hold it."""
     program = (
-        "import os, sys\nfrom shard.memory.segment import Segment\nsegment = Segment.create(4096, keep_name=True)\n"
-        "if not os.fork():\n    print(segment.name, flush=True)\n    os.kill(os.getppid(), 9)\nsys.stdin.read()\nos._exit(0)"
+        "import os, sys\nfrom shard.memory.segment import Segment\nsegment = Segment.create(4096, "
+        "keep_name=True)\n"
+        "if not os.fork():\n    print(segment.name, flush=True)\n    os.kill(os.getppid(), "
+        "9)\nsys.stdin.read()\nos._exit(0)"
     )
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as maker:
         assert maker.stdout is not None
         name = maker.stdout.readline().strip()
@@ -363,7 +424,8 @@ def test_a_name_whose_maker_forked_goes_with_the_maker() -> None:
 @needs_its_garbage
 def test_a_name_whose_pid_lives_again_as_another_process_is_garbage(maker: Maker) -> None:
     fields = maker.name.removeprefix("/").split(".")
-    reused = SHM_FOLDER / ".".join([*fields[:4], str(int(fields[4]) - 1), "0" * 16])  # same pid, started before
+    # same pid, started before
+    reused = SHM_FOLDER / ".".join([*fields[:4], str(int(fields[4]) - 1), "0" * 16])
     reused.write_bytes(b"left behind")
     assert f"/{reused.name}" in collect_garbage()
     assert not reused.exists()
@@ -372,7 +434,13 @@ def test_a_name_whose_pid_lives_again_as_another_process_is_garbage(maker: Maker
 
 @needs_its_garbage
 @pytest.mark.parametrize(
-    "name", ["other.{uid}.0.1.1.x", "prpc.{uid}.0.notapid.1.x", "prpc.{uid}.0.1.x", "prpc.{other}.0.999999999.1.x"]
+    "name",
+    [
+        "other.{uid}.0.1.1.x",
+        "prpc.{uid}.0.notapid.1.x",
+        "prpc.{uid}.0.1.x",
+        "prpc.{other}.0.999999999.1.x",
+    ],
 )
 def test_what_is_not_ours_is_left_alone(name: str) -> None:
     path = SHM_FOLDER / name.format(uid=os.getuid(), other=os.getuid() + 1)

@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from shard import BULK, PeerLostError, RestartPolicy, Sharded, ShardError, ShardGroup, in_class, this_shard
+from shard import (
+    BULK,
+    PeerLostError,
+    RestartPolicy,
+    Sharded,
+    ShardError,
+    ShardGroup,
+    in_class,
+    this_shard,
+)
 from tests.shard import group_functions as functions
 from tests.shard.group_functions import Tin
 from tests.shard.processes import PATIENCE_S, kill
@@ -28,10 +37,12 @@ def values(tins: Sharded[Tin]) -> Any:
     return tins.invoke_on_all(Tin.get).result(PATIENCE_S)
 
 
-# -- calls ---------------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
-def test_every_shard_has_an_instance_of_its_own_made_with_the_same_arguments(group: ShardGroup) -> None:
+def test_every_shard_has_an_instance_of_its_own_made_with_the_same_arguments(
+    group: ShardGroup,
+) -> None:
     tins = Sharded(Tin, 10)
     assert tins.size == 3
     assert values(tins) == [10, 10, 10]
@@ -40,10 +51,26 @@ def test_every_shard_has_an_instance_of_its_own_made_with_the_same_arguments(gro
     assert tins.invoke_on_all(Tin.where).result(PATIENCE_S) == [0, 1, 2]
 
 
-def test_a_method_is_named_by_a_function_or_by_its_name_and_may_be_a_coroutine(group: ShardGroup) -> None:
+def test_a_method_is_named_by_a_function_or_by_its_name_and_may_be_a_coroutine(
+    group: ShardGroup,
+) -> None:
     tins = Sharded(Tin)
-    methods = [Tin.add, "add", Tin.add_later, "add_later", lambda tin, value: tin.add(value), in_class(BULK)(add_in_bulk)]
-    assert [tins.invoke_on(0, method, 1).result(PATIENCE_S) for method in methods] == [1, 2, 3, 4, 5, 6]
+    methods = [
+        Tin.add,
+        "add",
+        Tin.add_later,
+        "add_later",
+        lambda tin, value: tin.add(value),
+        in_class(BULK)(add_in_bulk),
+    ]
+    assert [tins.invoke_on(0, method, 1).result(PATIENCE_S) for method in methods] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 def add_in_bulk(tin: Tin, value: int) -> int:
@@ -63,7 +90,9 @@ def test_a_closure_takes_its_variable_along_as_it_stands_at_each_call(group: Sha
     assert values(tins) == [111, 0, 0]
 
 
-def test_defaults_and_callable_objects_take_their_state_along_as_it_stands_at_each_call(group: ShardGroup) -> None:
+def test_defaults_and_callable_objects_take_their_state_along_as_it_stands_at_each_call(
+    group: ShardGroup,
+) -> None:
     tins = Sharded(Tin)
     held = {"step": 1}
     add = lambda tin, held=held: tin.add(held["step"])  # noqa: E731
@@ -99,7 +128,11 @@ def test_a_map_is_reduced_from_shard_0_on(group: ShardGroup) -> None:
     assert tins.map_reduce(Tin.get, operator.add).result(PATIENCE_S) == 111
     assert tins.map_reduce("get", operator.add, 1000).result(PATIENCE_S) == 1111
     assert tins.map_reduce(Tin.get, operator.sub).result(PATIENCE_S) == 1 - 10 - 100
-    assert tins.map_reduce(Tin.where, lambda found, one: [*found, one], []).result(PATIENCE_S) == [0, 1, 2]
+    assert tins.map_reduce(Tin.where, lambda found, one: [*found, one], []).result(PATIENCE_S) == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_what_a_mapper_or_a_reducer_raises_is_the_result(group: ShardGroup) -> None:
@@ -122,7 +155,7 @@ def test_two_of_them_do_not_know_each_other(group: ShardGroup) -> None:
     assert (values(one), values(two)) == ([11, 1, 1], [2, 2, 2])
 
 
-# -- inside a shard ------------------------------------------------------------------------------------------------------
+# -- inside a shard --------------------------------------------------------------------------------
 
 
 async def local_and_others(tins: Sharded[Tin]) -> tuple[int, list[int], int]:
@@ -155,10 +188,12 @@ def test_a_shard_does_not_close_it(group: ShardGroup) -> None:
     assert values(tins) == [0, 0, 0]
 
 
-# -- birth and death -----------------------------------------------------------------------------------------------------
+# -- birth and death -------------------------------------------------------------------------------
 
 
-def test_a_factory_that_raises_anywhere_raises_at_construction_and_leaves_nothing(group: ShardGroup) -> None:
+def test_a_factory_that_raises_anywhere_raises_at_construction_and_leaves_nothing(
+    group: ShardGroup,
+) -> None:
     with pytest.raises(functions.OddError, match="no tin here"):
         Sharded(functions.FailsInShardOne)
     assert group.map(functions.instances) == [0, 0, 0]
@@ -183,7 +218,9 @@ def test_a_restarted_shard_makes_its_instance_anew(group: ShardGroup) -> None:
     assert group.submit_to(0, local_and_others, tins).result(PATIENCE_S) == (11, [11, 10, 11], 32)
 
 
-def test_close_closes_every_instance_and_no_call_finds_one_after_it(group: ShardGroup, tmp_path: Path) -> None:
+def test_close_closes_every_instance_and_no_call_finds_one_after_it(
+    group: ShardGroup, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
     with Sharded(Tin, 0, str(log)) as tins:
         assert values(tins) == [0, 0, 0]
@@ -222,7 +259,8 @@ def test_a_shard_that_is_starting_meanwhile_keeps_no_instance(group: ShardGroup,
     group.at_start(functions.read_fifo_when_restarted, 0, fifo)
     tins = Sharded(Tin)
     kill(group, 0)
-    with Path(fifo).open("w") as starting:  # opens when the shard reads it, and it has been told of the instance by then
+    # opens when the shard reads it, and it has been told of the instance by then
+    with Path(fifo).open("w") as starting:
         tins.close()
         starting.write("go")
     group.wait_up(PATIENCE_S)
@@ -244,7 +282,9 @@ class DiesAtItsEnd(Tin):
             functions.kill_myself()
 
 
-def test_what_an_instance_lost_at_its_end_is_raised_by_close_though_its_shard_lives(group: ShardGroup) -> None:
+def test_what_an_instance_lost_at_its_end_is_raised_by_close_though_its_shard_lives(
+    group: ShardGroup,
+) -> None:
     tins = Sharded(LosesAPeer)
     with pytest.raises(PeerLostError, match="a server of its own"):
         tins.close()
@@ -269,19 +309,23 @@ def test_close_does_nothing_where_another_thread_closes_the_group_meanwhile(
     tins.close()
 
 
-# -- which group ---------------------------------------------------------------------------------------------------------
+# -- which group -----------------------------------------------------------------------------------
 
 
 def test_with_two_groups_it_must_be_said_which_one_is_meant(group: ShardGroup) -> None:
     with ShardGroup(1, start_method="forkserver") as second:
-        with pytest.raises(ValueError, match="2 groups are open in this process: say which one by group="):
+        with pytest.raises(
+            ValueError, match="2 groups are open in this process: say which one by group="
+        ):
             Sharded(Tin)
         one, two = Sharded(Tin, 1, group=group), Sharded(Tin, 2, group=second)
         assert (values(one), values(two)) == ([1, 1, 1], [2])
     assert values(Sharded(Tin, 4)) == [4, 4, 4], "the other one is closed"
 
 
-def test_the_group_is_found_while_another_thread_closes_its_own(group: ShardGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_is_found_while_another_thread_closes_its_own(
+    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     second = ShardGroup(1, start_method="forkserver")
 
     class Closing(ShardGroup):
@@ -305,7 +349,9 @@ def test_without_a_group_there_is_nothing_to_be_sharded() -> None:
 
 def test_it_is_the_same_instance_for_every_call(group: ShardGroup) -> None:
     tins = Sharded(Tin)
-    assert tins.invoke_on_all(identity).result(PATIENCE_S) == tins.invoke_on_all(identity).result(PATIENCE_S)
+    assert tins.invoke_on_all(identity).result(PATIENCE_S) == tins.invoke_on_all(identity).result(
+        PATIENCE_S
+    )
 
 
 def identity(tin: Tin) -> tuple[int, int, bool]:

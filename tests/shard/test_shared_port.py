@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from shard import Connection, DistributedPort, Node, Reactor, Slab, SocketDistributor, TcpListener, TcpTransport, UnreachableError
+from shard import (
+    Connection,
+    DistributedPort,
+    Node,
+    Reactor,
+    Slab,
+    SocketDistributor,
+    TcpListener,
+    TcpTransport,
+    UnreachableError,
+)
 from shard.transport import shared_port
 from shard.transport.handshake import Connector
 from shard.transport.handshake_io import receive_exactly
@@ -26,14 +36,19 @@ def node(incarnation: int) -> Node:
 
 
 class House:
-    """A port with a dealer, and takers: each with a reactor of its own, as if it were another process; turned by one thread."""
+    """A port with a dealer, and takers: each with a reactor of its own, as if it were another
+    process; turned by one thread.
+    """
 
     def __init__(self) -> None:
         self.reactors = [Reactor(time.monotonic)]
         self.slab = Slab()
-        self.connections: dict[int, list[Connection[Any]]] = {0: []}  # by incarnation of who accepted; 0: the dealer's process
+        # by incarnation of who accepted; 0: the dealer's process
+        self.connections: dict[int, list[Connection[Any]]] = {0: []}
         transport = TcpTransport(node(0), self.slab)
-        listener = transport.listen("tcp://127.0.0.1:0", self.reactors[0], self.connections[0].append)
+        listener = transport.listen(
+            "tcp://127.0.0.1:0", self.reactors[0], self.connections[0].append
+        )
         assert isinstance(listener, TcpListener)
         self.listener, self.address = listener, listener.address
         self.dealer = SocketDistributor(self.reactors[0])
@@ -63,11 +78,15 @@ class House:
         return results[0]
 
     def add_taker(self, incarnation: int) -> None:
-        port = DistributedPort(self.dealer.name, self.dealer.key, ("127.0.0.1", int(self.address.rpartition(":")[2])))
+        port = DistributedPort(
+            self.dealer.name, self.dealer.key, ("127.0.0.1", int(self.address.rpartition(":")[2]))
+        )
         reactor = Reactor(time.monotonic)
         accepted = self.connections[incarnation] = []
         transport = TcpTransport(node(incarnation), self.slab)
-        self.takers[incarnation] = self.in_reactor(lambda: transport.listen_on(port, reactor, accepted.append))
+        self.takers[incarnation] = self.in_reactor(
+            lambda: transport.listen_on(port, reactor, accepted.append)
+        )
         self.reactors.append(reactor)
 
     def connect(self) -> Connection[Any]:
@@ -106,7 +125,9 @@ def connected(house: House, count: int) -> Iterator[list[Connection[Any]]]:
 
 
 @pytest.mark.parametrize("takers", [1, 2, 4])
-def test_connections_with_all_their_lanes_are_spread_one_apart_at_most(house: House, takers: int) -> None:
+def test_connections_with_all_their_lanes_are_spread_one_apart_at_most(
+    house: House, takers: int
+) -> None:
     for number in range(1, takers + 1):
         house.add_taker(number)
     for count in range(1, 6):
@@ -133,13 +154,17 @@ def test_places_that_have_become_free_are_filled(house: House) -> None:
 
 def test_a_connection_with_checksums_counts_until_it_ends(house: House) -> None:
     house.add_taker(1)
-    ours = TcpTransport(dataclasses.replace(node(9), tcp_checksum=True), house.slab).connect(house.address, PATIENCE_S)
+    ours = TcpTransport(dataclasses.replace(node(9), tcp_checksum=True), house.slab).connect(
+        house.address, PATIENCE_S
+    )
     wait_until(lambda: house.dealer.connections() == (1,))
     ours.close()
     wait_until(lambda: house.dealer.connections() == (0,))
 
 
-def test_without_takers_and_once_they_have_gone_the_process_with_the_port_serves(house: House) -> None:
+def test_without_takers_and_once_they_have_gone_the_process_with_the_port_serves(
+    house: House,
+) -> None:
     with connected(house, 1) as connections:
         assert connections[0].peer_incarnation == 0
     house.add_taker(1)
@@ -163,7 +188,9 @@ def test_who_is_refused_by_a_taker_no_longer_counts(house: House) -> None:
 def test_what_is_no_hello_never_leaves_the_process_with_the_port(house: House) -> None:
     house.add_taker(1)
     with socket.create_connection(_place(house)) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:2222\r\nAccept: */*\r\nUser-Agent: x\r\n\r\n")
+        sock.sendall(
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1:2222\r\nAccept: */*\r\nUser-Agent: x\r\n\r\n"
+        )
         wait_until(lambda: house.listener.statistics().refused == 1)
     with socket.create_connection(_place(house)) as sock:
         sock.sendall(b"PRPC")
@@ -191,13 +218,17 @@ def test_a_taker_without_the_key_gets_nothing(house: House) -> None:
         assert connections[0].peer_incarnation == 0
 
 
-def test_all_connections_of_a_host_go_to_one_taker_where_tls_hides_their_lanes(house: House) -> None:
+def test_all_connections_of_a_host_go_to_one_taker_where_tls_hides_their_lanes(
+    house: House,
+) -> None:
     for number in (1, 2):
         house.add_taker(number)
     with contextlib.ExitStack() as exits:
         ours = [exits.enter_context(socket.socket()) for _ in range(5)]
         for sock, host in zip(ours, "aabab", strict=True):
-            assert house.in_reactor(lambda sock=sock, host=host: house.dealer.deal(sock, host, None))
+            assert house.in_reactor(
+                lambda sock=sock, host=host: house.dealer.deal(sock, host, None)
+            )
         assert house.dealer.connections() == (1, 1)
 
 

@@ -1,4 +1,6 @@
-"""Who runs next: classes of work with shares of the reactor's time, by a clock that each step moves on itself."""
+"""Who runs next: classes of work with shares of the reactor's time, by a clock that each step moves
+on itself.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shard import Future, Reactor, ShardError
-from shard.loop.queues import BULK, CLASSES_MAX, LATENCY, SHARES_MAX, ReadyQueues, TaskClass, class_of, in_class
+from shard.loop.queues import (
+    BULK,
+    CLASSES_MAX,
+    LATENCY,
+    SHARES_MAX,
+    ReadyQueues,
+    TaskClass,
+    class_of,
+    in_class,
+)
 from shard.loop.reactor import READY_STEPS_MAX, TURN_SLICE_S
 from tests.helpers import ManualClock
 
@@ -39,9 +50,13 @@ def reactor(clock: CountingClock) -> Iterator[Reactor]:
 
 
 class Load:
-    """Steps of one class that take `step_s` each; an endless one always has another step waiting."""
+    """Steps of one class that take `step_s` each;
+    an endless one always has another step waiting.
+    """
 
-    def __init__(self, reactor: Reactor, clock: ManualClock, queue: TaskClass, step_s: float) -> None:
+    def __init__(
+        self, reactor: Reactor, clock: ManualClock, queue: TaskClass, step_s: float
+    ) -> None:
         self.reactor, self.clock, self.queue, self.step_s = reactor, clock, queue, step_s
         self.used_s = 0.0
         self.endless = False
@@ -65,10 +80,12 @@ def turn(reactor: Reactor, clock: ManualClock, seconds: float) -> None:
         assert reactor.poll(clock.now)
 
 
-# -- shares ------------------------------------------------------------------------------------------------------------
+# -- shares ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("latency_step_s", "bulk_step_s"), [(10e-6, 10e-6), (5e-6, 2e-3), (1e-3, 20e-6)])
+@pytest.mark.parametrize(
+    ("latency_step_s", "bulk_step_s"), [(10e-6, 10e-6), (5e-6, 2e-3), (1e-3, 20e-6)]
+)
 def test_two_classes_that_always_want_to_run_get_their_time_by_shares(
     reactor: Reactor, clock: CountingClock, latency_step_s: float, bulk_step_s: float
 ) -> None:
@@ -76,21 +93,29 @@ def test_two_classes_that_always_want_to_run_get_their_time_by_shares(
     bulk = Load(reactor, clock, BULK, bulk_step_s).start()
     turn(reactor, clock, 2.0)
     part = BULK.shares / (BULK.shares + LATENCY.shares)
-    rest_s = 2 * max(latency_step_s, bulk_step_s) + TURN_SLICE_S  # steps are whole, and so are turns
+    # steps are whole, and so are turns
+    rest_s = 2 * max(latency_step_s, bulk_step_s) + TURN_SLICE_S
     assert bulk.used_s == pytest.approx(2.0 * part, abs=rest_s)
     assert latency.used_s == pytest.approx(2.0 * (1 - part), abs=rest_s)
 
 
 def test_more_classes_share_likewise(reactor: Reactor, clock: CountingClock) -> None:
     classes = [LATENCY, BULK, TaskClass("scan", 300), TaskClass("index", 600)]
-    loads = [Load(reactor, clock, each, 20e-6 * (at + 1)).start() for at, each in enumerate(classes)]
+    loads = [
+        Load(reactor, clock, each, 20e-6 * (at + 1)).start() for at, each in enumerate(classes)
+    ]
     turn(reactor, clock, 5.0)
     for load in loads:
         assert load.used_s == pytest.approx(5.0 * load.queue.shares / 2000, rel=0.002)
 
 
-def test_neither_waits_for_longer_than_the_other_ones_part_of_a_step(reactor: Reactor, clock: CountingClock) -> None:
-    latency, bulk = Load(reactor, clock, LATENCY, 20e-6).start(), Load(reactor, clock, BULK, 1e-3).start()
+def test_neither_waits_for_longer_than_the_other_ones_part_of_a_step(
+    reactor: Reactor, clock: CountingClock
+) -> None:
+    latency, bulk = (
+        Load(reactor, clock, LATENCY, 20e-6).start(),
+        Load(reactor, clock, BULK, 1e-3).start(),
+    )
     waits = {"latency": 0.0, "bulk": 0.0}
     last = {"latency": (0.0, clock.now), "bulk": (0.0, clock.now)}
     for _ in range(2000):
@@ -118,7 +143,9 @@ def test_a_class_that_was_idle_has_saved_up_nothing(reactor: Reactor, clock: Cou
         assert used_s == pytest.approx(0.5, rel=0.002)
 
 
-def test_bulk_work_that_comes_after_an_hour_of_others_takes_no_more_than_its_part(reactor: Reactor, clock: CountingClock) -> None:
+def test_bulk_work_that_comes_after_an_hour_of_others_takes_no_more_than_its_part(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     latency = Load(reactor, clock, LATENCY, 20e-6).start()
     for _ in range(10):
         reactor.poll(clock.now)
@@ -149,17 +176,21 @@ def test_the_debt_of_one_long_step_is_paid_off_while_latency_is_alone(
     assert clock.now > began
 
 
-# -- what a turn may take ----------------------------------------------------------------------------------------------
+# -- what a turn may take --------------------------------------------------------------------------
 
 
-def test_while_only_latency_has_steps_nobody_looks_at_the_clock(reactor: Reactor, clock: CountingClock) -> None:
+def test_while_only_latency_has_steps_nobody_looks_at_the_clock(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     Load(reactor, clock, LATENCY, 1e-3).start()
     for _ in range(100):
         reactor.poll(clock.now)
     assert clock.reads == 0
 
 
-def test_after_bulk_work_has_ended_the_clock_is_left_alone_again(reactor: Reactor, clock: CountingClock) -> None:
+def test_after_bulk_work_has_ended_the_clock_is_left_alone_again(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     Load(reactor, clock, LATENCY, 1e-6).start()
     reactor.call_soon(bool, queue=BULK)
     for _ in range(3):
@@ -183,12 +214,16 @@ def test_a_turn_with_bulk_work_goes_back_to_the_sources_after_its_slice(
         assert clock.now - started < 1.3 * TURN_SLICE_S
 
 
-def test_a_bulk_step_longer_than_the_slice_is_one_a_turn(reactor: Reactor, clock: CountingClock) -> None:
+def test_a_bulk_step_longer_than_the_slice_is_one_a_turn(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     Load(reactor, clock, BULK, 10 * TURN_SLICE_S).start()
     assert [reactor.poll(clock.now) for _ in range(5)] == [1] * 5
 
 
-def test_steps_that_take_no_time_are_bounded_by_their_number(reactor: Reactor, clock: CountingClock) -> None:
+def test_steps_that_take_no_time_are_bounded_by_their_number(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     for _ in range(READY_STEPS_MAX + 10):
         reactor.call_soon(bool, queue=BULK)
     assert [reactor.poll(clock.now) for _ in range(3)] == [READY_STEPS_MAX, 10, 0]
@@ -224,7 +259,9 @@ def test_a_reactor_with_bulk_work_does_not_sleep_nor_spin(reactor: Reactor) -> N
     assert reactor.parks == 0
 
 
-def test_steps_that_other_threads_queue_while_the_class_runs_empty_all_run(reactor: Reactor) -> None:
+def test_steps_that_other_threads_queue_while_the_class_runs_empty_all_run(
+    reactor: Reactor,
+) -> None:
     count, threads = 2000, 4
     seen: list[int] = []
 
@@ -243,10 +280,12 @@ def test_steps_that_other_threads_queue_while_the_class_runs_empty_all_run(react
     assert not reactor._others
 
 
-# -- tasks -------------------------------------------------------------------------------------------------------------
+# -- tasks -----------------------------------------------------------------------------------------
 
 
-def test_a_bulk_task_waits_its_turn_from_the_first_step_on(reactor: Reactor, clock: CountingClock) -> None:
+def test_a_bulk_task_waits_its_turn_from_the_first_step_on(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     steps: list[int] = []
     gate = Future()
 
@@ -275,11 +314,12 @@ def test_a_reactor_that_ends_drops_tasks_that_never_began(clock: CountingClock) 
 
     task = closing.spawn(work(), queue=BULK)
     closing.close()
-    assert inspect.getcoroutinestate(task.coroutine) == inspect.CORO_CLOSED  # or Python would warn about it
+    # or Python would warn about it
+    assert inspect.getcoroutinestate(task.coroutine) == inspect.CORO_CLOSED
     assert ran == []
 
 
-# -- classes -----------------------------------------------------------------------------------------------------------
+# -- classes ---------------------------------------------------------------------------------------
 
 
 @in_class(BULK)
@@ -295,13 +335,23 @@ class Marked:
 
 @pytest.mark.parametrize(
     ("function", "expected"),
-    [(marked, BULK), (Marked().method, BULK), (Marked.method, BULK), (len, LATENCY), (lambda: None, LATENCY)],
+    [
+        (marked, BULK),
+        (Marked().method, BULK),
+        (Marked.method, BULK),
+        (len, LATENCY),
+        (lambda: None, LATENCY),
+    ],
 )
-def test_a_functions_class_is_what_it_was_marked_with(function: Callable[..., object], expected: TaskClass) -> None:
+def test_a_functions_class_is_what_it_was_marked_with(
+    function: Callable[..., object], expected: TaskClass
+) -> None:
     assert class_of(function) is expected
 
 
-def test_a_class_that_came_from_another_process_is_the_same_class(reactor: Reactor, clock: CountingClock) -> None:
+def test_a_class_that_came_from_another_process_is_the_same_class(
+    reactor: Reactor, clock: CountingClock
+) -> None:
     seen: list[int] = []
     reactor.call_soon(lambda: seen.append(1), queue=BULK)
     reactor.call_soon(lambda: seen.append(2), queue=pickle.loads(pickle.dumps(BULK)))
@@ -314,7 +364,9 @@ def test_a_class_that_came_from_another_process_is_the_same_class(reactor: React
 
 @pytest.mark.parametrize("shares", [0, -1, SHARES_MAX + 1])
 def test_impossible_shares_are_refused(shares: int) -> None:
-    with pytest.raises(ValueError, match=f"'odd' with {shares} shares: 1 to {SHARES_MAX} are possible"):
+    with pytest.raises(
+        ValueError, match=f"'odd' with {shares} shares: 1 to {SHARES_MAX} are possible"
+    ):
         TaskClass("odd", shares)
 
 
@@ -322,5 +374,7 @@ def test_a_class_too_many_is_refused(clock: ManualClock) -> None:
     queues = ReadyQueues(clock)
     for number in range(CLASSES_MAX - 1):
         queues.add(TaskClass(f"class {number}", 1), bool)
-    with pytest.raises(ShardError, match=f"'another' is one more than the {CLASSES_MAX} that a reactor takes"):
+    with pytest.raises(
+        ShardError, match=f"'another' is one more than the {CLASSES_MAX} that a reactor takes"
+    ):
         queues.add(TaskClass("another", 1), bool)

@@ -1,4 +1,6 @@
-"""When a silent peer is taken for lost, of what the kernel says; tests/prpc_engine/test_silent_peers.py cuts real networks."""
+"""When a silent peer is taken for lost, of what the kernel says;
+tests/prpc_engine/test_silent_peers.py cuts real networks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ STEP_S = BOUND_S / LOOKS_PER_BOUND
 
 
 def lost_after(unacked: int, probes: int, acks_every_s: float | None) -> float | None:
-    """Seconds of looking until the peer is lost, which acknowledged something just before; None: it never is."""
+    """Seconds of looking until the peer is lost, which acknowledged something just before; None: it
+    never is.
+    """
     silence = Silence(BOUND_S)
     for step in range(1, 10 * LOOKS_PER_BOUND):
         passed = step * STEP_S
@@ -31,7 +35,9 @@ def test_what_is_sent_and_never_acknowledged_ends_it_within_the_bound() -> None:
 def test_a_peer_without_room_that_answers_no_probe_is_lost_and_one_that_answers_is_not() -> None:
     assert lost_after(unacked=0, probes=2, acks_every_s=None) == BOUND_S
     assert lost_after(unacked=0, probes=2, acks_every_s=3.0) is None
-    assert lost_after(unacked=0, probes=1, acks_every_s=None) is None, "kernels answer the second of two quick ones not at all"
+    assert lost_after(unacked=0, probes=1, acks_every_s=None) is None, (
+        "kernels answer the second of two quick ones not at all"
+    )
 
 
 def test_an_idle_peer_is_left_to_the_keepalive() -> None:
@@ -51,7 +57,9 @@ def test_the_keepalive_finds_an_idle_peer_within_the_bound_in_whole_seconds(boun
     with socket.socket() as sock:
         keep_alive(sock, bound_s)
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        idle_s, interval_s, count = (sock.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+        idle_s, interval_s, count = (
+            sock.getsockopt(socket.IPPROTO_TCP, option) for option in options
+        )
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert 0.5 * bound_s <= idle_s + count * interval_s <= max(2.0, bound_s)
 

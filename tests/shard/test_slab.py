@@ -1,4 +1,6 @@
-"""Blocks for arrays: their sizes and places, who uses them, and what there is when memory runs out."""
+"""Blocks for arrays: their sizes and places, who uses them, and what there is when memory runs
+out.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,23 @@ class Reader:
         return self.gone
 
 
-# -- sizes and places --------------------------------------------------------------------------------------------------
+# -- sizes and places ------------------------------------------------------------------------------
 
 
 def test_block_sizes_grow_by_quarters_of_a_power_of_two_and_waste_at_most_a_fifth() -> None:
     assert [block_size(n) for n in (0, 1, 4096)] == [BLOCK_BYTES_MIN] * 3
-    assert [block_size(n) for n in (4097, 5120, 5121, 8192, 8193)] == [5120, 5120, 6144, 8192, 10240]
-    for wanted in [*range(4096, 70_000, 97), *(10**k for k in range(4, 12)), *(1 << k for k in range(12, 40))]:
+    assert [block_size(n) for n in (4097, 5120, 5121, 8192, 8193)] == [
+        5120,
+        5120,
+        6144,
+        8192,
+        10240,
+    ]
+    for wanted in [
+        *range(4096, 70_000, 97),
+        *(10**k for k in range(4, 12)),
+        *(1 << k for k in range(12, 40)),
+    ]:
         size = block_size(wanted)
         assert wanted <= size <= wanted * 1.25
         assert size % ALIGNMENT_BYTES == 0
@@ -93,7 +105,7 @@ def test_what_cannot_be_shared_is_refused(slab: Slab) -> None:
     assert slab.statistics().blocks_used == 0
 
 
-# -- recycling ---------------------------------------------------------------------------------------------------------
+# -- recycling -------------------------------------------------------------------------------------
 
 
 def test_a_dropped_array_gives_its_block_to_the_next_of_that_size(slab: Slab) -> None:
@@ -156,7 +168,7 @@ def test_arrays_may_be_made_and_dropped_by_several_threads(slab: Slab) -> None:
     assert slab.statistics().blocks_used == 0
 
 
-# -- users -------------------------------------------------------------------------------------------------------------
+# -- users -----------------------------------------------------------------------------------------
 
 
 def test_the_block_under_any_view_is_found_with_its_offset(slab: Slab) -> None:
@@ -211,7 +223,9 @@ def test_a_lent_block_is_not_used_again_before_it_is_returned(slab: Slab) -> Non
 def test_a_block_returned_more_often_than_lent_is_a_bug_named_with_its_place(slab: Slab) -> None:
     block = slab.allocate(5000)
     slab.release(block)
-    with pytest.raises(LocalProtocolError, match="block at 0:0 released more often than it was lent"):
+    with pytest.raises(
+        LocalProtocolError, match="block at 0:0 released more often than it was lent"
+    ):
         slab.release(block)
     assert slab.statistics().blocks_used == 0
     one, two = slab.allocate(5000), slab.allocate(5000)
@@ -228,7 +242,9 @@ def test_a_free_block_cannot_be_lent(slab: Slab) -> None:
 
 def test_a_release_while_the_slab_is_busy_does_not_wait_and_is_not_lost(slab: Slab) -> None:
     block = slab.allocate(5000)
-    with slab._lock:  # as another thread has it, or this one when the collector runs a destructor, or one frozen at exit
+    # as another thread has it, or this one when the collector runs a destructor, or one frozen at
+    # exit
+    with slab._lock:
         slab.release(block)
         assert block.users == 1
     assert slab.statistics().blocks_used == 0
@@ -273,7 +289,9 @@ def test_a_view_made_from_the_root_itself_has_no_part_in_the_block(slab: Slab) -
     assert slab.statistics().blocks_used == 0
 
 
-def test_blocks_lent_over_a_connection_that_ended_come_back_when_the_reader_hangs_up(slab: Slab) -> None:
+def test_blocks_lent_over_a_connection_that_ended_come_back_when_the_reader_hangs_up(
+    slab: Slab,
+) -> None:
     reader = Reader()
     blocks = [slab.allocate(5000) for _ in range(3)]
     slab.lend_until_hung_up(reader, Loans(list(blocks)))
@@ -284,7 +302,7 @@ def test_blocks_lent_over_a_connection_that_ended_come_back_when_the_reader_hang
     assert slab.statistics().blocks_used == 1
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures ---------------------------------------------------------------------------------------
 
 
 def test_fragmentation_is_what_rounding_loses_and_what_serves_one_size_only(slab: Slab) -> None:
@@ -293,11 +311,19 @@ def test_fragmentation_is_what_rounding_loses_and_what_serves_one_size_only(slab
     kept.pop()
     statistics = slab.statistics()
     assert (block_size(9 << 10), block_size(20 << 10)) == (10 << 10, 20 << 10)
-    assert (statistics.internal_bytes, statistics.external_bytes, statistics.blocks_free) == (1 << 10, 20 << 10, 1)
+    assert (statistics.internal_bytes, statistics.external_bytes, statistics.blocks_free) == (
+        1 << 10,
+        20 << 10,
+        1,
+    )
     assert statistics.fragmentation == (21 << 10) / SEGMENT_BYTES_FIRST
     kept.clear()
     statistics = slab.statistics()
-    assert (statistics.internal_bytes, statistics.external_bytes, statistics.free_bytes) == (0, 0, 50 << 10)
+    assert (statistics.internal_bytes, statistics.external_bytes, statistics.free_bytes) == (
+        0,
+        0,
+        50 << 10,
+    )
     assert statistics.fragmentation == 0.0, "nothing is used: all of it can be cut anew"
 
 
@@ -306,14 +332,26 @@ def test_statistics_say_what_is_used_free_and_reserved(slab: Slab) -> None:
     kept.pop()
     statistics = slab.statistics()
     size = block_size(5000)
-    assert (statistics.used_bytes, statistics.free_bytes, statistics.used_bytes_max) == (2 * size, size, 3 * size)
-    assert (statistics.blocks_used, statistics.segments, statistics.reserved_bytes) == (2, 1, SEGMENT_BYTES_FIRST)
-    assert (statistics.reserved_bytes_max, statistics.leases, statistics.leased_bytes) == (SEGMENT_BYTES_FIRST, 0, 0)
+    assert (statistics.used_bytes, statistics.free_bytes, statistics.used_bytes_max) == (
+        2 * size,
+        size,
+        3 * size,
+    )
+    assert (statistics.blocks_used, statistics.segments, statistics.reserved_bytes) == (
+        2,
+        1,
+        SEGMENT_BYTES_FIRST,
+    )
+    assert (statistics.reserved_bytes_max, statistics.leases, statistics.leased_bytes) == (
+        SEGMENT_BYTES_FIRST,
+        0,
+        0,
+    )
     assert statistics.lease_age_s_max == 0.0
     assert statistics.limit_bytes == slab.limit_bytes
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def test_arrays_outlive_the_closing_of_their_slab() -> None:

@@ -1,4 +1,6 @@
-"""How a slab grows, and how it goes on when it may not: every way to find room for a block, in their order."""
+"""How a slab grows, and how it goes on when it may not: every way to find room for a block, in
+their order.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from numpy.typing import NDArray
 
 from shard import ShmFull, Slab
 from shard.memory.arena import Holder
-from shard.memory.slab import HUGE_PAGE_BYTES, IDLE_TURNS, KEPT_BYTES, SEGMENT_BYTES_FIRST, SEGMENT_BYTES_MAX, TRIM_S
+from shard.memory.slab import (
+    HUGE_PAGE_BYTES,
+    IDLE_TURNS,
+    KEPT_BYTES,
+    SEGMENT_BYTES_FIRST,
+    SEGMENT_BYTES_MAX,
+    TRIM_S,
+)
 from tests.helpers import ManualClock
 from tests.shard.small_memory import end_with_memory
 
@@ -38,7 +47,10 @@ def test_segments_double_up_to_a_bound_and_large_blocks_have_one_of_their_own(sl
 def test_growing_over_the_slabs_own_bound_is_shm_full_with_the_figures() -> None:
     slab = Slab(limit_bytes=SEGMENT_BYTES_FIRST)
     kept = [slab.empty((MIB,), np.uint8) for _ in range(8)]
-    with pytest.raises(ShmFull, match=r"holds 8 MiB and may grow to 8 MiB.* 8 blocks are in use.*PRPC_SLAB_BYTES_MAX"):
+    with pytest.raises(
+        ShmFull,
+        match=r"holds 8 MiB and may grow to 8 MiB.* 8 blocks are in use.*PRPC_SLAB_BYTES_MAX",
+    ):
         slab.empty((MIB,), np.uint8)
     with pytest.raises(MemoryError):
         slab.empty((MIB,), np.uint8)
@@ -71,7 +83,9 @@ def test_a_segment_smaller_than_planned_fills_the_bound() -> None:
 
 def test_what_can_never_fit_is_refused_with_the_bound(slab: Slab) -> None:
     with pytest.raises(
-        ShmFull, match=rf"an array of {1 << 50} bytes does not fit a slab that may grow to {slab.limit_bytes} bytes"
+        ShmFull,
+        match=rf"an array of {1 << 50} bytes does not fit a slab that may grow to "
+        rf"{slab.limit_bytes} bytes",
     ):
         slab.empty(1 << 50, np.uint8)
     assert slab.statistics().reserved_bytes == 0
@@ -156,7 +170,9 @@ def test_reserved_memory_is_touched_ahead() -> None:
         array[::4096] = 1
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     assert slab.statistics().segments == segments
-    assert faults < 40 * MIB // 4096 // 10, "a fault for each page is the first touch that was paid before"
+    assert faults < 40 * MIB // 4096 // 10, (
+        "a fault for each page is the first touch that was paid before"
+    )
     slab.reserve(0)
     assert slab.statistics().segments == segments
     del kept, array
@@ -209,7 +225,9 @@ def look(slab: Slab, clock: ManualClock, times: int) -> int:
     return gone
 
 
-def test_what_a_burst_took_goes_back_one_segment_at_a_time_when_nobody_uses_it_for_a_while() -> None:
+def test_what_a_burst_took_goes_back_one_segment_at_a_time_when_nobody_uses_it_for_a_while() -> (
+    None
+):
     clock = ManualClock()
     slab = Slab(clock=clock)
     arrays = [slab.empty((112 << 20,), np.uint8) for _ in range(4)]
@@ -250,7 +268,11 @@ def test_one_peer_holds_its_share_at_most_and_the_others_have_theirs() -> None:
     slab = Slab(limit_bytes=64 << 20)
     greedy, modest = Holder(0.5), Holder(0.5)
     blocks = []
-    with pytest.raises(ShmFull, match=r"one peer holds 32.0 MiB of copies .* its share of 64 MiB \(limit slab_share_max = 0.5\)"):
+    with pytest.raises(
+        ShmFull,
+        match=r"one peer holds 32.0 MiB of copies .* its share of 64 MiB \(limit slab_share_max = "
+        r"0.5\)",
+    ):
         while True:
             blocks.append(slab.allocate(4 << 20, greedy))
     assert len(blocks) == 8

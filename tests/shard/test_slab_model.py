@@ -1,4 +1,5 @@
-"""A slab against a model: arrays of mixed sizes are made, lent, returned and dropped in any order, and always:
+"""A slab against a model: arrays of mixed sizes are made, lent, returned and dropped in any order,
+and always:
 
 no two blocks in use overlap, each is 64-byte aligned, and what was written to it stays
 users are the array and the leases, never negative; a lease comes back once
@@ -23,7 +24,9 @@ from shard.memory.leases import Lendings
 
 MIB = 1 << 20
 BOUND = 24 * MIB
-SIZES = st.sampled_from([0, 1, 4096, 4097, 300_000, MIB, MIB + 1, 3 * MIB, 5 * MIB, 9 * MIB, 15 * MIB, 23 * MIB, BOUND])
+SIZES = st.sampled_from(
+    [0, 1, 4096, 4097, 300_000, MIB, MIB + 1, 3 * MIB, 5 * MIB, 9 * MIB, 15 * MIB, 23 * MIB, BOUND]
+)
 
 
 class Used:
@@ -109,9 +112,13 @@ class AnySlab(RuleBasedStateMachine):
         statistics = self.slab.statistics()
         assert statistics.blocks_used == len(self.used)
         assert statistics.used_bytes == sum(entry.block.size_bytes for entry in self.used)
-        assert statistics.internal_bytes == sum(entry.block.size_bytes - entry.nbytes for entry in self.used)
+        assert statistics.internal_bytes == sum(
+            entry.block.size_bytes - entry.nbytes for entry in self.used
+        )
         assert statistics.leases == sum(len(entry.leases) for entry in self.used)
-        assert statistics.leased_bytes == sum(entry.block.size_bytes for entry in self.used if entry.leases)
+        assert statistics.leased_bytes == sum(
+            entry.block.size_bytes for entry in self.used if entry.leases
+        )
         assert statistics.used_bytes + statistics.free_bytes <= statistics.reserved_bytes <= BOUND
         assert 0 <= statistics.external_bytes <= statistics.free_bytes
         for entry in self.used:
@@ -129,7 +136,11 @@ class AnySlab(RuleBasedStateMachine):
 
 
 TestAnySlab = AnySlab.TestCase
-# Not by time: a segment takes some ten milliseconds to reserve here, and more on a machine that is busy.
+# Not by time: a segment takes some ten milliseconds to reserve here, and more on a machine that is
+# busy.
 TestAnySlab.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

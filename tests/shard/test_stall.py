@@ -1,4 +1,6 @@
-"""A handler that keeps its reactor from turning is named, with its stack; a reactor that rests costs its watchdog nothing."""
+"""A handler that keeps its reactor from turning is named, with its stack; a reactor that rests
+costs its watchdog nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shard import Reactor
-from shard.loop.stall import FRAMES_MAX, REPORTS_PER_MINUTE, StallCheck, StallDetector, StallFinding, whereabouts
+from shard.loop.stall import (
+    FRAMES_MAX,
+    REPORTS_PER_MINUTE,
+    StallCheck,
+    StallDetector,
+    StallFinding,
+    whereabouts,
+)
 from tests.helpers import ManualClock
 
 PATIENCE_S = 20.0
@@ -20,7 +29,7 @@ BUDGET_S = 0.125  # exact in binary, as is its half: the sums of the clock are, 
 LOOK_S = BUDGET_S / 2
 
 
-# -- the check: by a clock that the test holds ------------------------------------------------------------------------
+# -- the check: by a clock that the test holds -----------------------------------------------------
 
 
 class Watched:
@@ -31,7 +40,9 @@ class Watched:
         self.check = StallCheck(BUDGET_S)
         self.turns = 0
 
-    def look(self, moved: bool = False, parked: bool = False, after_s: float = LOOK_S) -> StallFinding | None:
+    def look(
+        self, moved: bool = False, parked: bool = False, after_s: float = LOOK_S
+    ) -> StallFinding | None:
         self.turns += moved
         return self.check.check(self.clock.advance(after_s), self.turns, parked)
 
@@ -86,7 +97,9 @@ def test_a_stall_that_ends_in_a_park_is_over_too(watched: Watched) -> None:
 def test_a_long_stall_is_told_each_time_it_has_doubled(watched: Watched) -> None:
     found = watched.stall(looks=2 * 1024 + 10)
     assert len(found) == 12  # 1, 2, 4 ... 1024 budgets, and the end
-    assert [one.lasted_s for one in found[:-1]] == pytest.approx([BUDGET_S * 2**n for n in range(11)])
+    assert [one.lasted_s for one in found[:-1]] == pytest.approx(
+        [BUDGET_S * 2**n for n in range(11)]
+    )
     assert watched.check.stalls == 1
 
 
@@ -112,7 +125,7 @@ def test_a_budget_must_be_more_than_nothing(budget_s: float) -> None:
         StallCheck(budget_s)
 
 
-# -- whose frames ------------------------------------------------------------------------------------------------------
+# -- whose frames ----------------------------------------------------------------------------------
 
 
 def ping(depth: int, call: Callable[[], object]) -> object:
@@ -139,15 +152,18 @@ def test_a_stack_is_cut_at_its_outer_end(clock: ManualClock) -> None:
     reactor.close()
     ((name, stack),) = seen
     assert "deep_handler" in name
-    assert stack.count("in ping") + stack.count("in pong") == FRAMES_MAX - 1  # the innermost, and the lambda
+    # the innermost, and the lambda
+    assert stack.count("in ping") + stack.count("in pong") == FRAMES_MAX - 1
     assert "in deep_handler" not in stack
 
 
-# -- a real reactor in a thread ----------------------------------------------------------------------------------------
+# -- a real reactor in a thread --------------------------------------------------------------------
 
 
 class Patient:
-    """A reactor turned in a thread of its own, parking at once, and its watchdog. What was reported is in `reports`."""
+    """A reactor turned in a thread of its own, parking at once, and its watchdog. What was reported
+    is in `reports`.
+    """
 
     def __init__(self, budget_s: float = 0.02) -> None:
         self.reactor = Reactor(time.monotonic)
@@ -172,7 +188,9 @@ class Patient:
             self.reported.notify_all()
 
     def wait_for_report(self, *texts: str) -> str:
-        """One with all of these. A machine that is busy may have others made: of a turn that lacked a core."""
+        """One with all of these. A machine that is busy may have others made: of a turn that lacked
+        a core.
+        """
         with self.reported:
             assert self.reported.wait_for(lambda: self.with_texts(*texts), PATIENCE_S), self.reports
             return self.with_texts(*texts)[0]
@@ -199,14 +217,19 @@ def blocks_on(release: threading.Event) -> None:
     release.wait(PATIENCE_S)
 
 
-def test_a_handler_that_blocks_is_named_with_its_stack_and_again_when_it_goes_on(patient: Patient) -> None:
+def test_a_handler_that_blocks_is_named_with_its_stack_and_again_when_it_goes_on(
+    patient: Patient,
+) -> None:
     release = threading.Event()
 
     def slow_handler() -> None:
         blocks_on(release)
 
     patient.reactor.call_soon(slow_handler)
-    report = patient.wait_for_report("has held the reactor for", "slow_handler", "blocks_on(release)")  # what it does, inwards
+    # what it does, inwards
+    report = patient.wait_for_report(
+        "has held the reactor for", "slow_handler", "blocks_on(release)"
+    )
     first, _, stack = report.partition("\n")
     assert first.startswith("shard 7: ")
     assert "slow_handler" in first
@@ -215,7 +238,9 @@ def test_a_handler_that_blocks_is_named_with_its_stack_and_again_when_it_goes_on
     stalls, told = patient.detector.stalls, len(patient.reports)
     assert stalls >= 1
     with patient.reported:
-        assert patient.reported.wait_for(lambda: len(patient.reports) > told, PATIENCE_S), "it is told again when it has doubled"
+        assert patient.reported.wait_for(lambda: len(patient.reports) > told, PATIENCE_S), (
+            "it is told again when it has doubled"
+        )
     assert patient.detector.stalls == stalls, "and is one stall all the same"
     release.set()
     patient.wait_for_report("let the reactor go on after", "slow_handler")
@@ -233,7 +258,9 @@ def test_a_callback_of_a_descriptor_that_ended_a_park_is_named_too(patient: Pati
     patient.reactor.call_soon(lambda: patient.reactor.watch(reading, socket_handler))
     os.write(writing, b"x")
     try:
-        report = patient.wait_for_report("has held the reactor for", "socket_handler", "blocks_on(release)")
+        report = patient.wait_for_report(
+            "has held the reactor for", "socket_handler", "blocks_on(release)"
+        )
         assert "socket_handler" in report.splitlines()[0]
     finally:
         release.set()
@@ -253,7 +280,9 @@ def test_the_innermost_turn_is_the_one_that_stalls(patient: Patient) -> None:
 
     patient.reactor.call_soon(waits_by_turning)
     try:
-        report = patient.wait_for_report("has held the reactor for", "inner_handler", "blocks_on(release)")
+        report = patient.wait_for_report(
+            "has held the reactor for", "inner_handler", "blocks_on(release)"
+        )
         assert "inner_handler" in report.splitlines()[0]
     finally:
         release.set()
@@ -289,7 +318,9 @@ def test_progress_without_turns_counts_where_its_owner_says_so(clock: ManualCloc
     reactor = Reactor(clock)
     reports: list[str] = []
     led = [0]
-    detector = StallDetector(reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: led[0])
+    detector = StallDetector(
+        reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: led[0]
+    )
     for _ in range(10):
         led[0] += 1
         detector.look(clock.advance(1.0))
@@ -301,10 +332,14 @@ def test_progress_without_turns_counts_where_its_owner_says_so(clock: ManualCloc
 
 
 def test_with_handlers_only_a_thread_between_handlers_is_left_alone(clock: ManualClock) -> None:
-    """It may lack a core, or the interpreter: the application's threads have as much of that as they like."""
+    """It may lack a core, or the interpreter: the application's threads have as much of that as
+    they like.
+    """
     reactor = Reactor(clock)
     reports: list[str] = []
-    detector = StallDetector(reactor, threading.get_ident(), 0.02, "inline", reports.append, handlers_only=True)
+    detector = StallDetector(
+        reactor, threading.get_ident(), 0.02, "inline", reports.append, handlers_only=True
+    )
 
     def look_on() -> None:
         for _ in range(4):
@@ -320,11 +355,16 @@ def test_with_handlers_only_a_thread_between_handlers_is_left_alone(clock: Manua
     reactor.close()
 
 
-def test_a_stall_that_ends_while_it_is_told_again_keeps_the_name_it_was_told_by(clock: ManualClock) -> None:
+def test_a_stall_that_ends_while_it_is_told_again_keeps_the_name_it_was_told_by(
+    clock: ManualClock,
+) -> None:
     reactor = Reactor(clock)
     reports: list[str] = []
-    progress = iter([1, 1, 1, 1, 2, 2])  # at each of four looks, and again before one tells: the turn ends within the third
-    detector = StallDetector(reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: next(progress))
+    # at each of four looks, and again before one tells: the turn ends within the third
+    progress = iter([1, 1, 1, 1, 2, 2])
+    detector = StallDetector(
+        reactor, threading.get_ident(), 0.02, "led", reports.append, progress=lambda: next(progress)
+    )
 
     def busy_handler() -> None:
         for _ in range(4):

@@ -1,4 +1,6 @@
-"""Every stall of a shard counts, once: also one that ends between two looks of the thread that tells of them."""
+"""Every stall of a shard counts, once: also one that ends between two looks of the thread that
+tells of them.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,14 @@ BUDGET_S = 0.2
 
 def test_each_stall_of_a_shard_counts_once_however_it_falls_between_two_looks() -> None:
     with ShardGroup(1, start_method="forkserver", stall_budget_s=BUDGET_S) as group:
-        group.submit_to(0, functions.stalls).result(PATIENCE_S)  # imports what it needs, which may take too long itself
+        # imports what it needs, which may take too long itself
+        group.submit_to(0, functions.stalls).result(PATIENCE_S)
         before, _ = group.submit_to(0, functions.stalls).result(PATIENCE_S)
         for _ in range(10):
             parks = group.statistics().shards[0].counters.parks
-            wait_until(lambda parks=parks: group.statistics().shards[0].counters.parks > parks, "it sleeps")  # type: ignore[misc]
+            wait_until(
+                lambda parks=parks: group.statistics().shards[0].counters.parks > parks, "it sleeps"
+            )  # type: ignore[misc]
             group.submit_to(0, time.sleep, 1.02 * BUDGET_S).result(PATIENCE_S)
         after, longest_s = group.submit_to(0, functions.stalls).result(PATIENCE_S)
         group.submit_to(0, time.sleep, 0.1 * BUDGET_S).result(PATIENCE_S)

@@ -1,4 +1,6 @@
-"""Shards that die: who learns of it, who comes back, who is killed, and that no group ever hangs for it."""
+"""Shards that die: who learns of it, who comes back, who is killed, and that no group ever hangs
+for it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def pid_of(group: ShardGroup, index: int) -> int:
 
 @pytest.fixture
 def patient_supervisor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Given the pid of a shard: the supervisor's clock stands still until that has ended, so no deadline is over before."""
+    """Given the pid of a shard: the supervisor's clock stands still until that has ended, so no
+    deadline is over before.
+    """
 
     def wait_for(pid: int) -> None:
         began = time.monotonic()
@@ -46,7 +50,9 @@ def patient_supervisor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
             now = time.monotonic()
             return began if not gone(pid) and now < began + PATIENCE_S else now
 
-        monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+        monkeypatch.setattr(
+            supervisor, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+        )
 
     return wait_for
 
@@ -54,13 +60,18 @@ def patient_supervisor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]
 def all_lanes_work(group: ShardGroup) -> bool:
     """Application to shards, and every shard to every other."""
     assert group.map(functions.index) == list(range(group.size))
-    return group.map(functions.ask_all, 4, timeout_s=PATIENCE_S) == [[8] * (group.size - 1)] * group.size
+    return (
+        group.map(functions.ask_all, 4, timeout_s=PATIENCE_S)
+        == [[8] * (group.size - 1)] * group.size
+    )
 
 
-# -- who stays down ----------------------------------------------------------------------------------------------------
+# -- who stays down --------------------------------------------------------------------------------
 
 
-def test_a_killed_shard_ends_its_calls_by_name_and_the_others_go_on(group: ShardGroup, fifo: str) -> None:
+def test_a_killed_shard_ends_its_calls_by_name_and_the_others_go_on(
+    group: ShardGroup, fifo: str
+) -> None:
     calls = [group.submit_to(0, functions.read_fifo, fifo), group.submit_to(0, functions.index)]
     pid = pid_of(group, 0)
     os.kill(pid, signal.SIGKILL)
@@ -69,7 +80,10 @@ def test_a_killed_shard_ends_its_calls_by_name_and_the_others_go_on(group: Shard
         assert isinstance(error, PeerLostError)
         assert "shard 0" in str(error)
     why_down(group, 0)
-    with pytest.raises(PeerLostError, match=rf"shard 0 \(pid {pid}, incarnation 1\) is gone: killed by SIGKILL; it stays down"):
+    with pytest.raises(
+        PeerLostError,
+        match=rf"shard 0 \(pid {pid}, incarnation 1\) is gone: killed by SIGKILL; it stays down",
+    ):
         group.submit_to(0, functions.index)
     with pytest.raises(PeerLostError):
         group.map(functions.index)
@@ -77,7 +91,10 @@ def test_a_killed_shard_ends_its_calls_by_name_and_the_others_go_on(group: Shard
         group.wait_up(PATIENCE_S)
     assert group.submit_to(1, functions.index).result(PATIENCE_S) == 1
     shards = group.statistics().shards
-    assert [(each.alive, each.state, each.exit_code) for each in shards] == [(False, "gone", -9), (True, "up", None)]
+    assert [(each.alive, each.state, each.exit_code) for each in shards] == [
+        (False, "gone", -9),
+        (True, "up", None),
+    ]
 
 
 def test_a_shard_that_waits_for_a_killed_one_learns_of_it(group: ShardGroup, fifo: str) -> None:
@@ -96,28 +113,45 @@ def test_a_shard_that_kills_itself_ends_its_own_call(group: ShardGroup) -> None:
 
 
 def test_a_shard_that_exits_with_code_0_is_not_started_again(immortal: ShardGroup) -> None:
-    assert isinstance(immortal.submit_to(1, functions.exit_at_once, 0).error(PATIENCE_S), PeerLostError)
-    with pytest.raises(PeerLostError, match=r"shard 1 .* is gone: exit code 0; it stays down \(restart='on-failure'\)"):
+    assert isinstance(
+        immortal.submit_to(1, functions.exit_at_once, 0).error(PATIENCE_S), PeerLostError
+    )
+    with pytest.raises(
+        PeerLostError,
+        match=r"shard 1 .* is gone: exit code 0; it stays down \(restart='on-failure'\)",
+    ):
         immortal.wait_up(PATIENCE_S)
 
 
-# -- who comes back ----------------------------------------------------------------------------------------------------
+# -- who comes back --------------------------------------------------------------------------------
 
 
-def test_a_killed_shard_comes_back_as_the_next_incarnation_with_all_its_lanes(immortal: ShardGroup) -> None:
+def test_a_killed_shard_comes_back_as_the_next_incarnation_with_all_its_lanes(
+    immortal: ShardGroup,
+) -> None:
     assert all_lanes_work(immortal)
     before = pid_of(immortal, 1)
     kill(immortal, 1)
     immortal.wait_up(PATIENCE_S)
-    wait_until(lambda: immortal.statistics().shards[1].state != "starting", "the supervisor has noted that it is up")
+    wait_until(
+        lambda: immortal.statistics().shards[1].state != "starting",
+        "the supervisor has noted that it is up",
+    )
     shard = immortal.statistics().shards[1]
-    assert (shard.incarnation, shard.state, shard.alive, shard.exit_code) == (2, "up", True, -signal.SIGKILL)
+    assert (shard.incarnation, shard.state, shard.alive, shard.exit_code) == (
+        2,
+        "up",
+        True,
+        -signal.SIGKILL,
+    )
     assert shard.pid != before
     assert all_lanes_work(immortal)
 
 
 def test_a_shard_that_exits_with_an_error_comes_back(immortal: ShardGroup) -> None:
-    assert isinstance(immortal.submit_to(2, functions.exit_at_once, 5).error(PATIENCE_S), PeerLostError)
+    assert isinstance(
+        immortal.submit_to(2, functions.exit_at_once, 5).error(PATIENCE_S), PeerLostError
+    )
     immortal.wait_up(PATIENCE_S)
     assert immortal.statistics().shards[2].exit_code == 5
     assert all_lanes_work(immortal)
@@ -128,9 +162,13 @@ def test_while_a_shard_is_down_calls_to_it_say_what_follows() -> None:
     with ShardGroup(2, start_method="forkserver", restart=patient) as group:
         kill(group, 0)
         why_down(group, 0)
-        with pytest.raises(PeerLostError, match=r"shard 0 .*killed by SIGKILL; restart 1 of 5 follows in 1000\.0 s"):
+        with pytest.raises(
+            PeerLostError, match=r"shard 0 .*killed by SIGKILL; restart 1 of 5 follows in 1000\.0 s"
+        ):
             group.submit_to(0, functions.index)
-        with pytest.raises(TimeoutError, match=r"not all shards were up within 0\.0 s: shard 0 .*restart 1 of 5"):
+        with pytest.raises(
+            TimeoutError, match=r"not all shards were up within 0\.0 s: shard 0 .*restart 1 of 5"
+        ):
             group.wait_up(0.0)
         assert group.statistics().shards[0].state == "waiting"
     assert group.statistics().shards[0].state == "gone"
@@ -164,7 +202,9 @@ def test_what_raises_at_once_does_not_run_at_a_later_start(immortal: ShardGroup)
     assert all_lanes_work(immortal)
 
 
-def test_what_is_asked_for_while_a_shard_starts_runs_before_it_counts_as_up(immortal: ShardGroup, fifo: str) -> None:
+def test_what_is_asked_for_while_a_shard_starts_runs_before_it_counts_as_up(
+    immortal: ShardGroup, fifo: str
+) -> None:
     immortal.at_start(functions.read_fifo_when_restarted, 0, fifo)
     kill(immortal, 0)
     with Path(fifo).open("w") as starting:  # opens when the shard reads it
@@ -181,7 +221,9 @@ def test_two_shards_killed_at_once_come_back_and_know_each_other(immortal: Shard
     assert all_lanes_work(immortal)
 
 
-def test_a_shard_killed_while_another_starts_comes_back_and_they_know_each_other(immortal: ShardGroup, fifo: str) -> None:
+def test_a_shard_killed_while_another_starts_comes_back_and_they_know_each_other(
+    immortal: ShardGroup, fifo: str
+) -> None:
     immortal.at_start(functions.read_fifo_when_restarted, 0, fifo)
     kill(immortal, 0)
     with Path(fifo).open("w") as starting:
@@ -192,12 +234,16 @@ def test_a_shard_killed_while_another_starts_comes_back_and_they_know_each_other
     assert all_lanes_work(immortal)
 
 
-def test_a_shard_killed_while_it_starts_is_started_once_more(immortal: ShardGroup, fifo: str) -> None:
+def test_a_shard_killed_while_it_starts_is_started_once_more(
+    immortal: ShardGroup, fifo: str
+) -> None:
     immortal.at_start(functions.read_fifo_when_restarted, 0, fifo)
     before = pid_of(immortal, 0)
     kill(immortal, 0)
     with Path(fifo).open("w"):
-        wait_until(lambda: pid_of(immortal, 0) != before, "the supervisor has noted who is starting")
+        wait_until(
+            lambda: pid_of(immortal, 0) != before, "the supervisor has noted who is starting"
+        )
         os.kill(pid_of(immortal, 0), signal.SIGKILL)
     immortal.wait_up(PATIENCE_S)
     assert immortal.statistics().shards[0].incarnation == 3
@@ -213,7 +259,10 @@ def test_a_shard_that_was_busy_meanwhile_reaches_the_next_incarnation_in_its_ver
     busy = immortal.submit_to(0, functions.read_fifo, fifo)
     with Path(fifo).open("w") as reading:
         kill(immortal, 1)
-        while (immortal.statistics().shards[1].incarnation, immortal.statistics().shards[1].state) != (2, "up"):
+        while (
+            immortal.statistics().shards[1].incarnation,
+            immortal.statistics().shards[1].state,
+        ) != (2, "up"):
             with pytest.raises(TimeoutError):
                 busy.result(0.01)
         asked = immortal.submit_to(0, functions.ask, 1, 4)
@@ -224,7 +273,7 @@ def test_a_shard_that_was_busy_meanwhile_reaches_the_next_incarnation_in_its_ver
     assert asked.result(PATIENCE_S) == (0, 8)
 
 
-# -- who is given up ---------------------------------------------------------------------------------------------------
+# -- who is given up -------------------------------------------------------------------------------
 
 
 def test_a_shard_that_dies_at_every_start_is_given_up_and_the_text_says_so() -> None:
@@ -232,7 +281,10 @@ def test_a_shard_that_dies_at_every_start_is_given_up_and_the_text_says_so() -> 
     with ShardGroup(2, start_method="forkserver", restart=twice) as group:
         group.at_start(functions.die_when_restarted, 1)
         kill(group, 1)
-        text = r"shard 1 \(pid \d+, incarnation 3\) is gone: killed by SIGKILL.*; it stays down after 2 restarts in a row"
+        text = (
+            r"shard 1 \(pid \d+, incarnation 3\) is gone: killed by SIGKILL.*; "
+            r"it stays down after 2 restarts in a row"
+        )
         with pytest.raises(PeerLostError, match=text):
             group.wait_up(PATIENCE_S)
         with pytest.raises(PeerLostError, match=text):
@@ -240,8 +292,11 @@ def test_a_shard_that_dies_at_every_start_is_given_up_and_the_text_says_so() -> 
         assert group.submit_to(0, functions.index).result(PATIENCE_S) == 0
 
 
-def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)  # a record would keep the group, by its traceback
+def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # a record would keep the group, by its traceback
+    monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)
     policy = RestartPolicy("on-failure", restarts_max=1, backoff_s=0.0)
     with ShardGroup(1, start_method="forkserver", restart=policy) as group:
         told: list[str] = []
@@ -261,7 +316,10 @@ def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_i
         os.kill(pid_of(group, 0), signal.SIGKILL)
         wait_until(lambda: told, "it was told")
         waiter.join(PATIENCE_S)
-        assert "could not be started: no descriptor is left; it stays down after 1 restarts in a row" in told[0]
+        assert (
+            "could not be started: no descriptor is left; it stays down after 1 restarts in a row"
+            in told[0]
+        )
 
 
 def test_a_shard_whose_setup_raises_at_every_start_is_given_up_with_what_it_raised() -> None:
@@ -269,17 +327,23 @@ def test_a_shard_whose_setup_raises_at_every_start_is_given_up_with_what_it_rais
     with ShardGroup(1, start_method="forkserver", restart=once) as group:
         group.at_start(functions.fail_when_restarted)
         kill(group, 0)
-        with pytest.raises(PeerLostError, match=r"no second life.*it stays down after 1 restarts in a row"):
+        with pytest.raises(
+            PeerLostError, match=r"no second life.*it stays down after 1 restarts in a row"
+        ):
             group.wait_up(PATIENCE_S)
 
 
-def test_a_group_whose_shard_dies_at_its_first_start_raises_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_whose_shard_dies_at_its_first_start_raises_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PRPC_FAILPOINTS", "group.started=kill9")
     with pytest.raises(ShardError, match=r"shard \d .*the group could not start"):
         ShardGroup(2, restart=AGAIN)
 
 
-def test_a_stopped_shard_that_lost_its_lane_is_killed_before_another_takes_its_place(immortal: ShardGroup) -> None:
+def test_a_stopped_shard_that_lost_its_lane_is_killed_before_another_takes_its_place(
+    immortal: ShardGroup,
+) -> None:
     stopped = pid_of(immortal, 0)
     with watched([stopped]) as wait:
         lost = immortal.submit_to(0, functions.hang_up_and_stop)
@@ -304,7 +368,7 @@ def test_a_shard_that_is_stopped_and_goes_on_is_the_one_it_was(immortal: ShardGr
     assert immortal.statistics().shards[0].incarnation == 1
 
 
-# -- SIGTERM -----------------------------------------------------------------------------------------------------------
+# -- SIGTERM ---------------------------------------------------------------------------------------
 
 
 def test_a_shard_asked_to_end_lets_its_task_end_and_takes_on_nothing_new(
@@ -323,11 +387,16 @@ def test_a_shard_asked_to_end_lets_its_task_end_and_takes_on_nothing_new(
         group.submit_to(1, functions.ask, 0, 1).result(PATIENCE_S)
     Path(fifo).write_text("go")
     assert task.result(PATIENCE_S) == 42, "it could still ask the others"
-    assert f"shard 0 (pid {pid}, incarnation 1) is gone: exit code 0; it stays down" in why_down(group, 0)
+    assert f"shard 0 (pid {pid}, incarnation 1) is gone: exit code 0; it stays down" in why_down(
+        group, 0
+    )
 
 
 def test_a_second_sigterm_ends_a_shard_whose_function_never_returns(fifo: str) -> None:
-    with ShardGroup(1, start_method="forkserver", drain_s=1000.0) as group, watched([pid_of(group, 0)]) as wait:
+    with (
+        ShardGroup(1, start_method="forkserver", drain_s=1000.0) as group,
+        watched([pid_of(group, 0)]) as wait,
+    ):
         stuck = group.submit_to(0, functions.never_return, fifo)
         with Path(fifo).open() as said:
             assert said.readline() == "in\n"
@@ -340,7 +409,9 @@ def test_a_second_sigterm_ends_a_shard_whose_function_never_returns(fifo: str) -
             group.wait_up(PATIENCE_S)
 
 
-@pytest.mark.parametrize("function", [functions.never_return, functions.never_return_and_miss_an_alarm])
+@pytest.mark.parametrize(
+    "function", [functions.never_return, functions.never_return_and_miss_an_alarm]
+)
 def test_the_end_of_its_time_to_drain_ends_a_shard_whose_function_never_returns(
     fifo: str, function: Callable[[str], None]
 ) -> None:
@@ -354,7 +425,7 @@ def test_the_end_of_its_time_to_drain_ends_a_shard_whose_function_never_returns(
             group.wait_up(PATIENCE_S)
 
 
-# -- the application dies ----------------------------------------------------------------------------------------------
+# -- the application dies --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
@@ -372,10 +443,12 @@ def test_shards_end_with_an_application_that_is_killed(start_method: str) -> Non
             wait()
 
 
-# -- the end of a group that is not well -------------------------------------------------------------------------------
+# -- the end of a group that is not well -----------------------------------------------------------
 
 
-def test_a_shard_that_is_busy_at_close_is_killed(fifo: str, patient_supervisor: Callable[[int], None]) -> None:
+def test_a_shard_that_is_busy_at_close_is_killed(
+    fifo: str, patient_supervisor: Callable[[int], None]
+) -> None:
     group = ShardGroup(2, start_method="forkserver", drain_s=0.1)
     busy = group.submit_to(0, functions.read_fifo, fifo)
     patient_supervisor(pid_of(group, 1))
@@ -399,7 +472,9 @@ def test_a_group_with_a_killed_shard_closes_as_any_other() -> None:
     assert group.statistics().shards[0].exit_code == 0
 
 
-def test_a_group_closes_while_a_shard_is_being_restarted(fifo: str, patient_supervisor: Callable[[int], None]) -> None:
+def test_a_group_closes_while_a_shard_is_being_restarted(
+    fifo: str, patient_supervisor: Callable[[int], None]
+) -> None:
     group = ShardGroup(2, start_method="forkserver", restart=AGAIN, drain_s=0.1)
     group.at_start(functions.read_fifo_when_restarted, 0, fifo)
     kill(group, 0)
@@ -425,7 +500,9 @@ def test_close_waits_for_tasks_that_ask_each_other(fifo: str) -> None:
     assert [each.exit_code for each in group.statistics().shards] == [0, 0]
 
 
-def test_a_task_that_does_not_end_holds_close_up_for_the_drain_time_only(patient_supervisor: Callable[[int], None]) -> None:
+def test_a_task_that_does_not_end_holds_close_up_for_the_drain_time_only(
+    patient_supervisor: Callable[[int], None],
+) -> None:
     group = ShardGroup(1, start_method="forkserver", drain_s=0.05)
     patient_supervisor(pid_of(group, 0))
     task = group.submit_to(0, functions.wait_for_ever, "task")
@@ -434,7 +511,9 @@ def test_a_task_that_does_not_end_holds_close_up_for_the_drain_time_only(patient
     assert group.statistics().shards[0].exit_code == 0, "it was idle, and so could stop"
 
 
-def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     go_on, on_down = threading.Event(), ShardGroup._on_down
 
     def say_later(self: ShardGroup, index: int, text: str) -> None:
@@ -445,7 +524,9 @@ def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks
     with ShardGroup(1, start_method="forkserver") as group:
         try:
             kill(group, 0)
-            wait_until(lambda: group.statistics().shards[0].state == "gone", "the supervisor has seen it")
+            wait_until(
+                lambda: group.statistics().shards[0].state == "gone", "the supervisor has seen it"
+            )
             with pytest.raises(TimeoutError):
                 group.wait_up(0.0)
         finally:
@@ -454,7 +535,9 @@ def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks
             group.wait_up(PATIENCE_S)
 
 
-def test_a_shard_that_waits_for_its_restart_is_gone_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_waits_for_its_restart_is_gone_after_close(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     on_down = ShardGroup._on_down
 
     def say_when_told_to_stop(self: ShardGroup, index: int, text: str) -> None:
@@ -469,7 +552,8 @@ def test_a_shard_that_waits_for_its_restart_is_gone_after_close(monkeypatch: pyt
         why_down(group, 0)
         stop = group._supervisor.stop
 
-        def stop_late(timeout_s: float) -> None:  # close() lacks a core between telling the shards and telling the supervisor
+        # close() lacks a core between telling the shards and telling the supervisor
+        def stop_late(timeout_s: float) -> None:
             life = group._supervisor.lives[1]
             wait_until(lambda: life.process is None, "shard 1 has ended")
             stop(timeout_s)
@@ -488,7 +572,9 @@ def test_a_shard_counts_as_up_when_wait_up_says_so(monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(ShardGroup, "_on_ready", return_late)
-    with ShardGroup(1, start_method="forkserver", restart=RestartPolicy("on-failure", backoff_s=0.01)) as group:
+    with ShardGroup(
+        1, start_method="forkserver", restart=RestartPolicy("on-failure", backoff_s=0.01)
+    ) as group:
         kill(group, 0)
         try:
             group.wait_up(PATIENCE_S)

@@ -1,4 +1,6 @@
-"""Coroutines driven by a reactor, and its turns: bounded, woken by others, with a clock that the test holds."""
+"""Coroutines driven by a reactor, and its turns: bounded, woken by others, with a clock that the
+test holds.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def turn_until_idle(reactor: Reactor) -> None:
     raise AssertionError("it never comes to rest")
 
 
-# -- tasks -------------------------------------------------------------------------------------------------------------
+# -- tasks -----------------------------------------------------------------------------------------
 
 
 def test_a_coroutine_that_never_waits_is_done_at_once(reactor: Reactor) -> None:
@@ -152,7 +154,7 @@ def test_sleep_lasts_as_long_as_the_clock_says(reactor: Reactor, clock: ManualCl
     assert task.result() == "rested"
 
 
-# -- turns -------------------------------------------------------------------------------------------------------------
+# -- turns -----------------------------------------------------------------------------------------
 
 
 def test_timers_fire_by_the_reactors_clock(reactor: Reactor, clock: ManualClock) -> None:
@@ -177,7 +179,9 @@ def test_one_turn_runs_a_bounded_number_of_steps(reactor: Reactor, clock: Manual
     assert len(seen) == READY_STEPS_MAX + 10
 
 
-def test_what_asks_to_run_again_waits_for_the_next_turn(reactor: Reactor, clock: ManualClock) -> None:
+def test_what_asks_to_run_again_waits_for_the_next_turn(
+    reactor: Reactor, clock: ManualClock
+) -> None:
     seen: list[int] = []
 
     def again() -> None:
@@ -190,7 +194,9 @@ def test_what_asks_to_run_again_waits_for_the_next_turn(reactor: Reactor, clock:
         assert len(seen) == turn
 
 
-def test_steps_that_a_deeper_turn_ran_are_not_run_again(reactor: Reactor, clock: ManualClock) -> None:
+def test_steps_that_a_deeper_turn_ran_are_not_run_again(
+    reactor: Reactor, clock: ManualClock
+) -> None:
     seen: list[str] = []
 
     def waits_by_turning() -> None:
@@ -228,7 +234,9 @@ def test_a_timer_that_raises_takes_no_other_with_it(reactor: Reactor, clock: Man
     assert seen == [1, 2]
 
 
-def test_a_timer_that_waits_by_turning_keeps_no_other_from_firing(reactor: Reactor, clock: ManualClock) -> None:
+def test_a_timer_that_waits_by_turning_keeps_no_other_from_firing(
+    reactor: Reactor, clock: ManualClock
+) -> None:
     answered = Future()
     turns: list[int] = []
 
@@ -332,7 +340,9 @@ def test_a_reactor_can_be_closed_while_another_thread_calls_it(reactor: Reactor)
         sys.settrace(before)
 
 
-def test_after_close_turning_finds_nothing_and_waking_does_nothing(reactor: Reactor, clock: ManualClock) -> None:
+def test_after_close_turning_finds_nothing_and_waking_does_nothing(
+    reactor: Reactor, clock: ManualClock
+) -> None:
     reactor.call_soon(reactor.close)
     reactor.poll(clock())
     assert reactor.closed

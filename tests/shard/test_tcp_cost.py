@@ -1,4 +1,6 @@
-"""What a message over tcp takes of system calls. Counted, not timed: a busy machine changes little."""
+"""What a message over tcp takes of system calls. Counted, not timed:
+a busy machine changes little.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class End:
     def __init__(self) -> None:
         self.reactor = Reactor(time.monotonic)
         self.slab = Slab()
-        self.transport = TcpTransport(Node(secret=b"secret", incarnation=7, limits=LIMITS), self.slab)
+        self.transport = TcpTransport(
+            Node(secret=b"secret", incarnation=7, limits=LIMITS), self.slab
+        )
         self.connections: list[Connection[Any]] = []
         self.messages = 0
 
@@ -47,7 +51,9 @@ class End:
             self.reactor.poll(0.0)
 
     def find_one(self) -> int:
-        """Spin as a driver does until a message is there; how many empty looks were asked for at most."""
+        """Spin as a driver does until a message is there; how many empty looks were asked for at
+        most.
+        """
         before, looks = self.messages, 0
         deadline = time.monotonic() + PATIENCE_S
         while self.messages == before:
@@ -69,7 +75,9 @@ class End:
 def ends() -> Iterator[tuple[End, End]]:
     one, two = End(), End()
     listener = two.transport.listen("tcp://127.0.0.1:0", two.reactor, two.connections.append)
-    connecting = threading.Thread(target=lambda: one.connections.append(one.transport.connect(listener.address, PATIENCE_S)))
+    connecting = threading.Thread(
+        target=lambda: one.connections.append(one.transport.connect(listener.address, PATIENCE_S))
+    )
     connecting.start()
     two.turn_until(lambda: one.connections and two.connections)
     connecting.join()
@@ -102,7 +110,9 @@ class Calls:
             self.count["raised"] += 1
 
 
-def test_a_warm_message_takes_one_send_one_poll_and_one_receive_and_seldom_an_epoll(ends: tuple[End, End]) -> None:
+def test_a_warm_message_takes_one_send_one_poll_and_one_receive_and_seldom_an_epoll(
+    ends: tuple[End, End],
+) -> None:
     one, two = ends
     for end, other in ((one, two), (two, one)):  # both have spoken
         end.connections[0].send(b"x" * 64)
@@ -113,8 +123,11 @@ def test_a_warm_message_takes_one_send_one_poll_and_one_receive_and_seldom_an_ep
     looks_max = messages, 2 * (by_spins + by_turns)
     looks = []
     deadline = time.monotonic() + PATIENCE_S
-    # A busy kernel may deliver a packet after send() has returned, and then there are more looks than messages: until it is not.
-    while not looks or (any(map(operator.gt, looks[-1], looks_max)) and time.monotonic() < deadline):
+    # A busy kernel may deliver a packet after send() has returned, and then there are more looks
+    # than messages: until it is not.
+    while not looks or (
+        any(map(operator.gt, looks[-1], looks_max)) and time.monotonic() < deadline
+    ):
         with Calls() as calls:
             for _ in range(ROUND_TRIPS):
                 one.connections[0].send(b"x" * 64)
@@ -128,7 +141,9 @@ def test_a_warm_message_takes_one_send_one_poll_and_one_receive_and_seldom_an_ep
     assert looks[-1][1] <= looks_max[1]
 
 
-def test_the_rest_of_a_message_is_read_until_the_socket_is_empty_or_the_turn_over(ends: tuple[End, End]) -> None:
+def test_the_rest_of_a_message_is_read_until_the_socket_is_empty_or_the_turn_over(
+    ends: tuple[End, End],
+) -> None:
     one, two = ends
     one.connections[0].send(b"x" * 64, [np.zeros(4_000_000, np.uint8)], stable=True)
     turns = 0
@@ -136,6 +151,11 @@ def test_the_rest_of_a_message_is_read_until_the_socket_is_empty_or_the_turn_ove
         with Calls() as calls:
             worked = two.reactor.poll(0.0)
         turns += worked
-        assert not worked or two.messages or calls["raised"] or calls["socket.recv_into"] == READS_PER_TURN
+        assert (
+            not worked
+            or two.messages
+            or calls["raised"]
+            or calls["socket.recv_into"] == READS_PER_TURN
+        )
         one.reactor.poll(0.0)
     assert turns < two.connections[0].traffic().bytes_received // 4096

@@ -1,4 +1,6 @@
-"""A tcp connection of several sockets: small messages do not wait for bulk, and all lanes live and die together."""
+"""A tcp connection of several sockets: small messages do not wait for bulk, and all lanes live and
+die together.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_a_connection_has_as_many_lanes_as_its_connector_wants(world: World, cou
         one.connection.send(b"%d" % number, [np.full(400_000, number, np.uint8)])
         two.connection.send(b"%d" % number, [np.full(400_000, number, np.uint8)])
     world.turn_until(lambda: len(one.messages) == len(two.messages) == 20)
-    assert {(body, blocks[0][0], blocks[0][-1]) for body, blocks in two.messages} == {(b"%d" % n, n, n) for n in range(20)}
+    assert {(body, blocks[0][0], blocks[0][-1]) for body, blocks in two.messages} == {
+        (b"%d" % n, n, n) for n in range(20)
+    }
     one.connection.close()
     world.turn_until(lambda: two.ends)
 
@@ -94,7 +98,9 @@ def test_of_several_bulk_lanes_the_one_where_least_waits_is_taken(world: World) 
 
 
 def test_the_limits_of_the_outbox_are_those_of_the_connection(world: World) -> None:
-    one, two = world.connect(transport(world, outbox_messages_max=3, outbox_bytes_max=1 << 30, connections_per_peer=3))
+    one, two = world.connect(
+        transport(world, outbox_messages_max=3, outbox_bytes_max=1 << 30, connections_per_peer=3)
+    )
     sent = 0
     with pytest.raises(BackpressureError, match=r"3 messages of 600000.. bytes already wait"):
         for _ in range(10):
@@ -107,7 +113,9 @@ def test_the_limits_of_the_outbox_are_those_of_the_connection(world: World) -> N
     one.connection.close()
 
 
-def test_a_message_that_has_begun_to_leave_is_not_refused_for_what_waits_on_another_lane(world: World) -> None:
+def test_a_message_that_has_begun_to_leave_is_not_refused_for_what_waits_on_another_lane(
+    world: World,
+) -> None:
     one, two = world.connect(transport(world, outbox_messages_max=3))
     small = 0
     with pytest.raises(BackpressureError):
@@ -134,7 +142,10 @@ def test_a_lane_ends_once_the_thread_that_writes_to_it_has_done_so(world: World)
         return len(data)
 
     lane._send_bytes = write  # type: ignore[assignment]
-    threads = [threading.Thread(target=lane.send, args=(b"small",)), threading.Thread(target=lane.close)]
+    threads = [
+        threading.Thread(target=lane.send, args=(b"small",)),
+        threading.Thread(target=lane.close),
+    ]
     threads[0].start()
     assert writing.wait(PATIENCE_S)
     threads[1].start()
@@ -147,7 +158,9 @@ def test_a_lane_ends_once_the_thread_that_writes_to_it_has_done_so(world: World)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_lane_that_breaks_ends_the_connection_and_all_other_lanes(world: World, number: int) -> None:
+def test_a_lane_that_breaks_ends_the_connection_and_all_other_lanes(
+    world: World, number: int
+) -> None:
     one, two = world.connect(transport(world, connections_per_peer=3))
     assert isinstance(one.connection, TcpConnection)
     one.connection._lanes[number]._sock.send(b"?" * 64)
@@ -168,7 +181,9 @@ def test_what_was_sent_over_any_lane_before_the_end_still_arrives(world: World) 
         one.connection.send(b"2", [BULK[:500_000]])
         one.connection.send(b"3")
         assert isinstance(one.connection, TcpConnection)
-        world.turn_until(lambda lanes=one.connection._lanes: not any(lane._partial for lane in lanes))  # type: ignore[misc]
+        world.turn_until(
+            lambda lanes=one.connection._lanes: not any(lane._partial for lane in lanes)
+        )  # type: ignore[misc]
         one.connection.close()
         world.turn_until(lambda: two.ends)  # noqa: B023
         assert set(two.bodies) == {b"1", b"2", b"3"}
@@ -191,10 +206,12 @@ def test_a_peer_that_hangs_up_on_one_lane_and_keeps_the_others_is_cut_in_time(wo
     one.close()
 
 
-# -- strangers -----------------------------------------------------------------------------------------------------------
+# -- strangers -------------------------------------------------------------------------------------
 
 
-def knock(world: World, lane: Lane, secret: bytes = b"secret", incarnation: int = 7) -> socket.socket | BaseException:
+def knock(
+    world: World, lane: Lane, secret: bytes = b"secret", incarnation: int = 7
+) -> socket.socket | BaseException:
     """One lane, by hand: its socket, or why it was refused."""
     sock = socket.create_connection(parse_address(world.listener.address), PATIENCE_S)
     node = Node(secret=secret, incarnation=incarnation, limits=LIMITS)
@@ -215,7 +232,9 @@ def knock(world: World, lane: Lane, secret: bytes = b"secret", incarnation: int 
     return found[0]
 
 
-def test_a_lane_joins_only_what_the_same_peer_has_opened(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lane_joins_only_what_the_same_peer_has_opened(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     token = secrets.token_bytes(TOKEN_BYTES)
     with contextlib.ExitStack() as stack:
         assert isinstance(knock(world, Lane(token, 1, 2)), UnreachableError)
@@ -238,11 +257,18 @@ def test_a_lane_joins_only_what_the_same_peer_has_opened(world: World, caplog: p
         world.turn_until(lambda: len(world.accepted) == 2)
 
 
-def test_a_connection_whose_lanes_do_not_all_come_is_given_up_in_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_whose_lanes_do_not_all_come_is_given_up_in_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     limits = dataclasses.replace(LIMITS, handshake_s=0.2)
-    world = World(lambda node, slab: TcpTransport(dataclasses.replace(node, limits=limits), slab), "tcp://127.0.0.1:0", b"secret")
+    world = World(
+        lambda node, slab: TcpTransport(dataclasses.replace(node, limits=limits), slab),
+        "tcp://127.0.0.1:0",
+        b"secret",
+    )
     ahead_s = 1000.0
-    world.reactor.clock = lambda: time.monotonic() + ahead_s  # so no timer is due before the test says so
+    # so no timer is due before the test says so
+    world.reactor.clock = lambda: time.monotonic() + ahead_s
     first = knock(world, Lane(b"t" * TOKEN_BYTES, 0, 3))
     assert isinstance(first, socket.socket)
     assert isinstance(world.listener, TcpListener)
@@ -265,19 +291,24 @@ def test_a_listener_that_closes_hangs_up_on_half_made_connections(world: World) 
     first.close()
 
 
-# -- many ----------------------------------------------------------------------------------------------------------------
+# -- many ------------------------------------------------------------------------------------------
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def test_a_thousand_that_connect_at_once_from_one_host_all_get_in_and_cost_little(world: World) -> None:
+def test_a_thousand_that_connect_at_once_from_one_host_all_get_in_and_cost_little(
+    world: World,
+) -> None:
     """Far more than may prove themselves at a time; the others wait for their turn."""
     many = 1000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 5 * many:
-        pytest.skip(f"{hard} descriptors at most (ulimit -Hn): {5 * many} are needed for {many} connections of two lanes")
+        pytest.skip(
+            f"{hard} descriptors at most (ulimit -Hn): {5 * many} are needed for {many} "
+            "connections of two lanes"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5 * many), hard))
     connector = transport(world)
     found: list[Connection[object] | ShardError] = []

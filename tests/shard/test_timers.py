@@ -92,7 +92,9 @@ def test_any_mixture_fires_what_a_plain_list_would(seed: int) -> None:
     expected: dict[int, tuple[float, object]] = {}
     now = 0.0
     for number in range(3000):
-        timer = timers.call_at(now + chance.uniform(0, 10), lambda number=number: fired.append(number))  # type: ignore[misc]
+        timer = timers.call_at(
+            now + chance.uniform(0, 10), lambda number=number: fired.append(number)
+        )  # type: ignore[misc]
         expected[number] = (timer.when, timer)
         if chance.random() < 0.6:
             victim = chance.choice(list(expected))

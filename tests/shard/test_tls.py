@@ -1,4 +1,6 @@
-"""tcp with TLS keeps the contract of all transports, and lets in only who shows a good certificate and knows the secret."""
+"""tcp with TLS keeps the contract of all transports, and lets in only who shows a good certificate
+and knows the secret.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def good(authority: Authority) -> Files:
     return authority.issue("worker-3")
 
 
-ONE_LANE = dataclasses.replace(LIMITS, connections_per_peer=1)  # who has its hands on the socket has all of the connection
+# who has its hands on the socket has all of the connection
+ONE_LANE = dataclasses.replace(LIMITS, connections_per_peer=1)
 
 
 def transport_of(files: Files | None, slab: Slab, secret: bytes = SECRET) -> TcpTransport:
@@ -112,7 +115,7 @@ def refusal(world: World, files: Files | None, secret: bytes = SECRET) -> tuple[
     return caught.value, records[0]
 
 
-# -- who is let in -----------------------------------------------------------------------------------------------------
+# -- who is let in ---------------------------------------------------------------------------------
 
 
 def test_each_side_knows_the_names_in_the_others_certificate(
@@ -145,7 +148,9 @@ def refusal_after(world: World, files: Files) -> tuple[ShardError, str]:
     return refusal(world, files, b"another secret")
 
 
-def test_a_good_certificate_without_the_secret_is_refused(new_world: Callable[..., World], good: Files) -> None:
+def test_a_good_certificate_without_the_secret_is_refused(
+    new_world: Callable[..., World], good: Files
+) -> None:
     error, logged = refusal(new_world(), good, b"a guess")
     assert isinstance(error, AuthenticationError)
     assert "PRPC_SECRET_FILE" in str(error)
@@ -155,12 +160,32 @@ def test_a_good_certificate_without_the_secret_is_refused(new_world: Callable[..
 @pytest.mark.parametrize(
     ("listens", "calls", "told", "logged"),
     [
-        ("good", "strange", "certificate verify failed|signed by PRPC_TLS_CA", "does not know the CA|is refused"),
+        (
+            "good",
+            "strange",
+            "certificate verify failed|signed by PRPC_TLS_CA",
+            "does not know the CA|is refused",
+        ),
         ("strange", "good", "signed by PRPC_TLS_CA", "does not know the CA"),
-        ("expired", "good", "certificate has expired; one that is valid now", "our certificate has expired"),
+        (
+            "expired",
+            "good",
+            "certificate has expired; one that is valid now",
+            "our certificate has expired",
+        ),
         ("early", "good", "not yet valid", "refuses our certificate"),
-        ("good", "expired", "says that our certificate has expired", "certificate has expired; one that is valid now"),
-        ("good", "strange without ca", "does not know the CA of our certificate", "signed by PRPC_TLS_CA"),
+        (
+            "good",
+            "expired",
+            "says that our certificate has expired",
+            "certificate has expired; one that is valid now",
+        ),
+        (
+            "good",
+            "strange without ca",
+            "does not know the CA of our certificate",
+            "signed by PRPC_TLS_CA",
+        ),
     ],
 )
 def test_a_certificate_that_is_not_good_is_refused_by_name_on_both_sides(
@@ -210,7 +235,9 @@ def raw_client(world: World, context: ssl.SSLContext) -> tuple[list[Exception], 
     return errors, records
 
 
-def test_a_peer_that_is_gone_before_it_is_accepted_is_refused_and_harms_nobody(new_world: Callable[..., World]) -> None:
+def test_a_peer_that_is_gone_before_it_is_accepted_is_refused_and_harms_nobody(
+    new_world: Callable[..., World],
+) -> None:
     world = new_world()
     sock = socket.create_connection(parse_address(world.listener.address), PATIENCE_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -221,7 +248,10 @@ def test_a_peer_that_is_gone_before_it_is_accepted_is_refused_and_harms_nobody(n
 
 
 def test_a_listener_that_hangs_up_before_the_tls_handshake_is_unreachable(good: Files) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as sock,
+    ):
         accepted, _ = listener.accept()
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         accepted.close()  # by a reset
@@ -287,22 +317,30 @@ def test_a_listener_that_takes_no_tls_1_3_is_refused(good: Files, slab: Slab) ->
         transport_of(good, slab).connect(address, PATIENCE_S)
 
 
-def test_a_plain_peer_is_refused_by_a_tls_listener_and_told_so(new_world: Callable[..., World]) -> None:
+def test_a_plain_peer_is_refused_by_a_tls_listener_and_told_so(
+    new_world: Callable[..., World],
+) -> None:
     error, logged = refusal(new_world(), None)
     assert isinstance(error, AuthenticationError)
     assert "the peer speaks TLS, this side does not: set PRPC_TLS_CERT" in str(error)
     assert "does not speak TLS; switch TLS on at both sides" in logged
 
 
-def test_a_tls_peer_is_refused_by_a_plain_listener_and_told_so(new_world: Callable[..., World], good: Files) -> None:
+def test_a_tls_peer_is_refused_by_a_plain_listener_and_told_so(
+    new_world: Callable[..., World], good: Files
+) -> None:
     error, logged = refusal(new_world(None), good)
     assert isinstance(error, UnreachableError)
     assert "it may not speak TLS; switch TLS on at both sides" in str(error)
     assert "the peer speaks TLS, this side does not: set PRPC_TLS_CERT" in logged
 
 
-def test_one_in_the_middle_cannot_pass_proofs_on_between_two_channels(new_world: Callable[..., World], good: Files) -> None:
-    """It holds a certificate of the job, but not the secret: it decrypts, and re-encrypts what both sides say."""
+def test_one_in_the_middle_cannot_pass_proofs_on_between_two_channels(
+    new_world: Callable[..., World], good: Files
+) -> None:
+    """It holds a certificate of the job, but not the secret: it decrypts, and re-encrypts what both
+    sides say.
+    """
     world = new_world(good._replace(ca=""))
     tls = Tls(good._replace(ca=""))
 
@@ -318,8 +356,12 @@ def test_one_in_the_middle_cannot_pass_proofs_on_between_two_channels(new_world:
             outer.settimeout(PATIENCE_S)
             inner.settimeout(PATIENCE_S)
             inner.sendall(receive_exactly(outer, HELLO.size, time.monotonic() + PATIENCE_S))
-            outer.sendall(receive_exactly(inner, HELLO.size + PROOF_BYTES, time.monotonic() + PATIENCE_S))
-            inner.sendall(receive_exactly(outer, PROOF_BYTES + CLAIM_BYTES, time.monotonic() + PATIENCE_S))
+            outer.sendall(
+                receive_exactly(inner, HELLO.size + PROOF_BYTES, time.monotonic() + PATIENCE_S)
+            )
+            inner.sendall(
+                receive_exactly(outer, PROOF_BYTES + CLAIM_BYTES, time.monotonic() + PATIENCE_S)
+            )
         except (PeerLostError, TimeoutError):
             return
         finally:
@@ -349,7 +391,7 @@ def call_at(world: World, transport: TcpTransport, address: str) -> BaseExceptio
     return caught[0]
 
 
-# -- streams -----------------------------------------------------------------------------------------------------------
+# -- streams ---------------------------------------------------------------------------------------
 
 
 def raw_channel(world: World, files: Files) -> tuple[TlsSocket, TcpConnection]:
@@ -364,7 +406,9 @@ def raw_channel(world: World, files: Files) -> tuple[TlsSocket, TcpConnection]:
     return connection._sock, accepted
 
 
-def test_several_frames_in_one_record_all_arrive(new_world: Callable[..., World], good: Files) -> None:
+def test_several_frames_in_one_record_all_arrive(
+    new_world: Callable[..., World], good: Files
+) -> None:
     world = new_world()
     sock, _ = raw_channel(world, good)
     frames = b"".join(struct.pack("<IHH", 3, 0, 1) + b"%03d" % number for number in range(1000))
@@ -388,7 +432,9 @@ def test_a_small_block_and_what_follows_it_in_the_record_are_read_without_anothe
     sock.close()
 
 
-def test_a_write_that_finds_no_room_goes_on_with_the_same_bytes(new_world: Callable[..., World], good: Files) -> None:
+def test_a_write_that_finds_no_room_goes_on_with_the_same_bytes(
+    new_world: Callable[..., World], good: Files
+) -> None:
     world = new_world()
     one, two = world.connect(transport_of(good, world.slabs[1]))
     data = np.random.default_rng(3).integers(0, 256, 5 * PIECE_BYTES + 77, np.uint8)
@@ -412,7 +458,9 @@ def test_the_end_is_announced_by_a_goodbye(new_world: Callable[..., World], good
     assert str(two.ends[0]).endswith("hung up")
 
 
-def test_a_stream_that_is_cut_is_told_from_one_that_ended(new_world: Callable[..., World], good: Files) -> None:
+def test_a_stream_that_is_cut_is_told_from_one_that_ended(
+    new_world: Callable[..., World], good: Files
+) -> None:
     world = new_world()
     sock, _ = raw_channel(world, good)
     side = world.accepted[-1]
@@ -423,7 +471,9 @@ def test_a_stream_that_is_cut_is_told_from_one_that_ended(new_world: Callable[..
     assert "without a TLS goodbye" in str(side.ends[0])
 
 
-def test_a_record_that_was_changed_on_the_way_ends_the_connection(new_world: Callable[..., World], good: Files) -> None:
+def test_a_record_that_was_changed_on_the_way_ends_the_connection(
+    new_world: Callable[..., World], good: Files
+) -> None:
     world = new_world()
     sock, _ = raw_channel(world, good)
     side = world.accepted[-1]
@@ -435,7 +485,9 @@ def test_a_record_that_was_changed_on_the_way_ends_the_connection(new_world: Cal
     assert side.messages == []
 
 
-def test_what_is_sent_is_not_to_be_read_on_the_way(new_world: Callable[..., World], good: Files) -> None:
+def test_what_is_sent_is_not_to_be_read_on_the_way(
+    new_world: Callable[..., World], good: Files
+) -> None:
     world = new_world()
     seen = bytearray()
 
@@ -457,7 +509,9 @@ def test_what_is_sent_is_not_to_be_read_on_the_way(new_world: Callable[..., Worl
     with ServedBy(tap) as address:
         world.listener.address = address
         one, two = world.connect(transport_of(good, world.slabs[1]))
-        one.connection.send(b"a plain word" * 10, [np.frombuffer(b"another plain word" * 100, np.uint8)])
+        one.connection.send(
+            b"a plain word" * 10, [np.frombuffer(b"another plain word" * 100, np.uint8)]
+        )
         world.turn_until(lambda: two.messages)
         one.connection.close()
         world.turn_until(lambda: two.ends)
@@ -466,10 +520,12 @@ def test_what_is_sent_is_not_to_be_read_on_the_way(new_world: Callable[..., Worl
     assert b"PRPC" not in seen
 
 
-# -- time, and bad files -----------------------------------------------------------------------------------------------
+# -- time, and bad files ---------------------------------------------------------------------------
 
 
-def test_a_peer_that_is_slow_within_the_tls_handshake_is_cut_when_its_time_is_over(good: Files, slab: Slab) -> None:
+def test_a_peer_that_is_slow_within_the_tls_handshake_is_cut_when_its_time_is_over(
+    good: Files, slab: Slab
+) -> None:
     now = [50.0]
     reactor = Reactor(lambda: now[0])
     listener = transport_of(good, slab).listen(ADDRESS, reactor, lambda connection: None)
@@ -508,11 +564,17 @@ def test_a_listener_that_never_answers_is_given_up_on(good: Files, slab: Slab) -
         ("cert", r"certificate '.*nothing' with key .* cannot be used: No such file"),
         ("key", r"with key '.*nothing' cannot be used: No such file"),
         ("ca", r"CA '.*nothing' cannot be used: No such file"),
-        ("mixed", "KEY_VALUES_MISMATCH; both in PEM, the key without a password and that of the certificate"),
+        (
+            "mixed",
+            "KEY_VALUES_MISMATCH; both in PEM, the key without a password and that of the "
+            "certificate",
+        ),
         ("locked", "cannot be used: .*; both in PEM, the key without a password"),
     ],
 )
-def test_files_that_cannot_be_used_are_named(authority: Authority, good: Files, tmp_path: Path, broken: str, said: str) -> None:
+def test_files_that_cannot_be_used_are_named(
+    authority: Authority, good: Files, tmp_path: Path, broken: str, said: str
+) -> None:
     if broken == "mixed":
         files = good._replace(key=authority.issue("another").key)
     elif broken == "locked":

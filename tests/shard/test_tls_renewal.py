@@ -1,4 +1,6 @@
-"""Certificates are renewed while nodes run: changed files are taken from the next connection on, or named and left alone."""
+"""Certificates are renewed while nodes run: changed files are taken from the next connection on, or
+named and left alone.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ __all__ = ["authority", "good", "new_world"]  # fixtures
 
 
 def put(files: Files, there: Files) -> None:
-    """In the place of what is there, one file after the other, as those who renew certificates do."""
+    """In the place of what is there, one file after the other, as those who renew
+    certificates do.
+    """
     for new, old in zip(files, there, strict=True):
         if new != old:
             Path(old + ".new").write_bytes(Path(new).read_bytes())
@@ -36,23 +40,34 @@ def test_the_names_in_a_certificate_are_not_compared_with_the_address(
     new_world: Callable[..., World], authority: Authority
 ) -> None:
     world = new_world(authority.issue("elsewhere", address="192.0.2.1"))
-    one, _ = world.connect(transport_of(authority.issue("anywhere", address="192.0.2.2"), world.slabs[1]))
+    one, _ = world.connect(
+        transport_of(authority.issue("anywhere", address="192.0.2.2"), world.slabs[1])
+    )
     assert one.connection.peer_identity.subjects[0] == "elsewhere"  # type: ignore[attr-defined]
     one.connection.close()
 
 
 def test_files_that_are_replaced_are_used_from_the_next_connection_on_by_both_sides(
-    new_world: Callable[..., World], authority: Authority, renewed: Files, good: Files, tmp_path: Path
+    new_world: Callable[..., World],
+    authority: Authority,
+    renewed: Files,
+    good: Files,
+    tmp_path: Path,
 ) -> None:
     world = new_world(renewed)
     calling = transport_of(renewed, world.slabs[1])
     first, _ = world.connect(calling)
     put(authority.issue("worker-10"), renewed)
     second, accepted = world.connect(calling)
-    for names in (second.connection.peer_identity.subjects, accepted.connection.peer_identity.subjects):  # type: ignore[attr-defined]
+    for names in (
+        second.connection.peer_identity.subjects,
+        accepted.connection.peer_identity.subjects,
+    ):  # type: ignore[attr-defined]
         assert names[0] == "worker-10"
     first.connection.send(b"goes on", ())
-    world.turn_until(lambda: b"goes on" in [body for side in world.accepted for body in side.bodies])
+    world.turn_until(
+        lambda: b"goes on" in [body for side in world.accepted for body in side.bodies]
+    )
     put(Authority(tmp_path / "new", "the same job, with a new CA").issue("worker-11"), renewed)
     third, _ = world.connect(calling)
     assert third.connection.peer_identity.subjects[0] == "worker-11"  # type: ignore[attr-defined]
@@ -86,7 +101,9 @@ def test_changed_files_that_cannot_be_used_are_told_once_and_those_before_go_on(
         sides = [world.connect(calling)[0] for _ in range(2)]
     assert [side.connection.peer_identity.subjects[0] for side in sides] == ["worker-9"] * 2  # type: ignore[attr-defined]
     assert [
-        line for line in records if line.startswith("changed files of TLS are not taken, and those before go on: ")
+        line
+        for line in records
+        if line.startswith("changed files of TLS are not taken, and those before go on: ")
     ] == records
     assert len(records) == 1
     put(authority.issue("worker-10"), renewed)

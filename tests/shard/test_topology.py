@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from shard.group.topology import Core, Topology, format_ranges, parse_ranges, read_quota, read_topology
+from shard.group.topology import (
+    Core,
+    Topology,
+    format_ranges,
+    parse_ranges,
+    read_quota,
+    read_topology,
+)
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -18,11 +25,15 @@ def write(root: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def two_nodes(tmp_path: Path) -> Path:
-    """2 nodes x 4 physical cores x 2 threads, numbered as Linux does: 0-3 and 8-11 are node 0; n and n + 8 share a core."""
+    """2 nodes x 4 physical cores x 2 threads, numbered as Linux does: 0-3 and 8-11 are node 0; n
+    and n + 8 share a core.
+    """
     write(tmp_path, "sys/devices/system/cpu/online", "0-15")
     for number in range(16):
         siblings = f"{number % 8},{number % 8 + 8}"
-        write(tmp_path, f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list", siblings)
+        write(
+            tmp_path, f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list", siblings
+        )
     write(tmp_path, "sys/devices/system/node/node0/cpulist", "0-3,8-11")
     write(tmp_path, "sys/devices/system/node/node1/cpulist", "4-7,12-15")
     (tmp_path / "sys/devices/system/node/power").mkdir()
@@ -85,26 +96,40 @@ def test_this_machine_can_be_read() -> None:
     assert 1 <= machine.physical_count <= len(machine.cores)
 
 
-# -- lists of cores ----------------------------------------------------------------------------------------------------
+# -- lists of cores --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"), [("0-3,8-11", [0, 1, 2, 3, 8, 9, 10, 11]), ("5", [5]), ("0,2", [0, 2]), (None, []), ("", [])]
+    ("text", "numbers"),
+    [("0-3,8-11", [0, 1, 2, 3, 8, 9, 10, 11]), ("5", [5]), ("0,2", [0, 2]), (None, []), ("", [])],
 )
-def test_lists_of_cores_are_read_as_the_kernel_writes_them(text: str | None, numbers: list[int]) -> None:
+def test_lists_of_cores_are_read_as_the_kernel_writes_them(
+    text: str | None, numbers: list[int]
+) -> None:
     assert parse_ranges(text) == numbers
 
 
-@pytest.mark.parametrize(("numbers", "text"), [([0, 1, 2, 5], "0-2,5"), ([3], "3"), ([4, 0, 2], "0,2,4"), ([], "")])
-def test_lists_of_cores_are_written_as_the_kernel_writes_them(numbers: list[int], text: str) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0, 1, 2, 5], "0-2,5"), ([3], "3"), ([4, 0, 2], "0,2,4"), ([], "")]
+)
+def test_lists_of_cores_are_written_as_the_kernel_writes_them(
+    numbers: list[int], text: str
+) -> None:
     assert format_ranges(numbers) == text
 
 
-# -- the cgroup's quota ------------------------------------------------------------------------------------------------
+# -- the cgroup's quota ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "cores"), [("150000 100000", 1.5), ("max 100000", None), ("400000 100000", 4.0), ("100000 0", None), ("max", None)]
+    ("text", "cores"),
+    [
+        ("150000 100000", 1.5),
+        ("max 100000", None),
+        ("400000 100000", 4.0),
+        ("100000 0", None),
+        ("max", None),
+    ],
 )
 def test_a_quota_of_version_2_is_in_cores(tmp_path: Path, text: str, cores: float | None) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/")
@@ -112,15 +137,21 @@ def test_a_quota_of_version_2_is_in_cores(tmp_path: Path, text: str, cores: floa
     assert read_quota(tmp_path) == cores
 
 
-@pytest.mark.parametrize(("own_us", "above_us", "cores"), [(200_000, 50_000, 0.5), (50_000, 200_000, 0.5)])
-def test_the_smallest_quota_on_the_way_up_holds(tmp_path: Path, own_us: int, above_us: int, cores: float) -> None:
+@pytest.mark.parametrize(
+    ("own_us", "above_us", "cores"), [(200_000, 50_000, 0.5), (50_000, 200_000, 0.5)]
+)
+def test_the_smallest_quota_on_the_way_up_holds(
+    tmp_path: Path, own_us: int, above_us: int, cores: float
+) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/user.slice/job.scope")
     write(tmp_path, "sys/fs/cgroup/user.slice/cpu.max", f"{above_us} 100000")
     write(tmp_path, "sys/fs/cgroup/user.slice/job.scope/cpu.max", f"{own_us} 100000")
     assert read_quota(tmp_path) == cores
 
 
-def test_in_a_container_the_quota_is_at_the_base_though_the_path_is_the_hosts(tmp_path: Path) -> None:
+def test_in_a_container_the_quota_is_at_the_base_though_the_path_is_the_hosts(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/../../docker/0123")
     write(tmp_path, "sys/fs/cgroup/cpu.max", "100000 100000")
     assert read_quota(tmp_path) == 1.0

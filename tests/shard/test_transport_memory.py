@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shard import DEFAULT_LIMITS, MemoryTransport, Node, PeerLostError, Reactor, Slab, Transport, Weather
+from shard import (
+    DEFAULT_LIMITS,
+    MemoryTransport,
+    Node,
+    PeerLostError,
+    Reactor,
+    Slab,
+    Transport,
+    Weather,
+)
 from shard.transport.memory import MemoryConnection, pair
 from tests.transport_contract import Side, TransportContract, World
 
@@ -116,7 +125,9 @@ def test_a_connection_that_is_closed_before_the_acceptor_has_it_is_never_accepte
     reactor.close()
 
 
-def test_a_message_that_finds_no_room_just_before_there_is_some_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_finds_no_room_just_before_there_is_some_is_not_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reactor = Reactor(time.monotonic)
     one, two = pair(DEFAULT_LIMITS, Slab())
     one.attach(reactor)
@@ -127,7 +138,8 @@ def test_a_message_that_finds_no_room_just_before_there_is_some_is_not_left_behi
         written = write(self, item)
         if not written and self._outbox and two.reactor is None:
             two.attach(reactor)
-            reactor.poll(time.monotonic())  # as its own thread does, while the one that writes has no core
+            # as its own thread does, while the one that writes has no core
+            reactor.poll(time.monotonic())
         return written
 
     monkeypatch.setattr(MemoryConnection, "_write", refuse_slowly)

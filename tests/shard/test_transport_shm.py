@@ -51,13 +51,17 @@ class TestShm(TransportContract):
     def make(node: Node, slab: Slab) -> Transport:
         return ShmTransport(node, slab)
 
-    def test_nothing_of_a_connection_has_a_name_in_dev_shm(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_nothing_of_a_connection_has_a_name_in_dev_shm(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         one.connection.send(b"", [np.zeros(1_000_000, np.uint8)])
         world.turn_until(lambda: two.messages)
         assert [name for name in os.listdir("/dev/shm") if f".{os.getpid()}." in name] == []
 
-    def test_a_slab_array_is_the_very_memory_at_the_other_end(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_slab_array_is_the_very_memory_at_the_other_end(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         array = one.connection._slab.empty(100_000, np.uint8)  # type: ignore[attr-defined]
         array[:] = 1
@@ -80,7 +84,9 @@ class TestShm(TransportContract):
 
         monkeypatch.setattr(slab, "segment", segment)
         arrays = [slab.empty(100_000, np.uint8) for _ in range(2)]
-        threads = [threading.Thread(target=one.connection.send, args=(b"", [array])) for array in arrays]
+        threads = [
+            threading.Thread(target=one.connection.send, args=(b"", [array])) for array in arrays
+        ]
         for thread in threads:
             thread.start()
         world.turn_until(lambda: len(two.messages) == 2 or two.ends)
@@ -88,13 +94,19 @@ class TestShm(TransportContract):
             thread.join()
         assert not two.ends
 
-    def test_a_lease_lasts_as_long_as_any_view_and_comes_back_once(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_lease_lasts_as_long_as_any_view_and_comes_back_once(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         lendings = one.connection._lendings  # type: ignore[attr-defined]
         one.connection.send(b"", [np.arange(100_000, dtype=np.uint8)])
         world.turn_until(lambda: two.messages)
         _, (block,) = two.messages.pop()
-        views = [block.view(np.uint16)[7:].reshape(-1, 1), memoryview(block)[3:], np.frombuffer(block, np.uint32)[:5]]
+        views = [
+            block.view(np.uint16)[7:].reshape(-1, 1),
+            memoryview(block)[3:],
+            np.frombuffer(block, np.uint32)[:5],
+        ]
         del block
         gc.collect()
         for _ in range(3):
@@ -106,7 +118,9 @@ class TestShm(TransportContract):
         gc.collect()
         world.turn_until(lambda: len(lendings) == 0)
 
-    def test_a_parked_reactor_gives_leases_back_too(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_parked_reactor_gives_leases_back_too(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         one.connection.send(b"", [np.zeros(100_000, np.uint8)])
         world.turn_until(lambda: two.messages)
@@ -159,7 +173,9 @@ class TestShm(TransportContract):
         under_way, go_on = threading.Event(), threading.Event()
 
         def send_late(sock: socket.socket, data: bytes) -> int:
-            """As in C, by a thread that is held between its look at the number and the system call."""
+            """As in C, by a thread that is held between its look at the number and the system
+            call.
+            """
             fd = sock.fileno()
             under_way.set()
             assert go_on.wait(PATIENCE_S)
@@ -178,7 +194,9 @@ class TestShm(TransportContract):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
 
-    def test_a_send_under_way_when_connection_and_slab_are_closed_says_so(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_send_under_way_when_connection_and_slab_are_closed_says_so(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, _ = sides
         connection: Any = one.connection
         slab = connection._slab
@@ -208,7 +226,9 @@ class TestShm(TransportContract):
         assert [type(error) for error in errors] == [ClosedError]
         errors.clear()
 
-    def test_a_connection_that_is_closed_before_it_is_attached_takes_no_part(self, world: World) -> None:
+    def test_a_connection_that_is_closed_before_it_is_attached_takes_no_part(
+        self, world: World
+    ) -> None:
         connection = world.call(world.transports[1])
         connection.close()
         connection.attach(world.reactor)
@@ -253,7 +273,9 @@ class TestShm(TransportContract):
         other.join(PATIENCE_S)
         assert not one.ends
 
-    def test_leases_are_counted_as_the_connection_ends(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_leases_are_counted_as_the_connection_ends(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         one.connection.send(b"", [np.zeros(100_000, np.uint8)])
         world.turn_until(lambda: two.messages)
@@ -274,12 +296,15 @@ class TestShm(TransportContract):
         assert connection.leases_held == 1
         assert connection.leases_held == 0
 
-    def test_a_segment_that_its_owner_dropped_is_unmapped_over_there(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_segment_that_its_owner_dropped_is_unmapped_over_there(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         sender, receiver = one.connection, two.connection
         assert isinstance(sender, ShmConnection) and isinstance(receiver, ShmConnection)
         slab = sender._slab
-        slab.limit_bytes = 60 << 20  # no room for both: the second array needs the place of the first
+        # no room for both: the second array needs the place of the first
+        slab.limit_bytes = 60 << 20
         large = slab.empty((10 << 20,), np.uint8)
         sender.send(b"", [large])
         world.turn_until(lambda: two.messages)
@@ -326,7 +351,10 @@ class TestShm(TransportContract):
     def test_another_host_or_user_is_not_tried(self, world: World) -> None:
         transport = world.transports[1]
         host, uid, token = world.listener.address.removeprefix("shm://").split("/")
-        assert transport.cannot_reach(f"shm://other/{uid}/{token}") == "another host or network namespace"
+        assert (
+            transport.cannot_reach(f"shm://other/{uid}/{token}")
+            == "another host or network namespace"
+        )
         assert transport.cannot_reach(f"shm://{host}/123456/{token}") == "another user (123456)"
         with pytest.raises(UnreachableError, match="another host"):
             transport.connect(f"shm://other/{uid}/{token}", 1.0)
@@ -343,17 +371,26 @@ class TestShm(TransportContract):
     def test_arrays_for_a_peer_that_does_not_read_are_bounded_in_bytes_and_arrive_when_it_does(
         self, world: World, sides: tuple[Side, Side], nbytes: int
     ) -> None:
-        """A record of a ring is short however long its array is: over shm 300 MB went to a stopped peer."""
+        """A record of a ring is short however long its array is: over shm 300 MB went to a stopped
+        peer.
+        """
         one, two = sides
         sent = 0
         with pytest.raises(BackpressureError, match="reads too slowly"):
             while sent * nbytes < 20 * LIMITS.outbox_bytes_max:
                 one.connection.send(b"%8d" % sent, [np.full(nbytes, sent % 256, np.uint8)])
                 sent += 1
-        assert sent * nbytes < LIMITS.outbox_bytes_max + max(2 * nbytes, 10 << 20), "and what sockets hold"
+        assert sent * nbytes < LIMITS.outbox_bytes_max + max(2 * nbytes, 10 << 20), (
+            "and what sockets hold"
+        )
         world.turn_until(lambda: len(two.messages) == sent)
         for number, (body, (block,)) in enumerate(two.messages):
-            assert (int(body), block.nbytes, block[0], block[-1]) == (number, nbytes, number % 256, number % 256)
+            assert (int(body), block.nbytes, block[0], block[-1]) == (
+                number,
+                nbytes,
+                number % 256,
+                number % 256,
+            )
         two.messages.clear()
         one.connection.send(b"room again", [np.zeros(nbytes, np.uint8)])
         world.turn_until(lambda: two.bodies[-1:] == [b"room again"])
@@ -368,7 +405,12 @@ class TestShm(TransportContract):
         sent = []
         for number in range(40):
             sizes = (100, 1 << 20, 0, 3 << 20)[: number % 5]
-            sent.append((b"%d" % number + bytes(number * 1000), [np.full(size, number, np.uint8) for size in sizes]))
+            sent.append(
+                (
+                    b"%d" % number + bytes(number * 1000),
+                    [np.full(size, number, np.uint8) for size in sizes],
+                )
+            )
             while True:
                 try:
                     one.connection.send(*sent[-1])
@@ -390,7 +432,9 @@ class TestShm(TransportContract):
             slab.empty((6 << 20,), np.uint8)
         del kept
 
-    def test_a_body_without_room_goes_over_a_socket_too(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_body_without_room_goes_over_a_socket_too(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         one.connection._slab.limit_bytes = 4096  # type: ignore[attr-defined]
         body = bytes(range(256)) * 4000
@@ -423,7 +467,11 @@ class TestShm(TransportContract):
         ],
     )
     def test_a_record_whose_arrays_never_came_ends_the_connection(
-        self, world: World, sides: tuple[Side, Side], descriptor: tuple[int, ...], spilled: bytes | None
+        self,
+        world: World,
+        sides: tuple[Side, Side],
+        descriptor: tuple[int, ...],
+        spilled: bytes | None,
     ) -> None:
         one, two = sides
         sender = one.connection
@@ -509,7 +557,9 @@ class TestShm(TransportContract):
                 socket.send_fds(sock, [proof], [fd])
 
             with contextlib.suppress(OSError, ShardError):
-                meet(sock, world.listener.address, Node(b"", 2, LIMITS), KIND, PATIENCE_S, send_proof)
+                meet(
+                    sock, world.listener.address, Node(b"", 2, LIMITS), KIND, PATIENCE_S, send_proof
+                )
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -537,7 +587,14 @@ class TestShm(TransportContract):
 
         def run() -> None:
             with contextlib.suppress(OSError, ShardError):
-                meet(sock, world.listener.address, Node(b"", 2, LIMITS), KIND, PATIENCE_S, prove_and_go)
+                meet(
+                    sock,
+                    world.listener.address,
+                    Node(b"", 2, LIMITS),
+                    KIND,
+                    PATIENCE_S,
+                    prove_and_go,
+                )
 
         thread = threading.Thread(target=run)
         thread.start()

@@ -63,7 +63,10 @@ def has_hung_up(sock: socket.socket) -> bool:
 def has_answered(sock: socket.socket) -> bool:
     """Whether a whole hello is there."""
     with contextlib.suppress(ConnectionError):
-        return bool(select.select([sock], [], [], 0)[0]) and len(sock.recv(HELLO.size, socket.MSG_PEEK)) == HELLO.size
+        return (
+            bool(select.select([sock], [], [], 0)[0])
+            and len(sock.recv(HELLO.size, socket.MSG_PEEK)) == HELLO.size
+        )
     return False
 
 
@@ -133,7 +136,9 @@ class TestTcp(TransportContract):
         host, port = parse_address(world.listener.address)
         sock = socket.create_connection((host, port))
         node = Node(secret=b"", incarnation=1, limits=LIMITS)
-        thread = threading.Thread(target=meet, args=(sock, world.listener.address, node, KIND, PATIENCE_S))
+        thread = threading.Thread(
+            target=meet, args=(sock, world.listener.address, node, KIND, PATIENCE_S)
+        )
         thread.start()
         world.turn_until(lambda: world.accepted)
         thread.join()
@@ -142,7 +147,10 @@ class TestTcp(TransportContract):
     @pytest.mark.parametrize(
         ("frame", "text"),
         [
-            (struct.pack("<IHH", (1 << 20) + 1, 0, 1), "frame body of 1048577 bytes, at most 1048576"),
+            (
+                struct.pack("<IHH", (1 << 20) + 1, 0, 1),
+                "frame body of 1048577 bytes, at most 1048576",
+            ),
             (struct.pack("<IHH", 5, 65, 1), "65 blocks, at most 64"),
             (struct.pack("<IHHQ", 5, 1, 1, 1 << 50), "bytes of arrays, at most"),
             (struct.pack("<IHH", 5, 0, 9), "frame version 9"),
@@ -160,7 +168,13 @@ class TestTcp(TransportContract):
 
     def test_a_frame_sent_byte_by_byte_arrives_once(self, world: World) -> None:
         sock, side = self.raw_peer(world)
-        frame = struct.pack("<IHHQQ", 5, 2, 1, 3, 0) + b"hello" + b"abc" + struct.pack("<IHH", 2, 0, 1) + b"ok"
+        frame = (
+            struct.pack("<IHHQQ", 5, 2, 1, 3, 0)
+            + b"hello"
+            + b"abc"
+            + struct.pack("<IHH", 2, 0, 1)
+            + b"ok"
+        )
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in frame:
             sock.sendall(bytes([byte]))
@@ -171,7 +185,9 @@ class TestTcp(TransportContract):
         assert (second, none) == (b"ok", [])
         sock.close()
 
-    def test_a_message_sent_while_the_outbox_is_copied_leaves_all_the_same(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_a_message_sent_while_the_outbox_is_copied_leaves_all_the_same(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         connection: Any = one.connection
         copying, go_on = threading.Event(), threading.Event()
@@ -212,19 +228,26 @@ class TestTcp(TransportContract):
         with pytest.raises(ShardError):
             connection.send(b"the next one")
 
-    def test_less_than_a_header_is_no_message_whatever_stood_there_before(self, world: World) -> None:
+    def test_less_than_a_header_is_no_message_whatever_stood_there_before(
+        self, world: World
+    ) -> None:
         sock, side = self.raw_peer(world)
         frame = struct.pack("<IHH", 2, 0, 1) + b"ok"
-        beginning = b"\xff" * 6 + b"\0"  # with the last byte of the header before it: the word that 7 whole bytes would have
+        # with the last byte of the header before it: the word that 7 whole bytes would have
+        beginning = b"\xff" * 6 + b"\0"
         for received, data in ((len(frame), frame), (len(frame) + len(beginning), beginning)):
             sock.sendall(data)
-            world.turn_until(lambda received=received: side.connection.traffic().bytes_received == received)
+            world.turn_until(
+                lambda received=received: side.connection.traffic().bytes_received == received
+            )
         assert side.messages == [(b"ok", [])]
         assert not side.ends
         sock.close()
 
     @pytest.mark.parametrize("cut", [1, 8, 12, 20])
-    def test_a_connection_that_ends_within_a_frame_delivers_nothing_of_it(self, world: World, cut: int) -> None:
+    def test_a_connection_that_ends_within_a_frame_delivers_nothing_of_it(
+        self, world: World, cut: int
+    ) -> None:
         sock, side = self.raw_peer(world)
         sock.sendall((struct.pack("<IHHQ", 5, 1, 1, 8) + b"hello" + bytes(8))[:cut])
         sock.close()
@@ -234,7 +257,9 @@ class TestTcp(TransportContract):
 
     def test_a_port_that_is_taken_is_named(self, world: World) -> None:
         with pytest.raises(AddressInUseError, match="the port is taken; choose another, or 0"):
-            world.transports[1].listen(world.listener.address, world.reactor, lambda connection: None)
+            world.transports[1].listen(
+                world.listener.address, world.reactor, lambda connection: None
+            )
 
     def test_another_secret_is_refused_on_both_sides(self) -> None:
         world = World(self.make, self.address, secret=b"right")
@@ -294,7 +319,9 @@ class TestTcp(TransportContract):
                 quiet.look()
                 quiet.now += 1.0
             quiet.look()
-            assert quiet.door.statistics() == DoorStatistics(greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(
+                greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0
+            )
             assert has_hung_up(sock)
 
     def test_more_than_the_first_message_is_not_looked_at(self, quiet: QuietWorld) -> None:
@@ -305,14 +332,22 @@ class TestTcp(TransportContract):
             assert len(answer) in (HELLO.size + PROOF_BYTES, HELLO.size + PROOF_BYTES + 1)
             assert quiet.accepted == 0
 
-    def test_those_over_the_bound_wait_for_their_turn_and_one_of_more_than_may_wait_is_hung_up_on(self) -> None:
-        quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3))
+    def test_those_over_the_bound_wait_for_their_turn_and_one_of_more_than_may_wait_is_hung_up_on(
+        self,
+    ) -> None:
+        quiet = QuietWorld(
+            dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3)
+        )
         with contextlib.ExitStack() as stack:
             stack.callback(quiet.close)
             socks = [stack.enter_context(quiet.knock()) for _ in range(6)]
-            assert quiet.door.statistics() == DoorStatistics(2, accepted=0, refused=0, waiting=3, too_many=1, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(
+                2, accepted=0, refused=0, waiting=3, too_many=1, shed=0
+            )
             gone = next(sock for sock in socks if select.select([sock], [], [], 0)[0])
-            assert gone in socks[2:5] and has_hung_up(gone), "any of those that waited, but the newest"
+            assert gone in socks[2:5] and has_hung_up(gone), (
+                "any of those that waited, but the newest"
+            )
             waiting = [sock for sock in socks[2:] if sock is not gone]
             socks[0].close()
             quiet.look_until(lambda: quiet.door.statistics().waiting == 2)
@@ -322,11 +357,17 @@ class TestTcp(TransportContract):
             quiet.now += LIMITS.handshake_s
             quiet.look()
             quiet.look()
-            assert quiet.door.statistics() == DoorStatistics(0, accepted=0, refused=5, waiting=0, too_many=1, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(
+                0, accepted=0, refused=5, waiting=0, too_many=1, shed=0
+            )
             assert all(has_hung_up(sock) for sock in [socks[1], *waiting])
 
-    @pytest.mark.parametrize("said", [b"", hello()[:1], hello()], ids=["nothing", "a byte", "a hello"])
-    def test_while_silent_sockets_take_all_places_of_an_address_an_honest_peer_of_it_gets_in(self, said: bytes) -> None:
+    @pytest.mark.parametrize(
+        "said", [b"", hello()[:1], hello()], ids=["nothing", "a byte", "a hello"]
+    )
+    def test_while_silent_sockets_take_all_places_of_an_address_an_honest_peer_of_it_gets_in(
+        self, said: bytes
+    ) -> None:
         limits = dataclasses.replace(LIMITS, handshakes_per_host_max=8, handshakes_waiting_max=64)
         quiet = QuietWorld(limits)
         with contextlib.ExitStack() as stack:
@@ -342,7 +383,9 @@ class TestTcp(TransportContract):
                 honest.append((sock, exchange))
             begun = quiet.now
             while not any(has_answered(sock) for sock, _ in honest):
-                assert quiet.now - begun < SOON_S, "the silent ones have not been cut yet, and will not be for long"
+                assert quiet.now - begun < SOON_S, (
+                    "the silent ones have not been cut yet, and will not be for long"
+                )
                 quiet.now += RELIEF_S
                 quiet.look()
                 quiet.look()
@@ -351,7 +394,9 @@ class TestTcp(TransportContract):
             quiet.look_until(lambda: quiet.door.statistics().accepted)
 
     def test_peers_that_get_on_make_room_for_nobody(self) -> None:
-        quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3))
+        quiet = QuietWorld(
+            dataclasses.replace(LIMITS, handshakes_per_host_max=2, handshakes_waiting_max=3)
+        )
         with contextlib.ExitStack() as stack:
             stack.callback(quiet.close)
             for _ in range(4):
@@ -359,14 +404,18 @@ class TestTcp(TransportContract):
             quiet.now += RELIEF_S
             quiet.look()
             quiet.look()
-            assert quiet.door.statistics() == DoorStatistics(2, accepted=0, refused=0, waiting=2, too_many=0, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(
+                2, accepted=0, refused=0, waiting=2, too_many=0, shed=0
+            )
 
     def test_one_host_cannot_take_all_places(self) -> None:
         quiet = QuietWorld(dataclasses.replace(LIMITS, handshakes_max=3, handshakes_per_host_max=2))
         with contextlib.ExitStack() as stack:
             for source in ("127.0.0.1", "127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.3"):
                 stack.enter_context(quiet.knock(source))
-            assert quiet.door.statistics() == DoorStatistics(3, accepted=0, refused=0, waiting=2, too_many=0, shed=0)
+            assert quiet.door.statistics() == DoorStatistics(
+                3, accepted=0, refused=0, waiting=2, too_many=0, shed=0
+            )
         quiet.close()
 
     def test_without_descriptors_those_who_knock_are_hung_up_on_until_there_are_some(
@@ -384,15 +433,21 @@ class TestTcp(TransportContract):
                         taken.append(os.open(os.devnull, os.O_RDONLY))
                 for sock in socks[:4]:
                     sock.connect(quiet.where)
-                    quiet.look_until(lambda: quiet.door.statistics().shed == socks.index(sock) + 1, ACCEPT_PAUSE_S)  # noqa: B023
+                    quiet.look_until(
+                        lambda: quiet.door.statistics().shed == socks.index(sock) + 1,  # noqa: B023
+                        ACCEPT_PAUSE_S,
+                    )
                     assert has_hung_up(sock)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
             socks[4].connect(quiet.where)
             quiet.look_until(lambda: quiet.door.statistics().greetings, ACCEPT_PAUSE_S)
-        said = [record.getMessage() for record in caplog.records if "refused" not in record.getMessage()]
+        said = [
+            record.getMessage() for record in caplog.records if "refused" not in record.getMessage()
+        ]
         assert said == [
-            "no descriptors left: hanging up on who connects; raise `ulimit -n`, or lower limits.connections_max",
+            "no descriptors left: hanging up on who connects; raise `ulimit -n`, "
+            "or lower limits.connections_max",
             "accepting connections again: 4 were hung up on for want of descriptors so far",
         ]
 
@@ -410,16 +465,24 @@ class TestTcp(TransportContract):
             quiet.look_until(lambda: quiet.door.statistics().refused == LINES_PER_WINDOW + 8)
         assert caplog.messages[-1].endswith("(and 7 refusals before it that were not logged)")
 
-    def test_a_peer_of_another_version_is_told_which_is_spoken_here(self, quiet: QuietWorld) -> None:
+    def test_a_peer_of_another_version_is_told_which_is_spoken_here(
+        self, quiet: QuietWorld
+    ) -> None:
         with quiet.knock() as sock:
-            sock.sendall(HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 0, 1, bytes(32), 0, 1, bytes(16)))
+            sock.sendall(
+                HELLO.pack(MAGIC, HANDSHAKE_VERSION + 1, KIND, 0, 1, bytes(32), 0, 1, bytes(16))
+            )
             quiet.look_until(lambda: quiet.door.statistics().refused)
             answer = receive_all(sock)
         assert HELLO.unpack(answer[: HELLO.size])[:2] == (MAGIC, HANDSHAKE_VERSION)
         assert answer[HELLO.size :] == bytes(PROOF_BYTES), "no proof of anything"
 
-    @pytest.mark.parametrize("length", [1, HELLO.size - 1, HELLO.size, HELLO.size + PROOF_BYTES - 1])
-    def test_a_peer_that_stops_in_the_middle_proves_nothing(self, quiet: QuietWorld, length: int) -> None:
+    @pytest.mark.parametrize(
+        "length", [1, HELLO.size - 1, HELLO.size, HELLO.size + PROOF_BYTES - 1]
+    )
+    def test_a_peer_that_stops_in_the_middle_proves_nothing(
+        self, quiet: QuietWorld, length: int
+    ) -> None:
         with quiet.knock() as sock:
             sock.sendall((hello() + bytes(PROOF_BYTES))[:length])
             sock.shutdown(socket.SHUT_WR)
@@ -428,17 +491,30 @@ class TestTcp(TransportContract):
 
     def test_an_answer_that_comes_a_byte_at_a_time_is_not_waited_for_longer(self) -> None:
         """The listener drips: each byte comes in time, all of them together do not."""
-        with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as sock:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listening,
+            socket.create_connection(listening.getsockname()) as sock,
+        ):
             other, _ = listening.accept()
             with other:
                 other.sendall(b"P")
-                with pytest.raises(UnreachableError, match=r"did not finish the handshake within 0\.05 s"):
-                    meet(sock, "tcp://slow", Node(secret=b"", incarnation=1, limits=LIMITS), KIND, 0.05)
+                with pytest.raises(
+                    UnreachableError, match=r"did not finish the handshake within 0\.05 s"
+                ):
+                    meet(
+                        sock,
+                        "tcp://slow",
+                        Node(secret=b"", incarnation=1, limits=LIMITS),
+                        KIND,
+                        0.05,
+                    )
 
     def test_the_secret_is_in_no_text(self, caplog: pytest.LogCaptureFixture) -> None:
         secret = b"a-secret-nobody-may-read"
         world = World(self.make, self.address, secret=secret)
-        transport = TcpTransport(Node(secret=b"another-secret", incarnation=2, limits=LIMITS), world.slabs[1])
+        transport = TcpTransport(
+            Node(secret=b"another-secret", incarnation=2, limits=LIMITS), world.slabs[1]
+        )
         with pytest.raises(AuthenticationError) as caught:
             world.call(transport)
         one, two = world.connect()

@@ -16,7 +16,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shard import AuthenticationError, Node, PeerLostError, Slab, Transport, UnixTransport, UnreachableError
+from shard import (
+    AuthenticationError,
+    Node,
+    PeerLostError,
+    Slab,
+    Transport,
+    UnixTransport,
+    UnreachableError,
+)
 from shard.transport import unix_rendezvous
 from shard.transport.handshake_io import meet
 from shard.transport.laned_connection import BULK_BYTES_MIN, LanedConnection
@@ -41,7 +49,9 @@ class TestUnix(TransportContract):
     def make(node: Node, slab: Slab) -> Transport:
         return UnixTransport(node, slab)
 
-    def test_large_messages_have_a_lane_of_their_own(self, world: World, sides: tuple[Side, Side]) -> None:
+    def test_large_messages_have_a_lane_of_their_own(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
         one, two = sides
         assert isinstance(one.connection, LanedConnection)
         for number in range(8):
@@ -58,8 +68,14 @@ class TestUnix(TransportContract):
             assert side.connection.transport == "unix"
 
     def test_a_peer_that_is_killed_is_lost_at_once(self, world: World) -> None:
-        script = PEER.format(limits="__import__('shard').DEFAULT_LIMITS", address=world.listener.address, timeout_s=PATIENCE_S)
-        with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        script = PEER.format(
+            limits="__import__('shard').DEFAULT_LIMITS",
+            address=world.listener.address,
+            timeout_s=PATIENCE_S,
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
             world.turn_until(lambda: world.accepted)
             (side,) = world.accepted
             assert side.connection.peer == f"unix://process {process.pid}"
@@ -70,7 +86,10 @@ class TestUnix(TransportContract):
     def test_another_host_or_user_is_not_tried(self, world: World) -> None:
         transport = world.transports[1]
         host, uid, token = world.listener.address.removeprefix("unix://").split("/")
-        assert transport.cannot_reach(f"unix://other/{uid}/{token}") == "another host or network namespace"
+        assert (
+            transport.cannot_reach(f"unix://other/{uid}/{token}")
+            == "another host or network namespace"
+        )
         assert transport.cannot_reach(f"unix://{host}/123456/{token}") == "another user (123456)"
         with pytest.raises(UnreachableError, match="another host"):
             transport.connect(f"unix://other/{uid}/{token}", 1.0)
@@ -83,7 +102,10 @@ class TestUnix(TransportContract):
         """All are user 4711 by their own account; the kernel knows better."""
         here = world.listener.address.replace(f"/{os.getuid()}/", "/4711/")
         monkeypatch.setattr(os, "getuid", lambda: 4711)
-        with pytest.raises(UnreachableError, match=r"process \d+ at unix://.* belongs to user \d+, this one to 4711"):
+        with pytest.raises(
+            UnreachableError,
+            match=r"process \d+ at unix://.* belongs to user \d+, this one to 4711",
+        ):
             world.transports[1].connect(here, 5.0)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect("\0prpc." + here.rpartition("/")[2])
@@ -116,7 +138,9 @@ class TestUnix(TransportContract):
         assert world.accepted == []
         assert len(os.listdir("/proc/self/fd")) == before
 
-    def test_who_finds_all_places_taken_waits_for_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_who_finds_all_places_taken_waits_for_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(unix_rendezvous, "LISTEN_BACKLOG", 1)
         listener, address = unix_rendezvous.listen("unix")
         with contextlib.ExitStack() as closing:

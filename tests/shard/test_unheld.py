@@ -1,4 +1,6 @@
-"""Arrays that the receiving process cannot map, or has no memory for: copied, or told to whoever reads the message."""
+"""Arrays that the receiving process cannot map, or has no memory for: copied, or told to whoever
+reads the message.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ def is_unheld(side: Side) -> list[Any]:
 
 
 def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_lent_no_longer(
-    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: World,
+    sides: tuple[Side, Side],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     one, two = sides
     assert isinstance(one.connection, ShmConnection)
@@ -72,9 +77,9 @@ def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_lent_no_longer
             assert (blocks[1] == 3).all()
             assert not blocks[0].flags.writeable
         world.turn_until(lambda: not slab.leases())
-        assert [record.message for record in caplog.records if "cannot be mapped" in record.message] == [
-            next(record.message for record in caplog.records)
-        ], "once"
+        assert [
+            record.message for record in caplog.records if "cannot be mapped" in record.message
+        ] == [next(record.message for record in caplog.records)], "once"
         assert two.connection.traffic().arrays_spilled == 6
         assert two.connection.leases_held == 0  # type: ignore[attr-defined]
     one.connection.send(b"mapped", [lent])  # there is address space again
@@ -93,7 +98,9 @@ def test_an_array_that_passes_a_segment_which_could_not_be_mapped_breaks_the_pro
     one.connection.send(b"", [np.zeros(100_000, np.uint8)])
     world.turn_until(lambda: two.messages)
     segment = one.connection._slab.segment(0)
-    one.connection._producer.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(1, segment.size_bytes, 99, 0, 0), MESSAGE)
+    one.connection._producer.try_write(
+        PREFIX.pack(1, 0) + DESCRIPTOR.pack(1, segment.size_bytes, 99, 0, 0), MESSAGE
+    )
     world.turn_until(lambda: two.ends)
     assert isinstance(two.ends[0], RemoteProtocolError)
     assert "passes its segment" in str(two.ends[0])
@@ -108,7 +115,9 @@ def test_what_there_is_no_memory_for_is_told_with_its_own_message_and_gives_leas
     refuse_to_map(monkeypatch)
     monkeypatch.setattr("shard.transport.mapped.empty_block", no_memory_for(200_000))
     one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
-    one.connection.send(b"too much", [np.full(size, 2, np.uint8) for size in (100_000, 200_000, 300_000, 10)])
+    one.connection.send(
+        b"too much", [np.full(size, 2, np.uint8) for size in (100_000, 200_000, 300_000, 10)]
+    )
     one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
     world.turn_until(lambda: len(seen) == 3)
     assert seen == [(b"before", [1]), (b"too much", no_memory(200_000)), (b"after", [3])]
@@ -130,7 +139,9 @@ def test_an_array_over_the_socket_that_finds_no_memory_is_read_off_and_what_foll
     monkeypatch.setattr(spill, "empty_block", no_memory_for(size))
     seen = is_unheld(two)
     one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
-    one.connection.send(b"too much", [np.full(nbytes, 2, np.uint8) for nbytes in (100_000, size, 50_000)])
+    one.connection.send(
+        b"too much", [np.full(nbytes, 2, np.uint8) for nbytes in (100_000, size, 50_000)]
+    )
     one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
     world.turn_until(lambda: len(seen) == 3)
     assert seen == [(b"before", [1]), (b"too much", no_memory(size)), (b"after", [3])]
@@ -150,7 +161,9 @@ def test_a_sender_without_memory_for_the_detour_is_told_shm_full_and_goes_on(
         raise ShmFull("the slab is full")
 
     monkeypatch.setattr(one.connection._slab, "allocate", full)  # type: ignore[attr-defined]
-    with pytest.raises(ShmFull, match=r"no memory for 100000 bytes in this process's heap either.*the slab is full"):
+    with pytest.raises(
+        ShmFull, match=r"no memory for 100000 bytes in this process's heap either.*the slab is full"
+    ):
         one.connection.send(b"", [np.zeros(100_000, np.uint8).view(Hungry)])
     one.connection.send(b"after", [np.zeros(100_000, np.uint8)])
     world.turn_until(lambda: two.messages)
@@ -171,11 +184,16 @@ def test_a_sender_without_descriptors_for_the_detour_names_them(
     with monkeypatch.context() as patched:
         patched.setattr(one.connection._slab, "allocate", full)  # type: ignore[attr-defined]
         patched.setattr(socket, "socketpair", none_left)
-        with pytest.raises(ShardError, match="no socket to send it over: Too many open files; raise `ulimit -n`"):
+        with pytest.raises(
+            ShardError, match="no socket to send it over: Too many open files; raise `ulimit -n`"
+        ):
             one.connection.send(b"", [np.zeros(100_000, np.uint8)])
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "read_only_fd", none_left)
-        with pytest.raises(ShardError, match="a segment cannot be handed over: Too many open files; raise `ulimit -n`"):
+        with pytest.raises(
+            ShardError,
+            match="a segment cannot be handed over: Too many open files; raise `ulimit -n`",
+        ):
             one.connection.send(b"", [np.zeros(100_000, np.uint8)])
     one.connection.send(b"after", [np.zeros(100_000, np.uint8)])
     world.turn_until(lambda: two.messages)
@@ -183,7 +201,9 @@ def test_a_sender_without_descriptors_for_the_detour_names_them(
     assert not one.ends + two.ends
 
 
-def test_over_tcp_too_the_message_after_one_that_finds_no_memory_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_tcp_too_the_message_after_one_that_finds_no_memory_is_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(TcpTransport, "tcp://127.0.0.1:0")
     try:
         one, two = world.connect()
@@ -215,11 +235,17 @@ def _only_up_to(nbytes_max: int, empty: Callable[..., Any]) -> Callable[..., Any
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1000, 1 << 20])
-def test_a_frame_whose_blocks_find_no_memory_is_delivered_without_them_however_it_is_cut(cut: int) -> None:
+def test_a_frame_whose_blocks_find_no_memory_is_delivered_without_them_however_it_is_cut(
+    cut: int,
+) -> None:
     sizes = [10, 200_000, 3 * len(SINK), 0]
     wire = b""
     for body, blocks in ((b"first", sizes), (b"second", [20])):
-        wire += encode_header(len(body), blocks, LIMITS) + body + b"".join(bytes([len(body)]) * size for size in blocks)
+        wire += (
+            encode_header(len(body), blocks, LIMITS)
+            + body
+            + b"".join(bytes([len(body)]) * size for size in blocks)
+        )
     decoder = FrameDecoder(LIMITS, no_memory_for(200_000))
     frames: list[tuple[bytes, Any]] = []
     while wire:
@@ -252,8 +278,12 @@ def test_a_body_that_finds_no_memory_is_named(monkeypatch: pytest.MonkeyPatch) -
         decoder.next_frame(len(header))
 
 
-@pytest.mark.parametrize("array", [np.arange(200_000, dtype=np.int64)[::2], np.arange(100_000.0)[::-1]])
-def test_a_strided_array_that_finds_no_room_in_the_slab_is_copied_to_the_heap(array: NDArray[Any]) -> None:
+@pytest.mark.parametrize(
+    "array", [np.arange(200_000, dtype=np.int64)[::2], np.arange(100_000.0)[::-1]]
+)
+def test_a_strided_array_that_finds_no_room_in_the_slab_is_copied_to_the_heap(
+    array: NDArray[Any],
+) -> None:
     slab = Slab(limit_bytes=64 << 10)
     for value in ((array,), ([array],)):
         form, payload, blocks = encode(value, slab)

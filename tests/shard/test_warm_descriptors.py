@@ -10,11 +10,19 @@ from collections.abc import Iterator
 import pytest
 
 from shard import Reactor
-from shard.loop.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX, WARM_DESCRIPTORS_MAX, WARM_TURNS
+from shard.loop.reactor import (
+    DESCRIPTOR_TURNS,
+    RECOUNT_LOOKS,
+    SPIN_WORK_MAX,
+    WARM_DESCRIPTORS_MAX,
+    WARM_TURNS,
+)
 
 
 class Pipe:
-    """A watched pipe that notes what comes through it, or leaves it there: then it is ready without end."""
+    """A watched pipe that notes what comes through it, or leaves it there: then it is ready without
+    end.
+    """
 
     def __init__(self, reactor: Reactor, lively: bool, endless: bool = False) -> None:
         self.reactor = reactor
@@ -84,7 +92,9 @@ def test_one_that_spoke_is_looked_at_every_turn_and_only_one_that_is_lively(
     assert lively[0].seen == 2
 
 
-def test_one_that_is_not_warm_is_seen_a_few_turns_later(reactor: Reactor, lively: list[Pipe], other: Pipe) -> None:
+def test_one_that_is_not_warm_is_seen_a_few_turns_later(
+    reactor: Reactor, lively: list[Pipe], other: Pipe
+) -> None:
     speak(reactor, lively[0])
     other.write()
     lively[1].write()
@@ -93,7 +103,9 @@ def test_one_that_is_not_warm_is_seen_a_few_turns_later(reactor: Reactor, lively
     assert (other.seen, lively[1].seen) == (1, 1)
 
 
-def test_a_warm_one_that_is_ready_without_end_keeps_no_other_waiting(reactor: Reactor, lively: list[Pipe], other: Pipe) -> None:
+def test_a_warm_one_that_is_ready_without_end_keeps_no_other_waiting(
+    reactor: Reactor, lively: list[Pipe], other: Pipe
+) -> None:
     lively[0].endless = True
     speak(reactor, lively[0])
     other.write()
@@ -104,7 +116,9 @@ def test_a_warm_one_that_is_ready_without_end_keeps_no_other_waiting(reactor: Re
     assert lively[0].seen > SPIN_WORK_MAX
 
 
-def test_where_too_many_speak_all_are_seen_in_the_same_turn(reactor: Reactor, lively: list[Pipe], other: Pipe) -> None:
+def test_where_too_many_speak_all_are_seen_in_the_same_turn(
+    reactor: Reactor, lively: list[Pipe], other: Pipe
+) -> None:
     reactor._until_descriptors = 0
     speak(reactor, *lively)
     for pipe in (*lively, other):
@@ -128,20 +142,26 @@ def test_a_quiet_one_gets_cold(reactor: Reactor, lively: list[Pipe]) -> None:
 
 
 def talk(reactor: Reactor, pipe: Pipe) -> None:
-    """It says one thing after the other, with turns in between that find nothing, until all have been counted anew."""
+    """It says one thing after the other, with turns in between that find nothing, until all have
+    been counted anew.
+    """
     for _ in range(RECOUNT_LOOKS + 2):
         pipe.write()
         assert reactor.spin(DESCRIPTOR_TURNS + 1) or reactor.poll(0.0)
         reactor.spin(DESCRIPTOR_TURNS + 1)
 
 
-def test_one_that_fell_silent_gets_cold_although_another_goes_on_talking(reactor: Reactor, lively: list[Pipe]) -> None:
+def test_one_that_fell_silent_gets_cold_although_another_goes_on_talking(
+    reactor: Reactor, lively: list[Pipe]
+) -> None:
     speak(reactor, lively[0], lively[1])
     talk(reactor, lively[0])
     assert reactor._warm_descriptors == {lively[0].reading}
 
 
-def test_a_crowd_that_has_dispersed_is_forgotten_while_one_of_it_goes_on_talking(reactor: Reactor, lively: list[Pipe]) -> None:
+def test_a_crowd_that_has_dispersed_is_forgotten_while_one_of_it_goes_on_talking(
+    reactor: Reactor, lively: list[Pipe]
+) -> None:
     speak(reactor, *lively)
     assert not reactor._warm_descriptors
     talk(reactor, lively[0])
@@ -160,7 +180,9 @@ def test_without_sources_every_turn_and_every_look_of_a_spin_asks_the_descriptor
     assert not reactor.warm_turns
 
 
-def test_a_spin_that_asked_the_sources_in_vain_makes_descriptors_due_in_the_next_turn(reactor: Reactor, other: Pipe) -> None:
+def test_a_spin_that_asked_the_sources_in_vain_makes_descriptors_due_in_the_next_turn(
+    reactor: Reactor, other: Pipe
+) -> None:
     reactor.add_source(Silent())
     reactor._until_descriptors = DESCRIPTOR_TURNS
     other.write()
@@ -169,11 +191,14 @@ def test_a_spin_that_asked_the_sources_in_vain_makes_descriptors_due_in_the_next
     assert other.seen == 1
 
 
-def test_one_that_is_unwatched_is_forgotten_and_its_number_may_be_used_again(reactor: Reactor, lively: list[Pipe]) -> None:
+def test_one_that_is_unwatched_is_forgotten_and_its_number_may_be_used_again(
+    reactor: Reactor, lively: list[Pipe]
+) -> None:
     speak(reactor, *lively[:2])
     reactor.unwatch(lively[0].reading)
     lively[1].write()
-    os.dup2(lively[1].reading, lively[0].reading)  # ready, under a number that nobody watches any more
+    # ready, under a number that nobody watches any more
+    os.dup2(lively[1].reading, lively[0].reading)
     assert reactor.spin(1)
     assert not reactor.spin(2 * DESCRIPTOR_TURNS)
     assert (lively[0].seen, lively[1].seen) == (1, 2)

@@ -1,4 +1,6 @@
-"""A job of real processes for all tests of this folder: importing TensorFlow takes longer than most of them."""
+"""A job of real processes for all tests of this folder: importing TensorFlow takes longer than most
+of them.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ v1 = tf.compat.v1
 
 
 def pulled_and_pushed(task: Task, floats: int) -> Any:
-    """A step that reads a variable of a ps and adds to it: what it took, and whose memory an op of the worker read it in."""
+    """A step that reads a variable of a ps and adds to it: what it took, and whose memory an op of
+    the worker read it in.
+    """
     seen: list[int] = []
 
     def look(value: Any) -> Any:
@@ -34,7 +36,11 @@ def pulled_and_pushed(task: Task, floats: int) -> Any:
             before = dataclasses.asdict(prpc_tf.statistics(session))
             session.run([op.op, first])
             after = dataclasses.asdict(prpc_tf.statistics(session))
-            return [{name: after[name] - before[name] for name in after}, _mapping(seen[-1]), session.run(v)[-1]]
+            return [
+                {name: after[name] - before[name] for name in after},
+                _mapping(seen[-1]),
+                session.run(v)[-1],
+            ]
 
 
 def texts(task: Task) -> Any:

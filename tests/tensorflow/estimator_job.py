@@ -1,6 +1,8 @@
-"""A script of an Estimator as users write them: TF_CONFIG says who it is, train_and_evaluate() does the rest.
+"""A script of an Estimator as users write them: TF_CONFIG says who it is, train_and_evaluate() does
+the rest.
 
-Feature columns and tf.layers make the model. The chief prints the accuracy of the last checkpoint at the end.
+Feature columns and tf.layers make the model. The chief prints the accuracy of the last checkpoint
+at the end.
 """
 
 import argparse
@@ -35,7 +37,9 @@ def model_fn(features, labels, mode):
     loss = v1.losses.sparse_softmax_cross_entropy(labels, logits)
     train = v1.train.AdamOptimizer(0.02).minimize(loss, global_step=v1.train.get_global_step())
     accuracy = v1.metrics.accuracy(labels, tf.argmax(logits, 1))
-    return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=train, eval_metric_ops={"accuracy": accuracy})
+    return tf.estimator.EstimatorSpec(
+        mode, loss=loss, train_op=train, eval_metric_ops={"accuracy": accuracy}
+    )
 
 
 def main():
@@ -46,11 +50,16 @@ def main():
     flags = parser.parse_args()
     v1.logging.set_verbosity("ERROR")
     config = tf.estimator.RunConfig(
-        flags.model_dir, protocol=flags.protocol, save_checkpoints_steps=400, experimental_max_worker_delay_secs=3
+        flags.model_dir,
+        protocol=flags.protocol,
+        save_checkpoints_steps=400,
+        experimental_max_worker_delay_secs=3,
     )
     estimator = tf.estimator.Estimator(model_fn, config=config)
     training = tf.estimator.TrainSpec(input_fn, max_steps=1000)
-    tf.estimator.train_and_evaluate(estimator, training, tf.estimator.EvalSpec(lambda: input_fn(repeat=False)))
+    tf.estimator.train_and_evaluate(
+        estimator, training, tf.estimator.EvalSpec(lambda: input_fn(repeat=False))
+    )
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] == "chief":
         found = estimator.evaluate(lambda: input_fn(repeat=False))
         print(f"accuracy {found['accuracy']:.4f} at step {found['global_step']}", flush=True)

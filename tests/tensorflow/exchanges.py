@@ -36,7 +36,11 @@ def in_plane(task: Task, plane: str, fuse: bool, which: str, **keywords: Any) ->
 def _softmax(variables: int) -> tuple[Any, Any, Any]:
     x, labels = v1.placeholder(tf.float32, [None, 20]), v1.placeholder(tf.int64, [None])
     weights = v1.get_variable("w", [20, 5], initializer=v1.glorot_uniform_initializer(seed=1))
-    return [x], labels, tf.matmul(x, weights) + v1.get_variable("b", [5], initializer=v1.zeros_initializer())
+    return (
+        [x],
+        labels,
+        tf.matmul(x, weights) + v1.get_variable("b", [5], initializer=v1.zeros_initializer()),
+    )
 
 
 def _tables(variables: int) -> tuple[Any, Any, Any]:
@@ -46,18 +50,31 @@ def _tables(variables: int) -> tuple[Any, Any, Any]:
     for index, one in enumerate(ids):
         fixed = v1.glorot_uniform_initializer(seed=index)
         table = v1.get_variable(f"table{index}", [50, 8], initializer=fixed)
-        scores.append(tf.matmul(tf.nn.embedding_lookup(table, one), v1.get_variable(f"p{index}", [8, 5], initializer=fixed)))
+        scores.append(
+            tf.matmul(
+                tf.nn.embedding_lookup(table, one),
+                v1.get_variable(f"p{index}", [8, 5], initializer=fixed),
+            )
+        )
     return ids, labels, tf.add_n(scores)
 
 
 def _model(variables: int) -> tuple[Any, Any, Any, Any]:
     inputs, labels, scores = (_softmax if variables == 2 else _tables)(variables)
     loss = v1.losses.sparse_softmax_cross_entropy(labels, scores)
-    return inputs, labels, loss, v1.train.AdagradOptimizer(0.1).minimize(loss, v1.train.get_or_create_global_step())
+    return (
+        inputs,
+        labels,
+        loss,
+        v1.train.AdagradOptimizer(0.1).minimize(loss, v1.train.get_or_create_global_step()),
+    )
 
 
 def _fed(inputs: Any, labels: Any, rng: Any) -> dict[Any, Any]:
-    fed = {one: rng.rand(BATCH, 20) if one.dtype == tf.float32 else rng.randint(0, 50, BATCH) for one in inputs}
+    fed = {
+        one: rng.rand(BATCH, 20) if one.dtype == tf.float32 else rng.randint(0, 50, BATCH)
+        for one in inputs
+    }
     return {**fed, labels: rng.randint(0, 5, BATCH)}
 
 
@@ -86,7 +103,9 @@ def messages(task: Task, variables: int) -> Any:
 
 
 def left_behind(task: Task) -> Any:
-    """What waits at this task, in whichever step: values that nobody asked for, and requests without an answer."""
+    """What waits at this task, in whichever step: values that nobody asked for, and requests
+    without an answer.
+    """
     return task.server._prpc.engine.statistics().waiting
 
 
@@ -110,7 +129,9 @@ def from_ps_to_ps(task: Task) -> Any:
 
 
 def failing(task: Task) -> Any:
-    """An op of one ps fails while the other, and the worker, wait for values of it; then the session goes on."""
+    """An op of one ps fails while the other, and the worker, wait for values of it; then the
+    session goes on.
+    """
     with task.graph():
         divisor = v1.placeholder(tf.int32, [])
         with v1.device("/job:ps/task:0"):
@@ -126,7 +147,9 @@ def failing(task: Task) -> Any:
 
 
 def failing_while_it_waits(task: Task) -> Any:
-    """An op of a ps fails while the worker waits for a queue of its own, and for nothing else; the next step takes from it."""
+    """An op of a ps fails while the worker waits for a queue of its own, and for nothing else; the
+    next step takes from it.
+    """
     with task.graph():
         with v1.device(f"/job:{task.job}/task:{task.index}"):
             line = v1.FIFOQueue(3, [tf.float32], [[]])
@@ -141,10 +164,14 @@ def failing_while_it_waits(task: Task) -> Any:
 
 
 def failing_while_a_ps_waits(task: Task) -> Any:
-    """An op of one ps fails while another waits for a queue; what comes into the queue later is still there."""
+    """An op of one ps fails while another waits for a queue; what comes into the queue later is
+    still there.
+    """
     with task.graph():
         with v1.device("/job:ps/task:1"):
-            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line")
+            line = v1.FIFOQueue(
+                3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line"
+            )
             item = line.dequeue()
         divisor = v1.placeholder(tf.int32, [])
         with v1.device("/job:ps/task:0"):
@@ -156,7 +183,9 @@ def failing_while_a_ps_waits(task: Task) -> Any:
 
 
 def continued_in_another_thread(task: Task) -> Any:
-    """How long the call may take that a step with 100 s makes, when a step with 50 s has given it what it waited for."""
+    """How long the call may take that a step with 100 s makes, when a step with 50 s has given it
+    what it waited for.
+    """
     with task.graph():
         with v1.device(f"/job:{task.job}/task:{task.index}"):
             line = v1.FIFOQueue(3, [tf.float32], [[]])
@@ -168,10 +197,14 @@ def continued_in_another_thread(task: Task) -> Any:
             session.run(twice)
             plane, found, asked = session._prpc, [], []
             engine = plane._server.engine
-            plane._server.engine = SimpleNamespace(ask=lambda *named: asked.append(named[4]) or engine.ask(*named))
+            plane._server.engine = SimpleNamespace(
+                ask=lambda *named: asked.append(named[4]) or engine.ask(*named)
+            )
             try:
                 options = [v1.RunOptions(timeout_in_ms=1000 * seconds) for seconds in (100, 50)]
-                thread = threading.Thread(target=lambda: found.append(session.run(twice, options=options[0])))
+                thread = threading.Thread(
+                    target=lambda: found.append(session.run(twice, options=options[0]))
+                )
                 thread.start()
                 wait_until(lambda: any(step.runs for step in plane._steps.values()), "the wait")
                 session.run(put, options=options[1])
@@ -190,21 +223,29 @@ def death_of_a_ps(task: Task, pid: int) -> Any:
             session.run(v1.global_variables_initializer())
             session.run([op, loss], _fed(inputs, labels, rng))
             os.kill(pid, signal.SIGKILL)
-            return error_of(lambda: [session.run([op, loss], _fed(inputs, labels, rng)) for _ in range(10_000)])[0]
+            return error_of(
+                lambda: [session.run([op, loss], _fed(inputs, labels, rng)) for _ in range(10_000)]
+            )[0]
 
 
 def closed_while_it_waits(task: Task) -> Any:
-    """A step of which one part waits for a queue of a ps, and the rest has run there, when its session is closed."""
+    """A step of which one part waits for a queue of a ps, and the rest has run there, when its
+    session is closed.
+    """
     with task.graph(), task.setter():
         with v1.device("/job:ps/task:0"):
-            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line")
+            line = v1.FIFOQueue(
+                3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line"
+            )
             v = v1.get_variable("v", [], initializer=v1.zeros_initializer())
             later = v1.assign_add(v, line.dequeue())
         begun, found = v1.assign_add(v, 1.0), []
         with task.session() as other:
             other.run(v1.global_variables_initializer())
             session = task.session()
-            thread = threading.Thread(target=lambda: found.append(error_of(lambda: session.run([begun, later]))))
+            thread = threading.Thread(
+                target=lambda: found.append(error_of(lambda: session.run([begun, later])))
+            )
             thread.start()
             while other.run(v) == 0.0:
                 pass

@@ -1,4 +1,6 @@
-"""Loops, branches and functions with variables on two ps, and lists that go from task to task; as scenarios.py has its own."""
+"""Loops, branches and functions with variables on two ps, and lists that go from task to task; as
+scenarios.py has its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def _pair(resource: bool = True, homes: Sequence[str] = PS) -> tuple[Any, Any]:
     made = []
     for name, value, home in (("v", 1.5, homes[0]), ("w", 0.5, homes[1])):
         with v1.device(home):
-            made.append(v1.get_variable(name, [2], initializer=v1.constant_initializer(value), use_resource=resource))
+            made.append(
+                v1.get_variable(
+                    name, [2], initializer=v1.constant_initializer(value), use_resource=resource
+                )
+            )
     return made[0], made[1]
 
 
@@ -42,20 +48,28 @@ def _losses(task: Task, loss: Any, fed: list[dict[Any, Any]]) -> Any:
         return [session.run([op, loss], one)[1] for one in fed]
 
 
-def loop_over(task: Task, version: int, gradient: bool, resource: bool = True, both: bool = True) -> Any:
+def loop_over(
+    task: Task, version: int, gradient: bool, resource: bool = True, both: bool = True
+) -> Any:
     """A loop that reads variables of both ps, or of one, in every turn, and their gradients."""
     _control_flow(version)
     with task.graph(), task.setter():
         v, w = _pair(resource)
         turns = v1.placeholder(tf.int32, [])
-        body = (lambda i, x: (i + 1, tf.tanh(x * v + w))) if both else (lambda i, x: (i + 1, tf.tanh(x * v)))
+        body = (
+            (lambda i, x: (i + 1, tf.tanh(x * v + w)))
+            if both
+            else (lambda i, x: (i + 1, tf.tanh(x * v)))
+        )
         _, total = v1.while_loop(lambda i, _: i < turns, body, [0, tf.ones([2])])
         gradients = v1.gradients(total, [v, w][: 1 + both]) if gradient else []
         return _values(task, [total, *gradients], [{turns: one} for one in (0, 1, 4)])
 
 
 def loop_assigns(task: Task, version: int, resource: bool = True) -> Any:
-    """A loop that changes a variable of one ps by what it reads from the other, and reads it again."""
+    """A loop that changes a variable of one ps by what it reads from the other, and reads it
+    again.
+    """
     _control_flow(version)
     with task.graph(), task.setter():
         v, w = _pair(resource)
@@ -65,7 +79,9 @@ def loop_assigns(task: Task, version: int, resource: bool = True) -> Any:
             with tf.control_dependencies([v1.assign_add(v, tf.stop_gradient(x) * w)]):
                 return i + 1, x + v.read_value()
 
-        _, total = v1.while_loop(lambda i, _: i < turns, body, [0, tf.ones([2])], parallel_iterations=1)
+        _, total = v1.while_loop(
+            lambda i, _: i < turns, body, [0, tf.ones([2])], parallel_iterations=1
+        )
         with tf.control_dependencies([total]):
             after = v.read_value()
         return _values(task, [total, after], [{turns: one} for one in (0, 1, 3)])
@@ -76,7 +92,9 @@ def condition(task: Task, version: int, resource: bool = True) -> Any:
     _control_flow(version)
     with task.graph(), task.setter():
         v, w = _pair(resource)
-        x = v1.while_loop(lambda x: tf.reduce_sum(x) < tf.reduce_sum(v), lambda x: x + w, [tf.zeros([2])])
+        x = v1.while_loop(
+            lambda x: tf.reduce_sum(x) < tf.reduce_sum(v), lambda x: x + w, [tf.zeros([2])]
+        )
         return _values(task, x, [{}])
 
 
@@ -101,7 +119,9 @@ def branches(task: Task, version: int, resource: bool = True) -> Any:
 
 
 def effects(task: Task, version: int) -> Any:
-    """Branches and loops with changes of variables that no value waits for: without a control dependency they are not made."""
+    """Branches and loops with changes of variables that no value waits for: without a control
+    dependency they are not made.
+    """
     _control_flow(version)
     with task.graph(), task.setter():
         v, w = _pair()
@@ -133,7 +153,9 @@ def cases(task: Task, version: int) -> Any:
         v, w = _pair()
         index = v1.placeholder(tf.int32, [])
         out = tf.switch_case(index, [lambda: v * 2.0, lambda: w * 3.0, lambda: v + w])
-        return _values(task, [out, *v1.gradients(out, [v, w])], [{index: one} for one in (0, 1, 2, 7)])
+        return _values(
+            task, [out, *v1.gradients(out, [v, w])], [{index: one} for one in (0, 1, 2, 7)]
+        )
 
 
 def nested(task: Task, version: int, gradient: bool, resource: bool = True) -> Any:
@@ -180,7 +202,9 @@ def network(task: Task, version: int, kind: str) -> Any:
             outputs, _ = v1.nn.dynamic_rnn(v1.nn.rnn_cell.LSTMCell(4), x, lengths, dtype=tf.float32)
         elif kind == "bidirectional":
             cells = [v1.nn.rnn_cell.GRUCell(4, name=one) for one in ("forth", "back")]
-            outputs = tf.concat(v1.nn.bidirectional_dynamic_rnn(*cells, x, lengths, dtype=tf.float32)[0], 2)
+            outputs = tf.concat(
+                v1.nn.bidirectional_dynamic_rnn(*cells, x, lengths, dtype=tf.float32)[0], 2
+            )
         else:
             layers = {"lstm1": v1.keras.layers.LSTM, "lstm": tf.keras.layers.LSTM, "gru": tf.keras.layers.GRU,
                       "simple": tf.keras.layers.SimpleRNN}  # fmt: skip
@@ -203,7 +227,9 @@ def decoder(task: Task, version: int) -> Any:
             return i + 1, tf.tanh(x * tf.nn.embedding_lookup(table, i) + w)
 
         _, total = v1.while_loop(lambda i, _: i < turns, body, [0, tf.ones([2])])
-        return _losses(task, tf.reduce_sum(tf.square(total - 0.3)), [{turns: one} for one in (1, 3, 5, 3)])
+        return _losses(
+            task, tf.reduce_sum(tf.square(total - 0.3)), [{turns: one} for one in (1, 3, 5, 3)]
+        )
 
 
 def called(task: Task, homes: Sequence[str] = PS) -> Any:
@@ -223,7 +249,9 @@ def called(task: Task, homes: Sequence[str] = PS) -> Any:
         out = both(x)
         with tf.control_dependencies([out]):
             after = w.read_value()
-        return _values(task, [out, after, *v1.gradients(out, [v, w])], [{x: [0.5, 1.0]}, {x: [0.1, 0.2]}])
+        return _values(
+            task, [out, after, *v1.gradients(out, [v, w])], [{x: [0.5, 1.0]}, {x: [0.1, 0.2]}]
+        )
 
 
 def lists(task: Task) -> Any:
@@ -235,17 +263,26 @@ def lists(task: Task) -> Any:
         with v1.device("/job:ps/task:1"):
             longer = tf.raw_ops.TensorListPushBack(input_handle=made, tensor=tf.reduce_sum(x, 0))
         size = tf.raw_ops.TensorListLength(input_handle=longer)
-        there = tf.raw_ops.TensorListStack(input_handle=longer, element_shape=tf.constant([2]), element_dtype=tf.float32)
+        there = tf.raw_ops.TensorListStack(
+            input_handle=longer, element_shape=tf.constant([2]), element_dtype=tf.float32
+        )
         with v1.device("/job:ps/task:0"):
             last = tf.raw_ops.TensorListGetItem(
-                input_handle=longer, index=size - 1, element_shape=tf.constant([2]), element_dtype=tf.float32
+                input_handle=longer,
+                index=size - 1,
+                element_shape=tf.constant([2]),
+                element_dtype=tf.float32,
             )
-        words = tf.raw_ops.TensorListFromTensor(tensor=tf.constant(["a", "bc"]), element_shape=tf.constant([], tf.int32))
+        words = tf.raw_ops.TensorListFromTensor(
+            tensor=tf.constant(["a", "bc"]), element_shape=tf.constant([], tf.int32)
+        )
         with v1.device("/job:ps/task:1"):
             back = tf.raw_ops.TensorListStack(
                 input_handle=words, element_shape=tf.constant([], tf.int32), element_dtype=tf.string
             )
-        return _values(task, [size, there, last, back], [{x: [[1.0, 2.0], [3.0, 4.0]]}, {x: np.zeros((0, 2))}])
+        return _values(
+            task, [size, there, last, back], [{x: [[1.0, 2.0], [3.0, 4.0]]}, {x: np.zeros((0, 2))}]
+        )
 
 
 def list_in_loop(task: Task, version: int, resource: bool = True) -> Any:
@@ -260,6 +297,10 @@ def list_in_loop(task: Task, version: int, resource: bool = True) -> Any:
                 value = w * tf.cast(i, tf.float32)
             return i + 1, found.write(i, value + v)
 
-        _, found = v1.while_loop(lambda i, _: i < turns, body, [0, tf.TensorArray(tf.float32, turns, element_shape=[2])])
+        _, found = v1.while_loop(
+            lambda i, _: i < turns, body, [0, tf.TensorArray(tf.float32, turns, element_shape=[2])]
+        )
         stacked = found.stack()
-        return _values(task, [stacked, *v1.gradients(stacked, [v, w])], [{turns: one} for one in (1, 3)])
+        return _values(
+            task, [stacked, *v1.gradients(stacked, [v, w])], [{turns: one} for one in (1, 3)]
+        )

@@ -1,4 +1,6 @@
-"""Scenarios in whose midst a task is killed with -9, and what a session leaves at tasks, for tests: as those of scenarios.py."""
+"""Scenarios in whose midst a task is killed with -9, and what a session leaves at tasks, for tests:
+as those of scenarios.py.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ _open: list[Any] = []
 
 
 def kill_in_step(task: Task, floats: int, victim: int, moment: str, ps: int = 0) -> Any:
-    """A step that reads a variable of a ps and adds to it, in which process `victim`, 0 for this one, is killed: while the
-    worker "computes" with the value, or "pushes" what it made of it to the `ps`, which has been stopped before."""
+    """A step that reads a variable of a ps and adds to it, in which process `victim`, 0 for this
+    one, is killed: while the worker "computes" with the value, or "pushes" what it made of it to
+    the `ps`, which has been stopped before."""
     victim = victim or os.getpid()
     with task.graph(), task.setter():
         v = v1.get_variable("v", [floats], initializer=v1.ones_initializer())
@@ -74,12 +77,16 @@ def kept(task: Task) -> Any:
 
 
 def open_session(task: Task) -> Any:
-    """A session that pulls a megabyte from a ps, that has a random generator there, and that waits for a queue."""
+    """A session that pulls a megabyte from a ps, that has a random generator there, and that waits
+    for a queue.
+    """
     with task.graph(), task.setter():
         v = v1.get_variable("v", [1 << 18], initializer=v1.ones_initializer())
         with v1.device("/job:ps/task:0"):
             noise = v1.random_uniform([], seed=3)
-            item = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name).dequeue()
+            item = v1.FIFOQueue(
+                3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name
+            ).dequeue()
         with v1.device(f"/job:{task.job}/task:{task.index}"):
             total = tf.reduce_sum(v) + noise
         session = task.session()

@@ -1,4 +1,6 @@
-"""What users do wrong with a server of TensorFlow's, one function each: the class and text of the error that they read."""
+"""What users do wrong with a server of TensorFlow's, one function each: the class and text of the
+error that they read.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ def _told(act: Callable[[], Any]) -> list[str]:
     try:
         act()
     except Exception as error:
-        return [type(error).__name__, str(error).removeprefix("Graph execution error:\n\n")]  # TensorFlow's head for any step
+        # TensorFlow's head for any step
+        return [type(error).__name__, str(error).removeprefix("Graph execution error:\n\n")]
     return ["none", ""]
 
 
 def _server(cluster: Any, job: str, index: int, **keywords: Any) -> Any:
-    return v1.train.Server(cluster, job_name=job, task_index=index, **{"protocol": "prpc", **keywords})
+    return v1.train.Server(
+        cluster, job_name=job, task_index=index, **{"protocol": "prpc", **keywords}
+    )
 
 
 def typo(task: Task) -> Any:
@@ -48,7 +53,9 @@ def unknown_task(task: Task) -> Any:
 def port_taken(task: Task) -> Any:
     """By another process."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        return _told(lambda: _server({"worker": [f"127.0.0.1:{taken.getsockname()[1]}"]}, "worker", 0))
+        return _told(
+            lambda: _server({"worker": [f"127.0.0.1:{taken.getsockname()[1]}"]}, "worker", 0)
+        )
 
 
 def no_endpoint(task: Task) -> Any:
@@ -58,7 +65,9 @@ def no_endpoint(task: Task) -> Any:
             file.write("127.0.0.1:1=127.0.0.1:2\n")
         os.environ["PRPC_ENDPOINT_MAP"] = folder
         try:
-            return _told(lambda: _server({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:3"]}, "worker", 0))
+            return _told(
+                lambda: _server({"ps": ["127.0.0.1:1"], "worker": ["127.0.0.1:3"]}, "worker", 0)
+            )
         finally:
             del os.environ["PRPC_ENDPOINT_MAP"]
 
@@ -97,12 +106,16 @@ def other_cluster(task: Task) -> Any:
 
 
 def not_up(task: Task) -> Any:
-    """Nobody is there; the session allows each call as long as a first attempt takes on a busy machine."""
+    """Nobody is there; the session allows each call as long as a first attempt takes on a busy
+    machine.
+    """
     return _one_step(operation_timeout_in_ms=3000)
 
 
 def _monitored(ps: str) -> Any:
-    """A monitored session of a new worker, with a variable at that ps: what its construction raises."""
+    """A monitored session of a new worker, with a variable at that ps: what its construction
+    raises.
+    """
     cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
     if ps:
         cluster["ps"] = [ps]

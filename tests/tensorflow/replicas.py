@@ -1,8 +1,10 @@
-"""A script of the shape of TensorFlow 1's own example of distributed training, "mnist replica", on data made up here.
+"""A script of the shape of TensorFlow 1's own example of distributed training, "mnist replica", on
+data made up here.
 
-Flags say who it is; replica_device_setter puts the variables on the ps; a Supervisor, or MonitoredTrainingSession, looks after
-the session; gradients are applied as they come, or by SyncReplicasOptimizer in step. It names no protocol, and knows none. At the
-end the chief waits for all workers, and prints the accuracy on examples that nobody trained on.
+Flags say who it is; replica_device_setter puts the variables on the ps; a Supervisor, or
+MonitoredTrainingSession, looks after the session; gradients are applied as they come, or by
+SyncReplicasOptimizer in step. It names no protocol, and knows none. At the end the chief waits for
+all workers, and prints the accuracy on examples that nobody trained on.
 """
 
 import argparse
@@ -20,7 +22,9 @@ def digits(seed, count):
     kinds = np.random.RandomState(0).rand(CLASSES, PIXELS)
     rng = np.random.RandomState(seed)
     labels = rng.randint(0, CLASSES, count)
-    return (kinds[labels] + rng.normal(0, 0.6, (count, PIXELS))).astype(np.float32), np.eye(CLASSES, dtype=np.float32)[labels]
+    return (kinds[labels] + rng.normal(0, 0.6, (count, PIXELS))).astype(np.float32), np.eye(
+        CLASSES, dtype=np.float32
+    )[labels]
 
 
 def main():
@@ -44,7 +48,11 @@ def main():
 
     is_chief = flags.task_index == 0
     worker_device = f"/job:worker/task:{flags.task_index}"
-    with v1.device(v1.train.replica_device_setter(worker_device=worker_device, ps_device="/job:ps/cpu:0", cluster=cluster)):
+    with v1.device(
+        v1.train.replica_device_setter(
+            worker_device=worker_device, ps_device="/job:ps/cpu:0", cluster=cluster
+        )
+    ):
         global_step = v1.train.get_or_create_global_step()
         hid_w = v1.Variable(v1.truncated_normal([PIXELS, 32], stddev=0.1, seed=1), name="hid_w")
         hid_b = v1.Variable(tf.zeros([32]), name="hid_b")
@@ -54,12 +62,15 @@ def main():
         labels = v1.placeholder(tf.float32, [None, CLASSES])
         y = tf.nn.softmax(v1.nn.xw_plus_b(tf.nn.relu(v1.nn.xw_plus_b(x, hid_w, hid_b)), sm_w, sm_b))
         cross_entropy = -tf.reduce_sum(labels * v1.log(tf.clip_by_value(y, 1e-10, 1.0))) / BATCH
-        accuracy = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(y, 1), tf.argmax(labels, 1)), tf.float32))
+        accuracy = tf.reduce_mean(
+            tf.cast(tf.equal(tf.argmax(y, 1), tf.argmax(labels, 1)), tf.float32)
+        )
         optimizer = v1.train.AdamOptimizer(0.01)
         if flags.sync_replicas:
             optimizer = v1.train.SyncReplicasOptimizer(optimizer, len(workers), len(workers))
         train_step = optimizer.minimize(cross_entropy, global_step=global_step)
-        with tf.control_dependencies([train_step]):  # in step: who reads it before, and sees no end, takes the other's last token
+        # in step: who reads it before, and sees no end, takes the other's last token
+        with tf.control_dependencies([train_step]):
             step_after = global_step.read_value()
     with v1.device("/job:ps/task:0"):
         done = v1.FIFOQueue(len(workers), tf.int32, shared_name="done")
@@ -73,7 +84,9 @@ def main():
         step, turn = 0, 0
         while step < flags.train_steps:
             at = turn * BATCH % len(train_x)
-            step = session.run(step_after, {x: train_x[at : at + BATCH], labels: train_y[at : at + BATCH]})
+            step = session.run(
+                step_after, {x: train_x[at : at + BATCH], labels: train_y[at : at + BATCH]}
+            )
             turn += 1
         print(f"worker {flags.task_index}: {turn} of {step} steps", flush=True)
         session.run(is_done)
@@ -87,7 +100,8 @@ def main():
         if not is_chief:
             uninitialized = v1.report_uninitialized_variables(v1.global_variables())
             with v1.Session(server.target, config=config) as session:
-                while session.run(uninitialized).size:  # MonitoredTrainingSession would look every 30 s only
+                # MonitoredTrainingSession would look every 30 s only
+                while session.run(uninitialized).size:
                     time.sleep(0.1)
         hooks = [optimizer.make_session_run_hook(is_chief)] if flags.sync_replicas else []
         with v1.train.MonitoredTrainingSession(

@@ -1,5 +1,6 @@
-"""Scripts of TensorFlow as users write them, short: each builds a graph, runs some steps, and returns what both protocols must
-agree on. Names are new in each call, as variables outlive sessions.
+"""Scripts of TensorFlow as users write them, short: each builds a graph, runs some steps, and
+returns what both protocols must agree on. Names are new in each call, as variables outlive
+sessions.
 """
 
 from __future__ import annotations
@@ -25,22 +26,32 @@ class Task:
     def __init__(self, protocol: str, cluster: dict[str, list[str]], job: str, index: int) -> None:
         self.protocol, self.job, self.index = protocol, job, index
         self.cluster = tf.train.ClusterSpec(cluster)
-        self.server = v1.train.Server(self.cluster, job_name=job, task_index=index, protocol=protocol)
+        self.server = v1.train.Server(
+            self.cluster, job_name=job, task_index=index, protocol=protocol
+        )
         self.fuse = False  # of the sessions
         self.scope = ""
 
     def setter(self) -> Any:
         """Variables on the ps, the rest here."""
-        return v1.device(v1.train.replica_device_setter(cluster=self.cluster, worker_device=f"/job:{self.job}/task:{self.index}"))
+        return v1.device(
+            v1.train.replica_device_setter(
+                cluster=self.cluster, worker_device=f"/job:{self.job}/task:{self.index}"
+            )
+        )
 
     def graph(self, name: str = "") -> Any:
-        """A new default graph, whose variables have a scope that no other has; with `name`, that one."""
+        """A new default graph, whose variables have a scope that no other has; with `name`, that
+        one.
+        """
         scope = name or f"s{next(_numbers)}{self.job}{self.index}"
         return _scoped(scope)
 
     def session(self, **config: Any) -> Any:
         """A plain one."""
-        return v1.Session(self.server.target, config=v1.ConfigProto(tensor_fuse=self.fuse, **config))
+        return v1.Session(
+            self.server.target, config=v1.ConfigProto(tensor_fuse=self.fuse, **config)
+        )
 
 
 class _scoped:  # noqa: N801
@@ -101,14 +112,21 @@ def train(task: Task, optimizer: str, sparse: bool, resource: bool, steps: int =
         labels = v1.placeholder(tf.int64, [None])
         if sparse:
             ids = v1.placeholder(tf.int64, [None, 2])
-            table = v1.get_variable("table", [50, 4], initializer=v1.glorot_uniform_initializer(seed=3), use_resource=resource)
+            table = v1.get_variable(
+                "table",
+                [50, 4],
+                initializer=v1.glorot_uniform_initializer(seed=3),
+                use_resource=resource,
+            )
             features = tf.reshape(tf.nn.embedding_lookup(table, ids), [-1, 8])
             data = [rng.randint(0, 50, (8, 2)) for _ in range(steps)]
         else:
             ids = v1.placeholder(tf.float32, [None, 8])
             features = ids
             data = [rng.rand(8, 8) for _ in range(steps)]
-        weights = v1.get_variable("w", [8, 3], initializer=v1.glorot_uniform_initializer(seed=4), use_resource=resource)
+        weights = v1.get_variable(
+            "w", [8, 3], initializer=v1.glorot_uniform_initializer(seed=4), use_resource=resource
+        )
         loss = v1.losses.sparse_softmax_cross_entropy(labels, tf.matmul(features, weights))
         step = v1.train.get_or_create_global_step()
         op = OPTIMIZERS[optimizer]().minimize(loss, global_step=step)
@@ -147,13 +165,17 @@ def conditional(task: Task, version: int, resource: bool) -> Any:
 
 
 def initial_values(task: Task, resource: bool) -> Any:
-    """global_variables_initializer() copies conditionals without their context: row 2 of what broke."""
+    """global_variables_initializer() copies conditionals without their context: row 2 of what
+    broke.
+    """
     _control_flow(1)
     with task.graph(), task.setter():
         made = []
         for index in range(4):
             flag = v1.placeholder_with_default(index % 2 == 0, [])
-            value = v1.cond(flag, lambda index=index: tf.fill([3], float(index)), lambda: -tf.ones([3]))
+            value = v1.cond(
+                flag, lambda index=index: tf.fill([3], float(index)), lambda: -tf.ones([3])
+            )
             made.append(v1.Variable(value, name=f"b{index}", use_resource=resource))
         results = []
         for _ in range(3):
@@ -167,9 +189,13 @@ def loop(task: Task, version: int, resource: bool, gradient: bool) -> Any:
     """A while_loop of the worker that reads a variable of a ps in every turn."""
     _control_flow(version)
     with task.graph(), task.setter():
-        v = v1.get_variable("v", [2], initializer=v1.constant_initializer(1.5), use_resource=resource)
+        v = v1.get_variable(
+            "v", [2], initializer=v1.constant_initializer(1.5), use_resource=resource
+        )
         turns = v1.placeholder(tf.int32, [])
-        _, total = v1.while_loop(lambda i, _: i < turns, lambda i, x: (i + 1, x * v), [0, tf.ones([2])])
+        _, total = v1.while_loop(
+            lambda i, _: i < turns, lambda i, x: (i + 1, x * v), [0, tf.ones([2])]
+        )
         wanted = [total] + (v1.gradients(total, [v]) if gradient else [])
         with task.session() as session:
             session.run(v1.global_variables_initializer())
@@ -207,23 +233,31 @@ def partitioned(task: Task, resource: bool) -> Any:
         fed = v1.SparseTensorValue([[0, 0], [0, 1], [1, 0]], [1, 7, 9], [2, 2])
         with task.session() as session:
             session.run(v1.global_variables_initializer())
-            return [session.run([op, loss], {ids: fed})[1] for _ in range(4)] + [session.run(tf.convert_to_tensor(table))]
+            return [session.run([op, loss], {ids: fed})[1] for _ in range(4)] + [
+                session.run(tf.convert_to_tensor(table))
+            ]
 
 
 def lookup(task: Task) -> Any:
     """A table on a ps: strings there and back."""
     with task.graph(), task.setter():
         with v1.device("/job:ps/task:0"):
-            table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "bc"], tf.constant([1, 2], tf.int64)), -1)
+            table = tf.lookup.StaticHashTable(
+                tf.lookup.KeyValueTensorInitializer(["a", "bc"], tf.constant([1, 2], tf.int64)), -1
+            )
             back = tf.lookup.StaticHashTable(
-                tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2], tf.int64), ["one", "two"]), "none"
+                tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2], tf.int64), ["one", "two"]),
+                "none",
             )
         words = v1.placeholder(tf.string, [None])
         found = table.lookup(words)
         text = back.lookup(found)
         with task.session() as session:
             session.run(v1.tables_initializer())
-            return [session.run([found, text], {words: one}) for one in (["a", "bc", "d"], [], ["bc\0x"])]
+            return [
+                session.run([found, text], {words: one})
+                for one in (["a", "bc", "d"], [], ["bc\0x"])
+            ]
 
 
 def values(task: Task) -> Any:
@@ -238,8 +272,16 @@ def values(task: Task) -> Any:
             "empty": np.zeros((0, 3), np.float32), "strings": np.array([[b"x", b""], [b"\xc3\xa9\0", b"z"]], object),
             "large": np.arange(300000, dtype=np.float32),
         }.items():  # fmt: skip
-            fed[v1.placeholder(tf.as_dtype(value.dtype) if value.dtype != object else tf.string, value.shape, name)] = value
-        quantized = tf.quantization.quantize(tf.constant([0.0, 1.0, 0.5]), 0.0, 1.0, tf.quint8).output
+            fed[
+                v1.placeholder(
+                    tf.as_dtype(value.dtype) if value.dtype != object else tf.string,
+                    value.shape,
+                    name,
+                )
+            ] = value
+        quantized = tf.quantization.quantize(
+            tf.constant([0.0, 1.0, 0.5]), 0.0, 1.0, tf.quint8
+        ).output
         with v1.device("/job:ps/task:0"):
             there = [tf.identity(one) for one in fed] + [tf.identity(quantized)]
         back = [tf.identity(one) for one in there]
@@ -247,7 +289,13 @@ def values(task: Task) -> Any:
         with task.session() as session:
             for one in session.run([*back[:-1], tf.bitcast(back[-1], tf.uint8), size], fed):
                 last = one.ravel()[-5:]
-                found.append([str(one.dtype), one.shape, str(last.astype(np.float32) if one.dtype == tf.bfloat16 else last)])
+                found.append(
+                    [
+                        str(one.dtype),
+                        one.shape,
+                        str(last.astype(np.float32) if one.dtype == tf.bfloat16 else last),
+                    ]
+                )
     return found
 
 
@@ -255,7 +303,9 @@ def queue(task: Task) -> Any:
     """A queue on a ps, a queue runner here, and the end of it."""
     with task.graph(), task.setter():
         with v1.device("/job:ps/task:0"):
-            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line")
+            line = v1.FIFOQueue(
+                3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line"
+            )
         runner = v1.train.QueueRunner(line, [line.enqueue([2.0])])
         item = line.dequeue()
         taken = line.dequeue_many(2)
@@ -272,11 +322,15 @@ def queue(task: Task) -> Any:
 
 
 def dataset(task: Task) -> Any:
-    """A one-shot and an initializable iterator feed a model whose variable is on a ps, until they end."""
+    """A one-shot and an initializable iterator feed a model whose variable is on a ps, until they
+    end.
+    """
     with task.graph(), task.setter():
         v = v1.get_variable("v", [], initializer=v1.zeros_initializer())
         with v1.device(f"/job:worker/task:{task.index}"):
-            one = v1.data.make_one_shot_iterator(tf.data.Dataset.range(4).map(lambda x: tf.cast(x, tf.float32))).get_next()
+            one = v1.data.make_one_shot_iterator(
+                tf.data.Dataset.range(4).map(lambda x: tf.cast(x, tf.float32))
+            ).get_next()
             count = v1.placeholder(tf.int64, [])
             iterator = v1.data.make_initializable_iterator(tf.data.Dataset.range(count).batch(2))
         op = v1.assign_add(v, one)
@@ -291,11 +345,15 @@ def dataset(task: Task) -> Any:
 
 
 def layers(task: Task) -> Any:
-    """Batch normalisation, dropout by a fixed seed, Keras layers, a tf.function, clipping, decay, an average."""
+    """Batch normalisation, dropout by a fixed seed, Keras layers, a tf.function, clipping, decay,
+    an average.
+    """
     rng = np.random.RandomState(2)
     with task.graph(), task.setter():
         x = v1.placeholder(tf.float32, [8, 6])
-        hidden = tf.keras.layers.Dense(5, "relu", kernel_initializer=tf.keras.initializers.GlorotUniform(seed=1))(x)
+        hidden = tf.keras.layers.Dense(
+            5, "relu", kernel_initializer=tf.keras.initializers.GlorotUniform(seed=1)
+        )(x)
         hidden = v1.layers.batch_normalization(hidden, training=True)
         hidden = v1.nn.dropout(hidden, rate=0.3, seed=5)
 
@@ -303,7 +361,9 @@ def layers(task: Task) -> Any:
         def square(y: Any) -> Any:
             return tf.square(y) if tf.reduce_sum(y) > 0 else -y
 
-        out = v1.layers.dense(square(hidden), 1, kernel_initializer=v1.glorot_uniform_initializer(seed=2))
+        out = v1.layers.dense(
+            square(hidden), 1, kernel_initializer=v1.glorot_uniform_initializer(seed=2)
+        )
         loss = tf.reduce_mean(tf.square(out - 1.0))
         step = v1.train.get_or_create_global_step()
         rate = v1.train.exponential_decay(0.1, step, 2, 0.5)
@@ -321,7 +381,9 @@ def layers(task: Task) -> Any:
 
 
 def sync_replicas(task: Task, name: str, replicas: int, steps: int, resource: bool) -> Any:
-    """SyncReplicasOptimizer; every worker runs this at the same time. The step that each one saw last."""
+    """SyncReplicasOptimizer; every worker runs this at the same time. The step that each one saw
+    last.
+    """
     is_chief = task.index == 0
     with task.graph(name), task.setter():
         _, _, step_after, hook = _in_step(task, replicas, resource)
@@ -339,11 +401,14 @@ def sync_replicas(task: Task, name: str, replicas: int, steps: int, resource: bo
 
 
 def _in_step(task: Task, replicas: int, resource: bool) -> Any:
-    """The variable, the step, the step as it is after one more turn, and a hook. Who reads the step within the turn, and does not
-    see its end, takes both tokens of the last step when it is the faster one: the other then waits for ever."""
+    """The variable, the step, the step as it is after one more turn, and a hook. Who reads the step
+    within the turn, and does not see its end, takes both tokens of the last step when it is the
+    faster one: the other then waits for ever."""
     v = v1.get_variable("v", [2], initializer=v1.ones_initializer(), use_resource=resource)
     step = v1.train.get_or_create_global_step()
-    optimizer = v1.train.SyncReplicasOptimizer(v1.train.GradientDescentOptimizer(0.1), replicas, replicas)
+    optimizer = v1.train.SyncReplicasOptimizer(
+        v1.train.GradientDescentOptimizer(0.1), replicas, replicas
+    )
     op = optimizer.minimize(tf.reduce_sum(tf.square(v)), global_step=step)
     with v1.device(step.device), tf.control_dependencies([op]):
         step_after = step.read_value()
@@ -351,7 +416,9 @@ def _in_step(task: Task, replicas: int, resource: bool) -> Any:
 
 
 def after_sync_replicas(task: Task, name: str, replicas: int, resource: bool) -> Any:
-    """What they came to: the variable is 0.8 to the power of the steps, as each step takes the mean of all workers' gradients."""
+    """What they came to: the variable is 0.8 to the power of the steps, as each step takes the mean
+    of all workers' gradients.
+    """
     with task.graph(name), task.setter():
         v, step, _, _ = _in_step(task, replicas, resource)
         with task.session() as session:
@@ -377,7 +444,9 @@ def checkpoint(task: Task) -> Any:
 
 
 def feeding(task: Task) -> Any:
-    """What is in the middle of a graph is fed; variables are loaded; state outlives the session; callables."""
+    """What is in the middle of a graph is fed; variables are loaded; state outlives the session;
+    callables.
+    """
     with task.graph(), task.setter():
         v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
         r = v1.get_variable("r", [2], initializer=v1.ones_initializer(), use_resource=False)
@@ -388,7 +457,10 @@ def feeding(task: Task) -> Any:
             session.run(v1.global_variables_initializer())
             v.load([5.0, 6.0], session)
             r.load([2.0, 3.0], session)
-            found = [session.run(out, {middle: [1.0, 1.0]}), session.run({"o": [out, (v, r)]}, {x: [0.0, 1.0]})["o"][0]]
+            found = [
+                session.run(out, {middle: [1.0, 1.0]}),
+                session.run({"o": [out, (v, r)]}, {x: [0.0, 1.0]})["o"][0],
+            ]
             found.append(session.make_callable(out, [x])([1.0, 1.0]))
             found.append(session.run(out, {x: [1.0, 1.0], v.value(): [0.0, 0.0]}))
             found.append(session.run([], {}))
@@ -404,15 +476,29 @@ def failures(task: Task) -> Any:
         r = v1.get_variable("r", [2], use_resource=False)
         with v1.device("/job:ps/task:0"):
             checked = v1.check_ops.assert_equal if hasattr(v1, "check_ops") else v1.assert_equal
-            with tf.control_dependencies([checked(v1.placeholder_with_default(1, []), 2, message="never equal", name="check")]):
+            with tf.control_dependencies(
+                [
+                    checked(
+                        v1.placeholder_with_default(1, []), 2, message="never equal", name="check"
+                    )
+                ]
+            ):
                 refused = tf.identity(tf.constant(1.0), name="refused")
-            reshaped = tf.reshape(v1.placeholder_with_default([1.0, 2.0], [None]), [3], name="reshaped")
+            reshaped = tf.reshape(
+                v1.placeholder_with_default([1.0, 2.0], [None]), [3], name="reshaped"
+            )
         unfed = v1.placeholder(tf.float32, [], "unfed")
         with task.session() as session:
-            found = [error_of(lambda one=one: session.run(one)) for one in (v, r, refused, reshaped, unfed + 1.0)]
+            found = [
+                error_of(lambda one=one: session.run(one))
+                for one in (v, r, refused, reshaped, unfed + 1.0)
+            ]
         closed = error_of(lambda: session.run(reshaped))
         return [
-            *([one[0], name in one[1]] for one, name in zip(found, ["", "", "never equal", "", "unfed"], strict=True)),
+            *(
+                [one[0], name in one[1]]
+                for one, name in zip(found, ["", "", "never equal", "", "unfed"], strict=True)
+            ),
             closed[0],
         ]
 
@@ -428,7 +514,10 @@ def dead_fetch(task: Task) -> Any:
         with task.session() as session:
             session.run(v1.global_variables_initializer())
             found = [session.run([doubled, there], {choice: True})]
-            return found + [error_of(lambda one=one: session.run(one, {choice: False}))[0] != "" for one in (there, doubled)]
+            return found + [
+                error_of(lambda one=one: session.run(one, {choice: False}))[0] != ""
+                for one in (there, doubled)
+            ]
 
 
 def global_step_read(task: Task) -> Any:
@@ -436,10 +525,14 @@ def global_step_read(task: Task) -> Any:
     with task.graph(), task.setter():
         step = v1.train.get_or_create_global_step()
         with v1.device(step.device):
-            line = v1.FIFOQueue(10, [tf.int64], [[]], shared_name=v1.get_variable_scope().name + "_tokens")
+            line = v1.FIFOQueue(
+                10, [tf.int64], [[]], shared_name=v1.get_variable_scope().name + "_tokens"
+            )
             update = v1.assign_add(step, 1)
             with tf.control_dependencies([update]):
-                put = line.enqueue([step.read_value() if hasattr(step, "handle") else step._snapshot])
+                put = line.enqueue(
+                    [step.read_value() if hasattr(step, "handle") else step._snapshot]
+                )
         with task.session() as session:
             session.run(v1.global_variables_initializer())
             for _ in range(3):

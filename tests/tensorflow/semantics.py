@@ -1,4 +1,6 @@
-"""What scripts of TensorFlow 1 are made of besides models: input, hooks, files, sessions; as scenarios.py has its own."""
+"""What scripts of TensorFlow 1 are made of besides models: input, hooks, files, sessions; as
+scenarios.py has its own.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ v1 = tf.compat.v1
 
 
 def embedding_columns(task: Task) -> Any:
-    """Feature columns: hashed words, a shared embedding, buckets, crossed; a linear model and embeddings in one loss."""
+    """Feature columns: hashed words, a shared embedding, buckets, crossed; a linear model and
+    embeddings in one loss.
+    """
     column = v1.feature_column
     rng = np.random.RandomState(4)
     with task.graph(), task.setter():
@@ -50,17 +54,23 @@ def embedding_columns(task: Task) -> Any:
 
 
 def convolutions(task: Task) -> Any:
-    """tf.layers: convolution, pooling, batch normalisation with its updates, dropout that is off."""
+    """tf.layers: convolution, pooling, batch normalisation with its updates, dropout that is
+    off.
+    """
     rng = np.random.RandomState(5)
     with task.graph(), task.setter():
         x = v1.placeholder(tf.float32, [4, 8, 8, 1])
         fixed = v1.glorot_uniform_initializer(seed=6)
         hidden = v1.layers.conv2d(x, 4, 3, activation=tf.nn.relu, kernel_initializer=fixed)
         hidden = v1.layers.batch_normalization(v1.layers.max_pooling2d(hidden, 2, 2), training=True)
-        out = v1.layers.dense(v1.layers.flatten(v1.layers.dropout(hidden)), 2, kernel_initializer=fixed)
+        out = v1.layers.dense(
+            v1.layers.flatten(v1.layers.dropout(hidden)), 2, kernel_initializer=fixed
+        )
         loss = tf.reduce_mean(tf.square(out - 0.5))
         with tf.control_dependencies(v1.get_collection(v1.GraphKeys.UPDATE_OPS)):
-            op = v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, v1.train.get_or_create_global_step())
+            op = v1.train.MomentumOptimizer(0.05, 0.9).minimize(
+                loss, v1.train.get_or_create_global_step()
+            )
         means = [one for one in v1.global_variables() if "moving_mean" in one.name]
         with v1.train.MonitoredTrainingSession(task.server.target) as session:
             losses = [session.run([op, loss], {x: rng.rand(4, 8, 8, 1)})[1] for _ in range(4)]
@@ -71,15 +81,23 @@ def dataset_until_its_end(task: Task) -> Any:
     """An iterator that the scaffold initializes; the end of the data ends the loop."""
     with task.graph(), task.setter():
         with v1.device(f"/job:{task.job}/task:{task.index}"):
-            data = tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.float32)).map(lambda one: one * 2.0).batch(3)
+            data = (
+                tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.float32))
+                .map(lambda one: one * 2.0)
+                .batch(3)
+            )
             iterator = v1.data.make_initializable_iterator(data)
         total = v1.get_variable("total", [], initializer=v1.zeros_initializer())
         step = v1.train.get_or_create_global_step()
         with tf.control_dependencies([v1.assign_add(total, tf.reduce_sum(iterator.get_next()))]):
             op = v1.assign_add(step, 1)
-        local = tf.group(v1.local_variables_initializer(), v1.tables_initializer(), iterator.initializer)
+        local = tf.group(
+            v1.local_variables_initializer(), v1.tables_initializer(), iterator.initializer
+        )
         turns = 0
-        with v1.train.MonitoredTrainingSession(task.server.target, scaffold=v1.train.Scaffold(local_init_op=local)) as session:
+        with v1.train.MonitoredTrainingSession(
+            task.server.target, scaffold=v1.train.Scaffold(local_init_op=local)
+        ) as session:
             while not session.should_stop():
                 session.run(op)
                 turns += 1
@@ -88,11 +106,15 @@ def dataset_until_its_end(task: Task) -> Any:
 
 
 def input_queues(task: Task) -> Any:
-    """Producers and batches of TensorFlow's first releases: their queue runners start with the session, and end it."""
+    """Producers and batches of TensorFlow's first releases: their queue runners start with the
+    session, and end it.
+    """
     with task.graph(), task.setter():
         total = v1.get_variable("total", [], initializer=v1.zeros_initializer())
         with v1.device(f"/job:{task.job}/task:{task.index}"):
-            item = v1.train.slice_input_producer([np.arange(7, dtype=np.float32)], num_epochs=2, shuffle=False)[0]
+            item = v1.train.slice_input_producer(
+                [np.arange(7, dtype=np.float32)], num_epochs=2, shuffle=False
+            )[0]
             batch = v1.train.batch([item], 2, allow_smaller_final_batch=True)
         step = v1.train.get_or_create_global_step()
         with tf.control_dependencies([v1.assign_add(total, tf.reduce_sum(batch))]):
@@ -106,7 +128,9 @@ def input_queues(task: Task) -> Any:
 
 
 def summaries_and_checkpoints(task: Task) -> Any:
-    """A chief's folder: events with the values of each step, checkpoints, and a session that goes on from the last."""
+    """A chief's folder: events with the values of each step, checkpoints, and a session that goes
+    on from the last.
+    """
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(2):
@@ -139,24 +163,42 @@ def summaries_and_checkpoints(task: Task) -> Any:
 
 
 def sharded_files(task: Task) -> Any:
-    """A sharded Saver of variables over two ps: files that anybody reads, and of which the oldest go."""
+    """A sharded Saver of variables over two ps: files that anybody reads, and of which the oldest
+    go.
+    """
     with task.graph(), task.setter(), tempfile.TemporaryDirectory() as folder:
-        table = v1.get_variable("t", [6, 2], initializer=v1.ones_initializer(), partitioner=v1.fixed_size_partitioner(2))
+        table = v1.get_variable(
+            "t", [6, 2], initializer=v1.ones_initializer(), partitioner=v1.fixed_size_partitioner(2)
+        )
         plain = v1.get_variable("p", [3], initializer=v1.zeros_initializer())
         saver = v1.train.Saver(sharded=True, max_to_keep=2)
         paths = []
         with task.session() as session:
             session.run(v1.global_variables_initializer())
             for number in range(3):
-                session.run([v1.assign(plain, [number] * 3), *(one.assign_add(tf.ones([3, 2])) for one in table)])
+                session.run(
+                    [
+                        v1.assign(plain, [number] * 3),
+                        *(one.assign_add(tf.ones([3, 2])) for one in table),
+                    ]
+                )
                 paths.append(saver.save(session, os.path.join(folder, "model"), global_step=number))
             saver.restore(session, paths[1])
             restored = session.run([plain, tf.convert_to_tensor(table)])
         reader = v1.train.load_checkpoint(paths[2])
-        shapes = {name.partition("/")[2]: shape for name, shape in reader.get_variable_to_shape_map().items()}
+        shapes = {
+            name.partition("/")[2]: shape
+            for name, shape in reader.get_variable_to_shape_map().items()
+        }
         name = next(one for one in reader.get_variable_to_shape_map() if one.endswith("/t"))
         kept = [os.path.exists(f"{path}.index") for path in paths]
-        return [restored, shapes, reader.get_tensor(name), kept, error_of(lambda: saver.restore(None, paths[0]))[0]]
+        return [
+            restored,
+            shapes,
+            reader.get_tensor(name),
+            kept,
+            error_of(lambda: saver.restore(None, paths[0]))[0],
+        ]
 
 
 def hooks(task: Task) -> Any:
@@ -183,7 +225,9 @@ def hooks(task: Task) -> Any:
             loss = tf.identity(v.read_value() + v1.log(1.0 - bad))
         op = v1.assign_add(step, 1)
         listener, final = Listener(), v1.train.FinalOpsHook(v)
-        with v1.train.MonitoredTrainingSession(task.server.target, hooks=[listener, final]) as session:
+        with v1.train.MonitoredTrainingSession(
+            task.server.target, hooks=[listener, final]
+        ) as session:
             while not session.should_stop():
                 session.run(op)
         nan = v1.train.NanTensorHook(loss)
@@ -202,12 +246,16 @@ def streaming_metrics(task: Task) -> Any:
             session.run(v1.local_variables_initializer())
             for seed in range(3):
                 rng = np.random.RandomState(seed)
-                session.run([update, update_mean], {scores: rng.rand(50), labels: rng.rand(50) > 0.5})
+                session.run(
+                    [update, update_mean], {scores: rng.rand(50), labels: rng.rand(50) > 0.5}
+                )
             return session.run([value, mean])
 
 
 def python_ops(task: Task) -> Any:
-    """A script's own Python within the graph, with what it raises; and TensorArrays behind map_fn and scan."""
+    """A script's own Python within the graph, with what it raises; and TensorArrays behind map_fn
+    and scan.
+    """
     with task.graph(), task.setter():
         v = v1.get_variable("v", [3], initializer=v1.constant_initializer([1.0, 2.0, 3.0]))
         x = v1.placeholder(tf.float32, [])
@@ -242,16 +290,23 @@ def random_numbers(task: Task) -> Any:
 
 
 def accumulators(task: Task) -> Any:
-    """A conditional accumulator on a ps: gradients go in, a mean comes out; stale ones are dropped."""
+    """A conditional accumulator on a ps: gradients go in, a mean comes out;
+    stale ones are dropped.
+    """
     with task.graph(), task.setter():
         with v1.device("/job:ps/task:1"):
             name = v1.get_variable_scope().name + "_sum"
             into = v1.ConditionalAccumulator(tf.float32, [2], shared_name=name)
-            sparse = v1.SparseConditionalAccumulator(tf.float32, [None, 2], shared_name=name + "_sparse")
+            sparse = v1.SparseConditionalAccumulator(
+                tf.float32, [None, 2], shared_name=name + "_sparse"
+            )
         fed, at = v1.placeholder(tf.float32, [2]), v1.placeholder(tf.int64, [])
         put, take, size = into.apply_grad(fed, at), into.take_grad(2), into.num_accumulated()
         slices = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([4, 1], tf.int64))
-        put_sparse, take_sparse = sparse.apply_indexed_slices_grad(slices, 0), sparse.take_indexed_slices_grad(1)
+        put_sparse, take_sparse = (
+            sparse.apply_indexed_slices_grad(slices, 0),
+            sparse.take_indexed_slices_grad(1),
+        )
         with task.session() as session:
             session.run(into.set_global_step(1))
             for value, step in (([1.0, 2.0], 1), ([9.0, 9.0], 0), ([3.0, 4.0], 2)):
@@ -272,7 +327,9 @@ def close_ends_what_waits(task: Task) -> Any:
         has_begun = begun.dequeue()
         ended: list[Any] = []
         closing = task.session()
-        thread = threading.Thread(target=lambda: ended.append(error_of(lambda: closing.run(item))[0]))
+        thread = threading.Thread(
+            target=lambda: ended.append(error_of(lambda: closing.run(item))[0])
+        )
         thread.start()
         with task.session() as session:
             seen = session.run(has_begun)
@@ -287,21 +344,33 @@ def run_options(task: Task) -> Any:
         v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
         with task.session() as session:
             session.run(v1.global_variables_initializer())
-            options, metadata = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), v1.RunMetadata()
+            options, metadata = (
+                v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE),
+                v1.RunMetadata(),
+            )
             return session.run(v * 2.0, options=options, run_metadata=metadata)
 
 
 def time_limits(task: Task) -> Any:
-    """A step that waits ends when its options say so, and takes nothing; wherever it waits. The session goes on."""
+    """A step that waits ends when its options say so, and takes nothing; wherever it waits. The
+    session goes on.
+    """
     with task.graph(), task.setter():
         found: list[Any] = []
         for place in ("/job:ps/task:0", f"/job:{task.job}/task:{task.index}"):
             with v1.device(place):
-                line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=f"{v1.get_variable_scope().name}_{place[5:7]}")
+                line = v1.FIFOQueue(
+                    3,
+                    [tf.float32],
+                    [[]],
+                    shared_name=f"{v1.get_variable_scope().name}_{place[5:7]}",
+                )
                 item, put = line.dequeue(), line.enqueue([2.5])
             with task.session() as session:
                 limit = v1.RunOptions(timeout_in_ms=200)
-                found.append(error_of(lambda item=item, limit=limit: session.run(item, options=limit))[0])
+                found.append(
+                    error_of(lambda item=item, limit=limit: session.run(item, options=limit))[0]
+                )
                 session.run(put)
                 long = v1.RunOptions(timeout_in_ms=60_000)
                 found.extend([session.run(item, options=long), session.run(line.size())])
@@ -309,14 +378,18 @@ def time_limits(task: Task) -> Any:
 
 
 def limited_in_a_loop(task: Task) -> Any:
-    """Steps that wait, some in vain, each with a limit: what they came to, and how much the graph grows after the first ones."""
+    """Steps that wait, some in vain, each with a limit: what they came to, and how much the graph
+    grows after the first ones.
+    """
     with task.graph():
         line = v1.FIFOQueue(3, [tf.float32], [[]])
         item, put = line.dequeue(), line.enqueue([2.5])
         found, sizes = [], []
         with task.session() as session:
             for _ in range(4):
-                found.append(error_of(lambda: session.run(item, options=v1.RunOptions(timeout_in_ms=50)))[0])
+                found.append(
+                    error_of(lambda: session.run(item, options=v1.RunOptions(timeout_in_ms=50)))[0]
+                )
                 session.run(put)
                 found.append(session.run(item, options=v1.RunOptions(timeout_in_ms=60_000)))
                 sizes.append(len(task.server._prpc.runtime.graph.get_operations()))
@@ -324,19 +397,30 @@ def limited_in_a_loop(task: Task) -> Any:
 
 
 def resets(task: Task) -> Any:
-    """A container that is reset loses its variables, in all tasks; another one does not. Sessions at the target end."""
+    """A container that is reset loses its variables, in all tasks; another one does not. Sessions
+    at the target end.
+    """
     with task.graph(), task.setter():
         scope = v1.get_variable_scope().name
         kept = v1.get_variable("kept", [], initializer=v1.ones_initializer())
         with v1.container(f"{scope}gone"):
-            lost = [v1.get_variable(f"v{n}", [2], initializer=v1.ones_initializer(), use_resource=bool(n)) for n in range(4)]
+            lost = [
+                v1.get_variable(
+                    f"v{n}", [2], initializer=v1.ones_initializer(), use_resource=bool(n)
+                )
+                for n in range(4)
+            ]
             line = v1.FIFOQueue(3, [tf.float32], [[]])
         before = task.session()
         before.run([v1.global_variables_initializer(), line.enqueue([1.0])])
         v1.Session.reset(task.server.target, [f"{scope}gone"])
         found = [error_of(lambda: before.run(kept))[0]]
         with task.session() as session:
-            found += [session.run(kept), [error_of(lambda v=v: session.run(v))[0] for v in lost], session.run(line.size())]
+            found += [
+                session.run(kept),
+                [error_of(lambda v=v: session.run(v))[0] for v in lost],
+                session.run(line.size()),
+            ]
             session.run([v.initializer for v in lost])
             return [*found, session.run(lost)]
 
@@ -354,7 +438,9 @@ def _twin(factor: float) -> Any:
 
 
 def twins(task: Task) -> Any:
-    """Functions of one name whose bodies differ, in two sessions at once; they call others, of which the same is true."""
+    """Functions of one name whose bodies differ, in two sessions at once; they call others, of
+    which the same is true.
+    """
     found: list[Any] = []
     sessions = []
     for factor in (2.0, 3.0):
@@ -385,18 +471,29 @@ def tables(task: Task) -> Any:
             session.run(v1.tables_initializer())
             for one in (["a", "b"], ["a", "c"]):
                 session.run(add, {words: one})
-            return [session.run([found, counts.lookup(words)], {words: ["a", "b", "c", "d"]}), session.run(counts.size())]
+            return [
+                session.run([found, counts.lookup(words)], {words: ["a", "b", "c", "d"]}),
+                session.run(counts.size()),
+            ]
 
 
 def sliced_updates(task: Task) -> Any:
-    """Rows of variables on a ps: repeated ids, scattered updates, lookups over several variables by both strategies."""
+    """Rows of variables on a ps: repeated ids, scattered updates, lookups over several variables by
+    both strategies.
+    """
     with task.graph(), task.setter():
         rows = v1.get_variable("rows", [6, 2], initializer=v1.ones_initializer())
-        parts = [v1.get_variable(f"part{n}", [3, 2], initializer=v1.constant_initializer(n)) for n in range(2)]
+        parts = [
+            v1.get_variable(f"part{n}", [3, 2], initializer=v1.constant_initializer(n))
+            for n in range(2)
+        ]
         ids = tf.constant([1, 4, 1])
         loss = tf.reduce_sum(tf.square(tf.gather(rows, ids)))
         op = v1.train.AdagradOptimizer(0.5).minimize(loss)
-        found = [tf.nn.embedding_lookup(parts, [0, 5, 2]), v1.nn.embedding_lookup(parts, [0, 5, 2], partition_strategy="div")]
+        found = [
+            tf.nn.embedding_lookup(parts, [0, 5, 2]),
+            v1.nn.embedding_lookup(parts, [0, 5, 2], partition_strategy="div"),
+        ]
         with task.session() as session:
             session.run(v1.global_variables_initializer())
             losses = [session.run([op, loss])[1] for _ in range(3)]
@@ -409,7 +506,9 @@ def taken_and_put(task: Task) -> Any:
     """A step that takes from a queue of a ps what it puts there itself."""
     with task.graph():
         with v1.device("/job:ps/task:0"):
-            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line")
+            line = v1.FIFOQueue(
+                3, [tf.float32], [[]], shared_name=v1.get_variable_scope().name + "_line"
+            )
             item = line.dequeue()
         value = v1.placeholder(tf.float32, [])
         put = line.enqueue(value)
@@ -429,7 +528,10 @@ def containers(task: Task) -> Any:
         with v1.container("other"):
             v = v1.get_variable("v", [], initializer=v1.zeros_initializer())
         with task.session() as session:
-            found = [error_of(lambda: session.run(v))[0], session.run(v1.report_uninitialized_variables()).size]
+            found = [
+                error_of(lambda: session.run(v))[0],
+                session.run(v1.report_uninitialized_variables()).size,
+            ]
             session.run(v.initializer)
             found.append(session.run(v))
     with task.graph(name), task.setter():
@@ -446,7 +548,9 @@ def devices(task: Task) -> Any:
 
 
 def run_configs(task: Task) -> Any:
-    """What is said of a strategy that starts servers of its own; and of a protocol that nobody knows."""
+    """What is said of a strategy that starts servers of its own; and of a protocol that nobody
+    knows.
+    """
     told: list[str] = []
 
     class Heard(logging.Handler):

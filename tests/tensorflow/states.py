@@ -1,4 +1,6 @@
-"""What lives in kernels and goes on from step to step, whatever a step fetches: random sequences, tables made of keys."""
+"""What lives in kernels and goes on from step to step, whatever a step fetches: random sequences,
+tables made of keys.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,15 @@ v1 = tf.compat.v1
 
 
 def random_kernels(task: Task, where: str) -> Any:
-    """Each seeded random op, with inputs that a step computes, in changing sets of fetches; in two sessions."""
+    """Each seeded random op, with inputs that a step computes, in changing sets of fetches; in two
+    sessions.
+    """
     with task.graph(), task.setter():
         x, ids = v1.placeholder(tf.float32, [None, 3]), v1.placeholder(tf.int64, [None, 1])
-        weights, biases = v1.get_variable("w", [20, 3], initializer=v1.ones_initializer()), tf.zeros([20])
+        weights, biases = (
+            v1.get_variable("w", [20, 3], initializer=v1.ones_initializer()),
+            tf.zeros([20]),
+        )
         with v1.device("/job:ps/task:0") if where == "ps" else task.setter():
             rows = tf.shape(x)[0]
             loss = tf.nn.sampled_softmax_loss(weights, biases, ids, x, 4, 20, seed=6)
@@ -32,29 +39,42 @@ def random_kernels(task: Task, where: str) -> Any:
             with task.session() as session:
                 session.run(init)
                 for step, count in enumerate((3, 3, 5, 2)):
-                    fed = {x: np.arange(3.0 * count).reshape(count, 3), ids: np.arange(count).reshape(count, 1)}
+                    fed = {
+                        x: np.arange(3.0 * count).reshape(count, 3),
+                        ids: np.arange(count).reshape(count, 1),
+                    }
                     found.append(session.run([*kernels[step:], *kernels[: step // 2]], fed))
         return found
 
 
 def random_in_loop(task: Task) -> Any:
-    """A seeded op in a loop and in a branch, with the loop's own shapes, under two sets of fetches."""
+    """A seeded op in a loop and in a branch, with the loop's own shapes, under two sets of
+    fetches.
+    """
     with task.graph(), task.setter():
         turns = v1.placeholder(tf.int32, [])
         _, total = v1.while_loop(
-            lambda i, _: i < turns, lambda i, total: (i + 1, total + tf.reduce_sum(v1.random_uniform([i + 1], seed=3))), [0, 0.0]
+            lambda i, _: i < turns,
+            lambda i, total: (i + 1, total + tf.reduce_sum(v1.random_uniform([i + 1], seed=3))),
+            [0, 0.0],
         )
-        chosen = v1.cond(turns > 2, lambda: v1.random_uniform([turns], seed=4), lambda: tf.zeros([1]))
+        chosen = v1.cond(
+            turns > 2, lambda: v1.random_uniform([turns], seed=4), lambda: tf.zeros([1])
+        )
         with task.session() as session:
             fetches = ([total], [total, chosen], [chosen], [total, chosen])
             return [session.run(one, {turns: 2 + step % 2}) for step, one in enumerate(fetches)]
 
 
 def dense_table(task: Task) -> Any:
-    """A table of ps:1 that is made of an empty and a deleted key: filled, read, emptied and measured in steps of their own."""
+    """A table of ps:1 that is made of an empty and a deleted key: filled, read, emptied and
+    measured in steps of their own.
+    """
     with task.graph(), task.setter():
         with v1.device("/job:ps/task:1"):
-            table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, -1.0, empty_key=0, deleted_key=-1)
+            table = tf.lookup.experimental.DenseHashTable(
+                tf.int64, tf.float32, -1.0, empty_key=0, deleted_key=-1
+            )
         with v1.device("/job:ps/task:1"):
             computed = tf.lookup.experimental.DenseHashTable(
                 tf.int64,
@@ -82,7 +102,9 @@ def table_of_a_fed_key(task: Task) -> Any:
     with task.graph(), task.setter():
         empty = v1.placeholder(tf.int64, [])
         with v1.device("/job:ps/task:1"):
-            table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, -1.0, empty_key=empty, deleted_key=-1)
+            table = tf.lookup.experimental.DenseHashTable(
+                tf.int64, tf.float32, -1.0, empty_key=empty, deleted_key=-1
+            )
         with task.session() as session:
             try:
                 session.run(table.size(), {empty: 0})
@@ -92,7 +114,9 @@ def table_of_a_fed_key(task: Task) -> Any:
 
 
 def keras_fit(task: Task) -> Any:
-    """A model of Keras over a session of the server: compiled, fitted on arrays and on tensors, evaluated, saved, asked."""
+    """A model of Keras over a session of the server: compiled, fitted on arrays and on tensors,
+    evaluated, saved, asked.
+    """
     v1.disable_eager_execution()
     keras = v1.keras
     rng = np.random.RandomState(3)
@@ -102,24 +126,48 @@ def keras_fit(task: Task) -> Any:
         try:
             model = keras.Sequential(
                 [
-                    keras.layers.Dense(5, "relu", kernel_initializer=keras.initializers.glorot_uniform(seed=1), input_shape=(4,)),
+                    keras.layers.Dense(
+                        5,
+                        "relu",
+                        kernel_initializer=keras.initializers.glorot_uniform(seed=1),
+                        input_shape=(4,),
+                    ),
                     keras.layers.Dropout(0.5, seed=2),
-                    keras.layers.Dense(1, kernel_initializer=keras.initializers.glorot_uniform(seed=3)),
+                    keras.layers.Dense(
+                        1, kernel_initializer=keras.initializers.glorot_uniform(seed=3)
+                    ),
                 ]
             )
             model.compile(keras.optimizers.SGD(0.1), "mse")
-            fitted = model.fit(data, wanted, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
-            by_tensors = model.fit(tf.constant(data), tf.constant(wanted), steps_per_epoch=2, epochs=1, verbose=0).history["loss"]
-            found = [fitted, by_tensors, model.evaluate(data, wanted, verbose=0), model.predict(data[:2])]
+            fitted = model.fit(
+                data, wanted, batch_size=8, epochs=2, shuffle=False, verbose=0
+            ).history["loss"]
+            by_tensors = model.fit(
+                tf.constant(data), tf.constant(wanted), steps_per_epoch=2, epochs=1, verbose=0
+            ).history["loss"]
+            found = [
+                fitted,
+                by_tensors,
+                model.evaluate(data, wanted, verbose=0),
+                model.predict(data[:2]),
+            ]
             weights = model.get_weights()
             model.set_weights([0 * one for one in weights])
-            return [*found, weights[0], model.predict(data[:1]), model.train_on_batch(data, wanted), graph is session.graph]
+            return [
+                *found,
+                weights[0],
+                model.predict(data[:1]),
+                model.train_on_batch(data, wanted),
+                graph is session.graph,
+            ]
         finally:
             keras.backend.set_session(None)
 
 
 def callables(task: Task) -> Any:
-    """The ways to run a step besides run(): a callable of fetches, one of options with a connection and with metadata."""
+    """The ways to run a step besides run(): a callable of fetches, one of options with a connection
+    and with metadata.
+    """
     with task.graph(), task.setter():
         v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
         x, y = v1.placeholder(tf.float32, [2], name="x"), v1.placeholder(tf.float32, [2], name="y")

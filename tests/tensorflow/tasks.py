@@ -1,10 +1,12 @@
-"""Tasks of a TensorFlow cluster in processes of their own, for tests: each has a stock gRPC server and one of ours, side by side.
+"""Tasks of a TensorFlow cluster in processes of their own, for tests: each has a stock gRPC server
+and one of ours, side by side.
 
     python -m tests.tensorflow.tasks CLUSTERS JOB INDEX
 
-CLUSTERS is JSON, {protocol: cluster}. A task does what the lines of its standard input say: a JSON list [scenario, protocol,
-keywords] each, a function of scenarios.py or semantics.py, answered by a JSON line, {"value": ...} or {"error": [type, text]}.
-The end of the input, which the death of the test brings about too, ends it.
+CLUSTERS is JSON, {protocol: cluster}. A task does what the lines of its standard input say: a JSON
+list [scenario, protocol, keywords] each, a function of scenarios.py or semantics.py, answered by a
+JSON line, {"value": ...} or {"error": [type, text]}. The end of the input, which the death of the
+test brings about too, ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Any
 
 from tests.program import Program
 
-PATIENCE_S = 120.0  # a test that waits longer has failed; importing TensorFlow takes some seconds, on a busy machine many
+# a test that waits longer has failed; importing TensorFlow takes some seconds, on a busy machine
+# many
+PATIENCE_S = 120.0
 PORTS = range(20000, 32000)  # below what the kernel gives to others
 
 
@@ -29,12 +33,16 @@ def clusters(seed: int, **jobs: int) -> dict[str, dict[str, list[str]]]:
     ports, found = _free_ports(source), {}
     for protocol in ("grpc", "prpc"):
         host = f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
-        found[protocol] = {job: [f"{host}:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
+        found[protocol] = {
+            job: [f"{host}:{next(ports)}" for _ in range(count)] for job, count in jobs.items()
+        }
     return found
 
 
 def _free_ports(source: random.Random) -> Iterator[int]:
-    """At which nobody listens at any address, as the stock server listens at all; no two the same."""
+    """At which nobody listens at any address, as the stock server listens at all;
+    no two the same.
+    """
     for port in source.sample(PORTS, len(PORTS)):
         with socket.socket() as probe:
             try:
@@ -49,10 +57,18 @@ class TaskProcess(Program):
 
     patience_s = PATIENCE_S
 
-    def __init__(self, clusters: dict[str, Any], job: str, index: int, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, clusters: dict[str, Any], job: str, index: int, env: dict[str, str] | None = None
+    ) -> None:
         self.name = f"/job:{job}/task:{index}"
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-        super().__init__("tests.tensorflow.tasks", json.dumps(clusters), job, str(index), env={**quiet, **(env or {})})
+        super().__init__(
+            "tests.tensorflow.tasks",
+            json.dumps(clusters),
+            job,
+            str(index),
+            env={**quiet, **(env or {})},
+        )
 
     def begin(self, scenario: str, protocol: str, **keywords: Any) -> None:
         """Tell it to do something; answer() waits for it."""
@@ -75,7 +91,9 @@ class Job:
     def __init__(self, seed: int, **jobs: int) -> None:
         self.clusters = clusters(seed, **jobs)
         self.tasks = {
-            (job, index): TaskProcess(self.clusters, job, index) for job, count in jobs.items() for index in range(count)
+            (job, index): TaskProcess(self.clusters, job, index)
+            for job, count in jobs.items()
+            for index in range(count)
         }
 
     def worker(self, index: int = 0) -> TaskProcess:
@@ -84,7 +102,9 @@ class Job:
 
     def both(self, scenario: str, **keywords: Any) -> tuple[Any, Any]:
         """What a scenario comes to at worker 0 on the stock protocol, and on ours."""
-        return self.worker().do(scenario, "grpc", **keywords), self.worker().do(scenario, "prpc", **keywords)
+        return self.worker().do(scenario, "grpc", **keywords), self.worker().do(
+            scenario, "prpc", **keywords
+        )
 
     def close(self) -> None:
         """End them; the workers first."""
@@ -98,11 +118,24 @@ def main(clusters: str, job: str, index: str) -> None:
     import prpc_engine.tensorflow as prpc_tf
 
     prpc_tf.install()
-    from tests.tensorflow import copies, exchanges, flows, kills, mistakes, scenarios, semantics, states, traces
+    from tests.tensorflow import (
+        copies,
+        exchanges,
+        flows,
+        kills,
+        mistakes,
+        scenarios,
+        semantics,
+        states,
+        traces,
+    )
 
     modules = (scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces, states)
     known = {name: value for module in modules for name, value in vars(module).items()}
-    runs = {protocol: scenarios.Task(protocol, cluster, job, int(index)) for protocol, cluster in json.loads(clusters).items()}
+    runs = {
+        protocol: scenarios.Task(protocol, cluster, job, int(index))
+        for protocol, cluster in json.loads(clusters).items()
+    }
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what scripts print is none of our answers
     for line in sys.stdin:

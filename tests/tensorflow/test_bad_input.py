@@ -19,12 +19,32 @@ from tests.tensorflow.tasks import PATIENCE_S, Job, clusters
 @pytest.mark.parametrize(
     ("mistake", "kind", "texts"),
     [
-        ("typo", "NotFoundError", ["No server factory registered for protocol='prcp': 'grpc', 'prpc', "]),
-        ("unknown_job", "InvalidArgumentError", ["no job 'chief' in the cluster: there are ps, worker"]),
+        (
+            "typo",
+            "NotFoundError",
+            ["No server factory registered for protocol='prcp': 'grpc', 'prpc', "],
+        ),
+        (
+            "unknown_job",
+            "InvalidArgumentError",
+            ["no job 'chief' in the cluster: there are ps, worker"],
+        ),
         ("unknown_task", "InvalidArgumentError", ["no task 7 in job 'worker': its tasks are 0, 1"]),
-        ("port_taken", "UnavailableError", ["/job:worker/task:0 cannot listen for control at 127.0.0.1:", "the port is taken"]),
-        ("no_endpoint", "InvalidArgumentError", [".endpoint_map has no line for worker 0 (127.0.0.1:3)"]),
-        ("no_such_place", "InvalidArgumentError", ["/v", "explicitly assigned to /job:ps/task:9", "/job:ps/replica:0/task:1/"]),
+        (
+            "port_taken",
+            "UnavailableError",
+            ["/job:worker/task:0 cannot listen for control at 127.0.0.1:", "the port is taken"],
+        ),
+        (
+            "no_endpoint",
+            "InvalidArgumentError",
+            [".endpoint_map has no line for worker 0 (127.0.0.1:3)"],
+        ),
+        (
+            "no_such_place",
+            "InvalidArgumentError",
+            ["/v", "explicitly assigned to /job:ps/task:9", "/job:ps/replica:0/task:1/"],
+        ),
     ],
 )
 def test_a_mistake_is_told_in_one_line(job: Job, mistake: str, kind: str, texts: list[str]) -> None:
@@ -49,14 +69,18 @@ def test_a_ps_that_is_not_up_is_named_and_waited_for_as_long_as_the_session_says
     assert line.startswith("waiting for /job:ps/task:0")
 
 
-def test_a_stock_server_in_the_place_of_a_ps_is_named_and_ends_a_monitored_session(job: Job) -> None:
+def test_a_stock_server_in_the_place_of_a_ps_is_named_and_ends_a_monitored_session(
+    job: Job,
+) -> None:
     kind, text = job.worker().do("grpc_ps", "grpc")
     assert kind == "InvalidArgumentError", text
     assert "a gRPC (HTTP/2) server listens there" in text
     assert "start /job:ps/task:0 with the protocol of this task" in text
 
 
-def test_a_ps_that_never_comes_up_ends_a_monitored_session_after_the_connection_timeout(job: Job) -> None:
+def test_a_ps_that_never_comes_up_ends_a_monitored_session_after_the_connection_timeout(
+    job: Job,
+) -> None:
     kind, text = job.worker().do("never_up", "prpc")
     assert kind == "DeadlineExceededError", text
     assert "/job:ps/task:0" in text and "NETWORK_MAX_CONNECTION_TIMEOUT" in text
@@ -105,7 +129,9 @@ def test_the_end_of_the_data_puts_nothing_into_any_log(plane: str, tmp_path: Pat
                     **os.environ,
                     "PYTHONPATH": str(ROOT),
                     "PRPC_TF_PLANE": plane,
-                    "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": name, "index": 0}}),
+                    "TF_CONFIG": json.dumps(
+                        {"cluster": cluster, "task": {"type": name, "index": 0}}
+                    ),
                 },
             )
             ending.enter_context(process)
@@ -126,10 +152,17 @@ def test_without_tensorflow_it_says_how_to_get_it() -> None:
         "prpc_engine.tensorflow.install()\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == "ImportError: TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
+    assert (
+        ran.stderr.splitlines()[-1]
+        == "ImportError: TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
+    )
 
 
 def test_another_version_of_tensorflow_is_refused() -> None:
@@ -141,7 +174,13 @@ def test_another_version_of_tensorflow_is_refused() -> None:
         "prpc_engine.tensorflow.install()\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ran.returncode == 1
-    assert ran.stderr.splitlines()[-1] == ("ImportError: TensorFlow 2.16.1 is installed, and prpc_engine.tensorflow is for 2.15")
+    assert ran.stderr.splitlines()[-1] == (
+        "ImportError: TensorFlow 2.16.1 is installed, and prpc_engine.tensorflow is for 2.15"
+    )

@@ -1,4 +1,6 @@
-"""A large tensor is copied once on its way between two tasks of a host, and every copy is counted."""
+"""A large tensor is copied once on its way between two tasks of a host, and every copy is
+counted.
+"""
 
 from __future__ import annotations
 

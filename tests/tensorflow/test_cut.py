@@ -15,7 +15,9 @@ PS0, PS1, WORKER = Task("ps", 0), Task("ps", 1), Task("worker", 0)
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    return pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
+    return pytest.importorskip(
+        "tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'"
+    ).compat.v1
 
 
 def cut_of(tf: Any, build: Callable[[], Any], fetch: bool = True, soft: bool = False) -> Any:
@@ -32,13 +34,17 @@ def cut_of(tf: Any, build: Callable[[], Any], fetch: bool = True, soft: bool = F
     names = [one.op.name if hasattr(one, "op") else one.name for one in wanted]
     placer = Placer([PS0, PS1, WORKER], WORKER, soft)
     edges = [(name, 0) for name in names] if fetch else []
-    return cut(Graph(graph.as_graph_def(), signature_of), placer, WORKER, edges, [] if fetch else names, [])
+    return cut(
+        Graph(graph.as_graph_def(), signature_of), placer, WORKER, edges, [] if fetch else names, []
+    )
 
 
 def test_what_a_ps_can_do_at_once_is_one_stage(tf: Any) -> None:
     def build() -> Any:
         with tf.device("/job:ps/task:0"):
-            values = [tf.get_variable(f"v{number}", [2], use_resource=True) * 2.0 for number in range(5)]
+            values = [
+                tf.get_variable(f"v{number}", [2], use_resource=True) * 2.0 for number in range(5)
+            ]
         return tf.add_n(values)
 
     plan = cut_of(tf, build)
@@ -58,7 +64,12 @@ def test_reading_and_updating_are_two_rounds_of_each_ps(tf: Any) -> None:
         return tf.group(*updates)
 
     plan = cut_of(tf, build, fetch=False)
-    assert sorted((stage.round, stage.task) for stage in plan.stages) == [(0, PS0), (0, PS1), (1, PS0), (1, PS1)]
+    assert sorted((stage.round, stage.task) for stage in plan.stages) == [
+        (0, PS0),
+        (0, PS1),
+        (1, PS0),
+        (1, PS1),
+    ]
 
 
 def test_ops_of_two_branches_are_not_in_one_stage(tf: Any) -> None:
@@ -67,7 +78,9 @@ def test_ops_of_two_branches_are_not_in_one_stage(tf: Any) -> None:
             v = tf.get_variable("v", [2], use_resource=True) * 1.0
             found = []
             for number in range(2):
-                switch = tf.raw_ops.Switch(data=v, pred=tf.placeholder_with_default(True, [], f"p{number}"))
+                switch = tf.raw_ops.Switch(
+                    data=v, pred=tf.placeholder_with_default(True, [], f"p{number}")
+                )
                 found.append(switch.output_true * 3.0)
         return found
 
@@ -85,7 +98,11 @@ def test_what_may_wait_is_alone_in_its_stage(tf: Any) -> None:
             return [queue.dequeue() + 1.0, tf.get_variable("v", [], use_resource=True) + 1.0]
 
     plan = cut_of(tf, build)
-    assert [len(stage.members) for stage in plan.stages if any("Dequeue" in name for name in stage.members)] == [1]
+    assert [
+        len(stage.members)
+        for stage in plan.stages
+        if any("Dequeue" in name for name in stage.members)
+    ] == [1]
 
 
 def test_a_read_of_a_reference_is_copied_to_where_it_is_used(tf: Any) -> None:
@@ -93,7 +110,9 @@ def test_a_read_of_a_reference_is_copied_to_where_it_is_used(tf: Any) -> None:
         with tf.device("/job:ps/task:0"):
             v = tf.get_variable("v", [], use_resource=False)
             read = tf.identity(v)
-            with tf.control_dependencies([tf.assign(v, tf.sin(tf.placeholder_with_default(1.0, [])))]):
+            with tf.control_dependencies(
+                [tf.assign(v, tf.sin(tf.placeholder_with_default(1.0, [])))]
+            ):
                 return read + 1.0
 
     plan = cut_of(tf, build)
@@ -103,7 +122,9 @@ def test_a_read_of_a_reference_is_copied_to_where_it_is_used(tf: Any) -> None:
     assert len(plan.stages) == 1
 
 
-@pytest.mark.parametrize("device", ["/job:ps/task:7", "/job:nobody/task:0", "/job:ps/task:0/device:GPU:0"])
+@pytest.mark.parametrize(
+    "device", ["/job:ps/task:7", "/job:nobody/task:0", "/job:ps/task:0/device:GPU:0"]
+)
 def test_a_device_that_is_not_there_is_refused_by_name(tf: Any, device: str) -> None:
     from prpc_engine.tensorflow.place import Misplaced
 
@@ -148,7 +169,9 @@ def test_a_stage_in_an_inner_loop_is_told_by_that_loop_alone(tf: Any) -> None:
         def inner(x: Any) -> Any:
             return tf.cond(x > 4.0, lambda: x - v, lambda: x + v)
 
-        return tf.while_loop(lambda x: x < 9.0, lambda x: tf.while_loop(lambda y: y < 8.0, inner, [x]) + 1.0, [0.0])
+        return tf.while_loop(
+            lambda x: x < 9.0, lambda x: tf.while_loop(lambda y: y < 8.0, inner, [x]) + 1.0, [0.0]
+        )
 
     tf.disable_control_flow_v2()
     plan = cut_of(tf, build)

@@ -1,4 +1,6 @@
-"""Tasks that are not there yet, and tasks that die, between two steps and in the midst of one; real processes, killed with -9."""
+"""Tasks that are not there yet, and tasks that die, between two steps and in the midst of one; real
+processes, killed with -9.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ from tests.program import ROOT, wait_until
 from tests.tensorflow.tasks import PATIENCE_S, Job, TaskProcess, clusters
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'",
 )
 FLOATS = 1 << 24  # 64 MB
 NOTHING = {"stages of open sessions": 0, "running": 0, "waiting": 0, "leases": 0, "blocks": 0}
 
 
-def started(ending: contextlib.ExitStack, places: dict[str, Any], *jobs: str, **env: str) -> list[TaskProcess]:
+def started(
+    ending: contextlib.ExitStack, places: dict[str, Any], *jobs: str, **env: str
+) -> list[TaskProcess]:
     """Such tasks, each "ps 0" or the like, that are killed in the end."""
     tasks = [TaskProcess(places, *(job.split()[0], int(job.split()[1])), env) for job in jobs]
     for task in tasks:
@@ -71,26 +76,34 @@ def test_a_ps_killed_while_the_worker_computes_ends_the_step(plane: str) -> None
     with contextlib.ExitStack() as ending:
         ps, worker = started(ending, places, "ps 0", "worker 0")
         step = {"floats": 1 << 18, "victim": ps.pid, "moment": "computes"}
-        kind, text = worker.do("in_plane", "prpc", plane=plane, fuse=False, which="kill_in_step", **step)
+        kind, text = worker.do(
+            "in_plane", "prpc", plane=plane, fuse=False, which="kill_in_step", **step
+        )
         assert kind == "UnavailableError"
         assert "/job:ps/task:0" in text
         wait_until(lambda: worker.do("held", "prpc") == NOTHING, "the end of what the worker held")
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_ps_killed_while_64_mb_go_there_is_told_and_nothing_of_them_is_left(transport: str) -> None:
+def test_a_ps_killed_while_64_mb_go_there_is_told_and_nothing_of_them_is_left(
+    transport: str,
+) -> None:
     places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
     with contextlib.ExitStack() as ending:
         ps, worker = started(ending, places, "ps 0", "worker 0", PRPC_TRANSPORTS=transport)
         pid = ps.pid
-        kind, text = worker.do("kill_in_step", "prpc", floats=FLOATS, victim=pid, moment="pushes", ps=pid)
+        kind, text = worker.do(
+            "kill_in_step", "prpc", floats=FLOATS, victim=pid, moment="pushes", ps=pid
+        )
         assert kind == "UnavailableError"
         assert "/job:ps/task:0" in text
         wait_until(lambda: worker.do("held", "prpc") == NOTHING, "the end of what the worker held")
 
 
 @pytest.mark.parametrize("moment", ["computes", "pushes"])
-def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_others_go_on(moment: str) -> None:
+def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_others_go_on(
+    moment: str,
+) -> None:
     places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=2)["prpc"]}
     with contextlib.ExitStack() as ending:
         ps, worker, other = started(ending, places, "ps 0", "worker 0", "worker 1")
@@ -99,20 +112,29 @@ def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_other
         worker.process.wait(PATIENCE_S)
         os.kill(pid, signal.SIGCONT)
         assert other.do("add_one", "prpc", floats=1000) == 2000.0
-        wait_until(lambda: ps.do("held", "prpc")["blocks"] == 0, "the end of what the ps held for the dead worker")
+        wait_until(
+            lambda: ps.do("held", "prpc")["blocks"] == 0,
+            "the end of what the ps held for the dead worker",
+        )
         wait_until(lambda: ps.do("held", "prpc")["running"] == 0, "the end of what ran for it")
 
 
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])
-def test_a_ps_that_waits_takes_nothing_for_a_step_that_has_failed_elsewhere(job: Job, plane: str) -> None:
-    found = job.worker().do("in_plane", "prpc", plane=plane, fuse=False, which="failing_while_a_ps_waits")
+def test_a_ps_that_waits_takes_nothing_for_a_step_that_has_failed_elsewhere(
+    job: Job, plane: str
+) -> None:
+    found = job.worker().do(
+        "in_plane", "prpc", plane=plane, fuse=False, which="failing_while_a_ps_waits"
+    )
     assert found == ["InvalidArgumentError", 1]
 
 
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])
 def test_the_end_of_a_session_frees_what_it_had_at_each_task(plane: str, job: Job) -> None:
     tasks = [job.tasks["ps", 0], job.tasks["ps", 1], job.worker()]
-    for task in tasks:  # nobody waits until all have heard of the end of the sessions before, and given back what they had
+    # nobody waits until all have heard of the end of the sessions before, and given back what they
+    # had
+    for task in tasks:
         wait_until(lambda task=task: task.do("held", "prpc") == NOTHING, f"quiet at {task.name}")  # type: ignore[misc]
     job.worker().do("in_plane", "prpc", plane=plane, fuse=False, which="open_session")
     wait_until(lambda: tasks[0].do("held", "prpc")["running"] > 0, "the wait at the ps")
@@ -120,8 +142,12 @@ def test_the_end_of_a_session_frees_what_it_had_at_each_task(plane: str, job: Jo
     stages, _ = tasks[0].do("kept", "prpc")
     assert job.worker().do("close_session", "prpc")
     for task in tasks:
-        wait_until(lambda task=task: task.do("held", "prpc") == NOTHING, f"the end of the session at {task.name}")  # type: ignore[misc]
-    assert tasks[0].do("kept", "prpc")[0] < stages  # the one with the generator was that session's own
+        wait_until(
+            lambda task=task: task.do("held", "prpc") == NOTHING,
+            f"the end of the session at {task.name}",
+        )  # type: ignore[misc]
+    # the one with the generator was that session's own
+    assert tasks[0].do("kept", "prpc")[0] < stages
 
 
 SCRIPT = """
@@ -161,7 +187,9 @@ with v1.Session(server.target) as session:
 
 
 @pytest.mark.parametrize("victim", ["ps", "worker"])
-def test_a_script_goes_on_from_its_checkpoint_when_a_task_was_killed_in_the_midst_of_a_step(victim: str, tmp_path: Path) -> None:
+def test_a_script_goes_on_from_its_checkpoint_when_a_task_was_killed_in_the_midst_of_a_step(
+    victim: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
@@ -172,7 +200,12 @@ def test_a_script_goes_on_from_its_checkpoint_when_a_task_was_killed_in_the_mids
             [sys.executable, "-m", "prpc_engine.tensorflow", str(script), str(tmp_path / "model")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(place), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "TF_CONFIG": json.dumps(place),
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+            },
         )
         ending.enter_context(process)  # its end waits, and closes the pipes
         ending.callback(process.kill)

@@ -1,4 +1,6 @@
-"""Which functional ops stay one op, and what becomes of the others: on graphs alone, without a session."""
+"""Which functional ops stay one op, and what becomes of the others: on graphs alone, without a
+session.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ DEVICES = {PS0: "/job:ps/task:0", PS1: "/job:ps/task:1", WORKER: "/job:worker/ta
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face, with control flow of version 2."""
-    found = pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
+    found = pytest.importorskip(
+        "tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'"
+    ).compat.v1
     before = found.control_flow_v2_enabled()
     found.enable_control_flow_v2()
     yield found
@@ -35,7 +39,9 @@ def lowered_of(tf: Any, build: Callable[[], Any], feeds: Sequence[tuple[str, int
     with graph.as_default():
         edges = [(one.op.name, one.value_index) for one in build()]
     placer = Placer([PS0, PS1, WORKER], WORKER)
-    plain, fetches, targets = lowered(Graph(graph.as_graph_def(), signature_of), placer, WORKER, edges, [], feeds)
+    plain, fetches, targets = lowered(
+        Graph(graph.as_graph_def(), signature_of), placer, WORKER, edges, [], feeds
+    )
     return plain, cut(plain, placer, WORKER, fetches, targets, feeds)
 
 
@@ -49,7 +55,9 @@ def loop(tf: Any, *homes: Any) -> Any:
     for number, home in enumerate(homes):
         with tf.device(DEVICES[home]):
             variables.append(tf.get_variable(f"v{number}", [], use_resource=True))
-    total = tf.while_loop(lambda x: x < 9.0, lambda x: x * tf.add_n([one.read_value() for one in variables]), [1.0])
+    total = tf.while_loop(
+        lambda x: x < 9.0, lambda x: x * tf.add_n([one.read_value() for one in variables]), [1.0]
+    )
     return total, variables
 
 
@@ -77,10 +85,15 @@ def test_a_loop_with_a_gradient_is_lowered_and_its_lists_stay_at_the_own_task(tf
     lists = {name for name, node in graph.nodes.items() if node.op.startswith("TensorList")}
     assert lists
     assert lists.isdisjoint(plan.stage_of)
-    assert {node.name for node in graph.nodes.values() if node.op == "StatelessWhile"} <= set(plan.local)  # it has no handles
+    # it has no handles
+    assert {node.name for node in graph.nodes.values() if node.op == "StatelessWhile"} <= set(
+        plan.local
+    )
 
 
-def test_what_a_function_does_besides_its_values_is_done_when_another_one_is_lowered(tf: Any) -> None:
+def test_what_a_function_does_besides_its_values_is_done_when_another_one_is_lowered(
+    tf: Any,
+) -> None:
     def build() -> Any:
         total, variables = loop(tf, PS0, PS1)
 
@@ -115,8 +128,13 @@ def test_a_dataset_cannot_go_to_another_task_and_is_named(tf: Any) -> None:
 
     def build() -> Any:
         with tf.device("/job:ps/task:0"):
-            made = tf.raw_ops.RangeDataset(start=0, stop=1, step=1, output_types=[tf.int64], output_shapes=[[]])
+            made = tf.raw_ops.RangeDataset(
+                start=0, stop=1, step=1, output_types=[tf.int64], output_shapes=[[]]
+            )
             return [tf.identity(made, "passed")]
 
-    with pytest.raises(Unsupported, match="'passed' is a dataset of /job:ps/task:0: make it at the task that uses it"):
+    with pytest.raises(
+        Unsupported,
+        match="'passed' is a dataset of /job:ps/task:0: make it at the task that uses it",
+    ):
         lowered_of(tf, build)

@@ -1,4 +1,6 @@
-"""Scripts of the shape that TensorFlow's users have, unmodified: on TensorFlow's own servers and on ours they learn the same."""
+"""Scripts of the shape that TensorFlow's users have, unmodified: on TensorFlow's own servers and on
+ours they learn the same.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120  # of a cluster; importing TensorFlow in five processes takes half a minute on a busy machine
+# of a cluster; importing TensorFlow in five processes takes half a minute on a busy machine
+TIMEOUT_S = 120
 HERE = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'",
 )
 
 
@@ -28,7 +32,12 @@ def run(protocol: str, *arguments: str, **jobs: int) -> subprocess.CompletedProc
         options += ["--timeout-s", str(TIMEOUT_S)]
     return subprocess.run(
         [sys.executable, "-m", "prpc_engine.cli", "run", *options, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -40,19 +49,28 @@ def run(protocol: str, *arguments: str, **jobs: int) -> subprocess.CompletedProc
 def figure(ran: subprocess.CompletedProcess[str], name: str) -> float:
     """What it printed last under that name."""
     assert ran.returncode == 0, ran.stdout[-4000:]
-    found = re.findall(rf"{name} ([0-9.]+)", ran.stdout)  # within a line: tasks print at the same time
+    # within a line: tasks print at the same time
+    found = re.findall(rf"{name} ([0-9.]+)", ran.stdout)
     assert found, ran.stdout[-4000:]
     return float(found[-1])
 
 
 @pytest.mark.parametrize(
     ("ps", "flags"),
-    [(1, ["--supervisor"]), (2, []), (2, ["--supervisor", "--sync_replicas"]), (1, ["--sync_replicas"])],
+    [
+        (1, ["--supervisor"]),
+        (2, []),
+        (2, ["--supervisor", "--sync_replicas"]),
+        (1, ["--sync_replicas"]),
+    ],
     ids=["supervisor", "monitored", "supervisor, in step", "monitored, in step"],
 )
 def test_replicas_learn_to_the_same_accuracy(ps: int, flags: list[str]) -> None:
     script = str(HERE / "replicas.py")
-    found = [figure(run(protocol, "--flags", script, *flags, ps=ps, workers=2), "accuracy") for protocol in ("grpc", "prpc")]
+    found = [
+        figure(run(protocol, "--flags", script, *flags, ps=ps, workers=2), "accuracy")
+        for protocol in ("grpc", "prpc")
+    ]
     assert min(found) > 0.9
     assert abs(found[0] - found[1]) < 0.03
 
@@ -60,14 +78,22 @@ def test_replicas_learn_to_the_same_accuracy(ps: int, flags: list[str]) -> None:
 def test_an_estimator_takes_the_protocol_from_its_run_config(tmp_path: Path) -> None:
     found = []
     for protocol in ("grpc", "prpc"):
-        arguments = (str(HERE / "estimator_job.py"), "--protocol", protocol, "--model_dir", str(tmp_path / protocol))
+        arguments = (
+            str(HERE / "estimator_job.py"),
+            "--protocol",
+            protocol,
+            "--model_dir",
+            str(tmp_path / protocol),
+        )
         found.append(figure(run("grpc", *arguments, ps=1, workers=1, chief=0), "accuracy"))
     assert min(found) > 0.9
 
 
 def test_wide_and_deep_finds_late_flights_as_well() -> None:
     script = str(ROOT / "examples" / "wide_and_deep.py")
-    found = [figure(run(protocol, script, ps=1, workers=2), "test AUC") for protocol in ("grpc", "prpc")]
+    found = [
+        figure(run(protocol, script, ps=1, workers=2), "test AUC") for protocol in ("grpc", "prpc")
+    ]
     assert min(found) > 0.68
     assert abs(found[0] - found[1]) < 0.005
 
@@ -92,8 +118,12 @@ def test_a_script_of_one_task_runs_as_python_runs_it(tmp_path: Path) -> None:
         "import tensorflow as tf\n"
         "config = tf.compat.v1.ConfigProto(tensor_fuse=True)\n"
         "server = tf.compat.v1.train.Server({'local': ['localhost:0']}, config=config)\n"
-        "print(__name__, sys.argv[1:], beside_it.NAME, config.tensor_fuse, server.target.partition(':')[0], flush=True)\n"
+        "print(__name__, sys.argv[1:], beside_it.NAME, config.tensor_fuse, "
+        "server.target.partition(':')[0], flush=True)\n"
         "sys.exit(5)\n"
     )
     ran = run("prpc", str(script), "--steps", "3")
-    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (5, "__main__ ['--steps', '3'] found True prpc")
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (
+        5,
+        "__main__ ['--steps', '3'] found True prpc",
+    )

@@ -1,4 +1,6 @@
-"""What somebody else does between two looks at a thing: each test has it done at that very place."""
+"""What somebody else does between two looks at a thing:
+each test has it done at that very place.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ PS = "/job:ps/task:0"
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    found = pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
+    found = pytest.importorskip(
+        "tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'"
+    ).compat.v1
     with found.Graph().as_default(), found.Session() as session:
         session.run(found.constant(1.0))  # TensorFlow opens a file then, which it keeps
     return found
@@ -44,7 +48,7 @@ def done(value: object) -> Future:
     return future
 
 
-# -- a task's server -----------------------------------------------------------------------------------------------------------
+# -- a task's server -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -52,7 +56,9 @@ def servers(tf: Any) -> Iterator[Callable[[], Any]]:
     """Makes servers of one task at one port, one after the other."""
     from prpc_engine.tensorflow.server import TaskServer
 
-    definition = tf.train.Server.__init__.__globals__["_make_server_def"](clusters(1, ps=1)["prpc"], "ps", 0, "prpc", None)
+    definition = tf.train.Server.__init__.__globals__["_make_server_def"](
+        clusters(1, ps=1)["prpc"], "ps", 0, "prpc", None
+    )
     made: list[TaskServer] = []
 
     def make() -> TaskServer:
@@ -85,7 +91,9 @@ class Watched(WeakSet[Any]):
 def test_a_session_may_begin_while_all_are_told_of_a_reset(servers: Callable[[], Any]) -> None:
     server, planes, entering = servers(), [Plane(), Plane(), Plane()], []
     server._planes = Watched()
-    server._planes.comes = lambda: entering.append(meanwhile(server.enter, planes[2])) if not entering else None
+    server._planes.comes = lambda: (
+        entering.append(meanwhile(server.enter, planes[2])) if not entering else None
+    )
     for plane in planes[:2]:
         server.enter(plane)
     server._forget([], True)
@@ -93,7 +101,9 @@ def test_a_session_may_begin_while_all_are_told_of_a_reset(servers: Callable[[],
     assert len(server._planes) == 3
 
 
-def test_a_server_closed_again_does_not_take_its_ports_next_server_from_its_sessions(servers: Callable[[], Any]) -> None:
+def test_a_server_closed_again_does_not_take_its_ports_next_server_from_its_sessions(
+    servers: Callable[[], Any],
+) -> None:
     from prpc_engine.tensorflow.server import server_of
 
     before = servers()
@@ -127,7 +137,9 @@ class Filled(dict[int, Exception]):
         return found
 
 
-def test_errors_are_kept_by_several_threads_at_once(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_kept_by_several_threads_at_once(
+    tf: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from prpc_engine.tensorflow import errors
 
     monkeypatch.setattr(errors, "KEPT_MAX", 2)
@@ -138,7 +150,7 @@ def test_errors_are_kept_by_several_threads_at_once(tf: Any, monkeypatch: pytest
     assert found[1:] == ["1", "2"]
 
 
-# -- stages and programs -------------------------------------------------------------------------------------------------------
+# -- stages and programs ---------------------------------------------------------------------------
 
 
 class Engine:
@@ -190,7 +202,9 @@ def programs(tf: Any) -> Iterator[Any]:
     made._threads.shutdown()
 
 
-def test_a_program_is_not_told_again_when_its_stage_is_freed_while_it_is_entered(programs: Any) -> None:
+def test_a_program_is_not_told_again_when_its_stage_is_freed_while_it_is_entered(
+    programs: Any,
+) -> None:
     freeing: list[threading.Thread] = []
 
     def find(handle: int) -> Any:
@@ -204,7 +218,9 @@ def test_a_program_is_not_told_again_when_its_stage_is_freed_while_it_is_entered
     assert programs.statistics().programs == 0
 
 
-def test_what_a_stage_sends_in_a_step_that_was_given_up_meanwhile_is_forgotten(programs: Any) -> None:
+def test_what_a_stage_sends_in_a_step_that_was_given_up_meanwhile_is_forgotten(
+    programs: Any,
+) -> None:
     answer = programs.step(programs.program(PROGRAM)[1], 5, 60.0, [], b"")
     assert programs.stage.begins.wait(PATIENCE_S)
     programs.give_up([5])
@@ -227,7 +243,8 @@ class Ended(dict[int, Any]):
 
 def test_a_step_that_ends_while_who_began_it_is_lost_is_forgotten(programs: Any) -> None:
     programs._ended = Ended()
-    programs._ended.lost = lambda: programs.peer_lost(None)  # which peer the step is of, outside of a handler
+    # which peer the step is of, outside of a handler
+    programs._ended.lost = lambda: programs.peer_lost(None)
     programs.stage.goes_on.set()
     answer = programs.step(programs.program(PROGRAM)[1], 5, 60.0, [], b"")
     programs._threads.shutdown()
@@ -303,14 +320,22 @@ class Restless:
 
 
 @pytest.mark.parametrize("of", ["stages", "programs"])
-def test_a_peer_may_be_lost_while_steps_end_in_other_threads(tf: Any, programs: Any, of: str) -> None:
+def test_a_peer_may_be_lost_while_steps_end_in_other_threads(
+    tf: Any, programs: Any, of: str
+) -> None:
     from prpc_engine.tensorflow.stages import Stages
 
     stages = Stages(Runtime(), lambda handles, is_all: None)  # type: ignore[arg-type]
     changed: dict[Any, Any] = stages._running if of == "stages" else programs._ended  # type: ignore[assignment]
-    changed.update({number: SimpleNamespace(peer=None, stage=SimpleNamespace(loaded=None)) for number in range(50)})
+    changed.update(
+        {
+            number: SimpleNamespace(peer=None, stage=SimpleNamespace(loaded=None))
+            for number in range(50)
+        }
+    )
     Restless(changed)
-    pairs = [(number, number) for number in range(5000)]  # more than Python keeps: the next ones are made anew
+    # more than Python keeps: the next ones are made anew
+    pairs = [(number, number) for number in range(5000)]
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
@@ -323,7 +348,9 @@ def test_a_peer_may_be_lost_while_steps_end_in_other_threads(tf: Any, programs: 
         stages.close()
 
 
-def test_what_sessions_here_make_of_the_graph_is_forgotten_once_its_containers_are_gone(tf: Any) -> None:
+def test_what_sessions_here_make_of_the_graph_is_forgotten_once_its_containers_are_gone(
+    tf: Any,
+) -> None:
     from prpc_engine.tensorflow.stages import Stages
 
     runtime = Runtime()
@@ -334,7 +361,7 @@ def test_what_sessions_here_make_of_the_graph_is_forgotten_once_its_containers_a
     assert runtime.log == ["reset", "all"]
 
 
-# -- sessions ------------------------------------------------------------------------------------------------------------------
+# -- sessions --------------------------------------------------------------------------------------
 
 
 class Tasks:
@@ -345,7 +372,14 @@ class Tasks:
         self.meanwhile: dict[str, Callable[[], object]] = {}
         self.answer: Callable[[str], Future] = lambda method: done([0, 1])
 
-    def ask(self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], *_: object) -> Future:
+    def ask(
+        self,
+        task: str,
+        method: str,
+        what: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        *_: object,
+    ) -> Future:
         self.meanwhile.pop(method, lambda: None)()
         self.asked.append((method, arguments(1)))
         return self.answer(method)
@@ -364,11 +398,15 @@ def tasks() -> Tasks:
 def plane_of(tf: Any, kind: str, tasks: Tasks, session: Any = None) -> Any:
     from prpc_engine.tensorflow.plane import PLANES
 
-    server = SimpleNamespace(tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=tasks)
+    server = SimpleNamespace(
+        tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=tasks
+    )
     return PLANES[kind](server, session or SimpleNamespace(_config=tf.ConfigProto(), graph=None))  # type: ignore[arg-type]
 
 
-def test_a_session_that_is_dropped_ends_then_and_not_when_some_thread_collects_garbage(tf: Any, tasks: Tasks) -> None:
+def test_a_session_that_is_dropped_ends_then_and_not_when_some_thread_collects_garbage(
+    tf: Any, tasks: Tasks
+) -> None:
     session = tf.Session(graph=tf.Graph())
     session._prpc = plane_of(tf, "star", tasks, session)
     seen = ref(session)
@@ -386,11 +424,15 @@ def test_what_is_registered_while_the_session_is_closed_is_freed(tf: Any, tasks:
     plane = plane_of(tf, "star", tasks)
     tasks.meanwhile["tf.register"] = plane.close
     stage = SimpleNamespace(task=Task("ps", 0), members=["op"])
-    plane._submit_register(SimpleNamespace(stage=lambda _: GraphPart(tf.Graph().as_graph_def())), stage)
+    plane._submit_register(
+        SimpleNamespace(stage=lambda _: GraphPart(tf.Graph().as_graph_def())), stage
+    )
     assert [method for method, _ in tasks.asked] == ["tf.close", "tf.register", "tf.close"]
 
 
-def test_a_step_made_while_the_tasks_forgot_what_it_is_made_of_is_made_again(tf: Any, tasks: Tasks) -> None:
+def test_a_step_made_while_the_tasks_forgot_what_it_is_made_of_is_made_again(
+    tf: Any, tasks: Tasks
+) -> None:
     plane, made = plane_of(tf, "star", tasks), []
 
     def make(*_: object) -> Any:
@@ -413,7 +455,9 @@ def exchange_of(plane: Any) -> Any:
 
 def steps_told(tasks: Tasks) -> list[int]:
     """Those of which a ps has heard that they are over."""
-    return [step for method, arguments in tasks.asked if method == "tf.give_up" for step in arguments[0]]
+    return [
+        step for method, arguments in tasks.asked if method == "tf.give_up" for step in arguments[0]
+    ]
 
 
 class Behind(dict[str, list[int]]):
@@ -427,7 +471,9 @@ class Behind(dict[str, list[int]]):
         return found
 
 
-def test_a_step_that_ends_while_the_tasks_are_told_of_those_before_is_told_too(tf: Any, tasks: Tasks) -> None:
+def test_a_step_that_ends_while_the_tasks_are_told_of_those_before_is_told_too(
+    tf: Any, tasks: Tasks
+) -> None:
     plane, closing = plane_of(tf, "sendrecv", tasks), []
     tasks.answer = lambda method: done([0])
     plane._make = lambda *_: exchange_of(plane)
@@ -439,7 +485,9 @@ def test_a_step_that_ends_while_the_tasks_are_told_of_those_before_is_told_too(t
     assert steps_told(tasks) == [number]
 
 
-def test_a_step_that_ends_after_its_session_was_closed_is_told_to_be_over(tf: Any, tasks: Tasks) -> None:
+def test_a_step_that_ends_after_its_session_was_closed_is_told_to_be_over(
+    tf: Any, tasks: Tasks
+) -> None:
     plane = plane_of(tf, "sendrecv", tasks)
     tasks.answer = lambda method: done([0])
     tasks.meanwhile["tf.step"] = plane.close
@@ -459,10 +507,14 @@ def test_statistics_of_a_step_that_begins_count_no_call_twice(tf: Any, tasks: Ta
     assert seen[0] >= 0
 
 
-def test_what_a_step_received_goes_with_it_and_not_when_garbage_is_collected(tf: Any, tasks: Tasks) -> None:
+def test_what_a_step_received_goes_with_it_and_not_when_garbage_is_collected(
+    tf: Any, tasks: Tasks
+) -> None:
     plane, seen = plane_of(tf, "sendrecv", tasks), []
     tasks.answer = lambda method: done([0])
-    tasks.meanwhile["tf.step"] = lambda: seen.extend((ref(plane.now.run), ref(*plane.under_way.values())))
+    tasks.meanwhile["tf.step"] = lambda: seen.extend(
+        (ref(plane.now.run), ref(*plane.under_way.values()))
+    )
     plane._make = lambda *_: exchange_of(plane)
     gc.disable()
     try:
@@ -477,7 +529,10 @@ def test_the_first_call_of_a_step_that_fails_ends_the_others(tf: Any, tasks: Tas
 
     plane, calls, runs = plane_of(tf, "star", tasks), [Future(), Future()], []  # type: ignore[var-annotated]
     tasks.answer = lambda method: calls[len(tasks.asked) - 1]
-    stages = [_StageCall(plane, SimpleNamespace(task=Task("ps", index), members=["op"]), 1, runs) for index in (0, 1)]  # type: ignore[arg-type]
+    stages = [
+        _StageCall(plane, SimpleNamespace(task=Task("ps", index), members=["op"]), 1, runs)
+        for index in (0, 1)
+    ]  # type: ignore[arg-type]
 
     def run(feeds: object) -> Any:
         numbers = [stage.send() for stage in stages]

@@ -1,4 +1,6 @@
-"""What scripts of TensorFlow 1 are made of besides models means the same on the stock protocol and on ours."""
+"""What scripts of TensorFlow 1 are made of besides models means the same on the stock protocol and
+on ours.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,13 @@ SCENARIOS = [
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_it_means_the_same(job: Job, scenario: str) -> None:
     found = check(job, scenario)
-    assert not (len(found) == 2 and isinstance(found[0], str) and found[0].endswith("Error")), found  # none of the scenario's own
+    # none of the scenario's own
+    assert not (len(found) == 2 and isinstance(found[0], str) and found[0].endswith("Error")), found
 
 
-def test_steps_with_a_time_limit_leave_nothing_in_the_graph_that_each_of_them_would_add_to(job: Job) -> None:
+def test_steps_with_a_time_limit_leave_nothing_in_the_graph_that_each_of_them_would_add_to(
+    job: Job,
+) -> None:
     assert job.worker().do("limited_in_a_loop", "prpc") == [["DeadlineExceededError", 2.5] * 4, 0]
 
 
@@ -33,4 +38,6 @@ def test_a_strategy_that_would_not_use_the_protocol_is_told(job: Job) -> None:
     assert stock == [[], "grpc", ["ValueError", "protocol should be grpc or grpc+verbs"]]
     assert ours[1:] == ["prpc", ["ValueError", "protocol should be grpc or grpc+verbs"]]
     (line,) = ours[0]
-    assert line.startswith('RunConfig(protocol="prpc", train_distribute=ParameterServerStrategyV1(...)): ')
+    assert line.startswith(
+        'RunConfig(protocol="prpc", train_distribute=ParameterServerStrategyV1(...)): '
+    )

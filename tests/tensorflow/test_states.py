@@ -1,4 +1,6 @@
-"""What lives in kernels and goes on from step to step means the same on the stock protocol and on ours, bit by bit."""
+"""What lives in kernels and goes on from step to step means the same on the stock protocol and on
+ours, bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ ENTRANCES = (
     "TF_SessionRun_wrapper", "TF_SessionRunCallable", "TF_SessionMakeCallable", "TF_SessionPRun_wrapper",
     "TF_SessionPRunSetup_wrapper", "_call_tf_sessionrun", "_call_tf_sessionprun",
 )  # fmt: skip
-# What uses those -> the hook of BaseSession that comes first for a session of ours; None: used by the others alone.
+# What uses those -> the hook of BaseSession that comes first for a session of ours; None: used by
+# the others alone.
 BEHIND = {
     "BaseSession._call_tf_sessionrun": None,
     "BaseSession._call_tf_sessionprun": None,
@@ -39,7 +42,9 @@ def test_random_kernels_go_on_in_loops_and_branches(job: Job, plane: str) -> Non
 
 
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])
-def test_a_table_that_is_made_of_keys_keeps_what_earlier_steps_put_into_it(job: Job, plane: str) -> None:
+def test_a_table_that_is_made_of_keys_keeps_what_earlier_steps_put_into_it(
+    job: Job, plane: str
+) -> None:
     found = check_in_plane(job, plane, "dense_table")
     assert found[:2] == [[6.0, -1.0, 10.0, 12.0, -1.0], 3]
 
@@ -60,8 +65,12 @@ def test_every_kind_of_callable_runs_on_the_plane(job: Job, plane: str) -> None:
 
 
 def test_tensorflow_has_no_way_to_run_a_step_that_is_not_hooked() -> None:
-    """Every method of TensorFlow's session that takes a step into its runtime, and whatever else of TensorFlow calls those."""
-    sessions = pytest.importorskip("tensorflow.python.client.session", reason="not installed: prpc-engine[tensorflow]")
+    """Every method of TensorFlow's session that takes a step into its runtime, and whatever else of
+    TensorFlow calls those.
+    """
+    sessions = pytest.importorskip(
+        "tensorflow.python.client.session", reason="not installed: prpc-engine[tensorflow]"
+    )
     source = Path(sessions.__file__)
     entered = {
         f"{owner.name}.{method.name}"
@@ -69,9 +78,13 @@ def test_tensorflow_has_no_way_to_run_a_step_that_is_not_hooked() -> None:
         if isinstance(owner, ast.ClassDef)
         for method in owner.body
         if isinstance(method, (ast.FunctionDef, ast.ClassDef))
-        if any(isinstance(node, ast.Attribute) and node.attr in ENTRANCES for node in ast.walk(method))
+        if any(
+            isinstance(node, ast.Attribute) and node.attr in ENTRANCES for node in ast.walk(method)
+        )
     }
-    assert entered == set(BEHIND), "a way to run a step of which it is not known through which hook it goes"
+    assert entered == set(BEHIND), (
+        "a way to run a step of which it is not known through which hook it goes"
+    )
     hooks = {hook for hook in BEHIND.values() if hook is not None}
     assert all(f'(_Session, "{hook}", ' in INSTALL.read_text() for hook in hooks)
     elsewhere = {

@@ -7,7 +7,9 @@ import pytest
 from tests.tensorflow.tasks import Job
 from tests.tensorflow.test_sendrecv import ours
 
-PS, WORKER = (f"/job:{place}/device:CPU:0" for place in ("ps/replica:0/task:1", "worker/replica:0/task:0"))
+PS, WORKER = (
+    f"/job:{place}/device:CPU:0" for place in ("ps/replica:0/task:1", "worker/replica:0/task:0")
+)
 
 
 def test_a_trace_shows_each_op_at_the_device_that_ran_it(job: Job) -> None:

@@ -1,4 +1,6 @@
-"""A part that may wait for another step is given up whenever that is said: before it has begun, too."""
+"""A part that may wait for another step is given up whenever that is said: before it has begun,
+too.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.prpc_engine.processes import PATIENCE_S, wait_until
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    return pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'").compat.v1
+    return pytest.importorskip(
+        "tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'"
+    ).compat.v1
 
 
 def part_and_put(tf: Any, name: str) -> tuple[Any, Any]:
@@ -32,7 +36,9 @@ def part_and_put(tf: Any, name: str) -> tuple[Any, Any]:
             line = tf.FIFOQueue(3, [tf.float32], [[]], shared_name=name)
             op = line.dequeue() if waits else line.enqueue([2.5])
         fetches, waiting = ([op.name], [op.op.name]) if waits else ([], [])
-        parts.append(GraphPart(graph.as_graph_def(), {}, [], fetches, [] if waits else [op.name], waiting))
+        parts.append(
+            GraphPart(graph.as_graph_def(), {}, [], fetches, [] if waits else [op.name], waiting)
+        )
     return parts[0], parts[1]
 
 
@@ -41,7 +47,8 @@ def runtime(tf: Any) -> Any:
     from prpc_engine.tensorflow.runtime import Runtime
 
     made = Runtime(tf.ConfigProto())
-    made.load(part_and_put(tf, "first")[1], "session").run(())  # TensorFlow opens a file then, which it keeps
+    # TensorFlow opens a file then, which it keeps
+    made.load(part_and_put(tf, "first")[1], "session").run(())
     return made
 
 
@@ -60,10 +67,15 @@ def test_a_run_that_was_given_up_before_it_began_takes_nothing(tf: Any, runtime:
 
 
 @pytest.mark.parametrize("is_expected", [False, True])
-def test_when_all_are_given_up_those_to_come_are_too(is_expected: bool, tf: Any, runtime: Any) -> None:
+def test_when_all_are_given_up_those_to_come_are_too(
+    is_expected: bool, tf: Any, runtime: Any
+) -> None:
     from prpc_engine.tensorflow.runtime import WaitingPart
 
-    waiting, owner = WaitingPart(runtime, part_and_put(tf, f"all{is_expected}")[0], "session"), object()
+    waiting, owner = (
+        WaitingPart(runtime, part_and_put(tf, f"all{is_expected}")[0], "session"),
+        object(),
+    )
     if is_expected:
         waiting.expect(owner)
     waiting.give_up_all()
@@ -97,7 +109,9 @@ def test_a_run_that_waits_ends_when_it_is_given_up(tf: Any, runtime: Any) -> Non
     assert waiting.run((), second) == [2.5]
 
 
-def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(tf: Any, runtime: Any) -> None:
+def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(
+    tf: Any, runtime: Any
+) -> None:
     from prpc_engine.tensorflow.rewrite import GraphPart
     from prpc_engine.tensorflow.runtime import WaitingPart
 
@@ -114,7 +128,9 @@ def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(tf: Any,
     waiting.expect(owner)
     with pytest.raises(tf.errors.OpError):
         waiting._run(owner, run)
-    assert runtime.load(GraphPart(graph.as_graph_def(), {}, [], [size.name], [], []), "session").run(()) == [1]
+    assert runtime.load(
+        GraphPart(graph.as_graph_def(), {}, [], [size.name], [], []), "session"
+    ).run(()) == [1]
 
 
 class LatePool:
@@ -134,7 +150,9 @@ class LatePool:
         assert not self.work
 
 
-def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run(tf: Any, runtime: Any) -> None:
+def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run(
+    tf: Any, runtime: Any
+) -> None:
     from prpc_engine.tensorflow.stages import Stages, pack_part
 
     stages = Stages(runtime, lambda handles, is_all: None)
@@ -153,8 +171,8 @@ def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run
 
 
 class ClosingEngine:
-    """Asks nobody. While it is asked to run something, another thread closes the session; while that tells the tasks, a third one
-    meets one more."""
+    """Asks nobody. While it is asked to run something, another thread closes the session; while
+    that tells the tasks, a third one meets one more."""
 
     plane: Any = None
 
@@ -170,7 +188,9 @@ def test_what_is_asked_while_the_session_is_closed_is_given_up_too(tf: Any) -> N
     from prpc_engine.tensorflow.star import StarPlane
 
     engine = ClosingEngine()
-    server = SimpleNamespace(tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=engine)
+    server = SimpleNamespace(
+        tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=engine
+    )
     engine.plane = plane = StarPlane(server, SimpleNamespace(_config=tf.ConfigProto(), graph=None))  # type: ignore[arg-type]
     plane._met.add("/job:ps/task:0")
     call = plane.submit("/job:ps/task:0", "tf.run", "a stage", (), is_patient=False)

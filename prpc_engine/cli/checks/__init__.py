@@ -1,6 +1,8 @@
-"""What `prpc doctor` looks at: each check reads a few files or asks the kernel, and answers with findings.
+"""What `prpc doctor` looks at: each check reads a few files or asks the kernel, and answers with
+findings.
 
-Checks take a Host, whose files may lie under another root, so that tests can show them machines that are not there.
+Checks take a Host, whose files may lie under another root, so that tests can show them machines
+that are not there.
 """
 
 from __future__ import annotations

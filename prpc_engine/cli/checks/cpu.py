@@ -1,4 +1,6 @@
-"""Cores: which are ours, how they belong together, what the cgroup leaves of them; clocks and fences."""
+"""Cores: which are ours, how they belong together, what the cgroup leaves of them; clocks and
+fences.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from shard import format_ranges, read_topology, usable_cores
 
 CLOCK_READS = 10_000
 CLOCK_NS_SLOW = 300  # time.monotonic() takes 30-60 ns where the clock is read without a system call
-_MEMBARRIER_X86_64, _MEMBARRIER_QUERY, _MEMBARRIER_GLOBAL_EXPEDITED = 324, 0, 2  # linux/membarrier.h
+# linux/membarrier.h
+_MEMBARRIER_X86_64, _MEMBARRIER_QUERY, _MEMBARRIER_GLOBAL_EXPEDITED = 324, 0, 2
 
 
 def machine(host: Host) -> Iterator[Finding]:
@@ -23,7 +26,12 @@ def machine(host: Host) -> Iterator[Finding]:
     if name in ("x86_64", "AMD64"):
         yield Finding("machine", name)
     else:
-        yield Finding("machine", name, "warn", "shared memory is for x86-64 only: use transports=['tcp'], and no shards")
+        yield Finding(
+            "machine",
+            name,
+            "warn",
+            "shared memory is for x86-64 only: use transports=['tcp'], and no shards",
+        )
 
 
 def cores(host: Host) -> Iterator[Finding]:
@@ -31,7 +39,10 @@ def cores(host: Host) -> Iterator[Finding]:
     usable = usable_cores()
     value = f"{len(usable)} of {os.cpu_count()} ({format_ranges(usable)})"
     if len(usable) == 1:
-        advice = "processes that poll take turns on one core: leave polling off, or allow more cores (taskset, cpuset)"
+        advice = (
+            "processes that poll take turns on one core: leave polling off, "
+            "or allow more cores (taskset, cpuset)"
+        )
         yield Finding("cores", value, "warn", advice)
     else:
         yield Finding("cores", value)
@@ -44,7 +55,10 @@ def siblings(host: Host) -> Iterator[Finding]:
     if physical == usable:
         yield Finding("physical cores", f"{physical}, without hyper-threads")
     else:
-        advice = f"shards take whole physical cores first: more than {physical} that poll slow each other down"
+        advice = (
+            f"shards take whole physical cores first: more than {physical} that poll slow each "
+            "other down"
+        )
         yield Finding("physical cores", f"{physical}, {usable} hyper-threads on them", "ok", advice)
 
 
@@ -55,7 +69,10 @@ def quota(host: Host) -> Iterator[Finding]:
     if limit is None:
         yield Finding("cgroup quota", "none")
     elif limit < usable:
-        advice = f"more than {limit:g} busy processes are stopped for parts of every period: poll with fewer, or not at all"
+        advice = (
+            f"more than {limit:g} busy processes are stopped for parts of every period: "
+            "poll with fewer, or not at all"
+        )
         yield Finding("cgroup quota", f"{limit:g} of {usable} cores", "warn", advice)
     else:
         yield Finding("cgroup quota", f"{limit:g} cores")
@@ -64,11 +81,17 @@ def quota(host: Host) -> Iterator[Finding]:
 def numa(host: Host) -> Iterator[Finding]:
     """Memory nodes of the usable cores."""
     there_is = read_topology(usable_cores(), host.root)
-    members = {node: [core.number for core in there_is.cores if core.node == node] for node in there_is.nodes}
+    members = {
+        node: [core.number for core in there_is.cores if core.node == node]
+        for node in there_is.nodes
+    }
     if len(members) > 1:
-        shown = ", ".join(f"node {node}: cores {format_ranges(numbers)}" for node, numbers in members.items())
+        shown = ", ".join(
+            f"node {node}: cores {format_ranges(numbers)}" for node, numbers in members.items()
+        )
         advice = (
-            "shards fill the application's node first, and memory lands where it is first touched: keep the processes of one "
+            "shards fill the application's node first, and memory lands where it is first "
+            "touched: keep the processes of one "
             f"job on one node where they fit (numactl -N {there_is.nodes[0]} ...)"
         )
         yield Finding("NUMA nodes", f"{len(members)} ({shown})", "warn", advice)
@@ -78,7 +101,9 @@ def numa(host: Host) -> Iterator[Finding]:
 
 def clock(host: Host) -> Iterator[Finding]:
     """Reactors look at the clock every turn: it should cost no system call."""
-    source = host.read("sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
+    source = (
+        host.read("sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
+    )
     read = time.monotonic
     started = time.perf_counter_ns()
     for _ in range(CLOCK_READS):
@@ -86,19 +111,27 @@ def clock(host: Host) -> Iterator[Finding]:
     each_ns = (time.perf_counter_ns() - started) / CLOCK_READS
     value = f"{source}, {each_ns:.0f} ns to read"
     if each_ns > CLOCK_NS_SLOW:
-        advice = "each look is a system call, thousands a second: boot with a tsc or kvm-clock source if the machine has one"
+        advice = (
+            "each look is a system call, thousands a second: boot with a tsc or kvm-clock source "
+            "if the machine has one"
+        )
         yield Finding("clock", value, "warn", advice)
     else:
         yield Finding("clock", value)
 
 
 def fence(host: Host) -> Iterator[Finding]:
-    """membarrier(GLOBAL_EXPEDITED): what makes going to sleep safe without a fence in every send."""
+    """membarrier(GLOBAL_EXPEDITED):
+    what makes going to sleep safe without a fence in every send.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return
     offered = ctypes.CDLL(None, use_errno=True).syscall(_MEMBARRIER_X86_64, _MEMBARRIER_QUERY, 0, 0)
     if offered > 0 and offered & _MEMBARRIER_GLOBAL_EXPEDITED:
         yield Finding("membarrier", "offered")
     else:
-        advice = "sleepers look up every millisecond instead: a kernel from 4.16 on has it, or a sandbox forbids it"
+        advice = (
+            "sleepers look up every millisecond instead: a kernel from 4.16 on has it, "
+            "or a sandbox forbids it"
+        )
         yield Finding("membarrier", "not offered", "warn", advice)

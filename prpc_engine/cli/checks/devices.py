@@ -26,7 +26,12 @@ def rdma(host: Host) -> Iterator[Finding]:
             devices.append(f"{device}:{port} {state.rpartition(' ')[2].lower()}")
     yield Finding("RDMA libraries", ", ".join(libraries) or "none")
     if devices:
-        yield Finding("RDMA devices", ", ".join(devices), "ok", "not used by this version: it speaks tcp between hosts")
+        yield Finding(
+            "RDMA devices",
+            ", ".join(devices),
+            "ok",
+            "not used by this version: it speaks tcp between hosts",
+        )
     else:
         yield Finding("RDMA devices", "none")
 
@@ -40,7 +45,12 @@ def cuda(host: Host) -> Iterator[Finding]:
         return
     version = driver.splitlines()[0].partition("Module")[2].split()[:1] if driver else []
     value = "; ".join([f"driver {version[0]}" if version else "driver of unknown version", *names])
-    yield Finding("CUDA", value, "ok", "not used by this version: copy to numpy arrays, best into prpc_engine.empty()")
+    yield Finding(
+        "CUDA",
+        value,
+        "ok",
+        "not used by this version: copy to numpy arrays, best into prpc_engine.empty()",
+    )
 
 
 def _cuda_devices() -> list[str]:
@@ -57,4 +67,8 @@ def _cuda_devices() -> list[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"nvidia-smi does not answer ({type(error).__name__})"]
-    return [line.strip() for line in listed.stdout.splitlines() if line.strip()] if listed.returncode == 0 else []
+    return (
+        [line.strip() for line in listed.stdout.splitlines() if line.strip()]
+        if listed.returncode == 0
+        else []
+    )

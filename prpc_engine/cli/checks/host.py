@@ -17,7 +17,9 @@ class Host:
         return self.root / name
 
     def read(self, name: str) -> str | None:
-        """A small file's text without the white space around it; None when it is not there or not ours to read."""
+        """A small file's text without the white space around it; None when it is not there or not
+        ours to read.
+        """
         try:
             return self.path(name).read_text().strip()
         except (OSError, UnicodeDecodeError):

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import ShardError, Slab, find_garbage, huge_page_policy, read_huge_page_offer, read_memory_room
+from shard import (
+    ShardError,
+    Slab,
+    find_garbage,
+    huge_page_policy,
+    read_huge_page_offer,
+    read_memory_room,
+)
 
 MIB = 1 << 20
 # The first segment of a process takes 8, a few tensors the rest.
@@ -18,23 +25,35 @@ PROBE_BYTES = MIB
 def shared_memory(host: Host) -> Iterator[Finding]:
     """How much memory host and cgroup leave for segments, and whether a slab can be made."""
     room = read_memory_room(host.root)
-    value = f"{_size(max(0, room.free_bytes))} may be taken of {_size(room.total_bytes)} ({room.bound})"
+    value = (
+        f"{_size(max(0, room.free_bytes))} may be taken of {_size(room.total_bytes)} ({room.bound})"
+    )
     probe = Slab(debug=False)
     try:
         probe.empty(PROBE_BYTES, "uint8")
     except (ShardError, OSError) as error:
         reason = str(error).partition("\n")[0]
         yield Finding(
-            "shared memory", f"{value}; {reason}", "bad", "end what holds it, or give the container more (docker: --memory)"
+            "shared memory",
+            f"{value}; {reason}",
+            "bad",
+            "end what holds it, or give the container more (docker: --memory)",
         )
         return
     except ValueError as error:  # PRPC_HUGE_PAGES
-        yield Finding("shared memory", f"{value}; not tried: {error}", "warn", "mend that setting first")
+        yield Finding(
+            "shared memory", f"{value}; not tried: {error}", "warn", "mend that setting first"
+        )
         return
     finally:
         probe.close()
     if room.free_bytes < ROOM_BYTES_SMALL:
-        yield Finding("shared memory", value, "warn", "too little for many tensors: a larger memory limit (docker: --memory)")
+        yield Finding(
+            "shared memory",
+            value,
+            "warn",
+            "too little for many tensors: a larger memory limit (docker: --memory)",
+        )
     else:
         yield Finding("shared memory", value)
 
@@ -52,14 +71,18 @@ def shm_folder(host: Host) -> Iterator[Finding]:
 
 
 def _size(count: int) -> str:
-    return f"{count / MIB:.0f} MiB" if count < 10 * 1024 * MIB else f"{count / (1024 * MIB):.0f} GiB"
+    return (
+        f"{count / MIB:.0f} MiB" if count < 10 * 1024 * MIB else f"{count / (1024 * MIB):.0f} GiB"
+    )
 
 
 def garbage(host: Host) -> Iterator[Finding]:
     """Named rings whose process is gone."""
     names = find_garbage()
     if names:
-        yield Finding("leftovers", f"{len(names)} segments of dead processes", "warn", "run `prpc gc`")
+        yield Finding(
+            "leftovers", f"{len(names)} segments of dead processes", "warn", "run `prpc gc`"
+        )
     else:
         yield Finding("leftovers", "none")
 
@@ -67,21 +90,34 @@ def garbage(host: Host) -> Iterator[Finding]:
 def huge_pages(host: Host) -> Iterator[Finding]:
     """What the machine offers for slabs, and whether they take it."""
     offer = read_huge_page_offer(host.root)
-    offered = [f"{_size(offer.reserved_free_bytes)} reserved and free"] if offer.reserved_free_bytes else []
+    offered = (
+        [f"{_size(offer.reserved_free_bytes)} reserved and free"]
+        if offer.reserved_free_bytes
+        else []
+    )
     if offer.transparent:
         offered.insert(0, "transparent")
     value = "; ".join(offered) or "none offered"
-    to_offer = "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`, or `sysctl vm.nr_hugepages=N` (2 MiB each)"
+    to_offer = (
+        "`echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`, "
+        "or `sysctl vm.nr_hugepages=N` (2 MiB each)"
+    )
     try:
         policy = huge_page_policy()
     except ValueError as error:
-        yield Finding("huge pages", f"{value}; {error}", "bad", "set it to one of these, or unset it")
+        yield Finding(
+            "huge pages", f"{value}; {error}", "bad", "set it to one of these, or unset it"
+        )
         return
     if policy == "never":
         yield Finding("huge pages", f"{value}; PRPC_HUGE_PAGES=never")
     elif not offered and policy == "require":
-        yield Finding("huge pages", f"{value}; PRPC_HUGE_PAGES=require", "bad", f"offer some: {to_offer}")
+        yield Finding(
+            "huge pages", f"{value}; PRPC_HUGE_PAGES=require", "bad", f"offer some: {to_offer}"
+        )
     elif not offered:
-        yield Finding("huge pages", value, "ok", f"with them slabs grow some three times faster: {to_offer}")
+        yield Finding(
+            "huge pages", value, "ok", f"with them slabs grow some three times faster: {to_offer}"
+        )
     else:
         yield Finding("huge pages", value)

@@ -1,7 +1,8 @@
-"""Another node, asked as a client would ask it: over every transport that we may use, one at a time.
+"""Another node, asked as a client would ask it: over every transport that we may use, one at a
+time.
 
-The first word goes to the address that was given. The node then says at which addresses others reach it, and a client takes the
-first of its transports that connects to one of those.
+The first word goes to the address that was given. The node then says at which addresses others
+reach it, and a client takes the first of its transports that connects to one of those.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TRANSPORTS, transports_from
 
 PINGS = 200
-CLOCK_S_MAX = 1.0  # leases and deadlines go by each node's own clock: this is for who reads two logs side by side
+# leases and deadlines go by each node's own clock: this is for who reads two logs side by side
+CLOCK_S_MAX = 1.0
 TIMEOUT_S = 5.0  # for one address to connect, and for one answer
 
 
 def peer_address(text: str) -> str:
-    """The address of a node as transports have it, of what a user wrote: host:port, tcp://host:port, shm://... or unix://...
-    Raises ConfigError."""
+    """The address of a node as transports have it, of what a user wrote: host:port,
+    tcp://host:port, shm://... or unix://... Raises ConfigError."""
     scheme, found, rest = text.partition("://")
     if found and scheme in ("shm", "unix"):
         if rest.count("/") != 2:
@@ -44,8 +46,8 @@ def _ask(peer: Peer, method: str) -> Any:
 
 
 def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
-    """What another node answers, and over which path. Raises ConfigError for what is no address, NotSent where nobody answers at
-    it, AuthenticationFailed, DeadlineExceeded, NotAllowed."""
+    """What another node answers, and over which path. Raises ConfigError for what is no address,
+    NotSent where nobody answers at it, AuthenticationFailed, DeadlineExceeded, NotAllowed."""
     address = peer_address(text)
     scheme = address.partition("://")[0]
     wanted = transports_from(None)
@@ -62,7 +64,8 @@ def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
             "its address",
             is_lost,
             "bad",
-            "it tells others to connect there, which leads each of them to itself: give it advertise=",
+            "it tells others to connect there, which leads each of them to itself: "
+            "give it advertise=",
         )
     yield from _paths(addresses, wanted, secret, text)
 
@@ -80,28 +83,48 @@ def _identity(text: str, about: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("peer", f"{text}: process {pid} {where}; serves {services}")
     value = f"prpc {about['version']}, python {about['python']}"
     if about["version"] != VERSION:
-        yield Finding("its version", value, "warn", f"this is prpc {VERSION}: install the same one at all nodes of a job")
+        yield Finding(
+            "its version",
+            value,
+            "warn",
+            f"this is prpc {VERSION}: install the same one at all nodes of a job",
+        )
     else:
         yield Finding("its version", value)
 
 
 def _clock(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
     ahead_s = theirs_s - (asked_s + answered_s) / 2
-    value = f"{abs(ahead_s) * 1e3:.1f} ms {'ahead of' if ahead_s > 0 else 'behind'} ours, give or take "
+    value = (
+        f"{abs(ahead_s) * 1e3:.1f} ms {'ahead of' if ahead_s > 0 else 'behind'} ours, give or take "
+    )
     value += f"{(answered_s - asked_s) * 500:.1f} ms"
     if abs(ahead_s) > CLOCK_S_MAX + (answered_s - asked_s) / 2:  # a late answer is no difference
-        return Finding("its clock", value, "warn", "times in the two logs cannot be compared: let NTP or chrony set both")
+        return Finding(
+            "its clock",
+            value,
+            "warn",
+            "times in the two logs cannot be compared: let NTP or chrony set both",
+        )
     return Finding("its clock", value)
 
 
 def _reachable(addresses: list[str], given: str) -> tuple[list[str], str]:
-    """Those addresses, with `given` for one that is every address of its host; and that one, or ""."""
-    everywhere = next((one for one in addresses if one.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))), "")
+    """Those addresses, with `given` for one that is every address of its host;
+    and that one, or "".
+    """
+    everywhere = next(
+        (one for one in addresses if one.startswith(("tcp://0.0.0.0:", "tcp://[::]:"))), ""
+    )
     instead = [given] if given.startswith("tcp://") else []
-    return [one for one in addresses if one != everywhere] + (instead if everywhere else []), everywhere
+    return [one for one in addresses if one != everywhere] + (
+        instead if everywhere else []
+    ), everywhere
 
 
-def _paths(addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: str) -> Iterator[Finding]:
+def _paths(
+    addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: str
+) -> Iterator[Finding]:
     """One finding a transport, in our order of preference."""
     taken = ""
     for name in (*wanted, *(other for other in TRANSPORTS if other not in wanted)):
@@ -118,7 +141,10 @@ def _paths(addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: s
         except errors.NoPath as error:
             yield from (_refused(fact, refusal) for refusal in error.refusals)
         else:
-            yield Finding(fact, f"works, not taken: {taken} is preferred; {value}" if taken else f"taken: {value}")
+            yield Finding(
+                fact,
+                f"works, not taken: {taken} is preferred; {value}" if taken else f"taken: {value}",
+            )
             taken = taken or name
     if not taken:
         yield Finding("path", "none", "bad", "a client could not reach it: mend one of the above")

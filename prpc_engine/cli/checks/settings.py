@@ -1,4 +1,6 @@
-"""What the environment sets, and whether the engine can make sense of it; `prpc config` shows each setting."""
+"""What the environment sets, and whether the engine can make sense of it; `prpc config` shows each
+setting.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ def settings(host: Host) -> Iterator[Finding]:
     found = [setting for setting in all_settings() if setting.name not in TOLD_ELSEWHERE]
     wrong = [setting for setting in found if setting.error]
     for setting in wrong:
-        yield Finding(f"setting {setting.name}", setting.error, "bad", "mend it, or unset it; `prpc config` shows all")
+        yield Finding(
+            f"setting {setting.name}",
+            setting.error,
+            "bad",
+            "mend it, or unset it; `prpc config` shows all",
+        )
     for name, text in unread().items():
         yield Finding(f"variable {name}", text, "warn", "mend its name, or unset it")
     if not wrong:

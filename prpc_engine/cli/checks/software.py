@@ -27,10 +27,17 @@ def packages(host: Host) -> Iterator[Finding]:
     for extra, names in EXTRAS.items():
         found = {name: _version(name) for name in names}
         missing = [name for name, version in found.items() if version is None]
-        value = ", ".join(f"{name} {version}" for name, version in found.items() if version is not None)
+        value = ", ".join(
+            f"{name} {version}" for name, version in found.items() if version is not None
+        )
         if missing:
             value = "; ".join(filter(None, [value, f"not installed: {', '.join(missing)}"]))
-            yield Finding(f"extra {extra}", value, "ok", f"pip install 'prpc-engine[{extra}]': {NEEDED_FOR[extra]}")
+            yield Finding(
+                f"extra {extra}",
+                value,
+                "ok",
+                f"pip install 'prpc-engine[{extra}]': {NEEDED_FOR[extra]}",
+            )
         else:
             yield Finding(f"extra {extra}", value)
 

@@ -1,13 +1,17 @@
-"""The rows of a table as they were at one moment, read piece by piece while the table goes on changing.
+"""The rows of a table as they were at one moment, read piece by piece while the table goes on
+changing.
 
-    rows of the table at the cut     0 ... read ... rows
-                                     read already   to be read: a push that changes such a row first has its old content kept
+    rows of the table at the cut  0 ... read ... rows
+                                  read already   to be read: a push that changes such a row first
+                                                 has its old content kept
 
-An incremental checkpoint reads some of the rows only: then "rows" are counted within those, which ascend.
+An incremental checkpoint reads some of the rows only: then "rows" are counted within those, which
+ascend.
 
-A piece is what the table holds now, with the kept rows laid over it. So a push costs one copy of the rows it changes, the first
-time that it changes them during a save, and nothing else; memory is bounded by the table's own size, and reached only when
-every row is changed before it is read. A dense push changes all rows: the first one during a save keeps what is left to read.
+A piece is what the table holds now, with the kept rows laid over it. So a push costs one copy of
+the rows it changes, the first time that it changes them during a save, and nothing else; memory is
+bounded by the table's own size, and reached only when every row is changed before it is read. A
+dense push changes all rows: the first one during a save keeps what is left to read.
 
 Everything runs in the shard's one thread; what is read is the reader's own memory.
 """
@@ -25,11 +29,14 @@ from prpc_engine.kv.table.changes import Changed
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 USED = "used"
-SEGMENT_ROWS = 65536  # kept rows are stored in segments of that many, as growing one array would copy all again
+# kept rows are stored in segments of that many, as growing one array would copy all again
+SEGMENT_ROWS = 65536
 
 
 class BeforeChange(Protocol):
-    """Told by a table which rows it is about to change: a sparse one says their numbers, each once, a dense one None for all."""
+    """Told by a table which rows it is about to change: a sparse one says their numbers, each once,
+    a dense one None for all.
+    """
 
     def __call__(self, rows: Rows | None) -> None: ...
 
@@ -60,7 +67,9 @@ class TableCut:
     copy of the table's own.
     """
 
-    def __init__(self, table: Table, changed: Changed | None = None, used: Array | None = None) -> None:
+    def __init__(
+        self, table: Table, changed: Changed | None = None, used: Array | None = None
+    ) -> None:
         assert table.before_change is None, "a table has one cut at a time"
         self._table = table
         columns = table.columns()
@@ -71,16 +80,20 @@ class TableCut:
         self._chosen = chosen = changed.rows if changed is not None else None
         self.removed = changed.removed if changed is not None else None
         rows = () if chosen is None else (len(chosen),)
-        self.shapes = {name: (rows or array.shape[:1]) + array.shape[1:] for name, array in columns.items()}
+        self.shapes = {
+            name: (rows or array.shape[:1]) + array.shape[1:] for name, array in columns.items()
+        }
         self.dtypes = {name: array.dtype for name, array in columns.items()}
         self._is_dense = "keys" not in columns
         self.rows = len(self._rows_of(columns)["values"]) if chosen is None else len(chosen)
         self.row_bytes = sum(array[:1].nbytes for array in self._rows_of(columns).values()) or 1
         self._read = 0
         self._kept = 0
-        self._places: npt.NDArray[np.uint32] | None = None  # of a row in the segments, counted from 1; 0: not kept
+        # of a row in the segments, counted from 1; 0: not kept
+        self._places: npt.NDArray[np.uint32] | None = None
         self._segments: dict[str, list[Array]] = {name: [] for name in columns}
-        self._rest: dict[str, Array] | None = None  # rows from _rest_begin on, after a change of all
+        # rows from _rest_begin on, after a change of all
+        self._rest: dict[str, Array] | None = None
         self._rest_begin = 0
         table.before_change = self._keep
 
@@ -91,21 +104,25 @@ class TableCut:
             yield begin, min(begin + step, self.rows)
 
     def read(self, begin: int, end: int, into: dict[str, Array]) -> dict[str, Array]:
-        """Copy the rows as they were at the cut to the first rows of `into`; pieces are read in order, each once."""
+        """Copy the rows as they were at the cut to the first rows of `into`; pieces are read in
+        order, each once.
+        """
         assert begin == self._read, f"piece from row {begin}, {self._read} is next"
         piece = {name: array[: end - begin] for name, array in into.items()}
         if self._rest is not None:
             for name, array in self._rest.items():
                 piece[name][:] = array[begin - self._rest_begin : end - self._rest_begin]
         else:
-            for name, array in self._rows_of(self._table.columns()).items():  # a table that shrank has kept what it lost
+            # a table that shrank has kept what it lost
+            for name, array in self._rows_of(self._table.columns()).items():
                 if self._chosen is None:
                     there = array[begin:end]
                     piece[name][: len(there)] = there
                 else:
                     rows = self._chosen[begin:end]
                     rows = rows[: np.searchsorted(rows, len(array))]
-                    np.take(array, rows, axis=0, out=piece[name][: len(rows)], mode="clip")  # else take() makes a copy first
+                    # else take() makes a copy first
+                    np.take(array, rows, axis=0, out=piece[name][: len(rows)], mode="clip")
             if self._places is not None:
                 self._lay_kept_over(piece, self._places[begin:end])
         self._read = end
@@ -122,11 +139,18 @@ class TableCut:
         """Memory for a piece of pieces(bytes_max)."""
         rows = max(1, bytes_max // self.row_bytes)
         now = self._rows_of(self._table.columns())
-        return {name: np.empty((min(rows, self.rows), *array.shape[1:]), array.dtype) for name, array in now.items()}
+        return {
+            name: np.empty((min(rows, self.rows), *array.shape[1:]), array.dtype)
+            for name, array in now.items()
+        }
 
     def _rows_of(self, columns: dict[str, Array]) -> dict[str, Array]:
         """A dense table is read by elements: one row of it can be a GiB."""
-        return {name: array.reshape(-1) for name, array in columns.items()} if self._is_dense else columns
+        return (
+            {name: array.reshape(-1) for name, array in columns.items()}
+            if self._is_dense
+            else columns
+        )
 
     def _keep(self, rows: Rows | None) -> None:
         if rows is not None:
@@ -149,7 +173,9 @@ class TableCut:
         rows, numbers = rows[unread], numbers[unread]
         fresh = self._places[numbers] == 0
         rows, numbers = rows[fresh], numbers[fresh]
-        self._places[numbers] = np.arange(self._kept + 1, self._kept + 1 + len(rows), dtype=np.uint32)
+        self._places[numbers] = np.arange(
+            self._kept + 1, self._kept + 1 + len(rows), dtype=np.uint32
+        )
         columns = self._table.columns()
         done = 0
         while done < len(rows):
@@ -157,7 +183,9 @@ class TableCut:
             some = rows[done : done + SEGMENT_ROWS - used]
             for name, array in columns.items():
                 if not used:
-                    self._segments[name].append(np.empty((SEGMENT_ROWS, *array.shape[1:]), array.dtype))
+                    self._segments[name].append(
+                        np.empty((SEGMENT_ROWS, *array.shape[1:]), array.dtype)
+                    )
                 self._segments[name][-1][used : used + len(some)] = array[some]
             done += len(some)
             self._kept += len(some)

@@ -1,6 +1,7 @@
 """What a save asks of the file system, one call each, so that a test can make any of them fail.
 
-A name counts when its folder has been synced, its content when the file has; callers order those calls.
+A name counts when its folder has been synced, its content when the file has; callers order those
+calls.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
 def checked_folder(folder: object, root: str | None) -> Path:
-    """`folder` as a path: absolute, and below `root` when there is one, links followed. ConfigError says what is allowed."""
+    """`folder` as a path: absolute, and below `root` when there is one, links followed. ConfigError
+    says what is allowed.
+    """
     if not isinstance(folder, str) or "\0" in folder or not os.path.isabs(folder):
-        raise ConfigError(f"checkpoint folder {folder!r}: an absolute path on the servers' disks is allowed")
+        raise ConfigError(
+            f"checkpoint folder {folder!r}: an absolute path on the servers' disks is allowed"
+        )
     real = Path(os.path.realpath(folder))
     if root is not None and not real.is_relative_to(os.path.realpath(root)):
-        raise ConfigError(f"checkpoint folder {folder!r} is not below {root!r}, where this server's checkpoint_root confines it")
+        raise ConfigError(
+            f"checkpoint folder {folder!r} is not below {root!r}, "
+            "where this server's checkpoint_root confines it"
+        )
     return real
 
 
@@ -29,9 +37,12 @@ class Files:
     """The real ones. Every method raises OSError."""
 
     def make_folder(self, path: Path) -> None:
-        """With those above it, whose names are on the disk when this returns; one that is there is as good."""
+        """With those above it, whose names are on the disk when this returns; one that is there is
+        as good.
+        """
         new = [above for above in path.parents if not above.exists()]
-        for each in reversed([path, *new]):  # one by one: mkdir(parents=True) makes those above for whom the umask lets in
+        # one by one: mkdir(parents=True) makes those above for whom the umask lets in
+        for each in reversed([path, *new]):
             with contextlib.suppress(FileExistsError):
                 each.mkdir(FOLDER_MODE)
         for each in new:
@@ -39,7 +50,9 @@ class Files:
 
     def create(self, path: Path) -> int:
         """A descriptor of a new, empty file; the caller closes it."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+        return os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE
+        )
 
     def write_at(self, fd: int, data: memoryview, offset: int) -> None:
         """All of `data` (bytes, contiguous)."""
@@ -71,8 +84,13 @@ class Files:
                 shutil.rmtree(path)
 
     def written_at(self, path: Path) -> float:
-        """When the file, or what is in the folder, was changed last, by the file system's clock, in seconds."""
-        return max(float(each.lstat().st_mtime) for each in (path, *(path.iterdir() if path.is_dir() else ())))
+        """When the file, or what is in the folder, was changed last, by the file system's clock, in
+        seconds.
+        """
+        return max(
+            float(each.lstat().st_mtime)
+            for each in (path, *(path.iterdir() if path.is_dir() else ()))
+        )
 
 
 def _sync_folder(path: Path) -> None:

@@ -1,6 +1,7 @@
 """A table whose pushes wait, so that all servers can be cut at one moment.
 
-While a TableShard is held its tables stand behind these, in the dicts where its methods look them up: the path of a push that
+While a TableShard is held its tables stand behind these, in the dicts where its methods look them
+up: the path of a push that
 nobody holds pays nothing for it. Pulls pass: what they see is what the cut will have.
 """
 
@@ -15,7 +16,8 @@ from prpc_engine.rpc.deferred import Deferred
 from shard import CONTEXT, Future
 
 Table = TypeVar("Table", SparseTable, DenseTable)
-Waiting = deque[tuple[Deferred, Any, Callable[..., Any], tuple[Any, ...]]]  # answer, who asks, what to run
+# answer, who asks, what to run
+Waiting = deque[tuple[Deferred, Any, Callable[..., Any], tuple[Any, ...]]]
 
 
 class HeldTable(Generic[Table]):
@@ -63,7 +65,8 @@ def release(waiting: Waiting) -> None:
         while waiting:
             answer, CONTEXT.value, function, arrays = waiting.popleft()
             if answer.done():
-                continue  # its caller gave it up: it has not run, as after a deadline before execution
+                # its caller gave it up: it has not run, as after a deadline before execution
+                continue
             try:
                 value = function(*arrays)
             except Exception as error:
@@ -78,7 +81,9 @@ def release(waiting: Waiting) -> None:
 
 
 def _hand_on(inner: Deferred, answer: Deferred) -> None:
-    """A table that waits for other workers answers later still: as it does; and it is told when its caller gives up."""
+    """A table that waits for other workers answers later still: as it does; and it is told when its
+    caller gives up.
+    """
 
     def answered(done: Future) -> None:
         error = done.error()

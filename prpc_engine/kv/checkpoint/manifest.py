@@ -1,22 +1,29 @@
 """What a checkpoint consists of, and when it is whole: no disk in this file.
 
-    folder/                              one job's checkpoints, on a file system that every server sees
-        unfinished-<save id>/            being written, or left by a save that was killed: never read
+    folder/                              one job's checkpoints, on a file system that every server
+                                         sees
+        unfinished-<save id>/            being written, or left by a save that was killed: never
+                                         read
         removed-<random>/                being removed: never read
         checkpoint-<sequence>-<step>/    whole: the rename to this name is the moment that it counts
-            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse), "values", the optimizer's state, and
-                                             "stamps" where rows are evicted; or of these the rows that changed since the base,
-                                             "removed", keys that went, and "used", [key, stamp] of other rows used since;
-                                             and "sketch", what admission has counted
-            part-<p>-extras.safetensors      whatever else server p has that belongs to the same moment, under its own names
+            part-<p>-table-<t>.safetensors   one table of server p, tensors "keys" (sparse),
+                                             "values", the optimizer's state, and "stamps" where
+                                             rows are evicted; or of these the rows that changed
+                                             since the base, "removed", keys that went, and "used",
+                                             [key, stamp] of other rows used since; and "sketch",
+                                             what admission has counted
+            part-<p>-extras.safetensors      whatever else server p has that belongs to the same
+                                             moment, under its own names
             manifest.json                    written last
 
     Neither the folder of a checkpoint nor what is in it may be a link: what is, is refused.
 
-    manifest.json   one line of JSON (struct Manifest), "\n", CRC-32 of that line as 8 hexadecimal digits, "\n"
+    manifest.json  one line of JSON (struct Manifest), "\n", CRC-32 of that line as 8 hexadecimal
+                   digits, "\n"
 
-The sequence counts saves, so the newest is what was saved last, also when training went back to an earlier step. CRC-32 finds
-what disks and torn writes do, at 6 GB/s (blake2b: 1.2) on one 2.x GHz Xeon core; it is no proof against who forges files.
+The sequence counts saves, so the newest is what was saved last, also when training went back to an
+earlier step. CRC-32 finds what disks and torn writes do, at 6 GB/s (blake2b: 1.2) on one 2.x GHz
+Xeon core; it is no proof against who forges files.
 """
 
 from __future__ import annotations
@@ -63,15 +70,21 @@ TYPE_BYTES |= dict.fromkeys(("U32", "I32", "F32"), 4) | dict.fromkeys(("U64", "I
 
 
 class CheckpointError(RpcError):
-    """A checkpoint cannot be written, is damaged, or does not fit what is there; the text says which, and what to do."""
+    """A checkpoint cannot be written, is damaged, or does not fit what is there; the text says
+    which, and what to do.
+    """
 
 
 class Busy(CheckpointError):
-    """Tables cannot be saved, or restored, this moment, as something else is being done with them: it is tried again."""
+    """Tables cannot be saved, or restored, this moment, as something else is being done with them:
+    it is tried again.
+    """
 
 
 class TooLate(CheckpointError, DeadlineExceeded):
-    """A save or a restore has not ended by its deadline; the text says what it waited for. It is a TimeoutError, too."""
+    """A save or a restore has not ended by its deadline; the text says what it waited for. It is a
+    TimeoutError, too.
+    """
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +120,8 @@ class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableFile(StoredFile, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One table of one server. removed: keys to remove from what the base has, before the rows are stored; None: it is full.
+    """One table of one server. removed: keys to remove from what the base has, before the rows are
+    stored; None: it is full.
 
     singles: tensors whose axis 0 counts no rows of it.
     """
@@ -118,7 +132,11 @@ class TableFile(StoredFile, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     singles: tuple[Column, ...] = ()
 
     def stored(self) -> tuple[Column, ...]:
-        return (*self.columns, *((self.removed,) if self.removed is not None else ()), *self.singles)
+        return (
+            *self.columns,
+            *((self.removed,) if self.removed is not None else ()),
+            *self.singles,
+        )
 
     def single(self, name: str) -> Column | None:
         """That one of them."""
@@ -134,7 +152,9 @@ class ServerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A checkpoint that another is laid over: its folder's name, the CRC-32 of its manifest's line, the links that it is over."""
+    """A checkpoint that another is laid over: its folder's name, the CRC-32 of its manifest's line,
+    the links that it is over.
+    """
 
     name: str
     crc32: int
@@ -142,7 +162,9 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole checkpoint; check() has been called on every one that encode() and decode() return."""
+    """A whole checkpoint; check() has been called on every one that encode() and decode()
+    return.
+    """
 
     format: int
     step: int
@@ -176,7 +198,9 @@ def check_step(step: object) -> int:
     number = int(step) if isinstance(step, Integral) and not isinstance(step, bool) else -1
     if 0 <= number <= STEP_MAX:
         return number
-    raise ConfigError(f"step {step!r} of a checkpoint: a whole number from 0 to {STEP_MAX} is allowed")
+    raise ConfigError(
+        f"step {step!r} of a checkpoint: a whole number from 0 to {STEP_MAX} is allowed"
+    )
 
 
 def check_keep(keep: object) -> int | None:
@@ -203,11 +227,15 @@ def decode(data: bytes) -> Manifest:
     """The inverse; CheckpointError says what is wrong with it."""
     line, _, rest = data.partition(b"\n")
     if rest != b"%08x\n" % zlib.crc32(line):
-        raise CheckpointError(f"{MANIFEST} is torn or damaged: its checksum does not fit its {len(data)} bytes")
+        raise CheckpointError(
+            f"{MANIFEST} is torn or damaged: its checksum does not fit its {len(data)} bytes"
+        )
     try:
         found = msgspec.json.decode(line)
         if not isinstance(found, dict) or found.get("format") not in FORMATS_READ:
-            raise CheckpointError(f"{MANIFEST} is none that this version reads: formats {FORMATS_READ} are allowed")
+            raise CheckpointError(
+                f"{MANIFEST} is none that this version reads: formats {FORMATS_READ} are allowed"
+            )
         manifest = msgspec.convert(found, Manifest, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{MANIFEST} is no manifest of key-value tables: {error}") from error
@@ -219,10 +247,17 @@ def check(manifest: Manifest) -> None:
     """Whether its parts are all there and fit together; raises CheckpointError."""
     numbers = [part.part for part in manifest.parts]
     if not numbers or numbers != list(range(len(numbers))):
-        raise CheckpointError(f"the parts are {numbers}, 0, 1, 2, ... is allowed: a server's part is missing or there twice")
+        raise CheckpointError(
+            f"the parts are {numbers}, 0, 1, 2, ... is allowed: a server's part is missing or "
+            "there twice"
+        )
     names: set[str] = set()
-    if manifest.base is not None and (not FINAL_NAME.fullmatch(manifest.base.name) or manifest.base.links < 0):
-        raise CheckpointError(f"base {manifest.base.name!r}: the name of a checkpoint beside this one is allowed")
+    if manifest.base is not None and (
+        not FINAL_NAME.fullmatch(manifest.base.name) or manifest.base.links < 0
+    ):
+        raise CheckpointError(
+            f"base {manifest.base.name!r}: the name of a checkpoint beside this one is allowed"
+        )
     for each in manifest.files():
         _check_table_file(each, manifest.base is not None)
     for stored in manifest.stored():
@@ -240,43 +275,69 @@ def check(manifest: Manifest) -> None:
 
 def _check_file(each: StoredFile) -> None:
     if not FILE_NAME.fullmatch(each.file):
-        raise CheckpointError(f"file name {each.file!r}: part-00000-table-00000.safetensors is allowed")
+        raise CheckpointError(
+            f"file name {each.file!r}: part-00000-table-00000.safetensors is allowed"
+        )
     columns = each.stored()
-    if each.header_bytes < 8 or not each.columns or len({column.name for column in columns}) != len(columns):
+    if (
+        each.header_bytes < 8
+        or not each.columns
+        or len({column.name for column in columns}) != len(columns)
+    ):
         raise CheckpointError(f"{each.file}: a header and columns of different names are needed")
     for column in columns:
         if column.type_code not in TYPE_BYTES or not column.shape or min(column.shape) < 0:
-            raise CheckpointError(f"{each.file}: column {column.name!r} is {column.type_code}{list(column.shape)}")
+            raise CheckpointError(
+                f"{each.file}: column {column.name!r} is {column.type_code}{list(column.shape)}"
+            )
 
 
 def _check_table_file(each: TableFile, has_base: bool) -> None:
     rows = {column.shape[0] for column in each.columns if column.shape}
     if len(rows) > 1:
         raise CheckpointError(f"{each.file}: its columns differ in rows, {sorted(rows)}")
-    if each.removed is not None and (not has_base or each.removed.type_code != "I64" or len(each.removed.shape) != 1):
+    if each.removed is not None and (
+        not has_base or each.removed.type_code != "I64" or len(each.removed.shape) != 1
+    ):
         raise CheckpointError(f"{each.file}: changes are of sparse tables, and need a base")
     for column in each.singles:
-        if (column.name, column.type_code, column.shape[1:]) != ("used", "I64", (2,)) and column.name != "sketch":
-            raise CheckpointError(f"{each.file}: a tensor {column.name!r} of {column.type_code}{list(column.shape)} is not known")
+        if (column.name, column.type_code, column.shape[1:]) != (
+            "used",
+            "I64",
+            (2,),
+        ) and column.name != "sketch":
+            raise CheckpointError(
+                f"{each.file}: a tensor {column.name!r} of {column.type_code}{list(column.shape)} "
+                "is not known"
+            )
 
 
 def _check_table(table: str, parts: list[TableSpec]) -> None:
     first = parts[0]
-    if len({type(each) for each in parts}) != 1 or any(each.partitions != first.partitions for each in parts):
+    if len({type(each) for each in parts}) != 1 or any(
+        each.partitions != first.partitions for each in parts
+    ):
         raise CheckpointError(f"table {table!r} is not one table in all parts")
     if isinstance(first, SparseSpec):
         if sorted(each.partition for each in parts) != list(range(first.partitions)):
             raise CheckpointError(
-                f"sparse table {table!r} is on {len(parts)} of {first.partitions} servers: it was just being created; save again"
+                f"sparse table {table!r} is on {len(parts)} of {first.partitions} servers: "
+                "it was just being created; save again"
             )
         return
     assert isinstance(first, DenseSpec)
     reached = 0
-    for begin, end in sorted((each.begin, each.end) for each in parts if isinstance(each, DenseSpec)):
+    for begin, end in sorted(
+        (each.begin, each.end) for each in parts if isinstance(each, DenseSpec)
+    ):
         if begin != reached:
-            raise CheckpointError(f"dense table {table!r} lacks rows {reached} to {begin}: it was just being created; save again")
+            raise CheckpointError(
+                f"dense table {table!r} lacks rows {reached} to {begin}: "
+                "it was just being created; save again"
+            )
         reached = end
     if reached != first.rows:
         raise CheckpointError(
-            f"dense table {table!r} lacks rows {reached} to {first.rows}: it was just being created; save again"
+            f"dense table {table!r} lacks rows {reached} to {first.rows}: "
+            "it was just being created; save again"
         )

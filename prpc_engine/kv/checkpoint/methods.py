@@ -1,30 +1,41 @@
-"""What a TableShard answers about checkpoints: one save, and one restore that has not been swapped in, at a time.
+"""What a TableShard answers about checkpoints: one save, and one restore that has not been swapped
+in, at a time.
 
-    save   worker asks all                    this server
-           checkpoint_newest, of one server   what the folder's next checkpoint may lie over (chain.py), when not all are full
-           checkpoint_enter                   pushes wait from now on, pulls go on; first of one server, where savers queue
-           checkpoint_save, once all entered  its tables are cut; pushes that waited run, training goes on; the cut is written
-           checkpoint_commit, of one server   once all have written: the checkpoint counts
-           checkpoint_committed               changes are counted from this one on, when not all are full
-           checkpoint_release                 instead, when one failed: pushes that still wait run
-           checkpoint_abort, of one server    and what was written is removed
+    save  worker asks all                    this server
+          checkpoint_newest, of one server   what the folder's next checkpoint may lie over
+                                             (chain.py), when not all are full
+          checkpoint_enter                   pushes wait from now on, pulls go on; first of one
+                                             server, where savers queue
+          checkpoint_save, once all entered  its tables are cut; pushes that waited run, training
+                                             goes on; the cut is written
+          checkpoint_commit, of one server   once all have written: the checkpoint counts
+          checkpoint_committed               changes are counted from this one on, when not all are
+                                             full
+          checkpoint_release                 instead, when one failed: pushes that still wait run
+          checkpoint_abort, of one server    and what was written is removed
 
-    a push to several servers                                          is in the checkpoint
-    that was answered before save() was called                         yes, on all of them
-    that is sent after save() returned                                 no, on none
-    under way meanwhile                                                yes or no, on each server for itself
-    that somebody sent knowing the answer of another one               only if that one is in: no effect without its cause
+    a push to several servers                             is in the checkpoint
+    that was answered before save() was called            yes, on all of them
+    that is sent after save() returned                    no, on none
+    under way meanwhile                                   yes or no, on each server for itself
+    that somebody sent knowing the answer of another one  only if that one is in: no effect without
+                                                          its cause
 
-    restore  checkpoint_find, of one server   the newest that is whole
-             checkpoint_load                  new tables are filled beside the present ones, which serve on
-             checkpoint_swap, once all have   the new ones take their place: pushes applied until then are lost
-             checkpoint_forget                instead, when one failed: nothing has changed
-             checkpoint_settled               again and again, until all say so: every replica has it, too
+    restore  checkpoint_find, of one server  the newest that is whole
+             checkpoint_load                 new tables are filled beside the present ones, which
+                                             serve on
+             checkpoint_swap, once all have  the new ones take their place: pushes applied until
+                                             then are lost
+             checkpoint_forget               instead, when one failed: nothing has changed
+             checkpoint_settled              again and again, until all say so: every replica has
+                                             it, too
 
-From enter to cut is one message to every server: pushes wait for some 100 us. A worker that dies between makes them wait for
-HOLD_S_MAX, and its save is off; what one has loaded and not swapped in is dropped after LOADED_S_MAX.
+From enter to cut is one message to every server: pushes wait for some 100 us. A worker that dies
+between makes them wait for HOLD_S_MAX, and its save is off; what one has loaded and not swapped in
+is dropped after LOADED_S_MAX.
 
-Folders and ids come from whoever may call: a folder is checked against checkpoint_root, an id must be 16 hexadecimal digits.
+Folders and ids come from whoever may call: a folder is checked against checkpoint_root, an id must
+be 16 hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -62,19 +73,24 @@ from prpc_engine.kv.table.changes import Changed, Changes
 from prpc_engine.kv.table.table import DenseTable, SparseTable
 from prpc_engine.rpc.peer import calling_peer
 
-# A worker that is there needs one round to all servers between enter and cut; this is for one that is stopped or far away.
+# A worker that is there needs one round to all servers between enter and cut; this is for one that
+# is stopped or far away.
 HOLD_S_MAX = 2.0
 LOADED_S_MAX = 600.0  # a worker swaps once the slowest server has loaded
 Array = npt.NDArray[Any]
 # Of each sparse table: its changes, the epoch that ended with a cut, and the table's time then.
 Epochs = dict[str, tuple[Changes, int, float]]
-_Loaded = tuple[str, dict[str, TableSpec], dict[str, SparseTable | DenseTable], list[dict[str, Array]]]
+_Loaded = tuple[
+    str, dict[str, TableSpec], dict[str, SparseTable | DenseTable], list[dict[str, Array]]
+]
 
 
 class CheckpointMethods:
-    """The tables of one partition, and what makes and reads their checkpoints. TableShard adds the verbs.
+    """The tables of one partition, and what makes and reads their checkpoints. TableShard adds the
+    verbs.
 
-    checkpoint_root: folders of checkpoints are below it, links followed; None: anywhere that this process may write.
+    checkpoint_root: folders of checkpoints are below it, links followed; None: anywhere that this
+    process may write.
     """
 
     def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
@@ -85,18 +101,24 @@ class CheckpointMethods:
         self._specs: dict[str, TableSpec] = {}
         self._sparse: dict[str, SparseTable | HeldTable[SparseTable]] = {}
         self._dense: dict[str, DenseTable | HeldTable[DenseTable]] = {}
-        self._epochs: dict[str, tuple[int, int]] = {}  # of tables that have one: it, and the step of the checkpoint it began with
-        self._asked_sparse, self._asked_dense = self._sparse, self._dense  # by what requests call them (epochs.py)
+        # of tables that have one: it, and the step of the checkpoint it began with
+        self._epochs: dict[str, tuple[int, int]] = {}
+        # by what requests call them (epochs.py)
+        self._asked_sparse, self._asked_dense = self._sparse, self._dense
         self._save_id = ""  # of the save that holds pushes or writes
         self._waiting: Waiting | None = None  # pushes, while they are held
         self._committing = set[str]()  # the ids of the saves that this server commits
-        self._commits = threading.Lock()  # one after the other: each takes the number after the newest
-        self._cut_at: tuple[str, Path, Epochs] | None = None  # of the save that is not committed yet: its id, its folder
-        self._known: tuple[Path, Base, Epochs] | None = None  # the checkpoint since which changes are known
+        # one after the other: each takes the number after the newest
+        self._commits = threading.Lock()
+        # of the save that is not committed yet: its id, its folder
+        self._cut_at: tuple[str, Path, Epochs] | None = None
+        # the checkpoint since which changes are known
+        self._known: tuple[Path, Base, Epochs] | None = None
         self._loaded: _Loaded | None = None
 
     def _extras(self) -> dict[str, Array]:
-        """Named arrays to save beside the tables, as they are now: called at the moment of the cut, and copied.
+        """Named arrays to save beside the tables, as they are now: called at the moment of the cut,
+        and copied.
 
         Of numpy's own number types, with one axis or more; {}: none.
         """
@@ -105,22 +127,32 @@ class CheckpointMethods:
     def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
         """Put back what _extras() gave, at the moment that the restored tables take their place.
 
-        saved: one dict, this partition's own, when as many partitions saved as there are now; else those of all of them, as keys
-        have changed hands; empty when the checkpoint has none. Who gets several merges them by maximum: a ledger of pushes then
-        says of each that *some* partition had applied that it was applied. So none counts twice; one that was under way at the
-        cut, in on some partitions and not on others, stays so.
+        saved: one dict, this partition's own, when as many partitions saved as there are now; else
+        those of all of them, as keys have changed hands; empty when the checkpoint has none. Who
+        gets several merges them by maximum: a ledger of pushes then says of each that *some*
+        partition had applied that it was applied. So none counts twice; one that was under way at
+        the cut, in on some partitions and not on others, stays so.
         """
 
     async def checkpoint_newest(self, folder: str) -> dict[str, Any] | None:
-        """The folder's newest checkpoint, as a Base; whether its data are whole is not looked at."""
+        """The folder's newest checkpoint, as a Base;
+        whether its data are whole is not looked at.
+        """
         link = await in_background(newest, checked_folder(folder, self._checkpoint_root))
-        return None if link is None else msgspec.to_builtins(Base(link.path.name, link.crc32, link.manifest.links))
+        return (
+            None
+            if link is None
+            else msgspec.to_builtins(Base(link.path.name, link.crc32, link.manifest.links))
+        )
 
-    def checkpoint_enter(self, save_id: str, folder: str, tables: Sequence[str] = ()) -> dict[str, Any] | None:
-        """Hold pushes, for HOLD_S_MAX at most: the checkpoint in `folder` since which changes are known, a Base.
+    def checkpoint_enter(
+        self, save_id: str, folder: str, tables: Sequence[str] = ()
+    ) -> dict[str, Any] | None:
+        """Hold pushes, for HOLD_S_MAX at most: the checkpoint in `folder` since which changes are
+        known, a Base.
 
-        tables: what requests call those that must be here (epochs.py). Busy: another save is under way. RowsLost: one
-        of the tables is not here, and a checkpoint would lack its rows.
+        tables: what requests call those that must be here (epochs.py). Busy: another save is under
+        way. RowsLost: one of the tables is not here, and a checkpoint would lack its rows.
         """
         path = checked_folder(folder, self._checkpoint_root)
         for asked in tables:
@@ -131,8 +163,12 @@ class CheckpointMethods:
         _unfinished_name(save_id)
         self._save_id = save_id
         waiting = self._waiting = deque()
-        self._sparse = {name: HeldTable(table, waiting) for name, table in self._bare_sparse().items()}
-        self._dense = {name: HeldTable(table, waiting) for name, table in self._bare_dense().items()}
+        self._sparse = {
+            name: HeldTable(table, waiting) for name, table in self._bare_sparse().items()
+        }
+        self._dense = {
+            name: HeldTable(table, waiting) for name, table in self._bare_dense().items()
+        }
         self._name_tables()
         peer = calling_peer()
         if peer is not None:
@@ -141,31 +177,50 @@ class CheckpointMethods:
         return msgspec.to_builtins(known[1]) if known is not None and known[0] == path else None
 
     async def checkpoint_save(
-        self, save_id: str, folder: str, step: int, part: int, base: Mapping[str, Any] | None, tracked: bool
+        self,
+        save_id: str,
+        folder: str,
+        step: int,
+        part: int,
+        base: Mapping[str, Any] | None,
+        tracked: bool,
     ) -> dict[str, Any]:
         """Cut the tables and write them; what was written, as plain values, once it is on the disk.
 
-        base: of sparse tables only what changed since that checkpoint, which checkpoint_enter named. tracked: know what changes
-        from now on.
+        base: of sparse tables only what changed since that checkpoint, which checkpoint_enter
+        named. tracked: know what changes from now on.
         """
         if self._save_id != save_id or self._waiting is None:
-            raise Busy(f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go")
+            raise Busy(
+                f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go"
+            )
         cuts: list[tuple[TableSpec, TableCut]] = []
         try:
             path = checked_folder(folder, self._checkpoint_root)
             check_step(step)
             tables = self._bare_sparse() | self._bare_dense()
-            known: Epochs = {}  # another save may have counted since checkpoint_enter: then all is written
-            if base is not None and self._known is not None and self._known[:2] == (path, msgspec.convert(base, Base)):
+            # another save may have counted since checkpoint_enter: then all is written
+            known: Epochs = {}
+            if (
+                base is not None
+                and self._known is not None
+                and self._known[:2] == (path, msgspec.convert(base, Base))
+            ):
                 known = self._known[2]
             epochs: Epochs = {}
             for name, table in sorted(tables.items()):
-                changed = _changed(name, table, known, epochs, tracked) if isinstance(table, SparseTable) else (None, None)
+                changed = (
+                    _changed(name, table, known, epochs, tracked)
+                    if isinstance(table, SparseTable)
+                    else (None, None)
+                )
                 cuts.append((self._specs[name], TableCut(table, *changed)))
             self._cut_at = save_id, path, epochs
             extras = {name: array.copy() for name, array in self._extras().items()}
             self._let_pushes_run()
-            written = await write_part(self._files, path / _unfinished_name(save_id), part, cuts, extras)
+            written = await write_part(
+                self._files, path / _unfinished_name(save_id), part, cuts, extras
+            )
             return _plain(written)
         except OSError as error:
             raise _unwritable(folder, error) from error
@@ -205,7 +260,9 @@ class CheckpointMethods:
             return commit(self._files, *settings)
 
     def checkpoint_committed(self, save_id: str, saved: Mapping[str, Any]) -> None:
-        """The checkpoint that this server has cut last is on the disk as `saved`: the next one may lie over it."""
+        """The checkpoint that this server has cut last is on the disk as `saved`: the next one may
+        lie over it.
+        """
         if self._cut_at is None or self._cut_at[0] != save_id:
             raise CheckpointError("the tables have been cut or restored again since then")
         _, path, epochs = self._cut_at
@@ -217,7 +274,9 @@ class CheckpointMethods:
         """Remove what a failed save has written."""
         unfinished = checked_folder(folder, self._checkpoint_root) / _unfinished_name(save_id)
         if save_id in self._committing:
-            raise CheckpointError(f"{unfinished} is being committed: look in the folder what has become of it")
+            raise CheckpointError(
+                f"{unfinished} is being committed: look in the folder what has become of it"
+            )
         await in_background(discard, self._files, unfinished)
 
     def checkpoint_release(self, save_id: str) -> None:
@@ -225,17 +284,26 @@ class CheckpointMethods:
         if self._save_id == save_id and self._waiting is not None:
             self._hold_is_over(self._waiting)
 
-    async def checkpoint_find(self, folder: str) -> tuple[str, int, dict[str, list[dict[str, Any]]]]:
-        """The newest checkpoint that is whole: its name, its step, and {table: the spec of each server that had of it}."""
+    async def checkpoint_find(
+        self, folder: str
+    ) -> tuple[str, int, dict[str, list[dict[str, Any]]]]:
+        """The newest checkpoint that is whole: its name, its step, and {table: the spec of each
+        server that had of it}.
+        """
         path = checked_folder(folder, self._checkpoint_root)
         found: ChainLink = await in_background(newest_whole, path)
         specs = found.manifest.specs()
-        return found.path.name, found.manifest.step, {name: [spec.to_dict() for spec in each] for name, each in specs.items()}
+        return (
+            found.path.name,
+            found.manifest.step,
+            {name: [spec.to_dict() for spec in each] for name, each in specs.items()},
+        )
 
     async def checkpoint_load(
         self, load_id: str, folder: str, name: str, specs: Mapping[str, Any], part: int, parts: int
     ) -> None:
-        """Fill new tables of these specs from that checkpoint. ConfigError: a table is there with another spec.
+        """Fill new tables of these specs from that checkpoint. ConfigError: a table is there with
+        another spec.
 
         This is server number `part` of `parts`.
         """
@@ -246,30 +314,45 @@ class CheckpointMethods:
         wanted = {table: from_dict(spec) for table, spec in specs.items()}
         self._check_specs(wanted)
         tables = await in_background(load_tables, path / name, wanted)
-        self._loaded = load_id, wanted, tables, await in_background(load_extras, path / name, part, parts)
+        self._loaded = (
+            load_id,
+            wanted,
+            tables,
+            await in_background(load_extras, path / name, part, parts),
+        )
         if peer is not None:
             peer.reactor.call_later(LOADED_S_MAX, lambda: self.checkpoint_forget(load_id))
 
-    def checkpoint_swap(self, load_id: str, epochs: Mapping[str, Sequence[int]] | None = None, step: int = -1) -> None:
+    def checkpoint_swap(
+        self, load_id: str, epochs: Mapping[str, Sequence[int]] | None = None, step: int = -1
+    ) -> None:
         """Put the loaded tables in the place of the present ones; other tables stay.
 
-        epochs: [epoch, step of the checkpoint] of each table that begins an epoch with that. step: of the checkpoint; for elastic
-        servers.
+        epochs: [epoch, step of the checkpoint] of each table that begins an epoch with that. step:
+        of the checkpoint; for elastic servers.
         """
         if self._loaded is None or self._loaded[0] != load_id:
-            raise CheckpointError("nothing is loaded, or another restore came between: restore again")
+            raise CheckpointError(
+                "nothing is loaded, or another restore came between: restore again"
+            )
         if self._waiting is not None:
             raise Busy("a save is about to cut these tables")
         _, specs, tables, extras = self._loaded
         self._check_specs(specs)  # again: some may have been created meanwhile
         for name, (epoch, _) in (epochs or {}).items():
             if self._epochs.get(name, (0, -1))[0] >= epoch:
-                raise CheckpointError(f"another restore or reset of table {name!r} came between: restore again")
+                raise CheckpointError(
+                    f"another restore or reset of table {name!r} came between: restore again"
+                )
         self._loaded = self._known = self._cut_at = None
         self._take_extras(extras)
         self._specs.update(specs)
-        self._sparse.update({name: table for name, table in tables.items() if isinstance(table, SparseTable)})
-        self._dense.update({name: table for name, table in tables.items() if isinstance(table, DenseTable)})
+        self._sparse.update(
+            {name: table for name, table in tables.items() if isinstance(table, SparseTable)}
+        )
+        self._dense.update(
+            {name: table for name, table in tables.items() if isinstance(table, DenseTable)}
+        )
         self._epochs.update({name: (epoch, step) for name, (epoch, step) in (epochs or {}).items()})
         self._name_tables()
 
@@ -278,8 +361,10 @@ class CheckpointMethods:
             present = self._specs.get(table)
             if present is not None and present != spec:
                 raise ConfigError(
-                    f"table {table!r} is there with another spec than in the checkpoint: there is {present.to_dict()}, "
-                    f"saved was {spec.to_dict()}; restore before creating it, or create it as it was"
+                    f"table {table!r} is there with another spec than in the checkpoint: "
+                    f"there is {present.to_dict()}, "
+                    f"saved was {spec.to_dict()}; restore before creating it, "
+                    "or create it as it was"
                 )
 
     @abstractmethod
@@ -287,7 +372,8 @@ class CheckpointMethods:
         """Why there is no table that requests call so."""
 
     def checkpoint_settled(self, load_id: str) -> bool | None:
-        """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic servers ask the master and their
+        """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic
+        servers ask the master and their
         replicas. None: it was lost again."""
         return True
 
@@ -297,18 +383,28 @@ class CheckpointMethods:
             self._loaded = None
 
     def _bare_sparse(self) -> dict[str, SparseTable]:
-        return {name: each.table if isinstance(each, HeldTable) else each for name, each in self._sparse.items()}
+        return {
+            name: each.table if isinstance(each, HeldTable) else each
+            for name, each in self._sparse.items()
+        }
 
     def _bare_dense(self) -> dict[str, DenseTable]:
-        return {name: each.table if isinstance(each, HeldTable) else each for name, each in self._dense.items()}
+        return {
+            name: each.table if isinstance(each, HeldTable) else each
+            for name, each in self._dense.items()
+        }
 
     def _name_tables(self) -> None:
         """Let requests find the tables, after these or their epochs changed."""
         self._asked_sparse, self._asked_dense = self._sparse, self._dense
         if self._epochs:
             asked = {name: asked_as(name, epoch) for name, (epoch, _) in self._epochs.items()}
-            self._asked_sparse = {asked.get(name, name): table for name, table in self._sparse.items()}
-            self._asked_dense = {asked.get(name, name): table for name, table in self._dense.items()}
+            self._asked_sparse = {
+                asked.get(name, name): table for name, table in self._sparse.items()
+            }
+            self._asked_dense = {
+                asked.get(name, name): table for name, table in self._dense.items()
+            }
 
     def _hold_is_over(self, waiting: Waiting) -> None:
         if self._waiting is waiting:
@@ -326,10 +422,11 @@ class CheckpointMethods:
 def _changed(
     name: str, table: SparseTable, known: Epochs, epochs: Epochs, tracked: bool
 ) -> tuple[Changed | None, npt.NDArray[Any] | None]:
-    """What to write of the table, None: all, and of which other rows the stamps; an epoch of its changes ends, and is noted, when
-    they are tracked from now on."""
+    """What to write of the table, None: all, and of which other rows the stamps; an epoch of its
+    changes ends, and is noted, when they are tracked from now on."""
     changes, epoch, moment = known.get(name, (None, 0, 0))
-    changed = changes.since(epoch) if changes is not None and changes is table.changes else None  # else it is another table
+    # else it is another table
+    changed = changes.since(epoch) if changes is not None and changes is table.changes else None
     used = table.used_since(moment, changed.rows) if changed is not None else None
     table.track_changes(tracked)
     if table.changes is not None:
@@ -351,6 +448,7 @@ def _plain(part: ServerPart | Base) -> dict[str, Any]:
 
 def _unwritable(folder: str, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"no checkpoint in {folder} on this server: {error.strerror or error} ({error.filename or 'while writing'}); "
+        f"no checkpoint in {folder} on this server: {error.strerror or error} "
+        f"({error.filename or 'while writing'}); "
         "those before it are as they were; make room or mend the disk, and save again"
     )

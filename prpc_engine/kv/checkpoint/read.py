@@ -1,4 +1,6 @@
-"""Manifests and chains from a folder, and the comparison of files with them. Raises CheckpointError, whatever the disk says."""
+"""Manifests and chains from a folder, and the comparison of files with them. Raises
+CheckpointError, whatever the disk says.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,17 @@ class ChainLink(NamedTuple):
 
 
 def open_stored(path: Path) -> int:
-    """A descriptor for reading a file of a checkpoint; the caller closes it. Raises OSError, also for links."""
+    """A descriptor for reading a file of a checkpoint; the caller closes it. Raises OSError, also
+    for links.
+    """
     _check_no_link(path)
     return open_regular(path)
 
 
 def _check_no_link(path: Path) -> None:
-    """Neither a file of a checkpoint nor the checkpoint itself: a link would lead out of what a checkpoint_root allows."""
+    """Neither a file of a checkpoint nor the checkpoint itself: a link would lead out of what a
+    checkpoint_root allows.
+    """
     for each in (path.parent, path):
         if each.is_symlink():
             raise OSError(errno.ELOOP, f"{each.name} is a link, and those are not followed")
@@ -62,13 +68,16 @@ def read_chain(path: Path) -> list[ChainLink]:
             lower = read_manifest(path.parent / base.name)
         except CheckpointError as error:
             raise CheckpointError(f"its base {base.name} cannot be used: {error}") from error
-        check_link(chain[-1].manifest, lower.manifest, lower.crc32)  # numbers of links fall, so no chain is a circle
+        # numbers of links fall, so no chain is a circle
+        check_link(chain[-1].manifest, lower.manifest, lower.crc32)
         chain.append(lower)
     return chain
 
 
 def check_sizes(path: Path, manifest: Manifest, remedy: str) -> None:
-    """Whether all files are at `path`, as large as they were written; `remedy` says what to do when not."""
+    """Whether all files are at `path`, as large as they were written; `remedy` says what to do when
+    not.
+    """
     for each in manifest.stored():
         file = path / each.file
         try:
@@ -83,12 +92,16 @@ def check_bytes(path: Path, stored: StoredFile) -> None:
     """Compare size and checksums of all of a file."""
     buffer = memoryview(bytearray(PIECE_BYTES))
     regions = [("header", stored.header_bytes, stored.header_crc32)]
-    regions += [(f"column {column.name!r}", column.nbytes, column.crc32) for column in stored.stored()]
+    regions += [
+        (f"column {column.name!r}", column.nbytes, column.crc32) for column in stored.stored()
+    ]
     try:
         with open(open_stored(path / stored.file), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size != stored.nbytes:
-                raise CheckpointError(f"{stored.file} has {size} bytes, {stored.nbytes} were written")
+                raise CheckpointError(
+                    f"{stored.file} has {size} bytes, {stored.nbytes} were written"
+                )
             for what, left, crc_written in regions:
                 crc = 0
                 while left:
@@ -98,6 +111,8 @@ def check_bytes(path: Path, stored: StoredFile) -> None:
                     crc = zlib.crc32(buffer[:count], crc)
                     left -= count
                 if crc != crc_written:
-                    raise CheckpointError(f"{stored.file} is damaged: the checksum of its {what} is wrong")
+                    raise CheckpointError(
+                        f"{stored.file} is damaged: the checksum of its {what} is wrong"
+                    )
     except OSError as error:
         raise CheckpointError(f"{stored.file} cannot be read: {error.strerror}") from error

@@ -1,23 +1,28 @@
-"""One server's part of a checkpoint onto its disk, and the commit of all parts: every order of calls that durability needs.
+"""One server's part of a checkpoint onto its disk, and the commit of all parts: every order of
+calls that durability needs.
 
-    who                  what                                                       killed after it
-    each server          tables and extras to unfinished-<id>/part-*, fsync each    nothing counts
-                         fsync of unfinished-<id>
-    one server, after    every file has its size; manifest.json, fsync              nothing counts
-    all have answered    fsync of unfinished-<id>
-                         rename to checkpoint-<n>-<step>                            the old one or the new one counts
-                         fsync of the folder, and of the one above                  the new one counts
-                         what neither the newest `keep` are, nor lie over, is       all that are left are whole
-                         renamed to removed-* and removed, the newest first; and
-                         what was being removed, or was left by saves of which
-                         nothing was written for LEFT_S
+    who                what                                                     killed after it
+    each server        tables and extras to unfinished-<id>/part-*, fsync each  nothing counts
+                       fsync of unfinished-<id>
+    one server, after  every file has its size; manifest.json, fsync            nothing counts
+    all have answered  fsync of unfinished-<id>
+                       rename to checkpoint-<n>-<step>                          the old one or the
+                                                                                new one counts
+                       fsync of the folder, and of the one above                the new one counts
+                       what neither the newest `keep` are, nor lie over, is     all that are left
+                                                                                are whole
+                       renamed to removed-* and removed, the newest first; and
+                       what was being removed, or was left by saves of which
+                       nothing was written for LEFT_S
 
-Others may save to the same folder at the same time, of these tables or of others, on any machine: each writes to a folder of its
-own, and takes the next number that is free. So a folder of another save is removed only when nobody can be writing to it: locks
-of files would tell sooner, but not every shared file system has them.
+Others may save to the same folder at the same time, of these tables or of others, on any machine:
+each writes to a folder of its own, and takes the next number that is free. So a folder of another
+save is removed only when nobody can be writing to it: locks of files would tell sooner, but not
+every shared file system has them.
 
-A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package writes only what is in memory
-as a whole, so header and offsets are made here; reading is the package's.
+A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package
+writes only what is in memory as a whole, so header and offsets are made here; reading is the
+package's.
 """
 
 from __future__ import annotations
@@ -65,9 +70,11 @@ from prpc_engine.kv.checkpoint.read import check_sizes, read_chain
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
 from shard import Future
 
-# Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers are all the memory it takes.
+# Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers
+# are all the memory it takes.
 PIECE_BYTES = 8 << 20
-# Between two writes of a save there is at most an fsync: the writing of the slowest server shows by its own files.
+# Between two writes of a save there is at most an fsync: the writing of the slowest server shows by
+# its own files.
 LEFT_S = 3600.0
 logger = logging.getLogger("prpc")
 
@@ -106,9 +113,11 @@ async def in_background(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class TensorFile:
-    """A new safetensors file: create(), write() all of it, finish(). Its maker calls close(), also when one of these failed.
+    """A new safetensors file: create(), write() all of it, finish(). Its maker calls close(), also
+    when one of these failed.
 
-    named: (name, shape) of the tensors that a column is for who opens the file, in place of one of its own name.
+    named: (name, shape) of the tensors that a column is for who opens the file, in place of one of
+    its own name.
     """
 
     def __init__(
@@ -128,7 +137,11 @@ class TensorFile:
             self._offsets[name] = at
             for tensor, extents in (named or {}).get(name, [(name, shape)]):
                 end = at + TYPE_BYTES[self._codes[name]] * math.prod(extents)
-                header[tensor] = {"dtype": self._codes[name], "shape": list(extents), "data_offsets": [at, end]}
+                header[tensor] = {
+                    "dtype": self._codes[name],
+                    "shape": list(extents),
+                    "data_offsets": [at, end],
+                }
                 at = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)  # as the package does: data begins at a multiple of 8
@@ -140,17 +153,24 @@ class TensorFile:
         self._files.write_at(self._fd, memoryview(self._header), 0)
 
     def write(self, begin: int, piece: Mapping[str, npt.NDArray[Any]]) -> None:
-        """The rows (of a dense table: elements) from `begin` on, of these columns; a column's pieces come in order."""
+        """The rows (of a dense table: elements) from `begin` on, of these columns; a column's
+        pieces come in order.
+        """
         for name, array in piece.items():
             data = array.reshape(-1).view(np.uint8).data
             self._crcs[name] = zlib.crc32(data, self._crcs[name])
             row_bytes = array.nbytes // max(1, len(array))
-            self._files.write_at(self._fd, data, len(self._header) + self._offsets[name] + begin * row_bytes)
+            self._files.write_at(
+                self._fd, data, len(self._header) + self._offsets[name] + begin * row_bytes
+            )
 
     def finish(self) -> StoredFile:
         """On the disk."""
         self._files.sync(self._fd)
-        columns = tuple(Column(name, self._codes[name], shape, self._crcs[name]) for name, shape in self._shapes.items())
+        columns = tuple(
+            Column(name, self._codes[name], shape, self._crcs[name])
+            for name, shape in self._shapes.items()
+        )
         return StoredFile(self._path.name, len(self._header), zlib.crc32(self._header), columns)
 
     def close(self) -> None:
@@ -161,9 +181,14 @@ class TensorFile:
 
 
 async def write_part(
-    files: Files, folder: Path, part: int, cuts: Sequence[tuple[TableSpec, TableCut]], extras: Mapping[str, npt.NDArray[Any]]
+    files: Files,
+    folder: Path,
+    part: int,
+    cuts: Sequence[tuple[TableSpec, TableCut]],
+    extras: Mapping[str, npt.NDArray[Any]],
 ) -> ServerPart:
-    """Write the cuts, closing each, and the extras to `folder`. Raises OSError; then what is there is worthless.
+    """Write the cuts, closing each, and the extras to `folder`. Raises OSError; then what is there
+    is worthless.
 
     A piece is copied while the thread writes the one before it.
     """
@@ -173,13 +198,20 @@ async def write_part(
         await background.run(files.make_folder, folder)
         for number, (spec, cut) in enumerate(cuts):
             tables.append(
-                await _write_table(background, files, folder / f"part-{part:05d}-table-{number:05d}.safetensors", spec, cut)
+                await _write_table(
+                    background,
+                    files,
+                    folder / f"part-{part:05d}-table-{number:05d}.safetensors",
+                    spec,
+                    cut,
+                )
             )
         if extras:
             shapes = {name: array.shape for name, array in extras.items()}
             dtypes = {name: array.dtype for name, array in extras.items()}
             async with _created(
-                background, TensorFile(files, folder / f"part-{part:05d}-extras.safetensors", shapes, dtypes)
+                background,
+                TensorFile(files, folder / f"part-{part:05d}-extras.safetensors", shapes, dtypes),
             ) as file:
                 await background.run(file.write, 0, extras)
                 stored = await background.run(file.finish)
@@ -191,12 +223,16 @@ async def write_part(
     return ServerPart(part, tuple(tables), stored)
 
 
-async def _write_table(background: Background, files: Files, path: Path, spec: TableSpec, cut: TableCut) -> TableFile:
+async def _write_table(
+    background: Background, files: Files, path: Path, spec: TableSpec, cut: TableCut
+) -> TableFile:
     shapes, dtypes = dict(cut.shapes), dict(cut.dtypes)
     beside = cut.singles if cut.removed is None else {REMOVED: cut.removed} | cut.singles
     for name, array in beside.items():
         shapes[name], dtypes[name] = array.shape, array.dtype
-    async with _created(background, TensorFile(files, path, shapes, dtypes, _named(spec, shapes))) as file:
+    async with _created(
+        background, TensorFile(files, path, shapes, dtypes, _named(spec, shapes))
+    ) as file:
         await _write_pieces(background, file, cut)
         await background.run(file.write, 0, beside)
         stored = await background.run(file.finish)
@@ -214,8 +250,12 @@ async def _write_table(background: Background, files: Files, path: Path, spec: T
     )
 
 
-def _named(spec: TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    """What the file's tensors are called, of columns that are not called as themselves: what a model's state_dict has by name."""
+def _named(
+    spec: TableSpec, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    """What the file's tensors are called, of columns that are not called as themselves: what a
+    model's state_dict has by name.
+    """
     if not isinstance(spec, DenseSpec) or not spec.names:
         return {}
     tensors: list[tuple[str, tuple[int, ...]]] = []
@@ -225,12 +265,16 @@ def _named(spec: TableSpec, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, 
             tensors.append((name, shape))
         elif first < last:
             tensors.append((f"{name}[{first - begin}:{last - begin}]", (last - first,)))
-    return {"values": tensors} | {column: [(f"optimizer/{column}", shapes[column])] for column in shapes if column != "values"}
+    return {"values": tensors} | {
+        column: [(f"optimizer/{column}", shapes[column])] for column in shapes if column != "values"
+    }
 
 
 @contextlib.asynccontextmanager
 async def _created(background: Background, file: TensorFile) -> AsyncIterator[TensorFile]:
-    """Closed at the end; after an error before it is told, as an open file keeps its room on the disk when it is removed."""
+    """Closed at the end; after an error before it is told, as an open file keeps its room on the
+    disk when it is removed.
+    """
     try:
         await background.run(file.create)
         yield file
@@ -254,31 +298,49 @@ async def _write_pieces(background: Background, file: TensorFile, cut: TableCut)
 
 
 def commit(
-    files: Files, folder: Path, unfinished: Path, step: int, parts: Sequence[ServerPart], keep: int | None, base: Base | None
+    files: Files,
+    folder: Path,
+    unfinished: Path,
+    step: int,
+    parts: Sequence[ServerPart],
+    keep: int | None,
+    base: Base | None,
 ) -> Base:
-    """Make the parts in `unfinished` a checkpoint, over `base`, and remove what `keep` does not want: what the next may lie over.
+    """Make the parts in `unfinished` a checkpoint, over `base`, and remove what `keep` does not
+    want: what the next may lie over.
 
     Raises CheckpointError, OSError.
     """
     manifest = Manifest(FORMAT, step, tuple(sorted(parts, key=lambda part: part.part)), base)
     data = encode(manifest)
     if len(data) > MANIFEST_BYTES_MAX:
-        raise CheckpointError(f"a manifest of {len(data)} bytes, {MANIFEST_BYTES_MAX} are allowed: fewer tables or servers")
+        raise CheckpointError(
+            f"a manifest of {len(data)} bytes, {MANIFEST_BYTES_MAX} are allowed: "
+            "fewer tables or servers"
+        )
     if not unfinished.exists():
         raise CheckpointError(
-            f"{unfinished} is not there, or not any more: it was given up meanwhile, or nothing was written there for "
-            f"{LEFT_S:.0f} s and another save removed it; save again (the folder must be one that all servers see, on a shared "
+            f"{unfinished} is not there, or not any more: it was given up meanwhile, "
+            "or nothing was written there for "
+            f"{LEFT_S:.0f} s and another save removed it; save again (the folder must be one that "
+            "all servers see, on a shared "
             "file system)"
         )
-    check_sizes(unfinished, manifest, "the folder must be one that all servers see, on a shared file system")
+    check_sizes(
+        unfinished, manifest, "the folder must be one that all servers see, on a shared file system"
+    )
     if base is not None and not (folder / base.name).exists():
-        raise Busy(f"{base.name}, which this save was to lie over, was removed by another save's keep")
+        raise Busy(
+            f"{base.name}, which this save was to lie over, was removed by another save's keep"
+        )
     below = read_chain(folder / base.name) if base is not None else []
     if base is not None:
         check_link(manifest, below[0].manifest, below[0].crc32)
     layers([manifest, *(link.manifest for link in below)])
     for link in below:
-        check_sizes(link.path, link.manifest, "this save lies over it: save again with full_every=1")
+        check_sizes(
+            link.path, link.manifest, "this save lies over it: save again with full_every=1"
+        )
     fd = files.create(unfinished / MANIFEST)
     try:
         files.write_at(fd, memoryview(data), 0)
@@ -293,7 +355,9 @@ def commit(
     try:
         _remove_old(files, folder, keep, now)
     except OSError as error:
-        logger.warning("%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error))
+        logger.warning(
+            "%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error)
+        )
     return Base(final.name, line_crc32(data), manifest.links)
 
 
@@ -306,14 +370,16 @@ def _rename_to_next(files: Files, unfinished: Path, step: int) -> Path:
         try:
             files.rename(unfinished, final)
         except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):  # else another save has just taken that number
+            # else another save has just taken that number
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
         else:
             return final
 
 
 def _remove_old(files: Files, folder: Path, keep: int | None, now: float) -> None:
-    """Only those count against `keep` whose manifests can be read, down to the full one; what a kept one lies over stays.
+    """Only those count against `keep` whose manifests can be read, down to the full one; what a
+    kept one lies over stays.
 
     now: by the clock of the file system, in seconds."""
     good, needed = 0, set[str]()
@@ -351,8 +417,8 @@ def _names_of_chain(path: Path) -> set[str]:
 def discard(files: Files, folder: Path) -> None:
     """Free the room of a save that failed, or of a checkpoint; one that is not there is fine.
 
-    Renamed first: of this and a commit() of the same folder, here or on another server, one finds it gone, and what is half
-    removed is never taken for a checkpoint, nor kept for long."""
+    Renamed first: of this and a commit() of the same folder, here or on another server, one finds
+    it gone, and what is half removed is never taken for a checkpoint, nor kept for long."""
     gone = folder.with_name(f"removed-{secrets.token_hex(8)}")
     try:
         files.rename(folder, gone)

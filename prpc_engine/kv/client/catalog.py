@@ -1,16 +1,24 @@
-"""The tables that one worker knows, and their epochs: how they are created, restored, reset, and found to have begun again.
+"""The tables that one worker knows, and their epochs: how they are created, restored, reset, and
+found to have begun again.
 
-    create    the master knows the table             its epoch is asked for; a server without it is said to have lost it
-              it does not, but servers hold it       the master came back without its journal: it is told
-              neither                                the table is new: the master is told first, with the lives of the servers now
-              as before, with no server left         the rows are lost, however many servers there are now
-              another one, with no server left       is forgotten, and this one is new
-              another one, and servers hold it       ConfigError
-    restore,  servers begin a new epoch, each with   then the master is told. Should this worker die before, whoever creates the
-    reset     its part of the table                  table next is told by a server, and tells the master
+    create    the master knows the table            its epoch is asked for; a server without it is
+                                                    said to have lost it
+              it does not, but servers hold it      the master came back without its journal: it is
+                                                    told
+              neither                               the table is new: the master is told first, with
+                                                    the lives of the servers now
+              as before, with no server left        the rows are lost, however many servers there
+                                                    are now
+              another one, with no server left      is forgotten, and this one is new
+              another one, and servers hold it      ConfigError
+    restore,  servers begin a new epoch, each with  then the master is told. Should this worker die
+                                                    before, whoever creates the
+    reset     its part of the table                 table next is told by a server, and tells the
+                                                    master
 
-Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who holds what, and from which
-restore (placement.py), and the master is told which there are (schema.py).
+Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who
+holds what, and from which restore (placement.py), and the master is told which there are
+(schema.py).
 """
 
 from __future__ import annotations
@@ -32,11 +40,14 @@ from prpc_engine.kv.schema.layout import Dense, Sparse, layout_of, sliced
 from prpc_engine.kv.schema.schema import Schemas
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
 
-PARTITIONED = ("partition", "partitions", "begin", "end")  # of a spec: what differs between partitions
-HEAL_PAUSE_S = 0.05  # while another worker's restore has changed servers, and not told the master yet
+# of a spec: what differs between partitions
+PARTITIONED = ("partition", "partitions", "begin", "end")
+# while another worker's restore has changed servers, and not told the master yet
+HEAL_PAUSE_S = 0.05
 Ask = Callable[..., PartitionRequest]  # (partition, method, timeout_s, *arguments)
 Specs = Mapping[int, TableSpec]  # of one table, by partition
-Epochs = dict[str, tuple[int, int]]  # of each table: the epoch, the step of the checkpoint it began with
+# of each table: the epoch, the step of the checkpoint it began with
+Epochs = dict[str, tuple[int, int]]
 logger = logging.getLogger("prpc")
 
 
@@ -50,7 +61,14 @@ class Catalog:
     and the master client do. What each of them asks and tells: the table at the file's head.
     """
 
-    def __init__(self, name: str, partitions: int, session: Session, ask: Ask, known: Beginnings | Schemas | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        partitions: int,
+        session: Session,
+        ask: Ask,
+        known: Beginnings | Schemas | None,
+    ) -> None:
         self.layouts: dict[str, Dense | Sparse] = {}
         self._name, self._partitions, self._session, self._ask = name, partitions, session, ask
         self._beginnings = known if isinstance(known, Beginnings) else None
@@ -67,7 +85,9 @@ class Catalog:
             if self._beginnings is not None:
                 beginning = self._begun(self._beginnings, specs, beginning, until)
             try:
-                made = self._made(specs, beginning, _left(until) if beginning is not None else timeout_s)
+                made = self._made(
+                    specs, beginning, _left(until) if beginning is not None else timeout_s
+                )
                 break
             except RemoteError as error:
                 if is_remote(error, ConfigError):
@@ -80,7 +100,8 @@ class Catalog:
         table = _table(specs)
         if lost:
             logger.warning(
-                "table %r of %r: partitions %s have lost their rows; verbs raise RowsLost until restore() or reset()",
+                "table %r of %r: partitions %s have lost their rows; "
+                "verbs raise RowsLost until restore() or reset()",
                 table,
                 self._name,
                 ", ".join(map(str, lost)),
@@ -88,8 +109,8 @@ class Catalog:
         self._take(table, specs, beginning.epoch if beginning is not None else 0, cache)
 
     def create_dense(self, whole: DenseSpec, is_cut: bool, timeout_s: float) -> None:
-        """create(): cut over the partitions or not, except where the table is there, of this spec, and lies otherwise: as after a
-        restore of what another number of partitions saved."""
+        """create(): cut over the partitions or not, except where the table is there, of this spec,
+        and lies otherwise: as after a restore of what another number of partitions saved."""
         wanted, other = (sliced(whole, self._partitions, cut) for cut in (is_cut, not is_cut))
         self.create(other if self._is_there(whole.table, other, timeout_s) else wanted, timeout_s)
 
@@ -98,24 +119,39 @@ class Catalog:
             return self._schemas.find(table, timeout_s) == specs
         if self._beginnings is not None:
             found = self._beginnings.read(table, timeout_s)
-            return found is not None and found[0].lives.keys() == specs.keys() and found[0].spec == _whole(specs)
+            return (
+                found is not None
+                and found[0].lives.keys() == specs.keys()
+                and found[0].spec == _whole(specs)
+            )
         return self._specs.get(table) == specs
 
-    def _made(self, specs: Specs, beginning: Beginning | None, timeout_s: float) -> list[bool | None]:
-        extra = [(beginning.epoch, beginning.lives.get(index, 0)) if beginning is not None else () for index in specs]
+    def _made(
+        self, specs: Specs, beginning: Beginning | None, timeout_s: float
+    ) -> list[bool | None]:
+        extra = [
+            (beginning.epoch, beginning.lives.get(index, 0)) if beginning is not None else ()
+            for index in specs
+        ]
         parts = [
             self._ask(index, "create_table", timeout_s, spec.to_dict(), *more)
             for (index, spec), more in zip(specs.items(), extra, strict=True)
         ]
         return [part.result() for part in parts]
 
-    def _begun(self, beginnings: Beginnings, specs: Specs, before: Beginning | None, until: float) -> Beginning:
-        """How the table began, which the master is told where it does not know. before: what a server said is over."""
+    def _begun(
+        self, beginnings: Beginnings, specs: Specs, before: Beginning | None, until: float
+    ) -> Beginning:
+        """How the table began, which the master is told where it does not know. before: what a
+        server said is over.
+        """
         table, whole = _table(specs), _whole(specs)
         while True:
             found = beginnings.read(table, _left(until))
             known, version = found if found is not None else (None, None)
-            is_this = known is not None and known.spec == whole and known.lives.keys() == specs.keys()
+            is_this = (
+                known is not None and known.spec == whole and known.lives.keys() == specs.keys()
+            )
             if known is not None and is_this and known != before:
                 return known
             standing = self._standing(specs, until)
@@ -124,44 +160,69 @@ class Catalog:
                 return known
             if known is not None and held and known.spec != whole:
                 raise ConfigError(
-                    f"table {table!r} of {self._name!r} is there with another spec: asked for {whole}, there is {known.spec}; "
+                    f"table {table!r} of {self._name!r} is there with another spec: "
+                    f"asked for {whole}, there is {known.spec}; "
                     "every worker must use the same spec"
                 )
             if known is not None and held and known.lives.keys() != specs.keys():
                 raise ConfigError(
-                    f"table {table!r} of {self._name!r} is on partitions {sorted(known.lives)}, not {sorted(specs)}; "
+                    f"table {table!r} of {self._name!r} is on partitions {sorted(known.lives)}, "
+                    f"not {sorted(specs)}; "
                     "every worker must use the same spec and expected_servers"
                 )
             if held or (known is not None and known.spec == whole):
-                begun = Beginning(held or next_epoch(known.epoch if known is not None else 0), -1, whole, dict.fromkeys(specs, 0))
+                begun = Beginning(
+                    held or next_epoch(known.epoch if known is not None else 0),
+                    -1,
+                    whole,
+                    dict.fromkeys(specs, 0),
+                )
             else:
                 lives = {index: life for index, (life, _) in standing.items()}
-                begun = Beginning(next_epoch(known.epoch if known is not None else 0), -1, whole, lives)
+                begun = Beginning(
+                    next_epoch(known.epoch if known is not None else 0), -1, whole, lives
+                )
             if beginnings.try_put(table, begun, version, _left(until)):
                 return begun
 
-    def _standing(self, specs: Iterable[int], until: float) -> dict[int, tuple[int, dict[str, int]]]:
+    def _standing(
+        self, specs: Iterable[int], until: float
+    ) -> dict[int, tuple[int, dict[str, int]]]:
         """Of each partition: the life of its server, and the epochs that it holds."""
         parts = {index: self._ask(index, "standing", _left(until)) for index in specs}
         return {index: part.result() for index, part in parts.items()}
 
     # What begins again
 
-    def next_epochs(self, step: int, found: Mapping[int, Mapping[str, TableSpec]], timeout_s: float) -> Epochs:
+    def next_epochs(
+        self, step: int, found: Mapping[int, Mapping[str, TableSpec]], timeout_s: float
+    ) -> Epochs:
         """The epochs that tables begin with a restore of the checkpoint of that step."""
         if self._beginnings is None:
             return {}
         until = time.monotonic() + timeout_s
-        self._coming = {table: (self._next_epoch(self._beginnings, table, until), step) for table in _by_table(found)}
+        self._coming = {
+            table: (self._next_epoch(self._beginnings, table, until), step)
+            for table in _by_table(found)
+        }
         return self._coming
 
     def _next_epoch(self, beginnings: Beginnings, table: str, until: float) -> int:
         known = beginnings.read(table, _left(until))
         layout = self.layouts.get(table)
-        return next_epoch(max(known[0].epoch if known is not None else 0, layout.epoch if layout is not None else 0))
+        return next_epoch(
+            max(
+                known[0].epoch if known is not None else 0,
+                layout.epoch if layout is not None else 0,
+            )
+        )
 
-    def restored(self, found: Mapping[int, Mapping[str, TableSpec]], step: int, timeout_s: float) -> None:
-        """Servers have these tables from the checkpoint of that step now, under the epochs of the last next_epochs()."""
+    def restored(
+        self, found: Mapping[int, Mapping[str, TableSpec]], step: int, timeout_s: float
+    ) -> None:
+        """Servers have these tables from the checkpoint of that step now, under the epochs of the
+        last next_epochs().
+        """
         until = time.monotonic() + timeout_s
         for table, specs in _by_table(found).items():
             epoch, _ = self._coming.get(table, (0, step))
@@ -179,7 +240,8 @@ class Catalog:
         """
         if self._beginnings is None:
             raise ConfigError(
-                f"reset of tables of {self._name!r}: only TableServers that have a master lose rows in that way; elastic tables "
+                f"reset of tables of {self._name!r}: only TableServers that have a master lose "
+                "rows in that way; elastic tables "
                 "say so with EpochChanged and go on"
             )
         until = time.monotonic() + timeout_s
@@ -187,7 +249,8 @@ class Catalog:
         unknown = [table for table in names if table not in self._specs]
         if unknown:
             raise BadArguments(
-                f"reset of {', '.join(unknown)}: this worker knows the tables {', '.join(sorted(self._specs)) or 'none'}"
+                f"reset of {', '.join(unknown)}: this worker knows the tables "
+                f"{', '.join(sorted(self._specs)) or 'none'}"
             )
         for table in names:
             specs, epoch = self._specs[table], self._next_epoch(self._beginnings, table, until)
@@ -196,10 +259,15 @@ class Catalog:
                 made = self._made(specs, Beginning(epoch, -1, {}, lives), _left(until))
             except RemoteError as error:
                 if is_remote(error, CheckpointError):
-                    raise CheckpointError(f"reset of table {table!r} of {self._name!r}: {error.remote_message}") from error
+                    raise CheckpointError(
+                        f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
+                    ) from error
                 raise
             if None in made:
-                raise RowsLost(f"reset of table {table!r} of {self._name!r}: a server ended meanwhile; reset again")
+                raise RowsLost(
+                    f"reset of table {table!r} of {self._name!r}: a server ended meanwhile; "
+                    "reset again"
+                )
             self._take(table, specs, epoch, getattr(self.layouts.get(table), "cache", None))
             self._session.begin_anew(table, range(self._partitions))
             self._tell_master(table, specs, epoch, -1, until)
@@ -212,7 +280,9 @@ class Catalog:
             known = self._beginnings.read(table, _left(until))
             if known is not None and known[0].epoch >= epoch:
                 return
-            if self._beginnings.try_put(table, begun, known[1] if known is not None else None, _left(until)):
+            if self._beginnings.try_put(
+                table, begun, known[1] if known is not None else None, _left(until)
+            ):
                 return
 
     def _note(self, specs: Specs, until: float, is_agreed: bool) -> None:
@@ -221,18 +291,27 @@ class Catalog:
 
     def _take(self, table: str, specs: Specs, epoch: int, cache: RowCache | None) -> None:
         self._specs[table] = specs
-        self.layouts[table] = replace(layout_of(specs, cache), epoch=epoch, asked=asked_as(table, epoch))
+        self.layouts[table] = replace(
+            layout_of(specs, cache), epoch=epoch, asked=asked_as(table, epoch)
+        )
 
     def began_again(self, message: str) -> EpochChanged:
-        """A server has said that it holds a newer epoch: what the verb that asked for the old one raises."""
+        """A server has said that it holds a newer epoch: what the verb that asked for the old one
+        raises.
+        """
         table, epoch, step = read_outdated(message)
         layout = self.layouts.get(table)
         if layout is not None and epoch > layout.epoch:
             self.layouts[table] = replace(layout, epoch=epoch, asked=asked_as(table, epoch))
             self._session.begin_anew(table, range(self._partitions))
-        began = f"was restored from the checkpoint of step {step}" if step >= 0 else "was reset, and began empty"
+        began = (
+            f"was restored from the checkpoint of step {step}"
+            if step >= 0
+            else "was reset, and began empty"
+        )
         return EpochChanged(
-            f"table {table!r} of {self._name!r} {began}, by another worker: what this verb asked for was not done, and "
+            f"table {table!r} of {self._name!r} {began}, by another worker: "
+            "what this verb asked for was not done, and "
             "acknowledged pushes since then are gone; train on from there",
             -1,
             step,
@@ -240,8 +319,14 @@ class Catalog:
         )
 
     def asked_of(self, index: int) -> list[str]:
-        """What requests call the tables, of those that this worker knows, that are to be in that partition."""
-        return [self.layouts[table].asked for table, specs in self._specs.items() if index in specs and self.layouts[table].epoch]
+        """What requests call the tables, of those that this worker knows, that are to be in that
+        partition.
+        """
+        return [
+            self.layouts[table].asked
+            for table, specs in self._specs.items()
+            if index in specs and self.layouts[table].epoch
+        ]
 
 
 def _left(until: float) -> float:
@@ -253,7 +338,13 @@ def _table(specs: Specs) -> str:
 
 
 def _whole(specs: Specs) -> dict[str, Any]:
-    return as_read({key: value for key, value in next(iter(specs.values())).to_dict().items() if key not in PARTITIONED})
+    return as_read(
+        {
+            key: value
+            for key, value in next(iter(specs.values())).to_dict().items()
+            if key not in PARTITIONED
+        }
+    )
 
 
 def _by_table(found: Mapping[int, Mapping[str, TableSpec]]) -> dict[str, dict[int, TableSpec]]:

@@ -1,14 +1,20 @@
-"""A worker's side of saving and restoring: which servers are asked what, in which order, and what is undone when one fails.
+"""A worker's side of saving and restoring: which servers are asked what, in which order, and what
+is undone when one fails.
 
-The order is that of methods.py. Every round is bounded by the caller's timeout; of several failures the first is raised, once
-all servers have answered, so that nothing is removed which one of them still writes.
+The order is that of methods.py. Every round is bounded by the caller's timeout; of several failures
+the first is raised, once all servers have answered, so that nothing is removed which one of them
+still writes.
 
-    a round failed because                              then
-    a partition moved, is copied, is saved by another   the whole attempt is made again, until the deadline
-    a server of elastic tables was lost                 the same: another server comes to hold its partitions
-    a server of other tables was lost                   the same, for lost_s: it may only have been cut off or stopped for a while
-    the server that commits was lost                    the same; first is looked whether the checkpoint counts
-    of anything else                                    the error is raised
+    a round failed because                             then
+    a partition moved, is copied, is saved by another  the whole attempt is made again, until the
+                                                       deadline
+    a server of elastic tables was lost                the same: another server comes to hold its
+                                                       partitions
+    a server of other tables was lost                  the same, for lost_s: it may only have been
+                                                       cut off or stopped for a while
+    the server that commits was lost                   the same; first is looked whether the
+                                                       checkpoint counts
+    of anything else                                   the error is raised
 """
 
 from __future__ import annotations
@@ -55,7 +61,8 @@ from prpc_engine.kv.consistency.epochs import RowsLost
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 
 MOVED_PAUSE_S = 0.05  # a hand-over takes some tens of milliseconds
-BUSY_PAUSE_S_MAX = 0.5  # a copy or a save takes seconds to minutes, and each attempt holds pushes for a round
+# a copy or a save takes seconds to minutes, and each attempt holds pushes for a round
+BUSY_PAUSE_S_MAX = 0.5
 UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
 BEFORE_IT = "the checkpoints before it are as they were"  # of a save
 AGAIN = "restore again"
@@ -69,15 +76,18 @@ logger = logging.getLogger("prpc")
 class Submit(Protocol):
     """Call a method of one server."""
 
-    def __call__(self, server_id: int, method: str, timeout_s: float, /, *args: Any) -> PartFuture: ...
+    def __call__(
+        self, server_id: int, method: str, timeout_s: float, /, *args: Any
+    ) -> PartFuture: ...
 
 
 class Rounds:
-    """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where partitions are now.
+    """Rounds of calls to all servers, within `timeout_s` seconds in all. locate: finds out where
+    partitions are now.
 
-    asked_of: what requests call the tables that a server must have for its part of a checkpoint to be whole. lost_s: for how
-    many seconds servers that were lost are waited for, where that is less than what is left. restoring: is told the id of each
-    restore before servers are.
+    asked_of: what requests call the tables that a server must have for its part of a checkpoint to
+    be whole. lost_s: for how many seconds servers that were lost are waited for, where that is less
+    than what is left. restoring: is told the id of each restore before servers are.
     """
 
     def __init__(
@@ -93,7 +103,8 @@ class Rounds:
         self._submit, self._locate, self._asked_of = submit, locate, asked_of
         self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
         self._timeout_s, self._until = timeout_s, time.monotonic() + timeout_s
-        self._in_doubt: tuple[str, int] | None = None  # of the commit that was not answered: the save's id, the manifest's CRC-32
+        # of the commit that was not answered: the save's id, the manifest's CRC-32
+        self._in_doubt: tuple[str, int] | None = None
 
     def save(self, folder: Folder, step: int, keep: int | None, full_every: int) -> None:
         """Have all servers write a checkpoint of that step; it is on the disk when this returns.
@@ -102,12 +113,19 @@ class Rounds:
         ConfigError for an argument that is not allowed, CheckpointError, and of its kind TooLate at
         the deadline.
         """
-        arguments = _text(folder), check_step(step), check_keep(keep), check_full_every(full_every)  # before anything is written
-        self._until_done(f"step {step} was not saved in {folder}", BEFORE_IT, lambda: self._save(*arguments))
+        # before anything is written
+        arguments = _text(folder), check_step(step), check_keep(keep), check_full_every(full_every)
+        self._until_done(
+            f"step {step} was not saved in {folder}", BEFORE_IT, lambda: self._save(*arguments)
+        )
 
     def _save(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
         is_chained = full_every > 1
-        newest = _base(self._ask_first("checkpoint_newest", folder)) if is_chained or self._in_doubt is not None else None
+        newest = (
+            _base(self._ask_first("checkpoint_newest", folder))
+            if is_chained or self._in_doubt is not None
+            else None
+        )
         if self._in_doubt is not None and newest is not None and newest.crc32 == self._in_doubt[1]:
             save_id, saved = self._in_doubt[0], msgspec.to_builtins(newest)
         else:
@@ -117,16 +135,28 @@ class Rounds:
             try:
                 self._ask_all("checkpoint_committed", save_id, saved)
             except (RpcError, TimeoutError) as error:
-                logger.warning("the checkpoint %s is good, but the next one will be full: %s", saved["name"], str(error))
+                logger.warning(
+                    "the checkpoint %s is good, but the next one will be full: %s",
+                    saved["name"],
+                    str(error),
+                )
         try:
             self._ask_all("checkpoint_durable", save_id)
         except (RpcError, TimeoutError) as error:
             logger.warning(
-                "the checkpoint %s is good, but who waits for it is told after the next: %s", saved["name"], str(error)
+                "the checkpoint %s is good, but who waits for it is told after the next: %s",
+                saved["name"],
+                str(error),
             )
 
     def _write(
-        self, save_id: str, folder: str, step: int, keep: int | None, newest: Base | None, full_every: int
+        self,
+        save_id: str,
+        folder: str,
+        step: int,
+        keep: int | None,
+        newest: Base | None,
+        full_every: int,
     ) -> dict[str, Any]:
         """The checkpoint that counts then, as a Base."""
         is_chained = full_every > 1
@@ -136,19 +166,28 @@ class Rounds:
         try:
             over = base_for(ends, newest, full_every)
             base = msgspec.to_builtins(over) if over is not None else None
-            arguments = [(save_id, folder, step, part, base, is_chained) for part in range(len(self._server_ids))]
+            arguments = [
+                (save_id, folder, step, part, base, is_chained)
+                for part in range(len(self._server_ids))
+            ]
             parts = self._ask_each("checkpoint_save", arguments)
-            saved: dict[str, Any] = self._ask_first("checkpoint_commit", save_id, folder, step, parts, keep, base)
+            saved: dict[str, Any] = self._ask_first(
+                "checkpoint_commit", save_id, folder, step, parts, keep, base
+            )
         except (RpcError, TimeoutError) as error:
             if parts and isinstance(error, MaybeExecuted | TimeoutError):
                 self._in_doubt = save_id, _crc32_of(step, parts, over)
             self._undo_all("checkpoint_release", save_id)
-            any(self._undo("checkpoint_abort", server_id, save_id, folder) for server_id in self._server_ids)
+            any(
+                self._undo("checkpoint_abort", server_id, save_id, folder)
+                for server_id in self._server_ids
+            )
             raise
         return saved
 
     def _enter(self, save_id: str, folder: str) -> list[Base | None]:
-        """Hold pushes everywhere: the checkpoint since which each server knows what changed. The first server is asked first, by
+        """Hold pushes everywhere: the checkpoint since which each server knows what changed. The
+        first server is asked first, by
         all who save: so of two one goes on, and the other waits without holding anything."""
         enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
         ends = self._ask("checkpoint_enter", self._server_ids[:1], enter[:1])
@@ -159,7 +198,9 @@ class Rounds:
             raise
         return [_base(end) for end in ends]
 
-    def restore(self, folder: Folder, layout: Layout, next_epochs: Callable[[int], Epochs] = lambda step: {}) -> int:
+    def restore(
+        self, folder: Folder, layout: Layout, next_epochs: Callable[[int], Epochs] = lambda step: {}
+    ) -> int:
         """Have all servers load the newest whole checkpoint of `folder`; its step.
 
         layout: says what each server is to have of the tables saved. next_epochs: says which epochs
@@ -167,7 +208,9 @@ class Rounds:
         what these two raise.
         """
         text = _text(folder)
-        return self._until_done(f"{folder} was not restored", AGAIN, lambda: self._restore(text, layout, next_epochs))
+        return self._until_done(
+            f"{folder} was not restored", AGAIN, lambda: self._restore(text, layout, next_epochs)
+        )
 
     def _restore(self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs]) -> int:
         found = self._ask_first("checkpoint_find", folder)
@@ -182,13 +225,24 @@ class Rounds:
                     raise  # else a save has removed it meanwhile, and there is a newer one
 
     def _load(
-        self, folder: str, layout: Layout, next_epochs: Callable[[int], Epochs], name: str, step: int, saved: dict[str, Any]
+        self,
+        folder: str,
+        layout: Layout,
+        next_epochs: Callable[[int], Epochs],
+        name: str,
+        step: int,
+        saved: dict[str, Any],
     ) -> int:
         specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
         load_id = secrets.token_hex(8)
         try:
-            plain = [{table: spec.to_dict() for table, spec in specs[server_id].items()} for server_id in self._server_ids]
-            arguments = [(load_id, folder, name, each, part, len(plain)) for part, each in enumerate(plain)]
+            plain = [
+                {table: spec.to_dict() for table, spec in specs[server_id].items()}
+                for server_id in self._server_ids
+            ]
+            arguments = [
+                (load_id, folder, name, each, part, len(plain)) for part, each in enumerate(plain)
+            ]
             self._ask_each("checkpoint_load", arguments)
             self._restoring(load_id)
             self._ask_all("checkpoint_swap", load_id, dict(next_epochs(int(step))), int(step))
@@ -199,7 +253,8 @@ class Rounds:
         return int(step)
 
     def _settle(self, load_id: str) -> None:
-        """Wait until the master knows of it, so that other workers are told, and replicas have what was restored: a server that
+        """Wait until the master knows of it, so that other workers are told, and replicas have what
+        was restored: a server that
         is lost now takes nothing along. Busy: one was lost before."""
         while True:
             try:
@@ -214,7 +269,8 @@ class Rounds:
                 return
             if time.monotonic() + MOVED_PAUSE_S >= self._until:
                 logger.warning(
-                    "the checkpoint is restored, but replicas have not got all of it by the deadline: a server that is lost "
+                    "the checkpoint is restored, but replicas have not got all of it by the "
+                    "deadline: a server that is lost "
                     "before they have takes rows along"
                 )
                 return
@@ -222,8 +278,8 @@ class Rounds:
             self._find_partitions()
 
     def _until_done(self, failed: str, then: str, attempt: Callable[[], Value]) -> Value:
-        """attempt(), again and again as the table at the head says. For errors: `failed` tells what was not done, `then` what
-        holds then."""
+        """attempt(), again and again as the table at the head says. For errors: `failed` tells what
+        was not done, `then` what holds then."""
         pause_s, lost_until = MOVED_PAUSE_S, 0.0
         reason: RpcError
         while True:
@@ -242,7 +298,11 @@ class Rounds:
                     lost_until = 0.0
                 elif not lost_until:
                     lost_until = time.monotonic() + self._lost_s
-                    logger.warning("%s yet, and another attempt is made, as a server was lost: %s", failed, _line(error))
+                    logger.warning(
+                        "%s yet, and another attempt is made, as a server was lost: %s",
+                        failed,
+                        _line(error),
+                    )
             now = time.monotonic() + pause_s
             if now >= self._until:
                 raise self._too_late(failed, then, reason) from reason
@@ -261,7 +321,10 @@ class Rounds:
     def _told(self, failed: str) -> str:
         if self._in_doubt is None:
             return failed
-        return f"{failed}, as far as is known (its end was not answered: kv.checkpoint.latest() says whether it counts)"
+        return (
+            f"{failed}, as far as is known (its end was not answered: kv.checkpoint.latest() "
+            "says whether it counts)"
+        )
 
     def _too_late(self, failed: str, then: str, reason: Exception) -> TooLate:
         text = f"{_line(reason)}, and so it was until the deadline: allow a larger timeout_s"
@@ -276,7 +339,9 @@ class Rounds:
     def _ask_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         return self._ask(method, self._server_ids, arguments)
 
-    def _ask(self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _ask(
+        self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]
+    ) -> list[Any]:
         left_s = max(0.001, self._until - time.monotonic())
         asked, answers = list[PartFuture](), []
         failed: Exception | None = None
@@ -298,8 +363,13 @@ class Rounds:
         return answers
 
     def _undo_all(self, method: str, *args: Any) -> None:
-        """_undo() of all servers, at once: one that does not answer keeps none of the others waiting."""
-        asked = [(server_id, self._begin_undo(method, server_id, *args)) for server_id in self._server_ids]
+        """_undo() of all servers, at once: one that does not answer keeps none of the others
+        waiting.
+        """
+        asked = [
+            (server_id, self._begin_undo(method, server_id, *args))
+            for server_id in self._server_ids
+        ]
         for server_id, part in asked:
             if part is not None:
                 self._undone(method, server_id, part)
@@ -334,13 +404,18 @@ def _line(error: Exception) -> str:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the same may succeed soon: a server was lost, or serves what was asked for no more."""
+    """Whether the same may succeed soon:
+    a server was lost, or serves what was asked for no more.
+    """
     return isinstance(error, NotSent | MaybeExecuted | Stopping | UnknownService) or is_moved(error)
 
 
 def _crc32_of(step: int, parts: Sequence[Any], base: Base | None) -> int:
     """By which the manifest of these parts is known, as save.commit() makes it."""
-    found = sorted((msgspec.convert(part, ServerPart, strict=False) for part in parts), key=lambda part: part.part)
+    found = sorted(
+        (msgspec.convert(part, ServerPart, strict=False) for part in parts),
+        key=lambda part: part.part,
+    )
     return line_crc32(encode(Manifest(FORMAT, step, tuple(found), base)))
 
 

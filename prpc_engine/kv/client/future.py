@@ -1,6 +1,7 @@
 """One verb in flight to several servers: done when all have answered.
 
-The answers become one value at result(), in the thread that asks for it, so that nobody's reactor merges arrays.
+The answers become one value at result(), in the thread that asks for it, so that nobody's reactor
+merges arrays.
 """
 
 from __future__ import annotations
@@ -43,17 +44,21 @@ class KVFuture(Generic[Value]):
         return all(part.done() for part in self._parts)
 
     def result(self, timeout_s: float | None = None) -> Value:
-        """The merged answer, at most `timeout_s` seconds from now; None leaves it to the deadlines of the calls.
+        """The merged answer, at most `timeout_s` seconds from now; None leaves it to the deadlines
+        of the calls.
 
-        Raises the error of the first server that failed, in order of server id; WorkersBehind, RowsLost and EpochChanged as
-        themselves. The other servers' parts are not undone: a push that raised may have reached some of them.
+        Raises the error of the first server that failed, in order of server id; WorkersBehind,
+        RowsLost and EpochChanged as themselves. The other servers' parts are not undone: a push
+        that raised may have reached some of them.
         """
         try:
             if timeout_s is None:
                 return self._assemble([part.result() for part in self._parts])
             check_timeout(timeout_s)
             until = time.monotonic() + timeout_s
-            return self._assemble([part.result(max(0.0, until - time.monotonic())) for part in self._parts])
+            return self._assemble(
+                [part.result(max(0.0, until - time.monotonic())) for part in self._parts]
+            )
         except RemoteError as error:
             raise self._named(error) from error.__cause__
 
@@ -70,7 +75,11 @@ class KVFuture(Generic[Value]):
         """What a table raises for its callers to catch, as what it was there."""
         if is_remote(error, WorkersBehind):
             return WorkersBehind(error.remote_message)
-        failed = [part for part in self._parts if isinstance(part, PartitionRequest) and part.error() is error]
+        failed = [
+            part
+            for part in self._parts
+            if isinstance(part, PartitionRequest) and part.error() is error
+        ]
         if failed and is_remote(error, RowsLost):
             return RowsLost(f"{failed[0].lane}: {error.remote_message}")
         if failed and is_remote(error, Outdated):
@@ -84,7 +93,9 @@ def partitions_of(parts: Sequence[PartitionRequest]) -> list[int]:
 
 
 def finish(future: KVFuture[Value], parts: Sequence[PartitionRequest]) -> Value:
-    """The result, for a caller whose arrays were sent as they are: they are not sent again once this returns."""
+    """The result, for a caller whose arrays were sent as they are: they are not sent again once
+    this returns.
+    """
     try:
         return future.result()
     except BaseException:  # an interrupt, say

@@ -1,7 +1,9 @@
-"""The service in one process: no transport, no threads; a call runs in its caller, when it is submitted.
+"""The service in one process: no transport, no threads; a call runs in its caller, when it is
+submitted.
 
-It keeps the contract of prpc_engine.RpcService as far as key-value tables use it: arguments arrive read-only, results
-are the caller's, what a handler raises arrives as RemoteError. For trying out and testing what trains on a TableWorker.
+It keeps the contract of prpc_engine.RpcService as far as key-value tables use it: arguments arrive
+read-only, results are the caller's, what a handler raises arrives as RemoteError. For trying out
+and testing what trains on a TableWorker.
 """
 
 from __future__ import annotations
@@ -30,12 +32,16 @@ def _ran(call: Callable[[], Any]) -> Future:
     except Exception as error:
         name = f"{type(error).__module__}.{type(error).__qualname__}"
         text = f"the handler raised {name}: {error}"
-        done.set_error(RemoteError(text, type_name=name, remote_message=str(error), remote_traceback=""))
+        done.set_error(
+            RemoteError(text, type_name=name, remote_message=str(error), remote_traceback="")
+        )
     return done
 
 
 class LocalService:
-    """`servers`: the objects offered under each name. `calls`: what was sent, (server id, method, args, timeout_s)."""
+    """`servers`: the objects offered under each name. `calls`: what was sent, (server id, method,
+    args, timeout_s).
+    """
 
     def __init__(self, shards: int = 0) -> None:
         self.shards = shards
@@ -62,13 +68,21 @@ class LocalService:
         raise ConfigError("elastic tables need a driver: use prpc_engine.RpcService")
 
     def create_client(
-        self, name: str, *, expected_servers: int = 1, timeout_s: float = 10.0, retry: RetryPolicy | None = None
+        self,
+        name: str,
+        *,
+        expected_servers: int = 1,
+        timeout_s: float = 10.0,
+        retry: RetryPolicy | None = None,
     ) -> LocalClient:
-        """A client of the servers there are; NoServer when they are too few, as none can come while we wait. No call is tried
+        """A client of the servers there are; NoServer when they are too few, as none can come while
+        we wait. No call is tried
         again, whatever `retry` says: it cannot fail to arrive."""
         servers = self.servers.get(name, [])
         if len(servers) < expected_servers:
-            raise NoServer(f"{len(servers)} of {expected_servers} servers of {name!r} after {timeout_s} s")
+            raise NoServer(
+                f"{len(servers)} of {expected_servers} servers of {name!r} after {timeout_s} s"
+            )
         return LocalClient(self, servers)
 
 
@@ -94,7 +108,9 @@ class LocalClient:
 
 
 def _received(value: Any) -> Any:
-    """A copy, as of something that came over a wire; of an `async def` handler's coroutine, what it returns."""
+    """A copy, as of something that came over a wire; of an `async def` handler's coroutine, what it
+    returns.
+    """
     if inspect.iscoroutine(value):
         value = run_to_end(value)
     value = copy.deepcopy(value)
@@ -104,7 +120,9 @@ def _received(value: Any) -> Any:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run it to its end, blocking where it awaits what another thread completes; TimeoutError when that takes HANDLER_S_MAX."""
+    """Run it to its end, blocking where it awaits what another thread completes; TimeoutError when
+    that takes HANDLER_S_MAX.
+    """
     while True:
         try:
             awaited = coroutine.send(None)
@@ -114,4 +132,6 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
         awaited.add_done_callback(lambda _, done=done: done.set())
         if not done.wait(HANDLER_S_MAX):
             coroutine.close()
-            raise TimeoutError(f"a handler has waited for {HANDLER_S_MAX} s; what it waits for goes on")
+            raise TimeoutError(
+                f"a handler has waited for {HANDLER_S_MAX} s; what it waits for goes on"
+            )

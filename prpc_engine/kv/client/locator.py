@@ -1,12 +1,18 @@
-"""Where an elastic service's partitions are, for one worker: asked of the master when something was lost, and not else.
+"""Where an elastic service's partitions are, for one worker: asked of the master when something was
+lost, and not else.
 
-    the partition's                       this worker is told              requests that its server has refused
-    history has grown                     EpochChanged, of the partition   are sent to the new one: with no effect twice
-    new primary begins with less than     the same                         the same
+    the partition's                       this worker is told             requests that its server
+                                                                          has refused
+    history has grown                     EpochChanged, of the partition  are sent to the new one:
+                                                                          with no effect twice
+    new primary begins with less than     the same                        the same
       this worker has seen (session.py)
-    state was restored by another worker  EpochChanged, once a restore     raise that, and are not done, if they were asked before
-                                                                           the worker was told: what they push was worked out with
-                                                                           rows of before the restore
+    state was restored by another worker  EpochChanged, once a restore    raise that, and are not
+                                                                          done, if they were asked
+                                                                          before the worker was
+                                                                          told: what they push was
+                                                                          worked out with rows of
+                                                                          before the restore
 
 Where no request raises it, the worker's next verb does, once.
 """
@@ -45,14 +51,23 @@ class Locator:
     """
 
     def __init__(
-        self, node: PlacementNode, client: TableClient, name: str, identity: int, session: Session, timeout_s: float
+        self,
+        node: PlacementNode,
+        client: TableClient,
+        name: str,
+        identity: int,
+        session: Session,
+        timeout_s: float,
     ) -> None:
         self._node, self._client, self._name, self._identity = node, client, name, identity
         self._session = session
-        self._looking = threading.Lock()  # one at a time: a loss is told once, and an older placement is not learned last
+        # one at a time: a loss is told once, and an older placement is not learned last
+        self._looking = threading.Lock()
         self._placed = list(node.wait(timeout_s).partitions)
-        self.has_tables: Callable[[], object] = lambda: True  # whether the worker has anything that can go back
-        # Of the restores that this worker knows of: the first request after it was told; 0: it has nothing of before.
+        # whether the worker has anything that can go back
+        self.has_tables: Callable[[], object] = lambda: True
+        # Of the restores that this worker knows of: the first request after it was told; 0: it has
+        # nothing of before.
         self._restores = dict.fromkeys((placed.restored for placed in self._placed), 0)
 
     def addresses(self) -> list[PartitionAddress]:
@@ -78,7 +93,9 @@ class Locator:
             if placed.primary == NOBODY or placed.loading or placed.epoch == before.epoch:
                 continue  # requests stay where they are until somebody else serves it
             try:
-                asked.append((lane, placed, self._ask(lane, placed, placed.history != before.history)))
+                asked.append(
+                    (lane, placed, self._ask(lane, placed, placed.history != before.history))
+                )
             except RpcError as error:
                 logger.debug("%s cannot be asked now: %s", lane, str(error))
         restored: list[tuple[PartitionClient, Placed]] = []
@@ -86,7 +103,8 @@ class Locator:
             try:
                 if self._learn(lane, placed, answer.result()):
                     restored.append((lane, placed))
-            except RpcError as error:  # the new primary does not know yet that it is one: the next time it does
+            except RpcError as error:
+                # the new primary does not know yet that it is one: the next time it does
                 logger.debug("%s is not served yet: %s", lane, str(error))
         self._tell_of_restores(restored)
 
@@ -94,7 +112,9 @@ class Locator:
         """What a partition's new primary has of us, or began with."""
         server_id, arguments = address_of(lane.partition, placed)
         if is_lost:
-            return self._client.submit_to(server_id, "applied_of", *arguments, self._identity, timeout_s=LOSS_TIMEOUT_S)
+            return self._client.submit_to(
+                server_id, "applied_of", *arguments, self._identity, timeout_s=LOSS_TIMEOUT_S
+            )
         return self._client.submit_to(server_id, "began", *arguments, timeout_s=LOSS_TIMEOUT_S)
 
     def _learn(self, lane: PartitionClient, placed: Placed, answer: Any) -> bool:
@@ -102,7 +122,8 @@ class Locator:
         before = self._placed[lane.partition]
         is_restored = False
         if placed.history != before.history:
-            self._session.begin_again(lane.partition)  # first: who is told reads no row of before any more
+            # first: who is told reads no row of before any more
+            self._session.begin_again(lane.partition)
             self._session.news.append(self._loss(lane, placed, answer))
         elif placed.restored and placed.restored != before.restored:
             self._session.begin_again(lane.partition)
@@ -116,7 +137,11 @@ class Locator:
         return is_restored
 
     def _tell_of_restores(self, restored: Sequence[tuple[PartitionClient, Placed]]) -> None:
-        news = {placed.restored: placed.step for _, placed in restored if placed.restored not in self._restores}
+        news = {
+            placed.restored: placed.step
+            for _, placed in restored
+            if placed.restored not in self._restores
+        }
         for restore in news:
             self._restores[restore] = next_order()
         for lane, placed in restored:
@@ -127,8 +152,10 @@ class Locator:
 
     def _restore(self, step: int) -> EpochChanged:
         return EpochChanged(
-            f"the tables of {self._name!r} were restored from the checkpoint of step {step}, by another worker: what this verb "
-            "asked for was not done everywhere, and acknowledged pushes since then are gone; train on from there",
+            f"the tables of {self._name!r} were restored from the checkpoint of step {step}, "
+            "by another worker: what this verb "
+            "asked for was not done everywhere, and acknowledged pushes since then are gone; "
+            "train on from there",
             -1,
             step,
             -1,
@@ -137,10 +164,16 @@ class Locator:
     def _loss(self, lane: PartitionClient, placed: Placed, kept: int) -> EpochChanged:
         """kept: the number of this worker's newest push that is in."""
         lost = lane.answered_above(kept)
-        since = f"the checkpoint of step {placed.step}" if placed.step >= 0 else "the beginning, as there is no checkpoint"
+        since = (
+            f"the checkpoint of step {placed.step}"
+            if placed.step >= 0
+            else "the beginning, as there is no checkpoint"
+        )
         return EpochChanged(
-            f"partition {lane.partition} of {self._name!r} was lost with its server and is back as of {since}: up to {lost} "
-            f"pushes of this worker which it had acknowledged are gone; train on from there, or restore all tables",
+            f"partition {lane.partition} of {self._name!r} was lost with its server and is back "
+            f"as of {since}: up to {lost} "
+            "pushes of this worker which it had acknowledged are gone; train on from there, "
+            "or restore all tables",
             lane.partition,
             placed.step,
             lost,

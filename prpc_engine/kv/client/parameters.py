@@ -1,17 +1,22 @@
-"""The parameters of a model by name, in one dense table: numpy as it is, and what torch.py and jax.py stand on.
+"""The parameters of a model by name, in one dense table: numpy as it is, and what torch.py and
+jax.py stand on.
 
-    flat    | conv.weight       | conv.bias | head.weight      |     float32, one array for all values and one for all gradients
-    values  {"conv.weight": view, "conv.bias": view, ...}            so a step is one message to each server, and one back
+    flat    | conv.weight       | conv.bias | head.weight  |  float32, one array for all values and
+                                                              one for all gradients
+    values  {"conv.weight": view, "conv.bias": view, ...}     so a step is one message to each
+                                                              server, and one back
 
     parameters = Parameters(kv, "model", {"w": w, "b": b}, {"name": "adam", "learning_rate": 1e-3})
     while ...:
-        loss, parameters.grads["w"][:], parameters.grads["b"][:] = forward_backward(parameters.values, batch)
-        parameters.step()
+        loss, parameters.grads["w"][:], parameters.grads["b"][:] =
+        forward_backward(parameters.values, batch) parameters.step()
 
-The table holds the values themselves. They are those of the worker that comes first, which assigns them under a lock at the
-master; all others take what is there, and so does a worker that comes after a restore. Should the first one die in the middle,
-the next one assigns all of its own. Names and shapes are in the table's spec: workers with others are refused, and a file of a
-checkpoint, opened with safetensors, has the values by these names, and the optimizer's state as "optimizer/...".
+The table holds the values themselves. They are those of the worker that comes first, which assigns
+them under a lock at the master; all others take what is there, and so does a worker that comes
+after a restore. Should the first one die in the middle, the next one assigns all of its own. Names
+and shapes are in the table's spec: workers with others are refused, and a file of a checkpoint,
+opened with safetensors, has the values by these names, and the optimizer's state as
+"optimizer/...".
 """
 
 from __future__ import annotations
@@ -53,7 +58,9 @@ class Parameters:
     ) -> None:
         arrays = {name: _floating(name, array) for name, array in start.items()}
         if not arrays:
-            raise BadArguments(f"parameters {table!r}: there are none; at least one array is needed")
+            raise BadArguments(
+                f"parameters {table!r}: there are none; at least one array is needed"
+            )
         self.kv = kv
         self.table = table
         self._values: Floats = np.concatenate(
@@ -64,14 +71,23 @@ class Parameters:
         self.grads = self._views(self._grads, arrays)
         try:
             kv.create_dense(
-                table, self._values.shape, optimizer, names={name: array.shape for name, array in arrays.items()}, **more
+                table,
+                self._values.shape,
+                optimizer,
+                names={name: array.shape for name, array in arrays.items()},
+                **more,
             )
         except ConfigError as error:
-            raise ConfigError(f"parameters {table!r}: other workers may have other names, shapes or settings; {error}") from error
+            raise ConfigError(
+                f"parameters {table!r}: other workers may have other names, shapes or settings; "
+                f"{error}"
+            ) from error
         self.begin(timeout_s=more.get("timeout_s"))
 
     def begin(self, *, timeout_s: float | None = None) -> None:
-        """Take the values of the table, or make `values` the table's where it has none: at the start, and after a reset()."""
+        """Take the values of the table, or make `values` the table's where it has none: at the
+        start, and after a reset().
+        """
         with self.kv.alone(f"values of {zlib.crc32(self.table.encode()):08x}", timeout_s):
             found = self.kv.pull_versioned(self.table, timeout_s=timeout_s)
             if min(found.versions.values()):
@@ -84,10 +100,16 @@ class Parameters:
         self.take(self.kv.pull(self.table, timeout_s=timeout_s))
 
     def assign(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> None:
-        """Make `values`, or those of these names, the table's for all workers; take the others from it."""
-        wanted = self._values if names is None else self.kv.pull(self.table, timeout_s=timeout_s).copy()
+        """Make `values`, or those of these names, the table's for all workers; take the others from
+        it.
+        """
+        wanted = (
+            self._values if names is None else self.kv.pull(self.table, timeout_s=timeout_s).copy()
+        )
         views = self._views(wanted, self.values)
-        changed = [name for name in (names or ()) if not np.array_equal(views[name], self.values[name])]
+        changed = [
+            name for name in (names or ()) if not np.array_equal(views[name], self.values[name])
+        ]
         for name in changed:
             views[name][...] = self.values[name]
         if names is None or changed:  # what another worker has assigned is not assigned again
@@ -95,7 +117,9 @@ class Parameters:
         self.take(wanted)
 
     def step(self, *, timeout_s: float | None = None) -> None:
-        """Push `grads`, which are the caller's to change again, and put the new values into `values`."""
+        """Push `grads`, which are the caller's to change again, and put the new values into
+        `values`.
+        """
         self.take(self.submit_step(timeout_s=timeout_s).result())
 
     def submit_step(self, *, timeout_s: float | None = None) -> KVFuture[Floats]:
@@ -119,4 +143,7 @@ def _floating(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
     given = np.asarray(array)
     if given.dtype.kind == "f" and given.dtype.itemsize <= 8:
         return given
-    raise BadArguments(f"parameter {name!r} is {describe(given)}; an array of float16, float32 or float64 is allowed")
+    raise BadArguments(
+        f"parameter {name!r} is {describe(given)}; an array of float16, "
+        "float32 or float64 is allowed"
+    )

@@ -1,19 +1,24 @@
-"""One partition as a worker sees it: requests go to whoever serves it, and come again there after a loss; pushes are numbered.
+"""One partition as a worker sees it: requests go to whoever serves it, and come again there after a
+loss; pushes are numbered.
 
-    request     event                                       next
-    under way   answered, or refused                        settled
-    under way   a loss: what it was sent to went away       lost: it waits for the mending (recovery.py)
-    new         others of its lane are lost                 lost: it goes behind them
-    lost        mended: somebody serves the partition       under way, in the order in which they were asked
-    lost        its deadline                                settled, by an error that says what is known
-    lost, not   another worker has restored a checkpoint    settled, by EpochChanged (locator.py)
+    request    event                                     next
+    under way  answered, or refused                      settled
+    under way  a loss: what it was sent to went away     lost: it waits for the mending
+                                                         (recovery.py)
+    new        others of its lane are lost               lost: it goes behind them
+    lost       mended: somebody serves the partition     under way, in the order in which they were
+                                                         asked
+    lost       its deadline                              settled, by an error that says what is
+                                                         known
+    lost, not  another worker has restored a checkpoint  settled, by EpochChanged (locator.py)
       done
 
-A push keeps its number and its arrays until it is settled, and the partition's ledger knows it by that number: so it may be sent
-as often as needed, and is applied once. What is kept is bounded in numbers (ledger.WINDOW from the oldest to the newest) and in
-bytes.
+A push keeps its number and its arrays until it is settled, and the partition's ledger knows it by
+that number: so it may be sent as often as needed, and is applied once. What is kept is bounded in
+numbers (ledger.WINDOW from the oldest to the newest) and in bytes.
 
-A request that nothing happens to costs a push one entry here, and a pull nothing: its caller waits for the call itself.
+A request that nothing happens to costs a push one entry here, and a pull nothing: its caller waits
+for the call itself.
 """
 
 from __future__ import annotations
@@ -43,8 +48,10 @@ from prpc_engine.kv.schema.services import TableClient
 from shard import ClosedError, Future
 
 next_order = itertools.count(1).__next__  # of requests of all lanes, as they are asked
-ANSWER_SHARE = 1 / 16  # of the newest in the moving mean of answers' times: it follows within some tens of pushes
-KEPT_BYTES_MAX = 1 << 28  # pushes without an answer, of one partition: a quarter of a second of what one server applies
+# of the newest in the moving mean of answers' times: it follows within some tens of pushes
+ANSWER_SHARE = 1 / 16
+# pushes without an answer, of one partition: a quarter of a second of what one server applies
+KEPT_BYTES_MAX = 1 << 28
 
 
 class PartitionAddress(NamedTuple):
@@ -55,12 +62,16 @@ class PartitionAddress(NamedTuple):
 
 
 def fixed(client: TableClient, name: str, expected_servers: int) -> list[PartitionAddress]:
-    """A partition on each server that there is: their order decides who owns which key. ConfigError: they are more or fewer."""
+    """A partition on each server that there is: their order decides who owns which key.
+    ConfigError: they are more or fewer.
+    """
     server_ids = client.server_ids
     if len(server_ids) != expected_servers:
         raise ConfigError(
-            f"TableWorker of {name!r}: {len(server_ids)} servers (ids {list(server_ids)}) are there, "
-            f"expected_servers is {expected_servers}; say the number there will be, the same in every worker"
+            f"TableWorker of {name!r}: {len(server_ids)} servers (ids {list(server_ids)}) "
+            "are there, "
+            f"expected_servers is {expected_servers}; say the number there will be, "
+            "the same in every worker"
         )
     return [PartitionAddress(server_id) for server_id in server_ids]
 
@@ -68,10 +79,27 @@ def fixed(client: TableClient, name: str, expected_servers: int) -> list[Partiti
 class PartitionRequest:
     """One request, as its caller sees it."""
 
-    __slots__ = ("args", "call", "deadline", "lane", "may_be_in", "method", "nbytes", "order", "sequence", "settled")
+    __slots__ = (
+        "args",
+        "call",
+        "deadline",
+        "lane",
+        "may_be_in",
+        "method",
+        "nbytes",
+        "order",
+        "sequence",
+        "settled",
+    )
 
     def __init__(
-        self, lane: PartitionClient, sequence: int, method: str, args: tuple[Any, ...], deadline: float, nbytes: int
+        self,
+        lane: PartitionClient,
+        sequence: int,
+        method: str,
+        args: tuple[Any, ...],
+        deadline: float,
+        nbytes: int,
     ) -> None:
         self.lane = lane
         self.order = next_order()
@@ -97,7 +125,9 @@ class PartitionRequest:
         return self.settled is not None and (self.settled.done() or self.lane.is_closed)
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The answer; raises the error it was settled with, TimeoutError when neither is there in time."""
+        """The answer; raises the error it was settled with, TimeoutError when neither is there in
+        time.
+        """
         started = time.monotonic()
         if self.settled is None:
             assert self.call is not None
@@ -188,7 +218,7 @@ class PartitionClient:
         self._is_broken = False  # some are lost: what is new goes behind them
         self._reason: BaseException | None = None  # of the last loss
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def ask(self, method: str, timeout_s: float, *args: Any) -> PartitionRequest:
         """What may be done twice: a pull, or making a table."""
@@ -197,7 +227,8 @@ class PartitionClient:
         return request
 
     def push(self, verb: str, timeout_s: float, table: str, *arrays: Any) -> PartitionRequest:
-        """A verb that changes the table, applied once. The arrays stay as they are until it is settled or given up.
+        """A verb that changes the table, applied once. The arrays stay as they are until it is
+        settled or given up.
 
         Raises Backpressure when too many, or too large ones, have no answer yet.
         """
@@ -207,15 +238,21 @@ class PartitionClient:
         unacknowledged = self._unacknowledged
         with self._lock:
             sequence = self._sequence + 1
-            if unacknowledged and (sequence - next(iter(unacknowledged)) >= WINDOW or self._kept_bytes + nbytes > KEPT_BYTES_MAX):
+            if unacknowledged and (
+                sequence - next(iter(unacknowledged)) >= WINDOW
+                or self._kept_bytes + nbytes > KEPT_BYTES_MAX
+            ):
                 raise Backpressure(
-                    f"{verb} to table {parsed(table)[0]!r} of {self._name!r}: {len(unacknowledged)} pushes of "
+                    f"{verb} to table {parsed(table)[0]!r} of {self._name!r}: "
+                    f"{len(unacknowledged)} pushes of "
                     f"{self._kept_bytes} bytes to {self} have no answer; {WINDOW} pushes and "
                     f"{KEPT_BYTES_MAX} bytes are allowed: wait for some of them"
                 )
             self._sequence = sequence
             args = (self._identity, sequence, verb, table, *arrays)
-            request = PartitionRequest(self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes)
+            request = PartitionRequest(
+                self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes
+            )
             unacknowledged[sequence] = request
             self._kept_bytes += nbytes
         try:
@@ -237,7 +274,11 @@ class PartitionClient:
         address = self.address
         try:
             call = self._client.submit_to(
-                address.server_id, request.method, *address.arguments, *request.args, timeout_s=timeout_s
+                address.server_id,
+                request.method,
+                *address.arguments,
+                *request.args,
+                timeout_s=timeout_s,
             )
         except RpcError as error:
             if self._waiter is None or not self.is_loss(error):
@@ -254,19 +295,24 @@ class PartitionClient:
     def answered_above(self, sequence: int) -> int:
         """Pushes with a greater number than that which are over."""
         with self._lock:
-            return max(0, self._sequence - sequence - sum(each > sequence for each in self._unacknowledged))
+            return max(
+                0, self._sequence - sequence - sum(each > sequence for each in self._unacknowledged)
+            )
 
-    # -- losses --------------------------------------------------------------------------------------------------------
+    # -- losses ------------------------------------------------------------------------------------
 
     def is_loss(self, error: BaseException) -> bool:
-        """Whether what ended with that error is to be sent again: also where no other server may come, as one that was stopped
-        or cut off for longer than its lease is not registered for a while, and has its rows all the same."""
+        """Whether what ended with that error is to be sent again: also where no other server may
+        come, as one that was stopped or cut off for longer than its lease is not registered for a
+        while, and has its rows all the same."""
         if isinstance(error, MaybeExecuted | NotSent) or is_remote(error, Behind):
             return True
         return self.is_placed and (isinstance(error, Stopping | UnknownService) or is_moved(error))
 
     def _is_loss_again(self, error: BaseException) -> bool:
-        """The same of what was lost before: a server without room says nothing of what it took then."""
+        """The same of what was lost before: a server without room says nothing of what it took
+        then.
+        """
         return isinstance(error, Backpressure) or self.is_loss(error)
 
     def lose(self, request: PartitionRequest, error: BaseException) -> Future:
@@ -283,7 +329,9 @@ class PartitionClient:
         return settled
 
     def repeat(self) -> bool:
-        """Send what is lost to where the partition is now, in order; whether the lane is whole then. In the mending's thread."""
+        """Send what is lost to where the partition is now, in order; whether the lane is whole
+        then. In the mending's thread.
+        """
         sent = set[PartitionRequest]()
         while True:
             with self._lock:
@@ -291,7 +339,8 @@ class PartitionClient:
                 if not requests:
                     self._is_broken = False
                     return True
-                if not sent.isdisjoint(requests):  # refused at once: the next round asks where the partition is
+                # refused at once: the next round asks where the partition is
+                if not sent.isdisjoint(requests):
                     self._lost = requests
                     return False
             sent.update(requests)
@@ -312,7 +361,11 @@ class PartitionClient:
                 if request.settled.done():  # given up meanwhile
                     return True
                 call = self._client.submit_to(
-                    address.server_id, request.method, *address.arguments, *request.args, timeout_s=left_s
+                    address.server_id,
+                    request.method,
+                    *address.arguments,
+                    *request.args,
+                    timeout_s=left_s,
                 )
         except Exception as error:  # whatever it is, somebody waits for this request
             if self._is_loss_again(error):
@@ -353,13 +406,15 @@ class PartitionClient:
         return soonest
 
     def refuse(self, before: int, error: BaseException) -> bool:
-        """Settle the lost pulls and pushes that no server has done, and that were asked before that one, with that error: whether
-        there were any."""
+        """Settle the lost pulls and pushes that no server has done, and that were asked before that
+        one, with that error: whether there were any."""
         with self._lock:
             refused = {
                 request
                 for request in self._lost
-                if request.order < before and not request.may_be_in and (request.sequence or request.method.startswith("pull"))
+                if request.order < before
+                and not request.may_be_in
+                and (request.sequence or request.method.startswith("pull"))
             }
             self._lost = [request for request in self._lost if request not in refused]
         for request in refused:
@@ -375,7 +430,9 @@ class PartitionClient:
             self.settle(request, error)
 
     def settle(self, request: PartitionRequest, error: BaseException) -> None:
-        """End a lost request with an error, in the reactor's thread: whoever waits for it may have that parked."""
+        """End a lost request with an error, in the reactor's thread: whoever waits for it may have
+        that parked.
+        """
         self.forget(request)
         settled = request.settled
         assert settled is not None
@@ -391,28 +448,35 @@ class PartitionClient:
             self.forget(request)
 
     def forget(self, request: PartitionRequest) -> None:
-        """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the request."""
+        """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the
+        request.
+        """
         request.args = ()
         with self._lock:
             if self._unacknowledged.pop(request.sequence, None) is not None:
                 self._kept_bytes -= request.nbytes
 
-    # -- errors --------------------------------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
     def __str__(self) -> str:
         return f"partition {self.partition} of {self._name!r} (server {self.address.server_id})"
 
     def _final(self, request: PartitionRequest, error: BaseException) -> BaseException:
-        """What a request that was lost once ends with: it may have run then, whatever is said now."""
+        """What a request that was lost once ends with:
+        it may have run then, whatever is said now.
+        """
         if not request.sequence or not isinstance(error, NotSent | Rejected):
             return error
         return MaybeExecuted(
-            f"push {request.sequence} to {self} was sent, and may have been applied, once; nobody is there to ask: {error}"
+            f"push {request.sequence} to {self} was sent, and may have been applied, once; "
+            f"nobody is there to ask: {error}"
         )
 
     def _late(self, request: PartitionRequest) -> DeadlineExceeded:
         said = self._unanswered(request, "at its deadline")
-        return DeadlineExceeded(f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s")
+        return DeadlineExceeded(
+            f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s"
+        )
 
     @property
     def waits_for(self) -> str:
@@ -425,8 +489,12 @@ class PartitionClient:
         return self._waiter is not None and self._waiter.closing
 
     def closed(self, request: PartitionRequest) -> Closed:
-        """What whoever waits for a lost request is told once this side is closed: nobody sends it again."""
-        return Closed(f"{self._unanswered(request, 'as the service is closed here')}. Last: {self._reason}")
+        """What whoever waits for a lost request is told once this side is closed: nobody sends it
+        again.
+        """
+        return Closed(
+            f"{self._unanswered(request, 'as the service is closed here')}. Last: {self._reason}"
+        )
 
     def _unanswered(self, request: PartitionRequest, when: str) -> str:
         what = f"push {request.sequence}" if request.sequence else request.method

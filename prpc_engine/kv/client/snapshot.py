@@ -9,7 +9,8 @@ import numpy.typing as npt
 from prpc_engine.node.slab import empty
 from shard import ShmFull
 
-SLAB_BYTES_MIN = 65536  # below, copying an array once more when it is sent costs less than taking a block of the slab
+# below, copying an array once more when it is sent costs less than taking a block of the slab
+SLAB_BYTES_MIN = 65536
 
 
 def kept(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,22 +1,24 @@
 """Verbs that wait for other workers, as consistency.py decides: `sync` by steps, `ssp` by clocks.
 
-    verb      event                                        becomes
-    arrives   sync: a push                                 waits, in its worker's queue
-    arrives   ssp: its worker may go on                    runs, and is answered in its turn
-    arrives   ssp: the worker is too far ahead, or has     waits, in its worker's queue
-              another verb that waits
-    waits     sync: every worker's queue has a push        runs with the first of each queue
-    waits     ssp: the slowest worker came on              runs
-    waits     its worker is gone                           waits on as a push: what was sent counts once the others come to it
-                                                           (sync), or runs at once (ssp); a pull is dropped
-    waits     WAIT_SHARE of its caller's time is over      is taken back, and fails with WorkersBehind
-    waits     its caller gives it up                       is taken back: it has not run
+    verb     event                                     becomes
+    arrives  sync: a push                              waits, in its worker's queue
+    arrives  ssp: its worker may go on                 runs, and is answered in its turn
+    arrives  ssp: the worker is too far ahead, or has  waits, in its worker's queue
+             another verb that waits
+    waits    sync: every worker's queue has a push     runs with the first of each queue
+    waits    ssp: the slowest worker came on           runs
+    waits    its worker is gone                        waits on as a push: what was sent counts once
+                                                       the others come to it (sync), or runs at once
+                                                       (ssp); a pull is dropped
+    waits    WAIT_SHARE of its caller's time is over   is taken back, and fails with WorkersBehind
+    waits    its caller gives it up                    is taken back: it has not run
 
-A worker that has lost its connections is gone after GRACE_S: it may be back. Where its process is seen to have ended it is gone
-at once; so each is asked which process it is when it is first met. Of another host nobody sees that here.
+A worker that has lost its connections is gone after GRACE_S: it may be back. Where its process is
+seen to have ended it is gone at once; so each is asked which process it is when it is first met. Of
+another host nobody sees that here.
 
-Nobody polls: what lets a verb go on is a push, or the loss of a worker, and both look at the queues.
-What waits in a table that a restore replaces goes on waiting there, until its time is over.
+Nobody polls: what lets a verb go on is a push, or the loss of a worker, and both look at the
+queues. What waits in a table that a restore replaces goes on waiting there, until its time is over.
 """
 
 from __future__ import annotations
@@ -46,25 +48,35 @@ if TYPE_CHECKING:
     from shard import Future, Timer
 
 WAIT_SHARE = 0.9  # of the caller's time: the rest is for the answer that says who is behind
-GRACE_S = 1.0  # a worker whose connection was cut is back within some ms; one that died on another host holds others up so long
+# a worker whose connection was cut is back within some ms; one that died on another host holds
+# others up so long
+GRACE_S = 1.0
 ABOUT_TIMEOUT_S = 30.0  # for a worker to say which process it is: nobody waits for that
 WAIT_S_MAX = 600.0  # where a caller sets no deadline
-WAITING_MAX = 64  # verbs of one worker: one that sends so many ahead has lost sight of what it waits for
+# verbs of one worker: one that sends so many ahead has lost sight of what it waits for
+WAITING_MAX = 64
 Gradients = tuple[npt.NDArray[Any], ...]  # of one push: (keys, grads) or (grads,)
 Apply = Callable[[list[Gradients], float], None]
 logger = logging.getLogger("prpc")
 
 
 class Waiting:
-    """A verb in its worker's queue. run: makes its answer; of sync apply, once a step, with the grads of all, goes before.
+    """A verb in its worker's queue. run: makes its answer; of sync apply, once a step, with the
+    grads of all, goes before.
 
-    The table is held from here only: from a Pace, which the connections know, it would outlive a restore.
+    The table is held from here only: from a Pace, which the connections know, it would outlive a
+    restore.
     """
 
     __slots__ = ("answer", "apply", "grads", "is_push", "queue", "run")
 
     def __init__(
-        self, run: Callable[[], Any], is_push: bool, apply: Apply | None, grads: Gradients, queue: deque[Waiting]
+        self,
+        run: Callable[[], Any],
+        is_push: bool,
+        apply: Apply | None,
+        grads: Gradients,
+        queue: deque[Waiting],
     ) -> None:
         self.answer = Deferred()
         self.run = run
@@ -75,20 +87,25 @@ class Waiting:
 
 
 class BarrierScheduler:
-    """What the tables below share: the workers of one table in this partition, and the verbs of theirs that wait."""
+    """What the tables below share: the workers of one table in this partition, and the verbs of
+    theirs that wait.
+    """
 
     def __init__(self, table: str, consistency: Consistency) -> None:
         self._table = table
         self._consistency = consistency
         self._peers: dict[int, set[Peer]] = {}  # of each worker that has pushed: its connections
         self._missed: dict[int, Timer] = {}  # of each that has lost them all: when it is gone
-        self._processes: dict[int, str] = {}  # of each that has said so: which process it is (locator.py)
+        # of each that has said so: which process it is (locator.py)
+        self._processes: dict[int, str] = {}
         self._queues: dict[int, deque[Waiting]] = {}
         self.clocks = Clocks(consistency.workers)
         self.lags = Lags(self.clocks)
 
     def enter(self) -> int:
-        """The worker whose push is being handled, which becomes present if its connection still is."""
+        """The worker whose push is being handled, which becomes present if its connection
+        still is.
+        """
         peer = calling_peer()
         if peer is None:
             worker, name = 0, "this process"
@@ -96,7 +113,8 @@ class BarrierScheduler:
             worker, name = peer.connection.peer_incarnation, str(peer.connection.peer)
             peers = self._peers.setdefault(worker, set())
             if peer not in peers:
-                if peer.connection.error is not None:  # its push was held until now, and meanwhile it went
+                # its push was held until now, and meanwhile it went
+                if peer.connection.error is not None:
                     return worker
                 peers.add(peer)
                 peer.when_lost.append(self._lost)
@@ -126,7 +144,9 @@ class BarrierScheduler:
         if not peers:
             name = str(peer.connection.peer)
             grace_s = 0.0 if process_is_gone(self._processes.get(worker, "")) else GRACE_S
-            self._missed[worker] = peer.reactor.call_later(grace_s, lambda: self._gone(worker, name))
+            self._missed[worker] = peer.reactor.call_later(
+                grace_s, lambda: self._gone(worker, name)
+            )
 
     def _gone(self, worker: int, name: str) -> None:
         del self._missed[worker], self._peers[worker]
@@ -149,13 +169,19 @@ class BarrierScheduler:
         raise NotImplementedError
 
     def _wait(
-        self, worker: int, run: Callable[[], Any], is_push: bool, apply: Apply | None = None, grads: Gradients = ()
+        self,
+        worker: int,
+        run: Callable[[], Any],
+        is_push: bool,
+        apply: Apply | None = None,
+        grads: Gradients = (),
     ) -> Waiting:
         """Put a verb into its worker's queue."""
         queue = self._queues.setdefault(worker, deque())
         if len(queue) >= WAITING_MAX:
             raise Backpressure(
-                f"table {self._table!r}: {len(queue)} verbs of this worker wait for {self.clocks.behind()} already, and no more "
+                f"table {self._table!r}: {len(queue)} verbs of this worker wait for "
+                f"{self.clocks.behind()} already, and no more "
                 "may; wait for some of them before the next"
             )
         verb = Waiting(run, is_push, apply, grads, queue)
@@ -167,7 +193,10 @@ class BarrierScheduler:
         peer = calling_peer()
         if peer is None:
             self._taken_back(worker, verb)
-            raise BadArguments(f"table {self._table!r}: it waits for {self.clocks.behind()}, and there is only this process")
+            raise BadArguments(
+                f"table {self._table!r}: it waits for {self.clocks.behind()}, "
+                "and there is only this process"
+            )
         left_s = remaining_s(monotonic)
         after_s = WAIT_S_MAX if left_s is None else WAIT_SHARE * left_s
         timer = peer.reactor.call_later(after_s, lambda: verb.answer.fail(self._behind(after_s)))
@@ -183,7 +212,8 @@ class BarrierScheduler:
 
     def _behind(self, waited_s: float) -> WorkersBehind:
         return WorkersBehind(
-            f"table {self._table!r} ({self._consistency}): waited {waited_s:.3g} s for {self.clocks.behind()}; it has not run: "
+            f"table {self._table!r} ({self._consistency}): waited {waited_s:.3g} s for "
+            f"{self.clocks.behind()}; it has not run: "
             "see what they do, or give a larger timeout_s"
         )
 
@@ -266,7 +296,9 @@ class Bound(BarrierScheduler):
 
 
 class Steps(BarrierScheduler):
-    """sync. A worker's clock is the pushes that it has sent; `base` of the clocks is the steps applied when all were gone."""
+    """sync. A worker's clock is the pushes that it has sent; `base` of the clocks is the steps
+    applied when all were gone.
+    """
 
     def __init__(self, table: str, consistency: Sync) -> None:
         super().__init__(table, consistency)
@@ -274,7 +306,9 @@ class Steps(BarrierScheduler):
         self._applied = 0
 
     def push(self, apply: Apply, run: Callable[[], Any], *grads: npt.NDArray[Any]) -> Deferred:
-        """Answered with run() once apply(the gradients of all workers, scale) has been called, with these among them."""
+        """Answered with run() once apply(the gradients of all workers, scale) has been called, with
+        these among them.
+        """
         worker = self.enter()
         verb = self._wait(worker, run, True, apply, grads)
         if worker in self.clocks:

@@ -1,29 +1,39 @@
-"""Hot rows of a sparse table kept at the worker: read again from here for a while, instead of from the servers.
+"""Hot rows of a sparse table kept at the worker: read again from here for a while, instead of from
+the servers.
 
-    index    key -> place            keys    int64[rows]         values  float32[rows, dim]
-    pulled   float64[rows]           when the values were asked for, in seconds; -inf: they are not to be used
-    pull     int64[rows]             number of the pull that is to fill the place; 0: none is
-    is_used  bool[rows]              since the clock's hand passed here last
+    index    key -> place   keys    int64[rows]         values  float32[rows, dim]
+    pulled   float64[rows]  when the values were asked for, in seconds; -inf: they are not to be
+                            used
+    pull     int64[rows]    number of the pull that is to fill the place; 0: none is
+    is_used  bool[rows]     since the clock's hand passed here last
     is_taken bool[rows]
 
-    a key that is pulled                             is answered from    and then
-    is here, pulled at most staleness_s ago          here                counts as used
-    is here, and older                               its server          counts as used; this pull is to fill its place
-    is not here                                      its server          this pull is to fill a place, if the hand finds one
-    comes from its server                                                is here, if this pull still is to fill its place
+    a key that is pulled                     is answered from  and then
+    is here, pulled at most staleness_s ago  here              counts as used
+    is here, and older                       its server        counts as used; this pull is to fill
+                                                               its place
+    is not here                              its server        this pull is to fill a place, if the
+                                                               hand finds one
+    comes from its server                                      is here, if this pull still is to
+                                                               fill its place
 
-    the hand finds a place that     and then
-    is used                         is not used any more: its key has a second chance; the hand goes on, around once at most
-    is not used                     is given away; what was there is evicted
+    the hand finds a place that  and then
+    is used                      is not used any more: its key has a second chance; the hand goes
+                                 on, around once at most
+    is not used                  is given away; what was there is evicted
 
-The hand is the CLOCK algorithm: about the least recently used (LRU) goes, and a key that was pulled once goes before those that
-were pulled again. It looks at windows of places with a few numpy calls, and at a place no oftener than that is pulled.
+The hand is the CLOCK algorithm: about the least recently used (LRU) goes, and a key that was pulled
+once goes before those that were pulled again. It looks at windows of places with a few numpy calls,
+and at a place no oftener than that is pulled.
 
-A push takes its keys' rows and the pulls under way of them back, when it is sent and when it is applied: so a worker reads what
-it wrote. What other workers push is seen staleness_s later at the worst. When state went back (session.py) all rows go.
+A push takes its keys' rows and the pulls under way of them back, when it is sent and when it is
+applied: so a worker reads what it wrote. What other workers push is seen staleness_s later at the
+worst. When state went back (session.py) all rows go.
 
-Pulls of 64 / 4096 keys, dim 16, from 2 shards over shared memory: 329 / 701 us, from here 55 / 250; 4096 keys that are not here,
-in a full cache: 2.6 ms instead of 0.65. So a cache is for keys that come again: between four and five hits pay for a miss.
+Pulls of 64 / 4096 keys, dim 16, from 2 shards over shared memory: 329 / 701 us, from here 55 / 250;
+4096 keys that are not here,
+in a full cache: 2.6 ms instead of 0.65. So a cache is for keys that come again: between four and
+five hits pay for a miss.
 """
 
 from __future__ import annotations
@@ -53,7 +63,9 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Cache:
-    """rows: how many are kept at this worker; staleness_s: seconds for which one is read from here. ConfigError for others."""
+    """rows: how many are kept at this worker; staleness_s: seconds for which one is read from here.
+    ConfigError for others.
+    """
 
     rows: int
     staleness_s: float
@@ -65,8 +77,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class CacheStatistics:
-    """Of all pulls so far, in different keys of each: hits came from here, misses from servers (stale ones of them were here, and
-    too old or pushed to), evicted lost their place. rows: places taken now. age_s_mean, age_s_max: of the hits' rows, in seconds.
+    """Of all pulls so far, in different keys of each: hits came from here, misses from servers
+    (stale ones of them were here, and too old or pushed to), evicted lost their place. rows: places
+    taken now. age_s_mean, age_s_max: of the hits' rows, in seconds.
     """
 
     rows: int
@@ -79,7 +92,9 @@ class CacheStatistics:
 
 
 class CachedRows(NamedTuple):
-    """What a pull has from here. missing: positions whose rows in `values` are still to be asked for."""
+    """What a pull has from here. missing: positions whose rows in `values` are still to be asked
+    for.
+    """
 
     values: Floats
     missing: npt.NDArray[np.intp]
@@ -95,7 +110,9 @@ class RowCache:
     with what servers sent; a push calls forget(). Which rows stay: the tables at the file's head.
     """
 
-    def __init__(self, settings: Cache, dim: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Cache, dim: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.settings = settings
         self._clock = clock
         self._lock = threading.Lock()
@@ -116,18 +133,24 @@ class RowCache:
 
     @classmethod
     def made(cls, table: str, settings: object, dim: int, bound: object) -> RowCache | None:
-        """Of Cache(...) or its plain form; None -> None. bound: what says how stale this worker's pulls may be, else None.
+        """Of Cache(...) or its plain form; None -> None. bound: what says how stale this worker's
+        pulls may be, else None.
 
         Raises ConfigError.
         """
         if settings is None:
             return None
         if bound is not None:
-            raise ConfigError(f"table {table!r}: a cache shows older rows than {bound} allows; leave one of them out")
+            raise ConfigError(
+                f"table {table!r}: a cache shows older rows than {bound} allows; "
+                "leave one of them out"
+            )
         return cls(configured(f"table {table!r}: cache", Cache, settings), dim)
 
     def look_up(self, keys: Keys, losses: int) -> CachedRows:
-        """What is here of those keys (none twice), as of when state had gone back `losses` times."""
+        """What is here of those keys (none twice), as of when state had gone back `losses`
+        times.
+        """
         with self._lock:
             if losses != self._losses:
                 self._losses = losses
@@ -135,7 +158,8 @@ class RowCache:
             now = self._clock()
             self._pulls += 1
             places = self._index.lookup(keys)
-            ages_s = now - self._pulled[places]  # -1 reads the last place: the row is not taken from there
+            # -1 reads the last place: the row is not taken from there
+            ages_s = now - self._pulled[places]
             is_hit = (places >= 0) & (ages_s <= self.settings.staleness_s)
             values = self._values.take(places, axis=0)
             self._is_used[places[places >= 0]] = True
@@ -151,7 +175,9 @@ class RowCache:
             return CachedRows(values, missing, self._pulls, now)
 
     def _reserve(self, keys: Keys, places: Places) -> None:
-        """This pull is to fill a place for each of these keys; `places`: those that they have, -1: none."""
+        """This pull is to fill a place for each of these keys; `places`: those that they have, -1:
+        none.
+        """
         is_here = places >= 0
         self._stale += int(np.count_nonzero(is_here))
         self._pull[places[is_here]] = self._pulls
@@ -200,7 +226,8 @@ class RowCache:
         pulled: Callable[[list[Floats]], Floats],
         which: npt.NDArray[np.intp] | None,
     ) -> Callable[[list[Floats]], Floats]:
-        """What makes the values of a pull of keys[which] of what look_up() found, and of the servers' answers for `keys`, which
+        """What makes the values of a pull of keys[which] of what look_up() found, and of the
+        servers' answers for `keys`, which
         are the missing ones: pulled(answers)."""
 
         def assemble(answers: list[Floats]) -> Floats:
@@ -212,8 +239,12 @@ class RowCache:
 
         return assemble
 
-    def forgetting(self, keys: Keys, join: Callable[[list[Any]], Value]) -> Callable[[list[Any]], Value]:
-        """join(), which makes the answer to a push of these keys, and forget(keys) at that moment."""
+    def forgetting(
+        self, keys: Keys, join: Callable[[list[Any]], Value]
+    ) -> Callable[[list[Any]], Value]:
+        """join(), which makes the answer to a push of these keys, and forget(keys) at that
+        moment.
+        """
 
         def applied(answers: list[Any]) -> Value:
             self.forget(keys)

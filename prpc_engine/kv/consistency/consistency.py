@@ -1,42 +1,61 @@
-"""Consistency: how far the workers of one table may run apart. What decides stands here; barrier_scheduler.py makes them wait.
+"""Consistency: how far the workers of one table may run apart. What decides stands here;
+barrier_scheduler.py makes them wait.
 
-    name    a push                            a pull                       who waits
-    async   is applied when it comes          sees what is applied         nobody
-    sync    is applied together with one of   sees whole steps             a push, until all others' push of that step is there
-            every other worker, as one
-    ssp     is applied when it comes          misses at most what is       a worker's pull or push, while it is more than `bound`
-                                              under way within the bound   pushes ahead of the slowest worker
+    name   a push                           a pull                      who waits
+    async  is applied when it comes         sees what is applied        nobody
+    sync   is applied together with one of  sees whole steps            a push, until all others'
+                                                                        push of that step is there
+           every other worker, as one
+    ssp    is applied when it comes         misses at most what is      a worker's pull or push,
+                                                                        while it is more than
+                                                                        `bound`
+                                            under way within the bound  pushes ahead of the slowest
+                                                                        worker
 
-A worker is a node (an RpcService) that pushes to the table; its clock is its pushes. Each partition of a table counts by itself:
-so in sync and ssp a push goes to every partition, to some without keys, and the clocks agree. ssp: Ho and others, "More effective
-distributed ML via a stale synchronous parallel parameter server" (NIPS 2013); with bound 0 it is bulk synchronous.
+A worker is a node (an RpcService) that pushes to the table; its clock is its pushes. Each partition
+of a table counts by itself: so in sync and ssp a push goes to every partition, to some without
+keys, and the clocks agree. ssp: Ho and others, "More effective distributed ML via a stale
+synchronous parallel parameter server" (NIPS 2013); with bound 0 it is bulk synchronous.
 
-    worker    event                             becomes
-    awaited   (`workers` of them at first)      counts as one at clock `base`: nobody leaves it behind
-    unknown   pulls                             unknown: who only reads waits for nobody, and nobody waits for it
-    unknown   pushes while some are awaited     present, in the place of one of them
-    unknown   pushes when none is awaited       present: it has joined
-    present   its last connection is lost       missed: it counts as present for pace.GRACE_S, as its pushes mostly come again
-    present   the same, and its process ended   gone at once, where that can be seen: on the server's own host
-    missed    pushes, or a push comes again     present
-    missed    GRACE_S are over                  gone: it holds nobody up
-    missed    the same, and it was the last     gone; `workers` are awaited anew, unless the next one that comes is it again
+    worker   event                            becomes
+    awaited  (`workers` of them at first)     counts as one at clock `base`: nobody leaves it behind
+    unknown  pulls                            unknown: who only reads waits for nobody, and nobody
+                                              waits for it
+    unknown  pushes while some are awaited    present, in the place of one of them
+    unknown  pushes when none is awaited      present: it has joined
+    present  its last connection is lost      missed: it counts as present for pace.GRACE_S, as its
+                                              pushes mostly come again
+    present  the same, and its process ended  gone at once, where that can be seen: on the server's
+                                              own host
+    missed   pushes, or a push comes again    present
+    missed   GRACE_S are over                 gone: it holds nobody up
+    missed   the same, and it was the last    gone; `workers` are awaited anew, unless the next one
+                                              that comes is it again
 
-Whoever comes enters at the slowest clock, so that it neither holds others up for the past nor is ahead. A push that comes again
+Whoever comes enters at the slowest clock, so that it neither holds others up for the past nor is
+ahead. A push that comes again
 (ledger.py) is in one step, and ticks once: it is never given to the table twice.
 
-Tables of elastic servers have no consistency but async. To pace them, four things would have to be so that are not:
-    a push says which step of its table it belongs to    its number in the ledger counts one worker's pushes to all tables. When a
-                                                         primary dies that has answered one worker of a step, and not another,
-                                                         and no copy has the step (ack "applied"), its successor gets the next
-                                                         push of the one beside the repeated one of the other, as one step
-    all partitions agree on who is present               one that begins anew from a checkpoint awaits `workers` of them, and
-                                                         a worker that the others know to be gone never comes
-    a step is one change of the stream                   its pushes, their notes in the ledger and the clocks: each push is
-                                                         forwarded, and counts, by itself (replica.py)
-    who waits holds no hand-over up                      a partition goes to its heir once no push is held, and in a paced table
-                                                         some push nearly always is
-So a step's number has to come with the push and the roster of workers from the master before a copy can be told of either.
+Tables of elastic servers have no consistency but async. To pace them, four things would have to be
+so that are not:
+    a push says which step of its table it belongs to  its number in the ledger counts one worker's
+                                                       pushes to all tables. When a primary dies
+                                                       that has answered one worker of a step, and
+                                                       not another, and no copy has the step (ack
+                                                       "applied"), its successor gets the next push
+                                                       of the one beside the repeated one of the
+                                                       other, as one step
+    all partitions agree on who is present             one that begins anew from a checkpoint awaits
+                                                       `workers` of them, and a worker that the
+                                                       others know to be gone never comes
+    a step is one change of the stream                 its pushes, their notes in the ledger and the
+                                                       clocks: each push is forwarded, and counts,
+                                                       by itself (replica.py)
+    who waits holds no hand-over up                    a partition goes to its heir once no push is
+                                                       held, and in a paced table some push nearly
+                                                       always is
+So a step's number has to come with the push and the roster of workers from the master before a copy
+can be told of either.
 """
 
 from __future__ import annotations
@@ -54,7 +73,9 @@ NAMED_MAX = 8  # workers that one message names
 
 
 class WorkersBehind(RpcError):
-    """A pull or push waited for slower workers until its caller's deadline was near, and has not run: the text names them."""
+    """A pull or push waited for slower workers until its caller's deadline was near, and has not
+    run: the text names them.
+    """
 
 
 class Consistency(ABC):
@@ -70,7 +91,9 @@ class Consistency(ABC):
 
 @dataclass(frozen=True)
 class Sync(Consistency):
-    """The pushes of all workers are applied as one. reduce: "mean" divides their sum by how many they are, "sum" does not."""
+    """The pushes of all workers are applied as one. reduce: "mean" divides their sum by how many
+    they are, "sum" does not.
+    """
 
     name = "sync"
     workers: int
@@ -84,7 +107,9 @@ class Sync(Consistency):
 
 @dataclass(frozen=True)
 class Ssp(Consistency):
-    """Stale synchronous parallel. bound: pushes that a worker may be ahead of the slowest one when it pulls or pushes."""
+    """Stale synchronous parallel. bound: pushes that a worker may be ahead of the slowest one when
+    it pulls or pushes.
+    """
 
     name = "ssp"
     workers: int
@@ -104,7 +129,9 @@ CONSISTENCIES: dict[str, type[Any]] = {"async": _Async, "sync": Sync, "ssp": Ssp
 
 
 def from_spec(spec: object) -> Consistency | None:
-    """{"name": "ssp", "workers": 4, "bound": 2} -> Ssp(4, 2); {"name": "async"} or None -> None; else ConfigError."""
+    """{"name": "ssp", "workers": 4, "bound": 2} -> Ssp(4, 2); {"name": "async"} or None -> None;
+    else ConfigError.
+    """
     if spec is None:
         return None
     made: Any = build("consistency", CONSISTENCIES, spec)
@@ -138,7 +165,9 @@ class Clocks:
         return self.base if self._awaited or not self.present else min(self.present.values())
 
     def enter(self, worker: int, name: str, ahead: int = 0) -> None:
-        """An unknown worker pushes. ahead: pushes of it that are here and not applied, when it was here before."""
+        """An unknown worker pushes. ahead: pushes of it that are here and not applied, when it was
+        here before.
+        """
         if not self.present and worker == self._left_last:
             self._awaited = 0  # its connection was lost, and not the job
         clock = self.slowest + ahead
@@ -163,8 +192,12 @@ class Clocks:
     def behind(self) -> str:
         """Who is at the slowest clock, in words."""
         slowest = self.slowest
-        names = sorted(name for worker, name in self.names.items() if self.present[worker] == slowest)
-        named = names[:NAMED_MAX] + ([f"{len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else [])
+        names = sorted(
+            name for worker, name in self.names.items() if self.present[worker] == slowest
+        )
+        named = names[:NAMED_MAX] + (
+            [f"{len(names) - NAMED_MAX} more"] if len(names) > NAMED_MAX else []
+        )
         if self._awaited:
             named.append(f"{self._awaited} of {self._workers} workers that have not pushed yet")
         return ", ".join(named)

@@ -1,13 +1,15 @@
 """Pushes that are answered once a checkpoint which holds them is on the disk. Decides only.
 
-    a push              event                                    next
-    applied             a save cuts the tables                   cut: in that save
-    cut                 that save, or a later one, is committed  answered
-    cut                 the save fails                           cut: the next one holds it, too
-    applied, cut        the tables are restored, or go           failed: the caller is told why
-    applied, cut        its caller gives it up, at its deadline  forgotten: what waits is bounded as calls in flight are
+    a push        event                                    next
+    applied       a save cuts the tables                   cut: in that save
+    cut           that save, or a later one, is committed  answered
+    cut           the save fails                           cut: the next one holds it, too
+    applied, cut  the tables are restored, or go           failed: the caller is told why
+    applied, cut  its caller gives it up, at its deadline  forgotten: what waits is bounded as calls
+                                                           in flight are
 
-Pushes are cut in the order in which they were applied, so a save is known by how many there had been.
+Pushes are cut in the order in which they were applied, so a save is known by how many there had
+been.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Any
 
 from prpc_engine.rpc.deferred import Deferred
 
-SAVES_MAX = 16  # whose commit may still be told; there is one at a time, and those that failed are never told
+# whose commit may still be told; there is one at a time, and those that failed are never told
+SAVES_MAX = 16
 
 
 class Durable:

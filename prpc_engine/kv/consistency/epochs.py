@@ -1,16 +1,21 @@
-"""Epochs of the tables of plain servers: which beginning of a table a request is meant for, and which one a server holds.
+"""Epochs of the tables of plain servers: which beginning of a table a request is meant for, and
+which one a server holds.
 
-    epoch   a whole number that the master keeps for each table (catalog.py); it grows when the table begins again: made anew,
-            restored from a checkpoint, or reset. 0: of a table that no master knows
-    life    a random number of one server process: the tables that it held are gone when another process is in its place
+    epoch  a whole number that the master keeps for each table (catalog.py); it grows when the table
+           begins again: made anew, restored from a checkpoint, or reset. 0: of a table that no
+           master knows
+    life   a random number of one server process: the tables that it held are gone when another
+           process is in its place
 
-A worker asks for a table by its name and epoch in one text, under which the server finds it in a dict: so a request for what is
-there pays nothing for the check, and one for something else finds nothing. What is answered then:
+A worker asks for a table by its name and epoch in one text, under which the server finds it in a
+dict: so a request for what is there pays nothing for the check, and one for something else finds
+nothing. What is answered then:
 
-    the server holds of that name          answers     the worker then
-    nothing                                RowsLost    raises it, until somebody restores or resets the table
-    an older epoch                         Behind      asks again until its deadline: a restore or a reset is under way
-    a newer epoch                          Outdated    takes the new epoch, and raises EpochChanged
+    the server holds of that name  answers   the worker then
+    nothing                        RowsLost  raises it, until somebody restores or resets the table
+    an older epoch                 Behind    asks again until its deadline: a restore or a reset is
+                                             under way
+    a newer epoch                  Outdated  takes the new epoch, and raises EpochChanged
 """
 
 from __future__ import annotations
@@ -20,22 +25,30 @@ import re
 from prpc_engine.errors import Rejected, RemoteError, RpcError
 
 _ASKED = re.compile(r"(.*)@([0-9a-f]{16})", re.DOTALL)
-_OUTDATED = re.compile(r"table asked for as (.*) began again as epoch ([0-9a-f]{16}), step (-?\d+)", re.DOTALL)
+_OUTDATED = re.compile(
+    r"table asked for as (.*) began again as epoch ([0-9a-f]{16}), step (-?\d+)", re.DOTALL
+)
 
 
 class RowsLost(Rejected):
-    """A server process began without the rows of a table that were on the one before it: nothing was read or changed there.
+    """A server process began without the rows of a table that were on the one before it: nothing
+    was read or changed there.
 
-    Restore a checkpoint (TableWorker.restore) to go on from it, or accept the loss (TableWorker.reset): the table begins empty.
+    Restore a checkpoint (TableWorker.restore) to go on from it, or accept the loss
+    (TableWorker.reset): the table begins empty.
     """
 
 
 class Behind(RpcError):
-    """The server holds an older epoch of the table than the one asked for. Of servers; a worker asks again."""
+    """The server holds an older epoch of the table than the one asked for. Of servers; a worker
+    asks again.
+    """
 
 
 class Outdated(RpcError):
-    """The server holds a newer epoch of the table than the one asked for. Of servers; a worker raises EpochChanged."""
+    """The server holds a newer epoch of the table than the one asked for. Of servers; a worker
+    raises EpochChanged.
+    """
 
 
 def asked_as(table: str, epoch: int) -> str:
@@ -50,7 +63,9 @@ def parsed(asked: str) -> tuple[str, int]:
 
 
 def outdated(asked: str, epoch: int, step: int) -> Outdated:
-    """The answer to a request for an epoch that is over. step: of the checkpoint that the new one began with; -1: it is empty."""
+    """The answer to a request for an epoch that is over. step: of the checkpoint that the new one
+    began with; -1: it is empty.
+    """
     return Outdated(f"table asked for as {asked} began again as epoch {epoch:016x}, step {step}")
 
 

@@ -1,8 +1,8 @@
-"""Which pushes a partition has applied: so that one which comes again, over another connection or from another process, is not
-applied again. No I/O and no clock.
+"""Which pushes a partition has applied: so that one which comes again, over another connection or
+from another process, is not applied again. No I/O and no clock.
 
-A push is known by its client, one incarnation of a worker, and by its number there: 1, 2, 3, ... of each partition. What is kept
-of a client:
+A push is known by its client, one incarnation of a worker, and by its number there: 1, 2, 3, ... of
+each partition. What is kept of a client:
 
     floor     every number up to it is settled: applied, or so old that nobody sends it again
     highest   the greatest number applied
@@ -14,12 +14,14 @@ of a client:
     up to floor, or in above                  APPLIED
     any other                                 NEW
 
-Invariant: floor >= highest - WINDOW. A worker keeps its pushes that have no answer within WINDOW numbers of its newest, so what
-it sends again is never FORGOTTEN. Clients are bounded by CLIENTS_MAX: the one that has pushed least recently is forgotten as a
-whole, and what it sends after that counts as NEW.
+Invariant: floor >= highest - WINDOW. A worker keeps its pushes that have no answer within WINDOW
+numbers of its newest, so what it sends again is never FORGOTTEN. Clients are bounded by
+CLIENTS_MAX: the one that has pushed least recently is forgotten as a whole, and what it sends after
+that counts as NEW.
 
-As arrays, for checkpoints and replicas: client uint64[n], floor int64[n], highest int64[n], and above uint8[n, WINDOW / 8], whose
-bit i, lowest first, says that highest - WINDOW + 1 + i is settled.
+As arrays, for checkpoints and replicas: client uint64[n], floor int64[n], highest int64[n], and
+above uint8[n, WINDOW / 8], whose bit i, lowest first, says that highest - WINDOW + 1 + i is
+settled.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-WINDOW = 4096  # pushes of one client under way at one partition: at 25 us each a tenth of a second of them
-CLIENTS_MAX = 4096  # each some 300 bytes here, and half a KiB in a checkpoint; more workers than a job has, restarts and all
+# pushes of one client under way at one partition: at 25 us each a tenth of a second of them
+WINDOW = 4096
+# each some 300 bytes here, and half a KiB in a checkpoint; more workers than a job has, restarts
+# and all
+CLIENTS_MAX = 4096
 NEW, APPLIED, FORGOTTEN = range(3)
 _BITS = np.arange(1 - WINDOW, 1)  # what bit i stands for, beside the highest
 
@@ -65,7 +70,9 @@ class Ledger:
     None from it: not known. What find() answers, and what is kept: the tables at the file's head.
     """
 
-    def __init__(self, clients_max: int = CLIENTS_MAX, pusher: Callable[[], LedgerNode | None] = nobody) -> None:
+    def __init__(
+        self, clients_max: int = CLIENTS_MAX, pusher: Callable[[], LedgerNode | None] = nobody
+    ) -> None:
         self.pusher = pusher
         self._clients: OrderedDict[int, _Client] = OrderedDict()  # who pushed last is last
         self._clients_max = clients_max
@@ -104,7 +111,9 @@ class Ledger:
         return known.highest if known is not None else 0
 
     def pushes(self) -> Iterator[tuple[int, LedgerNode | None, int]]:
-        """Of each client: its number, its node if that is known, and how many pushes it has had applied."""
+        """Of each client: its number, its node if that is known, and how many pushes it has had
+        applied.
+        """
         for client, known in self._clients.items():
             yield client, known.node, known.highest
 
@@ -128,7 +137,7 @@ class Ledger:
             known.floor += 1
             known.above.remove(known.floor)
 
-    # -- as arrays -----------------------------------------------------------------------------------------------------
+    # -- as arrays ---------------------------------------------------------------------------------
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """A copy of everything, as the file's head says, the client who pushed last at the end."""
@@ -144,17 +153,24 @@ class Ledger:
         }
 
     def load(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Add what arrays() gave. Of a client known here already, all that either side has applied counts as applied.
+        """Add what arrays() gave. Of a client known here already, all that either side has applied
+        counts as applied.
 
-        That is exact for one partition's own ledgers. When a checkpoint is restored into another number of partitions, those of
-        several come together in one, and its numbers mean nothing any more: but workers of that many partitions are others, too.
+        That is exact for one partition's own ledgers. When a checkpoint is restored into another
+        number of partitions, those of several come together in one, and its numbers mean nothing
+        any more: but workers of that many partitions are others, too.
         """
         settled = np.unpackbits(arrays["above"], axis=1, bitorder="little").astype(np.bool_)
-        for row, client, floor, highest in zip(settled, arrays["client"], arrays["floor"], arrays["highest"], strict=True):
+        for row, client, floor, highest in zip(
+            settled, arrays["client"], arrays["floor"], arrays["highest"], strict=True
+        ):
             known = self._clients.get(int(client))
             if known is None:
                 known = self._add(int(client), None)
             known.above.update((int(highest) + _BITS[row]).tolist())
-            known.floor, known.highest = max(known.floor, int(floor)), max(known.highest, int(highest))
+            known.floor, known.highest = (
+                max(known.floor, int(floor)),
+                max(known.highest, int(highest)),
+            )
             known.above = {each for each in known.above if each > known.floor}
             self._settle(known)

@@ -1,10 +1,13 @@
-"""Tables under a consistency model: those of table.py, whose verbs may wait for other workers (barrier_scheduler.py).
+"""Tables under a consistency model: those of table.py, whose verbs may wait for other workers
+(barrier_scheduler.py).
 
-    ssp     each verb is that of table.py, when it may run
-    sync    gradients are decoded and checked when they come, and applied once a step: dense ones summed, sparse ones with the
-            keys of all workers; a key that some have not pushed counts as zero in their mean. A step is one push to the table.
+    ssp   each verb is that of table.py, when it may run
+    sync  gradients are decoded and checked when they come, and applied once a step: dense ones
+          summed, sparse ones with the keys of all workers; a key that some have not pushed counts
+          as zero in their mean. A step is one push to the table.
 
-They are tables in everything else: a checkpoint cuts them like any other. What waits has not been answered, and is in none.
+They are tables in everything else: a checkpoint cuts them like any other. What waits has not been
+answered, and is in none.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ class Paced:
 
 
 class SspDense(Paced, DenseTable):
-    """A dense table whose verbs wait for slower workers. Each answers with its value, or a Deferred."""
+    """A dense table whose verbs wait for slower workers. Each answers with its value, or a
+    Deferred.
+    """
 
     def __init__(self, pace: Bound, **settings: Any) -> None:
         super().__init__(**settings)
@@ -60,7 +65,9 @@ class SspDense(Paced, DenseTable):
 
 
 class SspSparse(Paced, SparseTable):
-    """A sparse table whose verbs wait for slower workers. Each answers with its value, or a Deferred."""
+    """A sparse table whose verbs wait for slower workers. Each answers with its value, or a
+    Deferred.
+    """
 
     def __init__(self, pace: Bound, **settings: Any) -> None:
         super().__init__(**settings)
@@ -73,11 +80,15 @@ class SspSparse(Paced, SparseTable):
         return self._pace.push(partial(super().push, keys, *parts))
 
     def push_pull(self, keys: Keys, *parts: Array) -> Any:
-        return self._pace.push(_both(partial(super().push, keys, *parts), partial(super().pull, keys)))
+        return self._pace.push(
+            _both(partial(super().push, keys, *parts), partial(super().pull, keys))
+        )
 
 
 class SyncDense(Paced, DenseTable):
-    """A dense table that changes once a step, by the gradients of all workers. Its pushes answer with a Deferred."""
+    """A dense table that changes once a step, by the gradients of all workers. Its pushes answer
+    with a Deferred.
+    """
 
     def __init__(self, pace: Steps, compression: Compressor | None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -92,18 +103,22 @@ class SyncDense(Paced, DenseTable):
 
     def _received(self, parts: tuple[Array, ...]) -> Array:
         grads = received(self._whose, self._wire, parts, self.values.shape)
-        self._guard.check(self._whose, grads)  # not when it is added to those of others, who would all be refused
+        # not when it is added to those of others, who would all be refused
+        self._guard.check(self._whose, grads)
         return grads
 
     def _apply(self, pushes: list[Gradients], scale: float) -> None:
         total = pushes[0][0]
         for i, (grads,) in enumerate(pushes[1:]):
-            total = np.add(total, grads, out=total if i else None)  # the first sum is ours, what came is not
+            # the first sum is ours, what came is not
+            total = np.add(total, grads, out=total if i else None)
         super().push(total if scale == 1 else total * np.float32(scale))
 
 
 class SyncSparse(Paced, SparseTable):
-    """A sparse table that changes once a step, by the gradients of all workers. Its pushes answer with a Deferred."""
+    """A sparse table that changes once a step, by the gradients of all workers. Its pushes answer
+    with a Deferred.
+    """
 
     def __init__(self, pace: Steps, compression: Compressor | None, **settings: Any) -> None:
         super().__init__(**settings)
@@ -119,7 +134,8 @@ class SyncSparse(Paced, SparseTable):
     def _received(self, keys: Keys, parts: tuple[Array, ...]) -> Gradients:
         check_keys(self._whose, keys)
         grads = received(self._whose, self._wire, parts, (len(keys), self.dim))
-        self._guard.check(self._whose, grads, keys)  # not when it is added to those of others, who would all be refused
+        # not when it is added to those of others, who would all be refused
+        self._guard.check(self._whose, grads, keys)
         return keys, grads
 
     def _apply(self, pushes: list[Gradients], scale: float) -> None:
@@ -130,8 +146,12 @@ class SyncSparse(Paced, SparseTable):
         super().push(keys, grads)
 
 
-def dense_table(table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any) -> DenseTable:
-    """A DenseTable(compression=compression, **settings) of that name, in the model that `consistency` says."""
+def dense_table(
+    table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any
+) -> DenseTable:
+    """A DenseTable(compression=compression, **settings) of that name, in the model that
+    `consistency` says.
+    """
     if isinstance(consistency, Sync):
         return SyncDense(Steps(table, consistency), compression, name=table, **settings)
     if isinstance(consistency, Ssp):
@@ -139,8 +159,12 @@ def dense_table(table: str, consistency: Consistency | None, compression: Compre
     return DenseTable(compression=compression, name=table, **settings)
 
 
-def sparse_table(table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any) -> SparseTable:
-    """A SparseTable(compression=compression, **settings) of that name, in the model that `consistency` says."""
+def sparse_table(
+    table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any
+) -> SparseTable:
+    """A SparseTable(compression=compression, **settings) of that name, in the model that
+    `consistency` says.
+    """
     if isinstance(consistency, Sync):
         return SyncSparse(Steps(table, consistency), compression, name=table, **settings)
     if isinstance(consistency, Ssp):

@@ -1,11 +1,14 @@
-"""How far the workers of one table are behind in one partition, since when, and for how long others have waited for them.
+"""How far the workers of one table are behind in one partition, since when, and for how long others
+have waited for them.
 
-    worker   event                                              becomes
-    level    another one makes a push that it has not made      behind, since now
-    behind   its pushes are as many as those of the farthest    level
-    any      a verb waits, and nobody is slower than this one   holds others up, until a push of it or the wait's end
+    worker  event                                             becomes
+    level   another one makes a push that it has not made     behind, since now
+    behind  its pushes are as many as those of the farthest   level
+    any     a verb waits, and nobody is slower than this one  holds others up, until a push of it or
+                                                              the wait's end
 
-Each figure is of a present worker (consistency.py); one that is gone takes its figures along. Who is only awaited has none:
+Each figure is of a present worker (consistency.py); one that is gone takes its figures along. Who
+is only awaited has none:
 WorkersBehind counts these. Decides only: told of each change, with the time.
 """
 
@@ -17,7 +20,8 @@ from prpc_engine.kv.consistency.consistency import Clocks
 
 
 class Lag(NamedTuple):
-    """Of one worker. steps: pushes that it is behind the one farthest ahead; since_s: for how long it has been behind by now;
+    """Of one worker. steps: pushes that it is behind the one farthest ahead; since_s: for how long
+    it has been behind by now;
     held_up_s: seconds in all in which verbs of others waited while nobody was slower."""
 
     steps: int
@@ -59,15 +63,23 @@ class Lags:
                 self._let_go(worker, now)
         elif not self._holding:
             slowest = self._clocks.slowest
-            self._holding = {worker: now for worker, clock in self._clocks.present.items() if clock == slowest}
+            self._holding = {
+                worker: now for worker, clock in self._clocks.present.items() if clock == slowest
+            }
 
     def look_again(self, now: float, somebody_waits: bool) -> None:
         """The same, when a worker has come, is gone, or has taken a push back."""
         present = self._clocks.present
         self._farthest = max(present.values(), default=0)
-        self._behind = {each: self._behind.get(each, now) for each, clock in present.items() if clock < self._farthest}
+        self._behind = {
+            each: self._behind.get(each, now)
+            for each, clock in present.items()
+            if clock < self._farthest
+        }
         self.look(now, False)
-        self._held_up_s = {each: held_up_s for each, held_up_s in self._held_up_s.items() if each in present}
+        self._held_up_s = {
+            each: held_up_s for each, held_up_s in self._held_up_s.items() if each in present
+        }
         self.look(now, somebody_waits)
 
     def _let_go(self, worker: int, now: float) -> None:
@@ -83,7 +95,11 @@ class Lags:
         return {
             worker: (
                 self._clocks.names[worker],
-                Lag(self._farthest - clock, now - self._behind.get(worker, now), self._held_up(worker, now)),
+                Lag(
+                    self._farthest - clock,
+                    now - self._behind.get(worker, now),
+                    self._held_up(worker, now),
+                ),
             )
             for worker, clock in self._clocks.present.items()
         }

@@ -1,12 +1,14 @@
 """Who has more than its share, and who is late: worked out from what servers and lanes say.
 
-imbalance    keys pulled and pushed at the busiest server, beside the mean of all: 1.0 is even
-stragglers   servers whose answers to pushes take STRAGGLER_RATIO times as long as the median server's
-workers      what each has pushed, and how fast; in tables with a consistency how far it is behind, since when, and how long
-             others have waited for it: who held them up for longest comes first
+imbalance   keys pulled and pushed at the busiest server, beside the mean of all: 1.0 is even
+stragglers  servers whose answers to pushes take STRAGGLER_RATIO times as long as the median
+            server's
+workers     what each has pushed, and how fast; in tables with a consistency how far it is behind,
+            since when, and how long others have waited for it: who held them up for longest comes
+            first
 
-A worker is a node, as in consistency.py. One whose first pushes went to an elastic server that is gone is known by the number of
-its TableWorker only.
+A worker is a node, as in consistency.py. One whose first pushes went to an elastic server that is
+gone is known by the number of its TableWorker only.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ STRAGGLER_RATIO = 2.0  # twice the median is not noise: each figure is a moving 
 
 @dataclass(frozen=True)
 class ServerShare:
-    """What one server holds and does. answer_s: how long its answers to this worker's pushes take lately; 0.0: none came."""
+    """What one server holds and does. answer_s: how long its answers to this worker's pushes take
+    lately; 0.0: none came.
+    """
 
     server_id: int
     partitions: int
@@ -36,8 +40,9 @@ class ServerShare:
 
 @dataclass(frozen=True)
 class WorkerShare:
-    """What one worker does. pushes: applied, a verb's counted at each partition that it went to; pushes_per_s: since the look
-    before this one, 0.0 at a worker's first; lags: by table with a consistency, each figure of the partition where it is most."""
+    """What one worker does. pushes: applied, a verb's counted at each partition that it went to;
+    pushes_per_s: since the look before this one, 0.0 at a worker's first; lags: by table with a
+    consistency, each figure of the partition where it is most."""
 
     worker: str
     pushes: int
@@ -68,8 +73,12 @@ class Balance:
     unanswered: int
 
 
-def share_of(server_id: int, answers_s: Sequence[float], tables: Mapping[str, TableStatistics]) -> ServerShare:
-    """Of a server with these tables; answers_s: one figure for each of its partitions, 0.0 where nothing was pushed."""
+def share_of(
+    server_id: int, answers_s: Sequence[float], tables: Mapping[str, TableStatistics]
+) -> ServerShare:
+    """Of a server with these tables; answers_s: one figure for each of its partitions, 0.0 where
+    nothing was pushed.
+    """
     timed = [each for each in answers_s if each]
     each = tables.values()
     return ServerShare(
@@ -89,9 +98,11 @@ class WorkerLooks:
         self._before: dict[str, int] = {}  # of each worker: its pushes
         self._looked = 0.0
 
-    def shares(self, now: float, partitions: Iterable[Iterable[Sequence[Any]]]) -> tuple[WorkerShare, ...]:
-        """Of what TableShard.workers() said in each of them. A worker is known by its name: each server has a number of its own
-        for it (shard/transport/callers.py)."""
+    def shares(
+        self, now: float, partitions: Iterable[Iterable[Sequence[Any]]]
+    ) -> tuple[WorkerShare, ...]:
+        """Of what TableShard.workers() said in each of them. A worker is known by its name: each
+        server has a number of its own for it (shard/transport/callers.py)."""
         pushes: dict[str, int] = {}
         lags: dict[str, dict[str, Lag]] = {}
         for workers in partitions:
@@ -103,14 +114,24 @@ class WorkerLooks:
         elapsed_s, before = now - self._looked, self._before
         if elapsed_s > 0:
             self._before, self._looked = pushes, now
-        else:  # another thread's look began later and came first: that one stays, and there is no time for a rate
+        else:
+            # another thread's look began later and came first: that one stays, and there is no time
+            # for a rate
             elapsed_s = float("inf")
-        rates = {worker: max(0, count - before.get(worker, count)) / elapsed_s for worker, count in pushes.items()}
-        shares = [WorkerShare(worker, count, rates[worker], lags[worker]) for worker, count in pushes.items()]
+        rates = {
+            worker: max(0, count - before.get(worker, count)) / elapsed_s
+            for worker, count in pushes.items()
+        }
+        shares = [
+            WorkerShare(worker, count, rates[worker], lags[worker])
+            for worker, count in pushes.items()
+        ]
         return tuple(sorted(shares, key=lambda share: share.held_up_s, reverse=True))
 
 
-def balance_of(servers: Sequence[ServerShare], workers: tuple[WorkerShare, ...], repeats: int, unanswered: int) -> Balance:
+def balance_of(
+    servers: Sequence[ServerShare], workers: tuple[WorkerShare, ...], repeats: int, unanswered: int
+) -> Balance:
     """Of all servers together."""
     keys = [server.keys for server in servers]
     mean = sum(keys) / max(1, len(keys))

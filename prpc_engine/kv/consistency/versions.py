@@ -19,7 +19,8 @@ class HasVersion(Protocol):
 def with_version(table: HasVersion, values: Any) -> Deferred | list[Any]:
     """What a verb of the table has just answered, with its version; for a Deferred, a Deferred.
 
-    A table answers in the turn in which it reads, and callbacks run then: so both are of one moment.
+    A table answers in the turn in which it reads, and callbacks run then: so both are of one
+    moment.
     """
     if not isinstance(values, Deferred):
         return [table.version, values]

@@ -1,10 +1,13 @@
-"""Tables that outlive their servers: a service of servers that come and go, whose partitions move, with copies.
+"""Tables that outlive their servers: a service of servers that come and go, whose partitions move,
+with copies.
 
-    server:  ElasticServer(service, partitions=8, replicas=1, servers=3)       in each of three processes, or more
+    server:  ElasticServer(service, partitions=8, replicas=1, servers=3)  in each of three
+                                                                          processes, or more
     worker:  TableWorker(service, elastic=True, ack="replicated")
 
-The walk of a push: worker -> lane -> host -> hosted -> TableShard, ledger -> stream -> host of a replica -> hosted. Who holds
-what is one value in the master's tree (placement.py), and the reconciler of each server sees to it.
+The walk of a push: worker -> lane -> host -> hosted -> TableShard, ledger -> stream -> host of a
+replica -> hosted. Who holds what is one value in the master's tree (placement.py), and the
+reconciler of each server sees to it.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ DRAIN_TIMEOUT_S = 600.0  # for hundreds of GB to move
 class ElasticClient(Calls, Protocol):
     """What is used of the client of our own service."""
 
-    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Future: ...
+    def submit_to(
+        self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...
+    ) -> Future: ...
 
     def close(self) -> None: ...
 
@@ -57,7 +62,12 @@ class ElasticService(Protocol):
     def create_server(self, name: str, served: object, server_id: int = -1) -> Any: ...
 
     def create_client(
-        self, name: str, expected_servers: int = 1, timeout_s: float = 10.0, *, retry: RetryPolicy | None = None
+        self,
+        name: str,
+        expected_servers: int = 1,
+        timeout_s: float = 10.0,
+        *,
+        retry: RetryPolicy | None = None,
     ) -> Any: ...
 
 
@@ -67,26 +77,35 @@ class ElasticStatistics:
 
     primaries: tuple[int, ...]  # partitions that it serves
     copies: tuple[int, ...]  # partitions that it has, or is getting, a copy of
-    lag: int  # changes that some server which follows it has not answered yet, of the partition where that is most
+    # changes that some server which follows it has not answered yet, of the partition where that is
+    # most
+    lag: int
     unanswered: int  # pushes that wait to be replicated, or to be in a checkpoint
     hand_overs: int  # partitions that it gave to their heirs
     requests_refused: int  # told to go to another server
-    clients_forgotten: int  # incarnations of workers, for newer ones: what they sent again would be applied again
+    # incarnations of workers, for newer ones: what they sent again would be applied again
+    clients_forgotten: int
 
 
 class ElasticServer:
-    """Holds its share of the partitions of `name`. A context manager; close() it before the service.
+    """Holds its share of the partitions of `name`. A context manager; close() it before the
+    service.
 
-    partitions  how many pieces each table is cut into: several for each server that there may be. Only the first server's counts
-    replicas    copies of each beside the primary's: so many servers may die at once, and nothing replicated is lost
+    partitions  how many pieces each table is cut into: several for each server that there may be.
+                Only the first server's counts
+    replicas    copies of each beside the primary's: so many servers may die at once, and nothing
+                replicated is lost
     servers     the first placement waits for so many, so that nothing moves while they start
-    checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest whole checkpoint
-    checkpoint_root  workers may save to folders below it only; None: wherever this process may write
+    checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest
+                whole checkpoint
+    checkpoint_root  workers may save to folders below it only; None: wherever this process may
+                     write
 
-    The service has no shards: a shard is a reactor that nobody may block, and each server's reconciler and filler wait for the
-    master and for other servers, for seconds at times, in threads of their own (reconciler.py). Start a process for each core
-    instead. One that dies is noticed as the service's lease says, on the master's host at once; start another one in its place,
-    and it takes its share. Raises ConfigError.
+    The service has no shards: a shard is a reactor that nobody may block, and each server's
+    reconciler and filler wait for the master and for other servers, for seconds at times, in
+    threads of their own (reconciler.py). Start a process for each core instead. One that dies is
+    noticed as the service's lease says, on the master's host at once; start another one in its
+    place, and it takes its share. Raises ConfigError.
     """
 
     def __init__(
@@ -100,12 +119,19 @@ class ElasticServer:
         checkpoint: str | None = None,
         checkpoint_root: str | None = None,
     ) -> None:
-        checked_count(f"elastic tables {name!r}: partitions", partitions, at_least=1, at_most=PARTITIONS_MAX)
-        checked_count(f"elastic tables {name!r}: replicas", replicas, at_least=0, at_most=REPLICAS_MAX)
-        checked_count(f"elastic tables {name!r}: servers", servers, at_least=1, at_most=PARTITIONS_MAX)
+        checked_count(
+            f"elastic tables {name!r}: partitions", partitions, at_least=1, at_most=PARTITIONS_MAX
+        )
+        checked_count(
+            f"elastic tables {name!r}: replicas", replicas, at_least=0, at_most=REPLICAS_MAX
+        )
+        checked_count(
+            f"elastic tables {name!r}: servers", servers, at_least=1, at_most=PARTITIONS_MAX
+        )
         if service.shards:
             raise ConfigError(
-                f"elastic tables {name!r}: the service has {service.shards} shards, none is allowed: start processes"
+                f"elastic tables {name!r}: the service has {service.shards} shards, "
+                "none is allowed: start processes"
             )
         self.name = name
 
@@ -117,16 +143,26 @@ class ElasticServer:
         self._host = PartitionRouter(lambda: TableShard(checkpoint_root), self._look)
         server_id = service.master_client.count_up(f"tables {name}") + 1
         self._tree = service.master_client
-        with ExitStack() as closing:  # a server without its reconciler would be given partitions that it never serves
+        # a server without its reconciler would be given partitions that it never serves
+        with ExitStack() as closing:
             self.server = service.create_server(name, self._host.methods(), server_id=server_id)
             closing.callback(self.server.close)
             self._client = client = service.create_client(name, retry=AT_ONCE)
             closing.callback(client.close)
             self._reconciler = Reconciler(
-                node, self._host, client, service.in_reactor, service.lease_s, first, checkpoint, schemas.of
+                node,
+                self._host,
+                client,
+                service.in_reactor,
+                service.lease_s,
+                first,
+                checkpoint,
+                schemas.of,
             )
             self._host.server_id = server_id
-            self._host.send = lambda to, method, *args: client.submit_to(to, method, *args, timeout_s=FORWARD_TIMEOUT_S)
+            self._host.send = lambda to, method, *args: client.submit_to(
+                to, method, *args, timeout_s=FORWARD_TIMEOUT_S
+            )
             self._watches = list[int]()
             for path in (node.path, node.servers_path):
                 self._watches.append(self._tree.tree_watch(path, self._reconciler.look))
@@ -145,8 +181,10 @@ class ElasticServer:
     def statistics(self) -> ElasticStatistics:
         """A snapshot."""
         hosted = list(self._host.hosted.values())
-        roles = [(each.index, each.is_primary) for each in hosted]  # once: the reactor goes on meanwhile
-        acked = [(stream.acked, each) for each in hosted for stream in list(each.streams.values())]  # first: both only grow
+        # once: the reactor goes on meanwhile
+        roles = [(each.index, each.is_primary) for each in hosted]
+        # first: both only grow
+        acked = [(stream.acked, each) for each in hosted for stream in list(each.streams.values())]
         return ElasticStatistics(
             primaries=tuple(sorted(index for index, is_primary in roles if is_primary)),
             copies=tuple(sorted(index for index, is_primary in roles if not is_primary)),
@@ -158,28 +196,34 @@ class ElasticServer:
         )
 
     def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Let the others take over all that is held here; this server can be closed then. Raises DeadlineExceeded.
+        """Let the others take over all that is held here; this server can be closed then. Raises
+        DeadlineExceeded.
 
         The only server there is keeps what it has.
         """
         self._reconciler.drain()
         me = self.server_id
-        if not self._reconciler.wait_until(lambda placement: me in placement.draining and not placement.held_by(me), timeout_s):
+        if not self._reconciler.wait_until(
+            lambda placement: me in placement.draining and not placement.held_by(me), timeout_s
+        ):
             placement = self._reconciler.placement
             left = placement.held_by(me) if placement is not None else []
             raise DeadlineExceeded(
-                f"server {me} of {self.name!r} still holds partitions {left} after {timeout_s} s; are there other servers? "
+                f"server {me} of {self.name!r} still holds partitions {left} after {timeout_s} s; "
+                "are there other servers? "
                 "Wait again, or allow a larger timeout_s"
             )
 
     def close(self) -> None:
-        """Serve no more. What is not held by another server comes from a checkpoint then: drain() first. Again: does nothing.
+        """Serve no more. What is not held by another server comes from a checkpoint then: drain()
+        first. Again: does nothing.
 
         A master that is away is not waited for longer than RpcServer.close() does.
         """
         for watch in self._watches:
             self._tree.cancel_watch(watch)
-        self._reconciler.stop()  # what it asks of the master and what close() tells it wait side by side
+        # what it asks of the master and what close() tells it wait side by side
+        self._reconciler.stop()
         self.server.close()
         self._reconciler.join()
         self._client.close()

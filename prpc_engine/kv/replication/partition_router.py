@@ -1,14 +1,18 @@
-"""What a server of placed tables answers: requests that name a partition and its epoch, each at the partition it holds.
+"""What a server of placed tables answers: requests that name a partition and its epoch, each at the
+partition it holds.
 
-    of workers           pull, pull_dense, their _versioned, apply, apply_replicated, create_table, statistics, workers,
-                         applied_of, began, checkpoint_...: the primary's
-    of other servers     copy_begin, copy_read, copy_end, copy_follows: the primary's; follow: a replica's
+    of workers        pull, pull_dense, their _versioned, apply, apply_replicated, create_table,
+                      statistics, workers, applied_of, began, checkpoint_...: the primary's
+    of other servers  copy_begin, copy_read, copy_end, copy_follows: the primary's; follow: a
+                      replica's
 
-A request for what this server does not hold, at that epoch and in that role, raises Moved. So does every request to a primary
-whose lease at the master may be over: another one may have been promoted meanwhile, and this one must not acknowledge what that
-one lacks.
+A request for what this server does not hold, at that epoch and in that role, raises Moved. So does
+every request to a primary
+whose lease at the master may be over: another one may have been promoted meanwhile, and this one
+must not acknowledge what that one lacks.
 
-In the reactor's thread, all of it; reconciler.py changes what is held, from a thread of its own, through that.
+In the reactor's thread, all of it; reconciler.py changes what is held, from a thread of its own,
+through that.
 """
 
 from __future__ import annotations
@@ -38,7 +42,10 @@ class PartitionRouter:
     """
 
     def __init__(
-        self, make_shard: Callable[[], TableShard], changed: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        make_shard: Callable[[], TableShard],
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.make_shard = make_shard
         self.server_id = -1  # before it is known who we are, and before anything is held
@@ -73,14 +80,21 @@ class PartitionRouter:
             self.copy_end,
             self.follow,
         ]
-        return {each.__name__: each for each in own} | {name: partial(self._checkpoint, name) for name in CHECKPOINT}
+        return {each.__name__: each for each in own} | {
+            name: partial(self._checkpoint, name) for name in CHECKPOINT
+        }
 
-    # -- of workers ----------------------------------------------------------------------------------------------------
+    # -- of workers --------------------------------------------------------------------------------
 
     def _served(self, partition: int, epoch: int) -> Replica:
         """As the primary at that epoch."""
         hosted = self.hosted.get(partition)
-        if hosted is None or hosted.placed.epoch != epoch or not hosted.is_primary or self._clock() >= self._lease_end:
+        if (
+            hosted is None
+            or hosted.placed.epoch != epoch
+            or not hosted.is_primary
+            or self._clock() >= self._lease_end
+        ):
             self.requests_refused += 1
             raise Moved(self._why(partition, epoch, hosted))
         return hosted
@@ -89,9 +103,15 @@ class PartitionRouter:
         if hosted is None:
             return f"partition {partition} is not held by server {self.server_id}"
         if self._clock() >= self._lease_end:
-            return f"server {self.server_id} has lost the master for its lease, and serves nothing until it is back"
+            return (
+                f"server {self.server_id} has lost the master for its lease, "
+                "and serves nothing until it is back"
+            )
         role = "primary" if hosted.is_primary else "no primary"
-        return f"partition {partition}: server {self.server_id} is {role} of it at epoch {hosted.placed.epoch}, asked was {epoch}"
+        return (
+            f"partition {partition}: server {self.server_id} is {role} of it at epoch "
+            f"{hosted.placed.epoch}, asked was {epoch}"
+        )
 
     def pull(self, partition: int, epoch: int, table: str, keys: Any) -> Any:
         """As TableShard's."""
@@ -122,7 +142,9 @@ class PartitionRouter:
         return self._served(partition, epoch).apply_durable(*push)
 
     def create_table(self, partition: int, epoch: int, spec: dict[str, Any]) -> Any:
-        """As TableShard's; replicas have the table when it is answered. ConfigError also for a consistency."""
+        """As TableShard's; replicas have the table when it is answered. ConfigError also for a
+        consistency.
+        """
         return self._served(partition, epoch).create_table(spec)
 
     def statistics(self, partition: int, epoch: int) -> dict[str, dict[str, int]]:
@@ -143,9 +165,12 @@ class PartitionRouter:
 
     def _checkpoint(self, method: str, partition: int, epoch: int, *arguments: Any) -> Any:
         hosted = self._served(partition, epoch)
-        if method == "checkpoint_enter" and any(stream.outgoing is not None for stream in hosted.streams.values()):
+        if method == "checkpoint_enter" and any(
+            stream.outgoing is not None for stream in hosted.streams.values()
+        ):
             raise Busy(f"partition {partition} is being copied to another server")
-        if method == "checkpoint_swap" and hosted.is_handing_over:  # its heir has what was there before
+        # its heir has what was there before
+        if method == "checkpoint_swap" and hosted.is_handing_over:
             raise Moved(f"partition {partition} is being handed over: restore again in a while")
         answer = getattr(hosted.shard, method)(*arguments)
         if method == "checkpoint_swap":
@@ -154,14 +179,16 @@ class PartitionRouter:
             return hosted.is_settled(*arguments)
         return answer
 
-    # -- of other servers ----------------------------------------------------------------------------------------------
+    # -- of other servers --------------------------------------------------------------------------
 
     def copy_begin(self, partition: int, epoch: int, server: int) -> dict[str, Any]:
         """Cut the partition for a server that is joining: what there is to read."""
         return self._served(partition, epoch).begin_copy(server)
 
     def copy_read(self, partition: int, epoch: int, server: int, copy: int) -> Any:
-        """The next piece of the copy that copy_begin has told the number of: table, first row, columns; None: that was all."""
+        """The next piece of the copy that copy_begin has told the number of: table, first row,
+        columns; None: that was all.
+        """
         return self._served(partition, epoch).read_copy(server, copy)
 
     def copy_follows(self, partition: int, epoch: int, server: int) -> bool:
@@ -180,10 +207,12 @@ class PartitionRouter:
             raise Moved(self._why(partition, epoch, hosted))
         return hosted.follow(number, method, *arguments)
 
-    # -- of the reconciler -------------------------------------------------------------------------------------------------
+    # -- of the reconciler -------------------------------------------------------------------------
 
     def learn(self, placement: Placement, version: int, lease_end: float) -> None:
-        """What the master says: `version` of its node, as of a moment that was `lease_end` minus the lease, or later."""
+        """What the master says: `version` of its node, as of a moment that was `lease_end` minus
+        the lease, or later.
+        """
         self._lease_end = max(self._lease_end, lease_end)
         if version < self._version:  # the reconciler's two threads may pass each other
             return
@@ -192,41 +221,61 @@ class PartitionRouter:
             placed = placement.partitions[index]
             if placed.loading and placed.epoch == hosted.placed.epoch:
                 continue  # the master has not heard yet that it is loaded
-            if placed.loading or self.server_id not in placed.holders or self._is_to_be_filled(hosted, placed):
+            if (
+                placed.loading
+                or self.server_id not in placed.holders
+                or self._is_to_be_filled(hosted, placed)
+            ):
                 del self.hosted[index]
                 hosted.leave()
             elif placed != hosted.placed:
                 hosted.learn(placed)
 
     def _is_to_be_filled(self, hosted: Replica, placed: Placed) -> bool:
-        """Whether what is here does not count any more: the primary may have less, or has not been able to send more. That of a
-        spare is kept until it is filled."""
+        """Whether what is here does not count any more: the primary may have less, or has not been
+        able to send more. That of a spare is kept until it is filled."""
         before, me = hosted.placed, self.server_id
         if me in placed.spares:
             return False
         return me in placed.joining and (placed.epoch != before.epoch or me in before.replicas)
 
     def lacks(self, index: int) -> bool:
-        """Whether this server is to serve that partition, by the newest placement known here, and has nothing of it."""
+        """Whether this server is to serve that partition, by the newest placement known here, and
+        has nothing of it.
+        """
         assert self._placement is not None
         placed = self._placement.partitions[index]
-        return placed.primary == self.server_id and not placed.loading and index not in self.hosted and not self._is_closed
+        return (
+            placed.primary == self.server_id
+            and not placed.loading
+            and index not in self.hosted
+            and not self._is_closed
+        )
 
     def put(self, index: int, epoch: int, shard: TableShard, applied: int, step: int) -> None:
-        """Hold a partition that was filled or loaded in that epoch, from the checkpoint of `step`. Moved: there is another."""
+        """Hold a partition that was filled or loaded in that epoch, from the checkpoint of `step`.
+        Moved: there is another.
+        """
         assert self.send is not None
         assert self._placement is not None
         placed = self._placement.partitions[index]
         if placed.epoch != epoch or self.server_id not in placed.holders or self._is_closed:
-            raise Moved(f"partition {index} is not to be held by server {self.server_id} at epoch {epoch} any more")
+            raise Moved(
+                f"partition {index} is not to be held by server {self.server_id} at epoch {epoch} "
+                "any more"
+            )
         before = self.hosted.get(index)
         if before is not None:
             before.leave()
         placed = msgspec.structs.replace(placed, loading=False, step=step)
-        self.hosted[index] = Replica(index, self.server_id, placed, shard, applied, self.send, self._changed)
+        self.hosted[index] = Replica(
+            index, self.server_id, placed, shard, applied, self.send, self._changed
+        )
 
     def close(self) -> None:
-        """Hold nothing more: what waits here, and what still comes, is asked of whoever serves it next."""
+        """Hold nothing more: what waits here, and what still comes, is asked of whoever serves it
+        next.
+        """
         self._is_closed = True
         while self.hosted:
             self.hosted.popitem()[1].leave("this server closes")

@@ -1,19 +1,23 @@
-"""What keeps an elastic server's partitions where the placement wants them. Two threads of each server; the reactor waits for
-neither.
+"""What keeps an elastic server's partitions where the placement wants them. Two threads of each
+server; the reactor waits for neither.
 
-    reconciler   each look: reads the placement and who lives, changes what plan() says (one of all servers wins), tells the
-             host, and sees to its own partitions' streams and heirs. It looks when the master or the host says that something has
-             happened, and LOOKS_PER_LEASE times a lease, which renews the time that the host may serve for
+    reconciler   each look: reads the placement and who lives, changes what plan() says (one of all
+                 servers wins), tells the
+             host, and sees to its own partitions' streams and heirs. It looks when the master or
+             the host says that something has happened, and LOOKS_PER_LEASE times a lease, which
+             renews the time that the host may serve for
     filler   loads and copies partitions to this server, one after the other
 
-    a partition here that         is
-    has to be loaded              loaded by the filler from the newest whole checkpoint, or made empty, with the tables that
-                                  the master knows (schema.py); then said to be loaded, again until the master has heard it
-    is joining here               copied by the filler from its primary, again until it has worked
-    has a stream that caught up   said to have a replica more
-    has a stream that broke       said to have a replica less, which is filled anew
-    was restored                  said to have no replicas
-    has an heir that is a         handed over within HAND_OVER_LEASES of a lease, or kept and tried again
+    a partition here that        is
+    has to be loaded             loaded by the filler from the newest whole checkpoint, or made
+                                 empty, with the tables that the master knows (schema.py); then said
+                                 to be loaded, again until the master has heard it
+    is joining here              copied by the filler from its primary, again until it has worked
+    has a stream that caught up  said to have a replica more
+    has a stream that broke      said to have a replica less, which is filled anew
+    was restored                 said to have no replicas
+    has an heir that is a        handed over within HAND_OVER_LEASES of a lease, or kept and tried
+                                 again
     replica
     is ours without its state     said to be lost: somebody loads it
 """
@@ -48,7 +52,8 @@ from shard import Future, ShardError
 LOOKS_PER_LEASE = 5
 CHANGE_ATTEMPTS_MAX = 16  # others change the placement at the same time; the next look goes on
 COPY_TIMEOUT_S = 30.0  # of one piece, from a primary that may be busy
-HAND_OVER_LEASES = 0.1  # pushes wait so long for a replica to answer what is on its way: some ms, unless it is in trouble
+# pushes wait so long for a replica to answer what is on its way: some ms, unless it is in trouble
+HAND_OVER_LEASES = 0.1
 RETRY_S = 0.05  # after a copy that failed, mostly because the placement has changed meanwhile
 REACTOR_TIMEOUT_S = 30.0  # for a turn of our own reactor
 LOAD_ID = "0" * 16
@@ -58,7 +63,9 @@ logger = logging.getLogger("prpc")
 class Calls(Protocol):
     """What is used of the client of our own service."""
 
-    def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Any: ...
+    def call_to(
+        self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...
+    ) -> Any: ...
 
 
 class Reconciler:
@@ -89,7 +96,8 @@ class Reconciler:
         self._lease_s, self._first, self._folder, self._schema = lease_s, first, folder, schema
         self._wake = threading.Event()
         self._closed = False
-        self._is_leaving = False  # whatever the placement says: there may be none yet, or one that took us for dead
+        # whatever the placement says: there may be none yet, or one that took us for dead
+        self._is_leaving = False
         self._jobs: queue.SimpleQueue[tuple[int, Placed] | None] = queue.SimpleQueue()
         self._filling: set[tuple[int, int]] = set()  # (partition, epoch) of jobs that are not done
         self._seen = threading.Condition()
@@ -97,7 +105,10 @@ class Reconciler:
         self._version = -1  # of it
         self.hand_overs = 0
         names = {"kv-reconciler": self._run, "kv-filler": self._fill_all}
-        self._threads = [threading.Thread(target=run, name=f"prpc-{name}", daemon=True) for name, run in names.items()]
+        self._threads = [
+            threading.Thread(target=run, name=f"prpc-{name}", daemon=True)
+            for name, run in names.items()
+        ]
 
     def start(self) -> None:
         """The host has its id and its client."""
@@ -111,20 +122,27 @@ class Reconciler:
     def wait_until(self, holds: Callable[[Placement], bool], timeout_s: float) -> bool:
         """Whether the placement comes to be so in time."""
         with self._seen:
-            return self._seen.wait_for(lambda: self.placement is not None and holds(self.placement), timeout_s)
+            return self._seen.wait_for(
+                lambda: self.placement is not None and holds(self.placement), timeout_s
+            )
 
     def drain(self) -> None:
-        """Ask all servers to take over what this one has, or is given later. Raises what the master client does."""
+        """Ask all servers to take over what this one has, or is given later. Raises what the master
+        client does.
+        """
         self._is_leaving = True
         self._change(self._planned)
         self.look()
 
     def stop(self) -> None:
-        """Both threads end after what they do now, and the host holds nothing more. The master is not told."""
+        """Both threads end after what they do now, and the host holds nothing more. The master is
+        not told.
+        """
         self._closed = True
         self._wake.set()
         self._jobs.put(None)
-        with contextlib.suppress(Closed, ShardError, TimeoutError):  # all has ended with the service; or it is busy
+        # all has ended with the service; or it is busy
+        with contextlib.suppress(Closed, ShardError, TimeoutError):
             self._now(self._host.close)
 
     def join(self) -> None:
@@ -133,7 +151,7 @@ class Reconciler:
             if thread is not threading.current_thread():
                 thread.join(REACTOR_TIMEOUT_S)
 
-    # -- the reconciler ----------------------------------------------------------------------------------------------------
+    # -- the reconciler ----------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed:
@@ -142,9 +160,17 @@ class Reconciler:
             except Closed:
                 return
             except (RpcError, ShardError, TimeoutError) as error:
-                logger.info("server %d cannot see to its partitions now: %s", self._host.server_id, str(error).partition("\n")[0])
-            except Exception:  # whatever it is: without this thread the lease runs out here, and all its partitions with it
-                logger.exception("server %d goes on after an error it did not expect", self._host.server_id)
+                logger.info(
+                    "server %d cannot see to its partitions now: %s",
+                    self._host.server_id,
+                    str(error).partition("\n")[0],
+                )
+            except Exception:
+                # whatever it is: without this thread the lease runs out here, and all its
+                # partitions with it
+                logger.exception(
+                    "server %d goes on after an error it did not expect", self._host.server_id
+                )
             self._wake.wait(self._lease_s / LOOKS_PER_LEASE)
             self._wake.clear()
 
@@ -171,12 +197,14 @@ class Reconciler:
         """What is to be, by who lives."""
         alive, me = self._node.servers(), self._host.server_id
         if self._is_leaving and me in alive and me not in placement.draining:
-            placement = Placement(placement.partitions, placement.replicas, (*placement.draining, me))
+            placement = Placement(
+                placement.partitions, placement.replicas, (*placement.draining, me)
+            )
         return places.plan(placement, alive)
 
     def _change(self, decide: Callable[[Placement], Placement]) -> tuple[Placement, int] | None:
-        """Set what decide() makes of the placement, which it may return as it is; as it is then, and its version. None: there is
-        none."""
+        """Set what decide() makes of the placement, which it may return as it is; as it is then,
+        and its version. None: there is none."""
         for _ in range(CHANGE_ATTEMPTS_MAX):
             found = self._node.read()
             if found is None:
@@ -189,16 +217,23 @@ class Reconciler:
             if changed is not None:
                 return wanted, changed
         raise RpcError(
-            f"the placement at {self._node.path} was changed by others {CHANGE_ATTEMPTS_MAX} times; the next look goes on"
+            f"the placement at {self._node.path} was changed by others {CHANGE_ATTEMPTS_MAX} "
+            "times; the next look goes on"
         )
 
     def _change_one(self, index: int, before: Placed, after: Callable[[Placed], Placed]) -> Placed:
-        """Change one partition, if its epoch and its heir are still what they were, and tell the host: as it is then."""
+        """Change one partition, if its epoch and its heir are still what they were, and tell the
+        host: as it is then.
+        """
         asked = time.monotonic()
 
         def decide(placement: Placement) -> Placement:
             now = placement.partitions[index]
-            if now.epoch != before.epoch or now.heir != before.heir or now.primary != before.primary:
+            if (
+                now.epoch != before.epoch
+                or now.heir != before.heir
+                or now.primary != before.primary
+            ):
                 return placement
             return placement.replace(index, after(now))
 
@@ -223,11 +258,18 @@ class Reconciler:
         me, hosted = self._host.server_id, self._host.hosted.get(index)
         if placed.primary == me and not placed.loading:
             if hosted is None and self._now(partial(self._host.lacks, index)):
-                logger.error("server %d is to serve partition %d and has nothing of it: it is lost", me, index)
+                logger.error(
+                    "server %d is to serve partition %d and has nothing of it: it is lost",
+                    me,
+                    index,
+                )
                 self._change_one(index, placed, _lost)
             elif hosted is not None and hosted.placed == placed:
                 self._see_to_streams(index, placed, hosted)
-        elif (placed.primary == me or me in placed.joining) and (index, placed.epoch) not in self._filling:
+        elif (placed.primary == me or me in placed.joining) and (
+            index,
+            placed.epoch,
+        ) not in self._filling:
             self._filling.add((index, placed.epoch))
             self._jobs.put((index, placed))
 
@@ -244,7 +286,8 @@ class Reconciler:
             if server in placed.joining:
                 self._now(partial(hosted.promised.add, server))
                 self._change_one(index, placed, partial(_if_joining, places.joined, server))
-                self._now(partial(hosted.promised.discard, server))  # not when that raises: the master may have heard
+                # not when that raises: the master may have heard
+                self._now(partial(hosted.promised.discard, server))
 
     def _hand_over(self, index: int, placed: Placed, hosted: Replica) -> None:
         try:
@@ -253,12 +296,13 @@ class Reconciler:
             self._now(hosted.keep)
             raise
         if handed:
-            # When this raises, pushes go on waiting: whether the heir has taken over is not known before the next look.
+            # When this raises, pushes go on waiting: whether the heir has taken over is not known
+            # before the next look.
             after = self._change_one(index, placed, _if_heir)
             self.hand_overs += after.primary == placed.heir  # else it had none any more
         self._now(hosted.keep)
 
-    # -- the filler ----------------------------------------------------------------------------------------------------
+    # -- the filler --------------------------------------------------------------------------------
 
     def _fill_all(self) -> None:
         while (job := self._jobs.get()) is not None and not self._closed:
@@ -269,15 +313,21 @@ class Reconciler:
                     step = self._load(index, placed) if hosted is None else hosted.placed.step
                     self._change_one(index, placed, partial(places.loaded, step=step))
                     self.look()
-                elif hosted is None or (not hosted.is_primary and self._does_not_follow(index, placed)):
+                elif hosted is None or (
+                    not hosted.is_primary and self._does_not_follow(index, placed)
+                ):
                     self._copy(index, placed)
             except Closed:
                 return
             except (RpcError, ShardError, TimeoutError) as error:
-                logger.info("partition %d is not filled yet: %s", index, str(error).partition("\n")[0])
+                logger.info(
+                    "partition %d is not filled yet: %s", index, str(error).partition("\n")[0]
+                )
                 time.sleep(RETRY_S)
                 self.look()
-            except Exception:  # of whatever is in one partition's checkpoint or copy: the others are to be filled all the same
+            except Exception:
+                # of whatever is in one partition's checkpoint or copy: the others are to be filled
+                # all the same
                 logger.exception("partition %d cannot be filled", index)
                 time.sleep(RETRY_S)
                 self.look()
@@ -290,18 +340,21 @@ class Reconciler:
             step = self._load_newest(shard, index, self._folder)
         there = shard.tables
         for spec in self._schema(index):
-            if spec.table not in there:  # the newer ones; or all of them, where there is no checkpoint
+            # the newer ones; or all of them, where there is no checkpoint
+            if spec.table not in there:
                 shard.create_table(spec.to_dict())
         self._now(lambda: self._host.put(index, placed.epoch, shard, 0, step))
         return step
 
     def _load_newest(self, shard: TableShard, index: int, folder: str) -> int:
-        """The step of the newest whole checkpoint, whose share is in the shard then; -1: there is none. Raises CheckpointError
-        where the folder cannot be read."""
+        """The step of the newest whole checkpoint, whose share is in the shard then; -1: there is
+        none. Raises CheckpointError where the folder cannot be read."""
         try:
             name, step, saved = run_to_end(shard.checkpoint_find(folder))
         except CheckpointError as error:
-            if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            if isinstance(error.__cause__, OSError) and not isinstance(
+                error.__cause__, FileNotFoundError
+            ):
                 logger.warning("partition %d waits: %s", index, str(error))
                 raise  # nobody knows what is there
             logger.warning("partition %d begins empty: %s", index, str(error))
@@ -320,7 +373,9 @@ class Reconciler:
     def _does_not_follow(self, index: int, placed: Placed) -> bool:
         """It was filled, and is not sent what came after."""
         asked = index, placed.epoch, self._host.server_id
-        return not self._client.call_to(placed.primary, "copy_follows", *asked, timeout_s=COPY_TIMEOUT_S)
+        return not self._client.call_to(
+            placed.primary, "copy_follows", *asked, timeout_s=COPY_TIMEOUT_S
+        )
 
     def _copy(self, index: int, placed: Placed) -> None:
         me = self._host.server_id
@@ -333,13 +388,17 @@ class Reconciler:
                 return
             incoming.put(*piece)
         shard = incoming.finish()
-        self._now(lambda: self._host.put(index, placed.epoch, shard, description["applied"], placed.step))
+        self._now(
+            lambda: self._host.put(index, placed.epoch, shard, description["applied"], placed.step)
+        )
         ask("copy_end", *copy)
 
 
 def _lost(placed: Placed) -> Placed:
     others = {"replicas": (), "joining": (), "spares": (), "heir": NOBODY, "restored": ""}
-    return msgspec.structs.replace(placed, epoch=placed.epoch + 1, loading=True, history=placed.history + 1, **others)
+    return msgspec.structs.replace(
+        placed, epoch=placed.epoch + 1, loading=True, history=placed.history + 1, **others
+    )
 
 
 def _if_replica(change: Callable[[Placed, int], Placed], server: int, placed: Placed) -> Placed:

@@ -1,24 +1,29 @@
 """One partition at one of the servers that hold it.
 
-    role       event                                   next
-    (none)     filled, as joining                      replica
-    (none)     loaded a checkpoint, or began empty     primary
-    replica    a forward of its epoch                  replica: applied in order of the numbers, and answered
-    replica    the placement names it                  primary, of a new epoch
-    primary    a push                                  primary: applied, forwarded to every stream
-    primary    its heir is a replica                   handing over: pushes wait; pulls are answered
-    handing    every stream has everything, and the    replica; the pushes that waited are told to go to the new primary
-    over       placement says so
-    any        the placement does not name it          gone: what waits is told to go elsewhere
+    role     event                                 next
+    (none)   filled, as joining                    replica
+    (none)   loaded a checkpoint, or began empty   primary
+    replica  a forward of its epoch                replica: applied in order of the numbers, and
+                                                   answered
+    replica  the placement names it                primary, of a new epoch
+    primary  a push                                primary: applied, forwarded to every stream
+    primary  its heir is a replica                 handing over: pushes wait; pulls are answered
+    handing  every stream has everything, and the  replica; the pushes that waited are told to go to
+                                                   the new primary
+    over     placement says so
+    any      the placement does not name it        gone: what waits is told to go elsewhere
 
-The primary alone decides which keys get rows and which rows go, and sees pulls. It forwards `replay`, a push with what was
-decided for it; `catch_up`, what was decided and used beside; and `create_table`. A replica does those, and so is equal to it in
-rows, optimizer state, stamps, counts and versions (decisions.py). What pulls have left since the primary told last is taken back
-when it hands over.
+The primary alone decides which keys get rows and which rows go, and sees pulls. It forwards
+`replay`, a push with what was decided for it; `catch_up`, what was decided and used beside; and
+`create_table`. A replica does those, and so is equal to it in rows, optimizer state, stamps, counts
+and versions (decisions.py). What pulls have left since the primary told last is taken back when it
+hands over.
 
-A push is replicated when every stream that is live, and every replica by the placement, has it, and the placement names a
-replica: when this server dies, a replica that the master knows of takes over, and no other copy, however complete. A stream that
-breaks counts until the placement says that it is no replica any more: else a server that may be promoted would lack the push.
+A push is replicated when every stream that is live, and every replica by the placement, has it, and
+the placement names a
+replica: when this server dies, a replica that the master knows of takes over, and no other copy,
+however complete. A stream that breaks counts until the placement says that it is no replica any
+more: else a server that may be promoted would lack the push.
 
 In the reactor's thread.
 """
@@ -40,12 +45,15 @@ from prpc_engine.kv.table.table import DenseTable, SparseTable
 from prpc_engine.rpc.deferred import Deferred
 from shard import Future
 
-EARLY_MAX = 65536  # forwards that arrived before one with a smaller number: as many as calls in flight on a connection
+# forwards that arrived before one with a smaller number: as many as calls in flight on a connection
+EARLY_MAX = 65536
 Send = Callable[..., Future]  # server id, method, arguments
 
 
 class Moved(RpcError):
-    """This server does not serve that partition at that epoch: ask the master who does, and send it there."""
+    """This server does not serve that partition at that epoch: ask the master who does, and send it
+    there.
+    """
 
 
 class Replica:
@@ -58,21 +66,31 @@ class Replica:
     """
 
     def __init__(
-        self, index: int, server_id: int, placed: Placed, shard: TableShard, applied: int, send: Send, changed: Callable[[], None]
+        self,
+        index: int,
+        server_id: int,
+        placed: Placed,
+        shard: TableShard,
+        applied: int,
+        send: Send,
+        changed: Callable[[], None],
     ) -> None:
         self.index = index
         self.placed = placed
         self.shard = shard
         self.applied = applied  # how many changes, from the partition's beginning
         self.streams: dict[int, ReplicationLog] = {}
-        self.began: dict[str, int] = {}  # of a primary: the version of each table when it became that
+        # of a primary: the version of each table when it became that
+        self.began: dict[str, int] = {}
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
-        self.restored = "", -1  # the id of a restore that the master is to be told of, and the step of its checkpoint
+        # the id of a restore that the master is to be told of, and the step of its checkpoint
+        self.restored = "", -1
         self._handed: Future | None = None  # while it is handed over
         self._server_id = server_id
         self._send = send
         self._changed = changed
-        self._waiting: deque[tuple[int, Deferred, Any]] = deque()  # number, answer, value: until it is replicated
+        # number, answer, value: until it is replicated
+        self._waiting: deque[tuple[int, Deferred, Any]] = deque()
         self._held: list[Deferred] = []  # pushes that came while it is handed over
         self._early: dict[int, tuple[Deferred, tuple[Any, ...]]] = {}
         self._tables = tables_of(shard)  # as they are now: asked with each push
@@ -88,21 +106,28 @@ class Replica:
         """Pushes that wait to be replicated, to be in a checkpoint, or to be handed over."""
         return len(self._waiting) + len(self.shard.durable) + len(self._held)
 
-    # -- the placement -------------------------------------------------------------------------------------------------
+    # -- the placement -----------------------------------------------------------------------------
 
     def learn(self, placed: Placed) -> None:
         """The partition's place has changed, and still names this server."""
         before, self.placed = self.placed, placed
-        self.promised.intersection_update(placed.joining)  # this may be from before the master was told
+        # this may be from before the master was told
+        self.promised.intersection_update(placed.joining)
         if before.epoch != placed.epoch:
             self.promised.clear()
-            if not self.is_primary or placed.restored == self.restored[0]:  # else it is of the one before
+            # else it is of the one before
+            if not self.is_primary or placed.restored == self.restored[0]:
                 self.restored = "", -1
             self._drop_everything("it has another primary, or was restored from a checkpoint")
             self._take_role()
         for server, stream in list(self.streams.items()):
-            is_demoted = server in before.replicas and server not in placed.replicas  # it drops what it has (partition_router.py)
-            if server not in placed.holders or is_demoted or (stream.failure and server not in placed.replicas):
+            # it drops what it has (partition_router.py)
+            is_demoted = server in before.replicas and server not in placed.replicas
+            if (
+                server not in placed.holders
+                or is_demoted
+                or (stream.failure and server not in placed.replicas)
+            ):
                 self.streams.pop(server).close()
         if not self.streams:
             for table in self._tables.values():
@@ -115,10 +140,12 @@ class Replica:
                 table.take_back()
             table.stop_telling()
         self.shard.on_applied = self._on_applied if self.is_primary else None
-        self.shard.ledger.pusher = pushing_node if self.is_primary else nobody  # a replica's caller is the primary
+        # a replica's caller is the primary
+        self.shard.ledger.pusher = pushing_node if self.is_primary else nobody
         if self.is_primary:
             self.began = {name: table.version for name, (_, table) in self.shard.tables.items()}
-            # Those that were replicas of the one before have exactly what this one has: it was handed over.
+            # Those that were replicas of the one before have exactly what this one has: it was
+            # handed over.
             for server in self.placed.replicas:
                 self._open(server, None)
 
@@ -145,7 +172,7 @@ class Replica:
         for answer in (*waiting, *early, *held):
             answer.fail(moved)
 
-    # -- the primary ---------------------------------------------------------------------------------------------------
+    # -- the primary -------------------------------------------------------------------------------
 
     def apply(self, client: int, sequence: int, verb: str, table: str, *arrays: Any) -> Any:
         """TableShard.apply(), or later, elsewhere, while the partition is handed over."""
@@ -189,9 +216,11 @@ class Replica:
 
     def create_table(self, spec: dict[str, Any]) -> Any:
         """TableShard.create_table(), answered when every replica there is has it."""
-        if isinstance(spec, dict) and spec.get("consistency") is not None:  # consistency.py says what is missing for it
+        # consistency.py says what is missing for it
+        if isinstance(spec, dict) and spec.get("consistency") is not None:
             raise ConfigError(
-                f"table {spec.get('table')!r}: consistency {spec['consistency']} is for services whose partitions stay where "
+                f"table {spec.get('table')!r}: consistency {spec['consistency']} is for services "
+                "whose partitions stay where "
                 "they are; leave it out, or serve the tables from a TableServer"
             )
         if self.is_handing_over:
@@ -209,7 +238,9 @@ class Replica:
         self._answer_replicated(answer, is_new)
         return answer
 
-    def _on_applied(self, client: int, sequence: int, verb: str, table: str, arrays: tuple[Any, ...]) -> None:
+    def _on_applied(
+        self, client: int, sequence: int, verb: str, table: str, arrays: tuple[Any, ...]
+    ) -> None:
         if verb == "assign_dense":
             self._forward("assign", client, sequence, table, *arrays)
             return
@@ -217,8 +248,8 @@ class Replica:
         self._forward("replay", client, sequence, table, decision, *arrays)
 
     def _tell(self, table: str) -> None:
-        """Forward what was decided beside pushes, and what pulls have left. Not while it is handed over: its heir may have taken
-        over already."""
+        """Forward what was decided beside pushes, and what pulls have left. Not while it is handed
+        over: its heir may have taken over already."""
         if self.streams and self._handed is None:
             self._forward("catch_up", table, self._table(table).take_decision())
 
@@ -247,7 +278,9 @@ class Replica:
             answer.reply(value)
 
     def _acked(self, server: int) -> int:
-        """Up to which number it is known to have everything: not while it is copied, as it may be anew; -1: nothing."""
+        """Up to which number it is known to have everything: not while it is copied, as it may be
+        anew; -1: nothing.
+        """
         stream = self.streams.get(server)
         return stream.acked if stream is not None and stream.outgoing is None else -1
 
@@ -274,8 +307,8 @@ class Replica:
         return self._send(server, "follow", self.index, self.placed.epoch, number, *message)
 
     def look_at_streams(self, now: float) -> tuple[list[int], list[int]]:
-        """The servers that have caught up, and the replicas that are sent nothing now; interrupted streams go on, and what pulls
-        have left is told."""
+        """The servers that have caught up, and the replicas that are sent nothing now; interrupted
+        streams go on, and what pulls have left is told."""
         self._tell_all()
         for stream in list(self.streams.values()):
             stream.resume(now)
@@ -284,7 +317,9 @@ class Replica:
         return caught_up, [server for server in self.placed.replicas if server not in live]
 
     def begin_copy(self, server: int) -> dict[str, Any]:
-        """Cut the tables for that server; what Incoming takes, and the number of what is in them."""
+        """Cut the tables for that server;
+        what Incoming takes, and the number of what is in them.
+        """
         before = self.streams.pop(server, None)
         if before is not None:
             before.close()
@@ -302,28 +337,42 @@ class Replica:
 
     def _copying(self, server: int, copy: int) -> tuple[ReplicationLog, OutgoingCopy]:
         stream = self.streams.get(server)
-        if stream is None or stream.failure or stream.outgoing is None or stream.outgoing.number != copy:
-            raise Moved(f"partition {self.index} is not being copied to server {server}, or anew: begin again")
+        if (
+            stream is None
+            or stream.failure
+            or stream.outgoing is None
+            or stream.outgoing.number != copy
+        ):
+            raise Moved(
+                f"partition {self.index} is not being copied to server {server}, or anew: "
+                "begin again"
+            )
         return stream, stream.outgoing
 
     def is_settled(self, load_id: str) -> bool | None:
-        """Whether the master knows of the restore of that id, and every replica has what it brought; None: it was lost again."""
+        """Whether the master knows of the restore of that id, and every replica has what it
+        brought; None: it was lost again.
+        """
         if load_id not in (self.restored[0], self.placed.restored):
             return None
         return not self.restored[0] and not self.placed.joining and not self.promised
 
     def replace_all(self, load_id: str, step: int) -> None:
-        """All tables are others now, after the checkpoint of that step was restored: nobody else has them."""
+        """All tables are others now, after the checkpoint of that step was restored: nobody else
+        has them.
+        """
         self.restored = load_id, step
         self._tables = tables_of(self.shard)
         self._changed()
         for stream in list(self.streams.values()):
             stream.fail("a checkpoint was restored")
 
-    # -- handing over --------------------------------------------------------------------------------------------------
+    # -- handing over ------------------------------------------------------------------------------
 
     def hand_over(self, handed: Future) -> None:
-        """Take no more pushes. `handed` is done when every replica has everything, so that the heir may take over: True then."""
+        """Take no more pushes. `handed` is done when every replica has everything, so that the heir
+        may take over: True then.
+        """
         self._tell_all()
         self._handed = handed
         self._look(False)
@@ -337,7 +386,10 @@ class Replica:
         if self.shard.is_holding or self.placed.heir not in self.placed.replicas:
             return False
         streams = [self.streams.get(server) for server in self.placed.replicas]
-        return all(stream is not None and stream.is_live and stream.acked >= self.applied for stream in streams)
+        return all(
+            stream is not None and stream.is_live and stream.acked >= self.applied
+            for stream in streams
+        )
 
     def keep(self) -> None:
         """It is not handed over after all; what was held comes again."""
@@ -348,15 +400,20 @@ class Replica:
             for answer in held:
                 answer.fail(Moved(f"partition {self.index} stays here: send it again"))
 
-    # -- a replica -----------------------------------------------------------------------------------------------------
+    # -- a replica ---------------------------------------------------------------------------------
 
     def follow(self, number: int, method: str, *arguments: Any) -> Deferred | None:
-        """What the primary has applied as its change of that number, answered when it is applied here."""
+        """What the primary has applied as its change of that number, answered when it is applied
+        here.
+        """
         if number <= self.applied:
             return None
         if number > self.applied + 1:
             if len(self._early) >= EARLY_MAX:
-                raise Moved(f"partition {self.index}: change {self.applied + 1} is missing, {EARLY_MAX} later ones wait for it")
+                raise Moved(
+                    f"partition {self.index}: change {self.applied + 1} is missing, "
+                    f"{EARLY_MAX} later ones wait for it"
+                )
             answer = Deferred()
             if number in self._early:  # sent again meanwhile: both are answered when it is applied
                 follow(self._early[number][0], answer)
@@ -385,7 +442,9 @@ class Replica:
         elif method == "create_table":
             self.shard.create_table(*arguments)
         else:
-            raise BadArguments(f"change {method!r}: replay, assign, catch_up, create_table are allowed")
+            raise BadArguments(
+                f"change {method!r}: replay, assign, catch_up, create_table are allowed"
+            )
         self.applied += 1
 
     def _table(self, name: str) -> SparseTable | DenseTable:
@@ -394,7 +453,9 @@ class Replica:
             self._tables = tables_of(self.shard)
             found = self._tables.get(name)
         if found is None:
-            raise BadArguments(f"the copy of partition {self.index} has no table {name!r}: it is to be made anew")
+            raise BadArguments(
+                f"the copy of partition {self.index} has no table {name!r}: it is to be made anew"
+            )
         return found
 
 

@@ -1,17 +1,21 @@
-"""What a primary has applied, sent to one other server that has, or is to have, the same: in order, each with its number.
+"""What a primary has applied, sent to one other server that has, or is to have, the same: in order,
+each with its number.
 
-    state         event                                 next
-    copying       the other one reads the cut           copying: what is applied is kept
-    copying       it has all of it                      live: what was kept is sent
-    live          something is applied                  live: it is sent at once, and kept until it is answered
-    live          it has all that was kept              has_caught_up: it may count as a replica
-    live          a connection was lost                 interrupted: what is applied is kept
-    interrupted   resume(): the reconciler looks            live: all that has no answer is sent again
-    interrupted   for INTERRUPTED_S_MAX                 broken
-    any           refused, or KEPT_BYTES_MAX are kept   broken: it is filled anew
+    state        event                                next
+    copying      the other one reads the cut          copying: what is applied is kept
+    copying      it has all of it                     live: what was kept is sent
+    live         something is applied                 live: it is sent at once, and kept until it is
+                                                      answered
+    live         it has all that was kept             has_caught_up: it may count as a replica
+    live         a connection was lost                interrupted: what is applied is kept
+    interrupted  resume(): the reconciler looks           live: all that has no answer is sent again
+    interrupted  for INTERRUPTED_S_MAX                broken
+    any          refused, or KEPT_BYTES_MAX are kept  broken: it is filled anew
 
-Numbers count what the partition has applied, from its beginning, on every server that holds it. The receiver takes them in order,
-and each once (replica.py): it does not matter how often a message was sent, nor which of the connection's lanes it took.
+Numbers count what the partition has applied, from its beginning, on every server that holds it. The
+receiver takes them in order,
+and each once (replica.py): it does not matter how often a message was sent, nor which of the
+connection's lanes it took.
 
 In the reactor's thread.
 """
@@ -30,7 +34,8 @@ from shard import Future
 
 KEPT_BYTES_MAX = 1 << 30  # while a partition is copied: some seconds of pushes at full speed
 FORWARD_TIMEOUT_S = 10.0  # a replica that has not applied something for so long is filled anew
-INTERRUPTED_S_MAX = 5.0  # a server that lives is connected again within some ms; one that died leaves the placement
+# a server that lives is connected again within some ms; one that died leaves the placement
+INTERRUPTED_S_MAX = 5.0
 Message = tuple[Any, ...]  # method, arguments
 Forward = Callable[[int, Message], Future]  # number, message -> the call
 
@@ -45,11 +50,18 @@ class ReplicationLog:
     file's head.
     """
 
-    def __init__(self, begin: int, send: Forward, changed: Callable[[bool], None], outgoing: OutgoingCopy | None) -> None:
+    def __init__(
+        self,
+        begin: int,
+        send: Forward,
+        changed: Callable[[bool], None],
+        outgoing: OutgoingCopy | None,
+    ) -> None:
         self.acked = begin  # it has all up to this number
         self.outgoing = outgoing  # while it is copied
         self.failure = ""  # why it broke
-        self._kept: deque[tuple[int, Message, int]] = deque()  # number, message, bytes: without an answer
+        # number, message, bytes: without an answer
+        self._kept: deque[tuple[int, Message, int]] = deque()
         self._kept_bytes = 0
         self._newest = self._live_from = begin
         self._interrupted: float | None = None  # since when
@@ -73,7 +85,9 @@ class ReplicationLog:
             return
         waits = self.outgoing is not None or self._is_interrupted
         if waits:  # for long, perhaps: what was received is memory of the worker that sent it
-            message = tuple(each.copy() if isinstance(each, np.ndarray) else each for each in message)
+            message = tuple(
+                each.copy() if isinstance(each, np.ndarray) else each for each in message
+            )
         nbytes = sum(each.nbytes for each in message if isinstance(each, np.ndarray))
         self._kept.append((number, message, nbytes))
         self._kept_bytes += nbytes
@@ -81,7 +95,9 @@ class ReplicationLog:
         if not waits:
             self._send_now(number, message)
         if self._kept_bytes > KEPT_BYTES_MAX:
-            self.fail(f"{self._kept_bytes} bytes of changes wait for it, {KEPT_BYTES_MAX} are allowed")
+            self.fail(
+                f"{self._kept_bytes} bytes of changes wait for it, {KEPT_BYTES_MAX} are allowed"
+            )
 
     def go_live(self) -> None:
         """The other one has the cut."""
@@ -123,7 +139,8 @@ class ReplicationLog:
         error = call.error()
         if error is not None:
             self._lost(error)
-        elif number > self.acked:  # answers may pass each other; the receiver answers what it has applied in order
+        elif number > self.acked:
+            # answers may pass each other; the receiver answers what it has applied in order
             catches_up = self.acked < self._live_from <= number
             self.acked = number
             self._interrupted = None

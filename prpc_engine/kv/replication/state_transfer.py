@@ -1,10 +1,13 @@
-"""A partition sent to another server while it goes on changing: a cut of its tables, read piece by piece in order.
+"""A partition sent to another server while it goes on changing: a cut of its tables, read piece by
+piece in order.
 
-    who is filled                           the primary
-    begin                                   cuts all tables, and the ledger, at one moment; the copy gets a number
-    read, until there is nothing more       copies the next piece of at most PIECE_BYTES, to who names that number: what was
-                                            asked of a copy before may come late
-    (the primary keeps what is applied after the cut, in order, and sends it when the reader has all: replication_log.py)
+    who is filled                      the primary
+    begin                              cuts all tables, and the ledger, at one moment; the copy gets
+                                       a number
+    read, until there is nothing more  copies the next piece of at most PIECE_BYTES, to who names
+                                       that number: what was asked of a copy before may come late
+    (the primary keeps what is applied after the cut, in order, and sends it when the reader has
+    all: replication_log.py)
 
 A table has one cut at a time: a partition that is being saved is copied after that.
 """
@@ -54,7 +57,9 @@ class OutgoingCopy:
                     yield name, begin, {what: array.reshape(-1)[begin : begin + PIECE_BYTES]}
 
     def read(self) -> tuple[str, int, dict[str, Array]] | None:
-        """The next piece: table, first row (of a dense table, and of singles(): element), columns; None: that was all."""
+        """The next piece: table, first row (of a dense table, and of singles(): element), columns;
+        None: that was all.
+        """
         piece = next(self._pieces, None)
         if piece is None:
             self.close()
@@ -81,7 +86,9 @@ class IncomingCopy:
         _, there = self.shard.tables[table]
         if isinstance(there, SparseTable):
             if "sketch" in piece:
-                there.singles()["sketch"].reshape(-1)[begin : begin + len(piece["sketch"])] = piece["sketch"]
+                there.singles()["sketch"].reshape(-1)[begin : begin + len(piece["sketch"])] = piece[
+                    "sketch"
+                ]
             else:
                 there.load(piece)
             return

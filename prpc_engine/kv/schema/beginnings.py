@@ -1,7 +1,8 @@
-"""How each table of a service of plain servers began last: a node each in the master's tree, changed by compare-and-set.
+"""How each table of a service of plain servers began last: a node each in the master's tree,
+changed by compare-and-set.
 
-A master keeps them over its own restart in its journal. One without a journal comes back without them: every process with a
-server of the service has read them, and adds those that are gone again.
+A master keeps them over its own restart in its journal. One without a journal comes back without
+them: every process with a server of the service has read them, and adds those that are gone again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from prpc_engine.master.namespace import component
 from prpc_engine.master.watch import TreeEvent
 
 FOLDER = "/_epochs_"
-WATCH_TIMEOUT_S = 30.0  # for a master that a whole job asks at once, as it starts, or as the master is back
+# for a master that a whole job asks at once, as it starts, or as the master is back
+WATCH_TIMEOUT_S = 30.0
 logger = logging.getLogger("prpc")
 
 
@@ -28,7 +30,8 @@ class Beginning(msgspec.Struct, frozen=True):
 
     step   of the checkpoint that it began with; -1: it began empty
     spec   of the table, without what differs between its partitions
-    lives  of each partition that has some of it: the life of the server that may begin it empty (epochs.py); 0: none may
+    lives  of each partition that has some of it: the life of the server that may begin it empty
+           (epochs.py); 0: none may
     """
 
     epoch: int
@@ -38,7 +41,9 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 def next_epoch(before: int) -> int:
-    """One that is greater than that, and than what a master knew that has forgotten it: the clock goes on."""
+    """One that is greater than that, and than what a master knew that has forgotten it: the clock
+    goes on.
+    """
     return max(before + 1, time.time_ns())
 
 
@@ -80,15 +85,21 @@ class Beginnings:
         self._tree = tree
 
     def read(self, table: str, timeout_s: float) -> tuple[Beginning, int] | None:
-        """How it began, and the version to compare with; None: the master does not know that table."""
+        """How it began, and the version to compare with; None:
+        the master does not know that table.
+        """
         try:
             found = self._tree.tree_node_get(self._node(table), timeout_s=timeout_s)
         except NoSuchNode:
             return None
         return msgspec.json.decode(found.value, type=Beginning), found.version
 
-    def try_put(self, table: str, beginning: Beginning, version: int | None, timeout_s: float) -> bool:
-        """Change the node that had that version, or add one (None); False: somebody else was faster."""
+    def try_put(
+        self, table: str, beginning: Beginning, version: int | None, timeout_s: float
+    ) -> bool:
+        """Change the node that had that version, or add one (None); False: somebody else was
+        faster.
+        """
         text = _json(beginning).decode()
         try:
             if version is not None:
@@ -130,7 +141,11 @@ class Beginnings:
                 except NodeExists:  # another process was faster
                     pass
                 except RpcError as error:
-                    logger.warning("the master does not know how %s began, and is told at its next news: %s", path, str(error))
+                    logger.warning(
+                        "the master does not know how %s began, and is told at its next news: %s",
+                        path,
+                        str(error),
+                    )
                     return
                 missing.discard(path)
 

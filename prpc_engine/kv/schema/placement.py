@@ -1,32 +1,42 @@
-"""Who holds which partition: one value in the master's tree, changed by compare-and-set only. What follows what is decided here.
+"""Who holds which partition: one value in the master's tree, changed by compare-and-set only. What
+follows what is decided here.
 
-    epoch      grows whenever another server becomes the primary, or a checkpoint is restored; requests and forwards of an older
-               one are refused
-    primary    applies and answers; -1: nobody
-    replicas   have all that the primary has acknowledged as replicated: any of them may be promoted
-    joining    are being filled by the primary; they may not be promoted
-    spares     of those: still have all that was ever acknowledged as replicated, as no other replica has come since; promoted
-               when nobody else is left
-    heir       of those two the one that is to become the primary, at the primary's own hand; -1: none
-    loading    the primary has no state yet: it takes the newest checkpoint's, or begins empty, and serves then
-    history    grows when state was lost: what was acknowledged since the checkpoint is gone
-    step       of that checkpoint; -1: there was none
-    restored   the id of the restore that its state comes from; "": it comes from none, or was lost since
+    epoch     grows whenever another server becomes the primary, or a checkpoint is restored;
+              requests and forwards of an older one are refused
+    primary   applies and answers; -1: nobody
+    replicas  have all that the primary has acknowledged as replicated: any of them may be promoted
+    joining   are being filled by the primary; they may not be promoted
+    spares    of those: still have all that was ever acknowledged as replicated, as no other replica
+              has come since; promoted when nobody else is left
+    heir      of those two the one that is to become the primary, at the primary's own hand; -1:
+              none
+    loading   the primary has no state yet: it takes the newest checkpoint's, or begins empty, and
+              serves then
+    history   grows when state was lost: what was acknowledged since the checkpoint is gone
+    step      of that checkpoint; -1: there was none
+    restored  the id of the restore that its state comes from; "": it comes from none, or was lost
+              since
 
-    what happens                    who changes it    the partition then
-    a joining one has all           primary           it is a replica
-    a replica cannot be reached     primary           it is joining: it is filled anew before it counts again
-    its tables were restored        primary           epoch + 1; replicas are joining, and no spares: what they have is of
-                                                      before; workers that ask with the old epoch are told (locator.py)
-    the heir is a replica           primary           epoch + 1; the heir is primary, the old one a replica: nothing is lost
-    a server ends                   who sees it       its replicas and fillings are gone; where it was primary: epoch + 1, a
+    what happens                 who changes it  the partition then
+    a joining one has all        primary         it is a replica
+    a replica cannot be reached  primary         it is joining: it is filled anew before it counts
+                                                 again
+    its tables were restored     primary         epoch + 1; replicas are joining, and no spares:
+                                                 what they have is of before; workers that ask with
+                                                 the old epoch are told (locator.py)
+    the heir is a replica        primary         epoch + 1; the heir is primary, the old one a
+                                                 replica: nothing is lost
+    a server ends                who sees it     its replicas and fillings are gone; where it was
+                                                 primary: epoch + 1, a
     replica is
-                                                      promoted, and other replicas are joining, since each may have had more than
-                                                      it; without a replica: history + 1, somebody loads
-    a server comes                  who sees it       moves that balance: it is heir, and joining where it is no replica; each
-                                                      partition moves once
-    a server is drained             who sees it       the same, away from it; its replicas are replaced before they go
-    too few replicas                who sees it       the least loaded server is joining
+                                                      promoted, and other replicas are joining,
+                                                      since each may have had more than it; without
+                                                      a replica: history + 1, somebody loads
+    a server comes       who sees it  moves that balance: it is heir, and joining where it is no
+                                      replica; each partition moves once
+    a server is drained  who sees it  the same, away from it; its replicas are replaced before they
+                                      go
+    too few replicas     who sees it  the least loaded server is joining
 
 Server ids are given once and never again, so an id is one process's life.
 """
@@ -62,7 +72,9 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """All partitions of a service. replicas: how many copies there should be beside the primary; draining: who is to leave."""
+    """All partitions of a service. replicas: how many copies there should be beside the primary;
+    draining: who is to leave.
+    """
 
     partitions: tuple[Placed, ...]
     replicas: int = 0
@@ -79,7 +91,9 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """Whether somebody serves each partition, nothing is on its way, and as many servers as can be have copies."""
+        """Whether somebody serves each partition, nothing is on its way, and as many servers as can
+        be have copies.
+        """
         servers = {each for placed in self.partitions for each in placed.holders}
         copies = min(self.replicas, len(servers) - 1)
         return all(
@@ -103,11 +117,13 @@ def decode(text: str) -> Placement:
 
 def first(partitions: int, replicas: int, servers: Sequence[int]) -> Placement:
     """Nothing is stored yet: primaries in turn, each to load what a checkpoint has."""
-    placed = tuple(Placed(servers[index % len(servers)], loading=True) for index in range(partitions))
+    placed = tuple(
+        Placed(servers[index % len(servers)], loading=True) for index in range(partitions)
+    )
     return plan(Placement(placed, replicas), servers)
 
 
-# -- one partition's primary says --------------------------------------------------------------------------------------
+# -- one partition's primary says ------------------------------------------------------------------
 
 
 def loaded(placed: Placed, step: int) -> Placed:
@@ -118,21 +134,34 @@ def loaded(placed: Placed, step: int) -> Placed:
 def joined(placed: Placed, server: int) -> Placed:
     """A joining one has all."""
     rest = tuple(each for each in placed.joining if each != server)
-    return msgspec.structs.replace(placed, replicas=(*placed.replicas, server), joining=rest, spares=())
+    return msgspec.structs.replace(
+        placed, replicas=(*placed.replicas, server), joining=rest, spares=()
+    )
 
 
 def demoted(placed: Placed, server: int) -> Placed:
     """A replica cannot be reached, or has something else."""
     rest = tuple(each for each in placed.replicas if each != server)
-    spares = () if rest else (server,)  # nothing is acknowledged as replicated before another one has come
-    return msgspec.structs.replace(placed, replicas=rest, joining=(*placed.joining, server), spares=spares)
+    # nothing is acknowledged as replicated before another one has come
+    spares = () if rest else (server,)
+    return msgspec.structs.replace(
+        placed, replicas=rest, joining=(*placed.joining, server), spares=spares
+    )
 
 
 def replaced(placed: Placed, restored: str, step: int) -> Placed:
-    """A checkpoint of that step was restored into it: others that have a copy have another state, which must not be promoted."""
+    """A checkpoint of that step was restored into it: others that have a copy have another state,
+    which must not be promoted.
+    """
     joining = (*placed.joining, *placed.replicas)
     return msgspec.structs.replace(
-        placed, epoch=placed.epoch + 1, replicas=(), joining=joining, spares=(), restored=restored, step=step
+        placed,
+        epoch=placed.epoch + 1,
+        replicas=(),
+        joining=joining,
+        spares=(),
+        restored=restored,
+        step=step,
     )
 
 
@@ -141,15 +170,22 @@ def handed_over(placed: Placed) -> Placed:
     assert placed.heir in placed.replicas
     rest = tuple(each for each in placed.replicas if each != placed.heir)
     return msgspec.structs.replace(
-        placed, epoch=placed.epoch + 1, primary=placed.heir, replicas=(*rest, placed.primary), heir=NOBODY, spares=()
+        placed,
+        epoch=placed.epoch + 1,
+        primary=placed.heir,
+        replicas=(*rest, placed.primary),
+        heir=NOBODY,
+        spares=(),
     )
 
 
-# -- everybody sees ----------------------------------------------------------------------------------------------------
+# -- everybody sees --------------------------------------------------------------------------------
 
 
 def plan(placement: Placement, alive: Sequence[int]) -> Placement:
-    """What is to be, with those servers alive; the same when that is so. Whoever sees the same, proposes the same."""
+    """What is to be, with those servers alive; the same when that is so. Whoever sees the same,
+    proposes the same.
+    """
     living = set(alive)
     if not living:
         return placement
@@ -175,10 +211,14 @@ def _without_the_dead(placed: Placed, living: set[int]) -> Placed:
     spares = tuple(each for each in placed.spares if each in living)
     heir = placed.heir if placed.heir in living else NOBODY
     if placed.primary in living:
-        return msgspec.structs.replace(placed, replicas=replicas, joining=joining, spares=spares, heir=heir)
+        return msgspec.structs.replace(
+            placed, replicas=replicas, joining=joining, spares=spares, heir=heir
+        )
     able = replicas or spares
     if not able:
-        return msgspec.structs.replace(placed, primary=NOBODY, replicas=(), joining=(), spares=(), heir=NOBODY)
+        return msgspec.structs.replace(
+            placed, primary=NOBODY, replicas=(), joining=(), spares=(), heir=NOBODY
+        )
     chosen = heir if heir in able else able[0]
     spares = tuple(each for each in able if each != chosen)
     joining = tuple(each for each in (*replicas, *joining) if each != chosen)
@@ -198,11 +238,19 @@ def _loading_somewhere(placed: Placed, load: Counter[int]) -> Placed:
         return placed
     chosen = _least_loaded(load, ())
     load[chosen] += 1
-    return Placed(chosen, placed.epoch + 1, loading=True, history=placed.history + (not placed.loading), step=placed.step)
+    return Placed(
+        chosen,
+        placed.epoch + 1,
+        loading=True,
+        history=placed.history + (not placed.loading),
+        step=placed.step,
+    )
 
 
 def _leaving(placed: Placed, draining: Sequence[int], load: Counter[int]) -> Placed:
-    """With somebody to take over from a primary that is drained, and without drained copies that are not needed."""
+    """With somebody to take over from a primary that is drained, and without drained copies that
+    are not needed.
+    """
     kept = [each for each in placed.joining if each not in draining]
     heir = placed.heir if placed.heir not in draining else NOBODY
     if placed.primary in draining and heir == NOBODY:
@@ -217,7 +265,9 @@ def _leaving(placed: Placed, draining: Sequence[int], load: Counter[int]) -> Pla
 
 
 def _copied(placed: Placed, wanted: int, load: Counter[int]) -> Placed:
-    """With as many copies as wanted, where there are servers: some are added, or those that are too many go."""
+    """With as many copies as wanted, where there are servers: some are added, or those that are too
+    many go.
+    """
     if placed.loading:
         return placed
     replicas, joining = list(placed.replicas), list(placed.joining)
@@ -244,7 +294,9 @@ def _copied(placed: Placed, wanted: int, load: Counter[int]) -> Placed:
             joining.remove(each)
             load[each] -= 1
     spares = tuple(each for each in placed.spares if each in joining)
-    return msgspec.structs.replace(placed, replicas=tuple(replicas), joining=tuple(joining), spares=spares)
+    return msgspec.structs.replace(
+        placed, replicas=tuple(replicas), joining=tuple(joining), spares=spares
+    )
 
 
 def _balance(partitions: list[Placed], staying: Sequence[int], load: Counter[int]) -> None:
@@ -257,7 +309,11 @@ def _balance(partitions: list[Placed], staying: Sequence[int], load: Counter[int
     for index, placed in enumerate(partitions):
         least = min(staying, key=lambda server: (primaries[server], load[server], server))
         movable = placed.heir == NOBODY and not placed.loading and placed.primary in primaries
-        if movable and primaries[placed.primary] == max(primaries.values()) and primaries[placed.primary] - primaries[least] > 1:
+        if (
+            movable
+            and primaries[placed.primary] == max(primaries.values())
+            and primaries[placed.primary] - primaries[least] > 1
+        ):
             primaries[placed.primary] -= 1
             primaries[least] += 1
             joining = placed.joining if least in placed.holders else (*placed.joining, least)
@@ -266,4 +322,8 @@ def _balance(partitions: list[Placed], staying: Sequence[int], load: Counter[int
 
 def _least_loaded(load: Counter[int], but: Sequence[int]) -> int:
     """NOBODY: there is no other."""
-    return min((each for each in load if each not in but), key=lambda server: (load[server], server), default=NOBODY)
+    return min(
+        (each for each in load if each not in but),
+        key=lambda server: (load[server], server),
+        default=NOBODY,
+    )

@@ -1,12 +1,13 @@
-"""Which elastic tables there are: a node each in the master's tree, beside the placement, so that they outlive all their servers.
+"""Which elastic tables there are: a node each in the master's tree, beside the placement, so that
+they outlive all their servers.
 
-    a worker creates a table       notes it before it asks servers, where nothing is noted; and after they have agreed, where
-                                   something else is
-    a worker restores one          notes it after
-    a server loads a partition     makes what is noted and in no checkpoint: empty (reconciler.py)
+    a worker creates a table    notes it before it asks servers, where nothing is noted; and after
+                                they have agreed, where something else is
+    a worker restores one       notes it after
+    a server loads a partition  makes what is noted and in no checkpoint: empty (reconciler.py)
 
-A partition that is lost without a checkpoint so comes back with its tables, and workers read rows of a new epoch, instead of
-being told that there is no such table.
+A partition that is lost without a checkpoint so comes back with its tables, and workers read rows
+of a new epoch, instead of being told that there is no such table.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ FOLDER = "/_schemas_"
 
 
 class Schema(msgspec.Struct, frozen=True):
-    """A table. spec: of any of its partitions; is_cut: of a dense one, whether its rows are spread over all."""
+    """A table. spec: of any of its partitions; is_cut: of a dense one, whether its rows are spread
+    over all.
+    """
 
     spec: dict[str, Any]
     is_cut: bool = True
@@ -37,13 +40,19 @@ class Schema(msgspec.Struct, frozen=True):
     def specs(self) -> Mapping[int, TableSpec]:
         """What each partition that has some of it has."""
         first = from_dict(self.spec)
-        return sliced(first, first.partitions, self.is_cut) if isinstance(first, DenseSpec) else spread(first, first.partitions)
+        return (
+            sliced(first, first.partitions, self.is_cut)
+            if isinstance(first, DenseSpec)
+            else spread(first, first.partitions)
+        )
 
 
 def schema_of(specs: Mapping[int, TableSpec]) -> Schema:
     """Of a table of which each partition has what `specs` says."""
     first = specs[min(specs)]
-    is_cut = not isinstance(first, DenseSpec) or sliced(first, first.partitions, True) == dict(specs)
+    is_cut = not isinstance(first, DenseSpec) or sliced(first, first.partitions, True) == dict(
+        specs
+    )
     return Schema(as_read(first.to_dict()), is_cut)
 
 
@@ -55,7 +64,9 @@ class Schemas:
         self._tree = tree
 
     def note(self, specs: Mapping[int, TableSpec], until: float, is_agreed: bool) -> None:
-        """There is, or is to be, that table. is_agreed: whatever is noted. until: seconds of time.monotonic()."""
+        """There is, or is to be, that table. is_agreed: whatever is noted. until: seconds of
+        time.monotonic().
+        """
         schema, path = schema_of(specs), self._node(specs[min(specs)].table)
         text = msgspec.json.encode(schema).decode()
         while True:
@@ -85,7 +96,9 @@ class Schemas:
         found = []
         for name in self._names():
             with contextlib.suppress(NoSuchNode):
-                text = self._tree.tree_node_get(f"{self.path}/{name}", timeout_s=ASK_TIMEOUT_S).value
+                text = self._tree.tree_node_get(
+                    f"{self.path}/{name}", timeout_s=ASK_TIMEOUT_S
+                ).value
                 spec = msgspec.json.decode(text, type=Schema).specs().get(partition)
                 found += [spec] if spec is not None else []
         return found

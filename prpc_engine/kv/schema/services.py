@@ -19,7 +19,9 @@ class TableClient(Protocol):
     def server_ids(self) -> tuple[int, ...]:
         """The live servers of the service, ascending."""
 
-    def submit_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...) -> Future:
+    def submit_to(
+        self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...
+    ) -> Future:
         """Call a method of that server."""
 
 
@@ -27,13 +29,21 @@ class CallingService(Protocol):
     """What is used of prpc_engine.RpcService."""
 
     def create_client(
-        self, name: str, /, *, expected_servers: int = 1, timeout_s: float = ..., retry: RetryPolicy | None = None
+        self,
+        name: str,
+        /,
+        *,
+        expected_servers: int = 1,
+        timeout_s: float = ...,
+        retry: RetryPolicy | None = None,
     ) -> TableClient:
         """Wait until that many servers of the service are there."""
 
     @property
     def master_client(self) -> MasterTree:
-        """The master's tree, which knows tables and their epochs. Raises ConfigError where there is none."""
+        """The master's tree, which knows tables and their epochs. Raises ConfigError where there is
+        none.
+        """
 
     @property
     def driver(self) -> Any:

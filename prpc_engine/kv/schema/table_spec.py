@@ -1,7 +1,9 @@
-"""What a table is: agreed between all workers and servers, sent as a plain dict, compared as a whole.
+"""What a table is: agreed between all workers and servers, sent as a plain dict, compared as a
+whole.
 
-Every server is told, with the table, which partition of how many it is. So two workers who count the servers
-differently (one came before the last server did) are found out at create_table, and not by a model that does not learn.
+Every server is told, with the table, which partition of how many it is. So two workers who count
+the servers differently (one came before the last server did) are found out at create_table, and not
+by a model that does not learn.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from prpc_engine.kv.table.storage import checked_storage, storage_dtype
 from prpc_engine.kv.table.table import DenseTable, SparseTable
 
 DIM_MAX = 65536  # columns of a sparse row: 256 KiB a key; wider things are dense tensors
-ELEMENTS_MAX = 2**40  # of a dense tensor: 4 TiB; a bound on what one request may make a server allocate
+# of a dense tensor: 4 TiB; a bound on what one request may make a server allocate
+ELEMENTS_MAX = 2**40
 TABLE_NAME_BYTES_MAX = 255
 
 
@@ -48,15 +51,29 @@ class TableSpec(ABC):
     initializer: Initializer
 
     def __post_init__(self) -> None:
-        if not isinstance(self.table, str) or not 1 <= len(self.table.encode()) <= TABLE_NAME_BYTES_MAX:
-            raise ConfigError(f"table name {self.table!r}: 1 to {TABLE_NAME_BYTES_MAX} bytes of text are allowed")
-        checked_count(f"table {self.table!r}: partitions", self.partitions, at_least=1, at_most=PARTITIONS_MAX)
-        checked_count(f"table {self.table!r}: partition", self.partition, at_least=0, at_most=self.partitions - 1)
+        if (
+            not isinstance(self.table, str)
+            or not 1 <= len(self.table.encode()) <= TABLE_NAME_BYTES_MAX
+        ):
+            raise ConfigError(
+                f"table name {self.table!r}: 1 to {TABLE_NAME_BYTES_MAX} bytes of text are allowed"
+            )
+        checked_count(
+            f"table {self.table!r}: partitions", self.partitions, at_least=1, at_most=PARTITIONS_MAX
+        )
+        checked_count(
+            f"table {self.table!r}: partition",
+            self.partition,
+            at_least=0,
+            at_most=self.partitions - 1,
+        )
         self._settle("optimizer", optimizer.from_spec)
         self._settle("initializer", initializer.from_spec)
 
     def _settle(self, field: str, checked: Callable[[Any], Any]) -> None:
-        """Replace what was given for `field`, an object or its plain form, by what `checked` makes of it."""
+        """Replace what was given for `field`, an object or its plain form, by what `checked` makes
+        of it.
+        """
         try:
             object.__setattr__(self, field, checked(getattr(self, field)))
         except ConfigError as error:
@@ -69,12 +86,17 @@ class TableSpec(ABC):
     def to_dict(self) -> dict[str, Any]:
         """Scalars, strings, lists and dicts only; from_dict() makes an equal spec."""
         plain = {"name": self.kind, **self.__dict__}
-        return plain | {"optimizer": self.optimizer.to_spec(), "initializer": self.initializer.to_spec()}
+        return plain | {
+            "optimizer": self.optimizer.to_spec(),
+            "initializer": self.initializer.to_spec(),
+        }
 
 
 @dataclass(frozen=True)
 class SparseSpec(TableSpec):
-    """int64 key -> dtype[dim]. dtype: what values are stored as (storage.py); the wire has float32."""
+    """int64 key -> dtype[dim]. dtype: what values are stored as (storage.py);
+    the wire has float32.
+    """
 
     kind = "sparse"
     dim: int
@@ -98,7 +120,8 @@ class SparseSpec(TableSpec):
         self._settle("consistency", consistency.from_spec)
         if self.compression is not None and self.compression.needs_feedback:
             raise ConfigError(
-                f"table {self.table!r}: compression {self.compression.name!r} needs what it leaves to be kept for the next push, "
+                f"table {self.table!r}: compression {self.compression.name!r} needs what it "
+                "leaves to be kept for the next push, "
                 f"which is done for dense tables; a sparse one may have: cast, int8"
             )
 
@@ -118,13 +141,20 @@ class SparseSpec(TableSpec):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        own = {field: getattr(self, field) for field in ("admission", "eviction", "compression", "consistency")}
-        return super().to_dict() | {field: value and value.to_spec() for field, value in own.items()}
+        own = {
+            field: getattr(self, field)
+            for field in ("admission", "eviction", "compression", "consistency")
+        }
+        return super().to_dict() | {
+            field: value and value.to_spec() for field, value in own.items()
+        }
 
 
 @dataclass(frozen=True)
 class DenseSpec(TableSpec):
-    """Rows [begin, end) of a tensor of `shape`, stored as `dtype` (storage.py); one without axes counts as one row."""
+    """Rows [begin, end) of a tensor of `shape`, stored as `dtype` (storage.py); one without axes
+    counts as one row.
+    """
 
     kind = "dense"
     shape: Sequence[int]
@@ -134,27 +164,44 @@ class DenseSpec(TableSpec):
     compression: Compressor | None = None
     consistency: Consistency | None = None
     nonfinite: str = "refuse"
-    names: Sequence[Any] = ()  # (name, shape) of what a tensor of one axis is made of, in order: as checkpoints have it
+    # (name, shape) of what a tensor of one axis is made of, in order: as checkpoints have it
+    names: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.shape, Sequence) or isinstance(self.shape, str):
-            raise ConfigError(f"table {self.table!r}: shape is {self.shape!r}; a tuple of whole numbers is allowed")
+            raise ConfigError(
+                f"table {self.table!r}: shape is {self.shape!r}; a tuple of whole numbers is "
+                "allowed"
+            )
         object.__setattr__(self, "shape", tuple(map(_plain, self.shape)))
         for extent in self.shape:
-            checked_count(f"table {self.table!r}: an extent of its shape", extent, at_least=1, at_most=ELEMENTS_MAX)
+            checked_count(
+                f"table {self.table!r}: an extent of its shape",
+                extent,
+                at_least=1,
+                at_most=ELEMENTS_MAX,
+            )
         if math.prod(self.shape) > ELEMENTS_MAX:
-            raise ConfigError(f"table {self.table!r}: {math.prod(self.shape)} elements, {ELEMENTS_MAX} are allowed")
+            raise ConfigError(
+                f"table {self.table!r}: {math.prod(self.shape)} elements, "
+                f"{ELEMENTS_MAX} are allowed"
+            )
         checked_count(f"table {self.table!r}: end", self.end, at_least=0, at_most=self.rows)
         checked_count(f"table {self.table!r}: begin", self.begin, at_least=0, at_most=self.end)
         self.initializer.check_width(1)
         self._settle("dtype", checked_storage)
         self._settle("nonfinite", checked_policy)
-        object.__setattr__(self, "names", tuple((str(name), tuple(map(_plain, shape))) for name, shape in self.names))
+        object.__setattr__(
+            self,
+            "names",
+            tuple((str(name), tuple(map(_plain, shape))) for name, shape in self.names),
+        )
         named = sum(math.prod(shape) for _, shape in self.names)
         if self.names and (self.shape != (named,) or len(dict(self.names)) != len(self.names)):
             raise ConfigError(
-                f"table {self.table!r}: names say {named} elements under {len(dict(self.names))} names; a tensor of one axis, of "
+                f"table {self.table!r}: names say {named} elements under {len(dict(self.names))} "
+                "names; a tensor of one axis, of "
                 f"as many elements, and different names are allowed; its shape is {self.shape}"
             )
         self._settle("compression", compression.from_spec)
@@ -196,7 +243,9 @@ class DenseSpec(TableSpec):
 
 
 def _plain(extent: Any) -> Any:
-    """numpy's whole numbers, as keys.max() + 1 is one, as Python's: they go into messages and manifests."""
+    """numpy's whole numbers, as keys.max() + 1 is one, as Python's: they go into messages and
+    manifests.
+    """
     return int(extent) if isinstance(extent, np.integer) else extent
 
 

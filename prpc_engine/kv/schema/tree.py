@@ -18,17 +18,27 @@ ASK_TIMEOUT_S = 2.0  # for a master that is there; one that is away is asked aga
 class MasterTree(Protocol):
     """What is used of prpc_engine.MasterClient."""
 
-    def tree_node_add(self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ...) -> None: ...
+    def tree_node_add(
+        self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ...
+    ) -> None: ...
 
     def tree_node_get(self, path: str, timeout_s: float = ...) -> TreeValue: ...
 
-    def tree_node_set(self, path: str, value: str, expected_version: int = -1, timeout_s: float = ...) -> int: ...
+    def tree_node_set(
+        self, path: str, value: str, expected_version: int = -1, timeout_s: float = ...
+    ) -> int: ...
 
     def tree_node_sub(self, path: str, timeout_s: float = ...) -> list[str]: ...
 
     def tree_wait(self, path: str, timeout_s: float = ...) -> TreeValue: ...
 
-    def tree_watch(self, path: str, callback: Callable[..., object], existing: bool = False, timeout_s: float = ...) -> int: ...
+    def tree_watch(
+        self,
+        path: str,
+        callback: Callable[..., object],
+        existing: bool = False,
+        timeout_s: float = ...,
+    ) -> int: ...
 
     def cancel_watch(self, handle: int) -> bool: ...
 
@@ -76,13 +86,18 @@ class PlacementNode:
     def try_change(self, placement: Placement, version: int) -> int | None:
         """Set it, if it still has that version: the new version, or None."""
         try:
-            return self._tree.tree_node_set(self.path, placement.encode(), version, timeout_s=ASK_TIMEOUT_S)
+            return self._tree.tree_node_set(
+                self.path, placement.encode(), version, timeout_s=ASK_TIMEOUT_S
+            )
         except VersionMismatch:
             return None
 
     def servers(self) -> Sequence[int]:
         """The ids of the living."""
         try:
-            return [int(each) for each in self._tree.tree_node_sub(self.servers_path, timeout_s=ASK_TIMEOUT_S)]
+            return [
+                int(each)
+                for each in self._tree.tree_node_sub(self.servers_path, timeout_s=ASK_TIMEOUT_S)
+            ]
         except NoSuchNode:
             return []

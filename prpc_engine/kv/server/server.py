@@ -1,17 +1,23 @@
-"""The server side of the key-value service: `TableShard` holds tables, `TableServer` puts it where it runs.
+"""The server side of the key-value service: `TableShard` holds tables, `TableServer` puts it where
+it runs.
 
-With shards, each shard process holds a TableShard of its own and is a server of the service by itself; inline, there is
-one in the application's process. To a worker both are just servers, and a partition is one of them.
+With shards, each shard process holds a TableShard of its own and is a server of the service by
+itself; inline, there is one in the application's process. To a worker both are just servers, and a
+partition is one of them.
 
-What is asked arrives as plain scalars, strings, dicts and read-only arrays; what is returned is the caller's to keep.
+What is asked arrives as plain scalars, strings, dicts and read-only arrays; what is returned is the
+caller's to keep.
 
-A worker pushes by apply(), which looks into the partition's ledger (ledger.py) before and notes the push in it after:
+A worker pushes by apply(), which looks into the partition's ledger (ledger.py) before and notes the
+push in it after:
 
-    the ledger says   and                          the push
-    NEW               nothing is known of it       is applied, and noted when it has been: not while a gate holds it
-    NEW               it is held by a gate         is not applied again: both are answered when it has been
-    APPLIED                                        is answered as it would be now
-    FORGOTTEN                                      is refused
+    the ledger says  and                     the push
+    NEW              nothing is known of it  is applied, and noted when it has been: not while a
+                                             gate holds it
+    NEW              it is held by a gate    is not applied again: both are answered when it has
+                                             been
+    APPLIED                                  is answered as it would be now
+    FORGOTTEN                                is refused
 """
 
 from __future__ import annotations
@@ -46,17 +52,21 @@ from shard import Future
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
-Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]  # client, sequence, verb, table, arrays
+# client, sequence, verb, table, arrays
+Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]
 THIS_PROCESS = LedgerNode(0, "this process")  # as barrier_scheduler.py has it
 
 
 class TableServer:
     """Offers key-value tables under `name`. The service owns what this makes, and closes it.
 
-    checkpoint_root: workers may save to and restore from folders below it only; None: wherever this process may write.
+    checkpoint_root: workers may save to and restore from folders below it only; None: wherever this
+    process may write.
     """
 
-    def __init__(self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None) -> None:
+    def __init__(
+        self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None
+    ) -> None:
         self.name = name
         factory = partial(TableShard, checkpoint_root)
         if service.shards > 0:
@@ -71,7 +81,8 @@ class TableServer:
 class TableShard(CheckpointMethods):
     """The tables of one partition. Its public methods are the protocol; calls come one at a time.
 
-    Raises ConfigError for a bad or conflicting spec, BadArguments for an unknown table, or arrays that do not fit.
+    Raises ConfigError for a bad or conflicting spec, BadArguments for an unknown table, or arrays
+    that do not fit.
     """
 
     def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
@@ -79,8 +90,10 @@ class TableShard(CheckpointMethods):
         self.ledger = Ledger(pusher=pushing_node)
         self.durable = Durable()
         self.life = secrets.randbits(62)
-        self.on_applied: Applied | None = None  # told of each push that apply() has applied, in that order
-        self._held: dict[tuple[int, int], Deferred] = {}  # (client, sequence) of pushes that a gate holds
+        # told of each push that apply() has applied, in that order
+        self.on_applied: Applied | None = None
+        # (client, sequence) of pushes that a gate holds
+        self._held: dict[tuple[int, int], Deferred] = {}
         self._changes: dict[str, Callable[..., Any]] = {
             "push": self.push,
             "push_pull": self.push_pull,
@@ -108,7 +121,9 @@ class TableShard(CheckpointMethods):
         return bool(self._held)
 
     def refuse_held(self, error: BaseException) -> None:
-        """Pushes that wait to be applied are not: they fail with that error. No save holds what comes from now on."""
+        """Pushes that wait to be applied are not: they fail with that error. No save holds what
+        comes from now on.
+        """
         for answer in list(self._held.values()):
             answer.fail(error)
         if self._waiting is not None:
@@ -126,11 +141,14 @@ class TableShard(CheckpointMethods):
             self.ledger.load(arrays)
 
     def create_table(self, spec: dict[str, Any], epoch: int = 0, life: int = 0) -> bool | None:
-        """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False when it is there.
+        """Make the table that `spec` (TableSpec.to_dict()) describes: True when it is new, False
+        when it is there.
 
-        epoch, life: see epochs.py. Where this server has no such epoch and another life, the table's rows are lost: None, and
-        verbs are answered with RowsLost. An older epoch of the table is dropped; Outdated: a newer one is here. ConfigError when
-        another table has its name: an epoch of a table is never changed or replaced under its users.
+        epoch, life: see epochs.py. Where this server has no such epoch and another life, the
+        table's rows are lost: None, and verbs are answered with RowsLost. An older epoch of the
+        table is dropped; Outdated: a newer one is here. ConfigError when
+        another table has its name: an epoch of a table is never changed or replaced under its
+        users.
         """
         wanted = from_dict(spec)
         present = self._specs.get(wanted.table)
@@ -138,8 +156,10 @@ class TableShard(CheckpointMethods):
         if present is not None and held == epoch:
             if present != wanted:
                 raise ConfigError(
-                    f"table {wanted.table!r} is there with another spec: asked for {wanted.to_dict()}, "
-                    f"there is {present.to_dict()}; every worker must use the same spec and expected_servers"
+                    f"table {wanted.table!r} is there with another spec: "
+                    f"asked for {wanted.to_dict()}, "
+                    f"there is {present.to_dict()}; every worker must use the same spec and "
+                    "expected_servers"
                 )
             return False
         if held > epoch:
@@ -172,7 +192,9 @@ class TableShard(CheckpointMethods):
         return self.life, {name: self._epochs.get(name, (0, -1))[0] for name in self._specs}
 
     def apply(self, client: int, sequence: int, verb: str, table: str, *arrays: Array) -> Any:
-        """A verb of those that change a table, once for each (client, sequence); see the file's head."""
+        """A verb of those that change a table, once for each (client, sequence); see the file's
+        head.
+        """
         changes = self._changes.get(verb)
         if changes is None:
             raise BadArguments(f"verb {verb!r}: {', '.join(self._changes)} are allowed")
@@ -182,7 +204,8 @@ class TableShard(CheckpointMethods):
             return self._applied_before(verb, table, arrays)
         if known == FORGOTTEN:
             raise Forgotten(
-                f"push {sequence} of worker {client:x} is more than {WINDOW} pushes old: whether it was applied is not remembered"
+                f"push {sequence} of worker {client:x} is more than {WINDOW} pushes old: "
+                "whether it was applied is not remembered"
             )
         held = self._held.get((client, sequence))
         if held is not None:
@@ -193,7 +216,9 @@ class TableShard(CheckpointMethods):
         answer = changes(table, *arrays)
         if type(answer) is Deferred:
             self._held[client, sequence] = answer
-            answer.add_done_callback(lambda done: self._let_go(done, client, sequence, verb, table, arrays))
+            answer.add_done_callback(
+                lambda done: self._let_go(done, client, sequence, verb, table, arrays)
+            )
             return answer
         self.ledger.note(client, sequence)
         if self.on_applied is not None:
@@ -225,7 +250,15 @@ class TableShard(CheckpointMethods):
         if bare is not None and isinstance(bare[1], Paced):
             bare[1].worker_is_here()
 
-    def _let_go(self, done: Future, client: int, sequence: int, verb: str, table: str, arrays: tuple[Array, ...]) -> None:
+    def _let_go(
+        self,
+        done: Future,
+        client: int,
+        sequence: int,
+        verb: str,
+        table: str,
+        arrays: tuple[Array, ...],
+    ) -> None:
         del self._held[client, sequence]
         if done.error() is None:
             self.ledger.note(client, sequence)
@@ -240,7 +273,11 @@ class TableShard(CheckpointMethods):
         if "pull" not in verb:
             return bare.version
         # Past its pace: the pull is of a push that has waited for the others already.
-        values = SparseTable.pull(bare, arrays[0]) if isinstance(bare, SparseTable) else DenseTable.pull(bare)
+        values = (
+            SparseTable.pull(bare, arrays[0])
+            if isinstance(bare, SparseTable)
+            else DenseTable.pull(bare)
+        )
         return [bare.version, values] if verb.endswith("_versioned") else values
 
     def pull(self, table: str, keys: Keys) -> Floats:
@@ -248,7 +285,9 @@ class TableShard(CheckpointMethods):
         return self._sparse_table(table).pull(keys)
 
     def push(self, table: str, keys: Keys, *grads: Array) -> Deferred | int:
-        """Apply gradients, int64[n] and float32[n, dim] or what its compression makes of that, to a sparse table: its version."""
+        """Apply gradients, int64[n] and float32[n, dim] or what its compression makes of that, to a
+        sparse table: its version.
+        """
         return self._sparse_table(table).push(keys, *grads)
 
     def push_pull(self, table: str, keys: Keys, *grads: Array) -> Deferred | Floats:
@@ -260,7 +299,9 @@ class TableShard(CheckpointMethods):
         return self._dense_table(table).pull()
 
     def push_dense(self, table: str, *grads: Array) -> Deferred | int:
-        """Apply a gradient of the local slice's shape, or what its compression makes of that: the slice's version."""
+        """Apply a gradient of the local slice's shape, or what its compression makes of that: the
+        slice's version.
+        """
         return self._dense_table(table).push(*grads)
 
     def push_pull_dense(self, table: str, *grads: Array) -> Deferred | Floats:
@@ -297,7 +338,9 @@ class TableShard(CheckpointMethods):
         return {name: asdict(table.statistics()) for name, table in tables}
 
     def workers(self) -> list[list[Any]]:
-        """[number, name, pushes applied, {table: its Lag}] of each worker that has pushed: of the tables with a consistency."""
+        """[number, name, pushes applied, {table: its Lag}] of each worker that has pushed: of the
+        tables with a consistency.
+        """
         found: dict[int, list[Any]] = {}
         for client, node, pushes in self.ledger.pushes():
             number, name = node or LedgerNode(client, f"worker {client:x}")
@@ -327,21 +370,38 @@ class TableShard(CheckpointMethods):
         held, step = self._epochs.get(name, (0, -1))
         if epoch and name not in self._specs:
             return RowsLost(
-                f"the rows of table {name!r} were in another process, which ended; this server began without them. restore() a "
+                f"the rows of table {name!r} were in another process, which ended; "
+                "this server began without them. restore() a "
                 "checkpoint, or reset() to begin with an empty table"
             )
         if held > epoch > 0:
             return outdated(asked, held, step)
         if held < epoch:
-            return Behind(f"table {name!r} began again, but not on this server yet: restore() or reset() it if this stays so")
-        there = [*self._dense] if kind == "dense" else [*self._sparse] if kind == "sparse" else [*self._specs]
-        return BadArguments(f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; create it first")
+            return Behind(
+                f"table {name!r} began again, but not on this server yet: restore() or reset() "
+                "it if this stays so"
+            )
+        there = (
+            [*self._dense]
+            if kind == "dense"
+            else [*self._sparse]
+            if kind == "sparse"
+            else [*self._specs]
+        )
+        return BadArguments(
+            f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; "
+            "create it first"
+        )
 
 
 def pushing_node() -> LedgerNode:
     """On whose behalf this runs, for the ledger."""
     peer = calling_peer()
-    return LedgerNode(peer.connection.peer_incarnation, str(peer.connection.peer)) if peer is not None else THIS_PROCESS
+    return (
+        LedgerNode(peer.connection.peer_incarnation, str(peer.connection.peer))
+        if peer is not None
+        else THIS_PROCESS
+    )
 
 
 def follow(first: Future, second: Deferred) -> None:

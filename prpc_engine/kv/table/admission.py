@@ -1,12 +1,16 @@
 """Which keys get a row: those pushed to often enough, as counted in a sketch of fixed size.
 
-    counters  uint8[DEPTH, width]   a key has one in each line, at positions made of its hash; its count is the least of them
+    counters  uint8[DEPTH, width]  a key has one in each line, at positions made of its hash; its
+                                   count is the least of them
 
-Most keys of a click log come once, and a row for each would be most of the memory. Exact counts would need memory for
-each of them, too, so a count-min sketch counts (Cormode and Muthukrishnan, 2005), with conservative update (Estan and
-Varghese, 2002: only the least counters rise). It may count a key too high, never too low, until the counters have taken
-AGING_ADDITIONS each on average: then all are halved, as in TinyLFU (Einziger, Friedman, Manes, 2017), and a key that
-comes slowly may wait longer. Both ways only the moment is approximate at which a key gets its row.
+Most keys of a click log come once, and a row for each would be most of the memory. Exact counts
+would need memory for each of them, too, so a count-min sketch counts (Cormode and Muthukrishnan,
+2005), with conservative update (Estan and
+Varghese, 2002: only the least counters rise). It may count a key too high, never too low, until the
+counters have taken
+AGING_ADDITIONS each on average: then all are halved, as in TinyLFU (Einziger, Friedman, Manes,
+2017), and a key that comes slowly may wait longer. Both ways only the moment is approximate at
+which a key gets its row.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Admission:
-    """A key gets its row with the push that is its `min_count`-th; the gradients before are dropped, and counted as refused.
+    """A key gets its row with the push that is its `min_count`-th; the gradients before are
+    dropped, and counted as refused.
 
-    width_bits: the sketch has DEPTH lines of 2 ** width_bits counters of one byte (20: 4 MiB, good for a million keys).
+    width_bits: the sketch has DEPTH lines of 2 ** width_bits counters of one byte (20: 4 MiB, good
+    for a million keys).
     """
 
     min_count: int
@@ -66,23 +72,36 @@ class Doorkeeper:
         return self.counters.nbytes
 
     def admit(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Count one push for each key (int64[n], none twice), and say which may have a row now: bool[n]."""
+        """Count one push for each key (int64[n], none twice), and say which may have a row now:
+        bool[n].
+        """
         admitted: npt.NDArray[np.bool_] = self.count(keys) >= self._min_count
         return admitted
 
     def load(self, counters: npt.NDArray[np.uint8]) -> None:
-        """Count as high as these do, too: several sketches, of other keys each, may come together in one."""
+        """Count as high as these do, too: several sketches, of other keys each, may come together
+        in one.
+        """
         np.maximum(self.counters, counters, out=self.counters)
 
     def count(self, keys: Keys) -> npt.NDArray[np.uint8]:
-        """Count one push for each key (int64[n], none twice), and say how many those are now: uint8[n]."""
-        hashed = mix64(mix64(keys))  # mixed again: the bits of the first are the index's and the partition's
+        """Count one push for each key (int64[n], none twice), and say how many those are now:
+        uint8[n].
+        """
+        # mixed again: the bits of the first are the index's and the partition's
+        hashed = mix64(mix64(keys))
         stride = (hashed >> np.uint64(32)) | np.uint64(1)
-        places = [((hashed + np.uint64(line) * stride) & self._mask).view(np.int64) for line in range(DEPTH)]
-        count = np.minimum.reduce([counters[place] for counters, place in zip(self.counters, places, strict=True)])
+        places = [
+            ((hashed + np.uint64(line) * stride) & self._mask).view(np.int64)
+            for line in range(DEPTH)
+        ]
+        count = np.minimum.reduce(
+            [counters[place] for counters, place in zip(self.counters, places, strict=True)]
+        )
         count = np.minimum(count, 254) + np.uint8(1)
         for counters, place in zip(self.counters, places, strict=True):
-            np.maximum.at(counters, place, count)  # two keys may share a counter: the greater count stays
+            # two keys may share a counter: the greater count stays
+            np.maximum.at(counters, place, count)
         self.additions += len(keys)
         if self.additions > AGING_ADDITIONS << int(self._mask).bit_length():
             self.counters >>= 1

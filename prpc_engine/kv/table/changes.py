@@ -1,13 +1,17 @@
-"""Which rows of a sparse table changed since when, and which keys lost theirs: what an incremental checkpoint writes.
+"""Which rows of a sparse table changed since when, and which keys lost theirs: what an incremental
+checkpoint writes.
 
-    stamps    uint32[rows, 1]      the epoch in which the row last changed, was added or loaded; moves with its row
-    removed   (epoch, int64[n])    keys that lost their row in that epoch, in the order that they did
+    stamps   uint32[rows, 1]    the epoch in which the row last changed, was added or loaded; moves
+                                with its row
+    removed  (epoch, int64[n])  keys that lost their row in that epoch, in the order that they did
 
-An epoch ends with each cut. Stamps and not bits, because a save may fail: then nothing has to be put back, and the next one
-writes what changed since the last that counts. A push pays one scatter of 4 bytes a row, and only while a table is tracked.
+An epoch ends with each cut. Stamps and not bits, because a save may fail: then nothing has to be
+put back, and the next one writes what changed since the last that counts. A push pays one scatter
+of 4 bytes a row, and only while a table is tracked.
 
-A key that comes and goes again and again is named each time. When more are named than there are rows, they are dropped: changes
-from before are then not known, and the table is saved in full, which is hardly more than its changes would be.
+A key that comes and goes again and again is named each time. When more are named than there are
+rows, they are dropped: changes from before are then not known, and the table is saved in full,
+which is hardly more than its changes would be.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ Rows = npt.NDArray[np.int64]
 
 
 class Changed(NamedTuple):
-    """Rows in ascending order, and keys removed; one that came again is in both: removed first, then stored."""
+    """Rows in ascending order, and keys removed; one that came again is in both: removed first,
+    then stored.
+    """
 
     rows: Rows
     removed: Keys
@@ -68,7 +74,10 @@ class Changes:
         if epoch < self._known_from:
             return None
         removed = [keys for when, keys in self._removed if when > epoch]
-        return Changed(np.flatnonzero(self.stamps.array[:, 0] > epoch), np.concatenate([np.empty(0, np.int64), *removed]))
+        return Changed(
+            np.flatnonzero(self.stamps.array[:, 0] > epoch),
+            np.concatenate([np.empty(0, np.int64), *removed]),
+        )
 
     def forget(self, epoch: int) -> None:
         """Nobody will ask since an earlier one."""

@@ -1,4 +1,5 @@
-"""What may be passed as keys and as gradients: checked at the worker before anything is sent, and again where it lands.
+"""What may be passed as keys and as gradients: checked at the worker before anything is sent, and
+again where it lands.
 
 The server checks too, since a request need not come from our worker; one file says it for both.
 """
@@ -14,7 +15,9 @@ from prpc_engine.errors import BadArguments
 
 
 def check_keys(whose: str, keys: object) -> npt.NDArray[np.int64]:
-    """`keys` if it is int64[n], else BadArguments. `whose` ("push to table 'clicks'") begins the message."""
+    """`keys` if it is int64[n], else BadArguments. `whose` ("push to table 'clicks'") begins the
+    message.
+    """
     if isinstance(keys, np.ndarray) and keys.dtype == np.int64 and keys.ndim == 1:
         return keys
     raise BadArguments(f"{whose}: keys are {describe(keys)}; a numpy array int64[n] is allowed")
@@ -24,7 +27,9 @@ def check_grads(whose: str, grads: object, shape: Sequence[int]) -> npt.NDArray[
     """`grads` if it is float32 of exactly `shape`, else BadArguments."""
     if isinstance(grads, np.ndarray) and grads.dtype == np.float32 and grads.shape == tuple(shape):
         return grads
-    raise BadArguments(f"{whose}: grads are {describe(grads)}; a numpy array float32{list(shape)} is allowed")
+    raise BadArguments(
+        f"{whose}: grads are {describe(grads)}; a numpy array float32{list(shape)} is allowed"
+    )
 
 
 def describe(value: object) -> str:

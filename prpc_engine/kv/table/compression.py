@@ -1,4 +1,5 @@
-"""Gradients in fewer bytes: what a worker sends in place of float32, and what the server makes of it.
+"""Gradients in fewer bytes: what a worker sends in place of float32, and what the server makes of
+it.
 
     name    travels                                                     bytes of 1 M floats
     cast    float16 or bfloat16 of the gradient's shape                 2 M
@@ -7,10 +8,11 @@
     top_k   int32[k] positions; float32[k] values: those of the         8 M * fraction
             `fraction` of elements with the greatest magnitudes
 
-All refuse what is not finite: it would stay in what is kept for the next gradient, and no later one would be a number again.
-All lose something. `Feedback` keeps what was lost and adds it to the next gradient of the same tensor: so nothing is
-lost for good, and SGD converges as without compression (Seide and others, Interspeech 2014; Stich, Cordonnier, Jaggi,
-NeurIPS 2018; Karimireddy and others, ICML 2019). top_k needs it; for the others it is a matter of taste.
+All refuse what is not finite: it would stay in what is kept for the next gradient, and no later one
+would be a number again. All lose something. `Feedback` keeps what was lost and adds it to the next
+gradient of the same tensor: so nothing is lost for good, and SGD converges as without compression
+(Seide and others, Interspeech 2014; Stich, Cordonnier, Jaggi, NeurIPS 2018; Karimireddy and others,
+ICML 2019). top_k needs it; for the others it is a matter of taste.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ Sent = TypeVar("Sent")
 
 
 class Compressor(ABC):
-    """The settings of one way to compress: frozen, comparable, and back and forth to a plain dict."""
+    """The settings of one way to compress:
+    frozen, comparable, and back and forth to a plain dict.
+    """
 
     name: ClassVar[str]
     needs_feedback: ClassVar[bool] = False
@@ -50,13 +54,17 @@ class Compressor(ABC):
 
     @abstractmethod
     def decode(self, parts: Sequence[Array], shape: tuple[int, ...]) -> Floats:
-        """What encode() made of gradients of `shape`, back as float32. BadArguments when it cannot have come from there."""
+        """What encode() made of gradients of `shape`, back as float32. BadArguments when it cannot
+        have come from there.
+        """
 
     def to_spec(self) -> dict[str, Any]:
         """The dict from which from_spec() makes an equal compressor."""
         return {"name": self.name, **asdict(self)}  # type: ignore[call-overload]
 
-    def _check(self, parts: Sequence[Array], *wanted: tuple[npt.DTypeLike, tuple[int, ...]]) -> None:
+    def _check(
+        self, parts: Sequence[Array], *wanted: tuple[npt.DTypeLike, tuple[int, ...]]
+    ) -> None:
         fits = len(parts) == len(wanted) and all(
             isinstance(part, np.ndarray) and (part.dtype, part.shape) == (np.dtype(dtype), shape)
             for part, (dtype, shape) in zip(parts, wanted, strict=True)
@@ -64,19 +72,26 @@ class Compressor(ABC):
         if not fits:
             allowed = ", ".join(f"{np.dtype(dtype)}{list(shape)}" for dtype, shape in wanted)
             there = ", ".join(describe(part) for part in parts)
-            raise BadArguments(f"gradients compressed by {self.name!r} are {there or 'nothing'}; {allowed} is allowed")
+            raise BadArguments(
+                f"gradients compressed by {self.name!r} are {there or 'nothing'}; "
+                f"{allowed} is allowed"
+            )
 
 
 @dataclass(frozen=True)
 class Cast(Compressor):
-    """Rounded to the nearest finite float16 or bfloat16: of float16 that is 65504 for what is above."""
+    """Rounded to the nearest finite float16 or bfloat16: of float16 that is 65504 for what is
+    above.
+    """
 
     name = "cast"
     dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
         if self.dtype not in GREATEST:
-            raise ConfigError(f"compression 'cast': dtype is {self.dtype!r}; allowed: float16, bfloat16")
+            raise ConfigError(
+                f"compression 'cast': dtype is {self.dtype!r}; allowed: float16, bfloat16"
+            )
 
     def encode(self, grads: Floats) -> tuple[Array, ...]:
         _check_finite(self.name, np.isfinite(grads))
@@ -105,7 +120,8 @@ class Int8(Compressor):
         scales /= np.float32(CODE_MAX)
         codes = blocks / np.where(scales > 0, scales, np.float32(1))[:, None]
         np.rint(codes, out=codes)
-        np.clip(codes, -CODE_MAX, CODE_MAX, out=codes)  # a scale rounded down, or too small for all its bits
+        # a scale rounded down, or too small for all its bits
+        np.clip(codes, -CODE_MAX, CODE_MAX, out=codes)
         return codes.astype(np.int8).reshape(-1)[: grads.size], scales
 
     def decode(self, parts: Sequence[Array], shape: tuple[int, ...]) -> Floats:
@@ -131,13 +147,20 @@ class TopK(Compressor):
 
     def __post_init__(self) -> None:
         if checked_number("compression 'top_k': fraction", self.fraction, above=0) > 1:
-            raise ConfigError(f"compression 'top_k': fraction is {self.fraction}; a number above 0 and at most 1 is allowed")
+            raise ConfigError(
+                f"compression 'top_k': fraction is {self.fraction}; "
+                "a number above 0 and at most 1 is allowed"
+            )
 
     def encode(self, grads: Floats) -> tuple[Array, ...]:
         flat = grads.reshape(-1)
         _check_finite(self.name, np.isfinite(flat))
         count = self._count(len(flat))
-        positions = np.argpartition(np.abs(flat), len(flat) - count)[len(flat) - count :] if count else np.arange(0)
+        positions = (
+            np.argpartition(np.abs(flat), len(flat) - count)[len(flat) - count :]
+            if count
+            else np.arange(0)
+        )
         positions.sort()
         return positions.astype(np.int32), flat[positions]
 
@@ -148,7 +171,9 @@ class TopK(Compressor):
         positions, values = parts
         if count and (positions.min() < 0 or positions.max() >= size):
             reached = f"{positions.min()} to {positions.max()}"
-            raise BadArguments(f"gradients compressed by 'top_k' have positions {reached}, of {size} elements")
+            raise BadArguments(
+                f"gradients compressed by 'top_k' have positions {reached}, of {size} elements"
+            )
         flat = np.zeros(size, np.float32)
         flat[positions] = values
         return flat.reshape(shape)
@@ -156,7 +181,8 @@ class TopK(Compressor):
     def _count(self, size: int) -> int:
         if size > np.iinfo(np.int32).max:
             raise BadArguments(
-                f"top_k of {size} elements, {np.iinfo(np.int32).max} are allowed; cut the tensor over more servers"
+                f"top_k of {size} elements, {np.iinfo(np.int32).max} are allowed; "
+                "cut the tensor over more servers"
             )
         return min(size, max(1, round(self.fraction * size)))
 
@@ -166,12 +192,14 @@ class Feedback:
 
     def __init__(self, compressor: Compressor, shape: tuple[int, ...]) -> None:
         self._compressor = compressor
-        self._left: list[Floats] = [np.zeros(shape, np.float32)]  # in all of them together; whoever sends takes them out
+        # in all of them together; whoever sends takes them out
+        self._left: list[Floats] = [np.zeros(shape, np.float32)]
 
     def send(self, grads: Floats, push: Callable[..., Sent]) -> Sent:
         """push(*parts) of the gradient and of what was left over before.
 
-        Where it raises, and so has sent nothing, nothing of this gradient is kept: who pushes it again does not push it twice.
+        Where it raises, and so has sent nothing, nothing of this gradient is kept: who pushes it
+        again does not push it twice.
         """
         taken: list[Floats] = []
         with suppress(IndexError):
@@ -190,21 +218,33 @@ class Feedback:
 
 def _check_finite(name: str, finite: npt.NDArray[np.bool_]) -> None:
     if not finite.all():
-        raise BadArguments(f"gradients to be compressed by {name!r} hold infinity or NaN; finite numbers are allowed")
+        raise BadArguments(
+            f"gradients to be compressed by {name!r} hold infinity or NaN; "
+            "finite numbers are allowed"
+        )
 
 
 COMPRESSORS: dict[str, type[Compressor]] = {"cast": Cast, "int8": Int8, "top_k": TopK}
 
 
-def received(whose: str, compressor: Compressor | None, parts: Sequence[Array], shape: tuple[int, ...]) -> Floats:
-    """The gradients that came as `parts`: float32 of `shape`, else BadArguments. `whose` begins its message."""
+def received(
+    whose: str, compressor: Compressor | None, parts: Sequence[Array], shape: tuple[int, ...]
+) -> Floats:
+    """The gradients that came as `parts`: float32 of `shape`, else BadArguments. `whose` begins its
+    message.
+    """
     if compressor is not None:
         return compressor.decode(parts, shape)
     if len(parts) != 1:
-        raise BadArguments(f"{whose}: {len(parts)} arrays of grads; one is allowed, as its gradients are not compressed")
+        raise BadArguments(
+            f"{whose}: {len(parts)} arrays of grads; one is allowed, "
+            "as its gradients are not compressed"
+        )
     return check_grads(whose, parts[0], shape)
 
 
 def from_spec(spec: object) -> Compressor | None:
-    """{"name": "int8", "block": 64} -> Int8(64), None -> None; ConfigError lists what is allowed."""
+    """{"name": "int8", "block": 64} -> Int8(64), None -> None;
+    ConfigError lists what is allowed.
+    """
     return None if spec is None else build("compression", COMPRESSORS, spec)

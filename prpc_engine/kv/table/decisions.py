@@ -1,16 +1,20 @@
-"""What a primary decides about the rows of a table, and how its replicas are told: they do the same, and decide nothing. No I/O.
+"""What a primary decides about the rows of a table, and how its replicas are told: they do the
+same, and decide nothing. No I/O.
 
-Which keys get a row, and which rows go, hangs on counts and stamps that grow with each push and each pull, and pulls are the
-primary's alone. So each push travels with what was decided for it, and with the stamps that pulls have left since the one before;
-what pulls leave is also told when USES_MAX keys wait, at each look of the reconciler, and when the partition is handed over.
+Which keys get a row, and which rows go, hangs on counts and stamps that grow with each push and
+each pull, and pulls are the primary's alone. So each push travels with what was decided for it, and
+with the stamps that pulls have left since the one before; what pulls leave is also told when
+USES_MAX keys wait, at each look of the reconciler, and when the partition is handed over.
 
     int64[...]   meaning
     MOMENT       the table's time (eviction.py) at the push; without one: as it is told
     PULLS, KEYS_PULLED   of the table in all
     EVICTED      how many keys follow that have lost their rows
-    COUNTED      how many keys follow that were counted for a push which then failed: for one that did not, the replica knows
+    COUNTED      how many keys follow that were counted for a push which then failed: for one that
+                 did not, the replica knows
     USED         how many keys follow that were stamped, with their stamps behind them
-    PUSHED       how many keys the push has, each once; then comes a bit for each, lowest first: whether it has a row now
+    PUSHED       how many keys the push has, each once; then comes a bit for each, lowest first:
+                 whether it has a row now
 
 Done in this order: rows go, keys are counted, the push, the stamps: those are as of the end of it.
 """
@@ -26,7 +30,9 @@ import numpy.typing as npt
 
 from prpc_engine.errors import BadArguments
 
-USES_MAX = 65536  # keys that pulls have stamped and no replica has heard of: half a MiB, and as much for what they were before
+# keys that pulls have stamped and no replica has heard of: half a MiB, and as much for what they
+# were before
+USES_MAX = 65536
 MOMENT, PULLS, KEYS_PULLED, EVICTED, COUNTED, USED, PUSHED, HEAD = range(8)
 NO_KEYS: npt.NDArray[np.int64] = np.empty(0, np.int64)
 NO_BITS: npt.NDArray[np.bool_] = np.empty(0, np.bool_)
@@ -59,26 +65,39 @@ class Decision(NamedTuple):
         packed = np.packbits(self.has_row, bitorder="little")
         bits[: len(packed)] = packed
         head = np.array([self.moment, self.pulls, self.keys_pulled, *lengths], np.int64)
-        return np.concatenate([head, self.evicted, self.counted, self.used, self.stamps, bits.view(np.int64)])
+        return np.concatenate(
+            [head, self.evicted, self.counted, self.used, self.stamps, bits.view(np.int64)]
+        )
 
 
 def decode(words: npt.NDArray[Any]) -> Decision:
     """The inverse of encode(). BadArguments: it is none."""
     if words.ndim != 1 or words.dtype != np.int64 or len(words) < HEAD:
-        raise BadArguments(f"a decision is int64[{HEAD} or more], not {words.dtype}{list(words.shape)}")
+        raise BadArguments(
+            f"a decision is int64[{HEAD} or more], not {words.dtype}{list(words.shape)}"
+        )
     moment, pulls, keys_pulled, evicted, counted, used, pushed = words[:HEAD].tolist()
     ends = np.cumsum([HEAD, evicted, counted, used, used]).tolist()
     if min(evicted, counted, used, pushed) < 0 or ends[-1] - (-pushed // 64) != len(words):
-        raise BadArguments(f"a decision of {len(words)} words does not have the lengths that it says: {words[:HEAD].tolist()}")
+        raise BadArguments(
+            f"a decision of {len(words)} words does not have the lengths that it says: "
+            f"{words[:HEAD].tolist()}"
+        )
     gone, counted, used_keys, stamps = (words[begin:end] for begin, end in pairwise(ends))
-    has_row = np.unpackbits(np.ascontiguousarray(words[ends[-1] :]).view(np.uint8), count=pushed, bitorder="little")
-    return Decision(moment, pulls, keys_pulled, gone, counted, used_keys, stamps, has_row.astype(np.bool_))
+    has_row = np.unpackbits(
+        np.ascontiguousarray(words[ends[-1] :]).view(np.uint8), count=pushed, bitorder="little"
+    )
+    return Decision(
+        moment, pulls, keys_pulled, gone, counted, used_keys, stamps, has_row.astype(np.bool_)
+    )
 
 
 class Decisions:
-    """Those of one table that its replicas have not been told. Owned by the table, while somebody follows it.
+    """Those of one table that its replicas have not been told. Owned by the table, while somebody
+    follows it.
 
-    tell: is called when they have to be told, outside of a push. moment: the table's time, of which all are told.
+    tell: is called when they have to be told, outside of a push. moment: the table's time, of which
+    all are told.
     """
 
     def __init__(self, tell: Callable[[], object], moment: int) -> None:
@@ -96,7 +115,9 @@ class Decisions:
 
     @property
     def is_full(self) -> bool:
-        """Whether what pulls have left is to be told now; not amid a push, with which it is told anyway."""
+        """Whether what pulls have left is to be told now; not amid a push, with which it is told
+        anyway.
+        """
         return self._uses >= USES_MAX and self._pushed_at is None
 
     @property
@@ -123,16 +144,30 @@ class Decisions:
         self._used.append((keys, before))
         self._uses += len(keys)
 
-    def take(self, now: int, pulls: int, keys_pulled: int, stamps_of: Callable[[Keys], tuple[Keys, Stamps]]) -> Decision:
-        """All of it, to be told now. stamps_of: those of some keys that have rows, and their stamps."""
-        used = np.unique(np.concatenate([keys for keys, _ in self._used])) if self._used else NO_KEYS
+    def take(
+        self,
+        now: int,
+        pulls: int,
+        keys_pulled: int,
+        stamps_of: Callable[[Keys], tuple[Keys, Stamps]],
+    ) -> Decision:
+        """All of it, to be told now. stamps_of: those of some keys that have rows, and their
+        stamps.
+        """
+        used = (
+            np.unique(np.concatenate([keys for keys, _ in self._used])) if self._used else NO_KEYS
+        )
         moment = now if self._pushed_at is None else self._pushed_at
         evicted = np.concatenate([NO_KEYS, *self._evicted])
-        decision = Decision(moment, pulls, keys_pulled, evicted, self._counted, *stamps_of(used), self._has_row)
+        decision = Decision(
+            moment, pulls, keys_pulled, evicted, self._counted, *stamps_of(used), self._has_row
+        )
         self._clear(now)
         return decision
 
     def take_back(self, restamp: Callable[[Keys, Stamps], object]) -> None:
-        """What was not told has not been: who serves from now on does not know of it. restamp: sets the stamps of keys."""
+        """What was not told has not been: who serves from now on does not know of it. restamp: sets
+        the stamps of keys.
+        """
         for keys, before in reversed(self._used):
             restamp(keys, before)

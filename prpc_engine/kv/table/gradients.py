@@ -1,14 +1,18 @@
-"""What a table does with gradients that are NaN or infinite, and with those too large for its formula.
+"""What a table does with gradients that are NaN or infinite, and with those too large for its
+formula.
 
-    nonfinite   a gradient that is NaN or infinite
-    "refuse"    fails its push: BadArguments names where, and nothing has changed
-    "skip"      leaves its row as it is, and counts in TableStatistics.rows_skipped; the other rows of the push change
-    "apply"     is applied: what values become is the formula's, and mostly NaN for good
+    nonfinite  a gradient that is NaN or infinite
+    "refuse"   fails its push: BadArguments names where, and nothing has changed
+    "skip"     leaves its row as it is, and counts in TableStatistics.rows_skipped; the other rows
+               of the push change
+    "apply"    is applied: what values become is the formula's, and mostly NaN for good
 
-A finite gradient is taken as at most Optimizer.gradient_max by formulas that square it or add it up (optimizer.py).
+A finite gradient is taken as at most Optimizer.gradient_max by formulas that square it or add it up
+(optimizer.py).
 
-Almost all gradients are ordinary, and one pass over them shows it: their sum of squares is below a bound. It costs 0.5 us for 256
-of them and 64 us for 1 M (numpy 2.4); applying them takes at least ten times that.
+Almost all gradients are ordinary, and one pass over them shows it: their sum of squares is below a
+bound. It costs 0.5 us for 256 of them and 64 us for 1 M (numpy 2.4); applying them takes at least
+ten times that.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ import numpy.typing as npt
 from prpc_engine.errors import BadArguments, ConfigError
 
 NONFINITE = ("refuse", "skip", "apply")
-GRADIENT_MAX = 2.0**40  # its square, added to a float32 as often as one likes, never overflows: above 2**104 it adds nothing
+# its square, added to a float32 as often as one likes, never overflows: above 2**104 it adds
+# nothing
+GRADIENT_MAX = 2.0**40
 SQUARES_MAX = GRADIENT_MAX**2
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -38,11 +44,14 @@ def checked_policy(name: object) -> str:
 
 def are_ordinary(grads: Floats) -> bool:
     """Whether all are finite and none is above GRADIENT_MAX. False says nothing."""
-    return bool(np.vdot(grads, grads) <= SQUARES_MAX)  # vdot: it takes any shape, and does not warn where it overflows
+    # vdot: it takes any shape, and does not warn where it overflows
+    return bool(np.vdot(grads, grads) <= SQUARES_MAX)
 
 
 def check_finite(whose: str, grads: Floats, keys: Keys | None = None) -> None:
-    """BadArguments when one is NaN or infinite; keys: of a sparse push. `whose` ("push to table 'clicks'") begins the message."""
+    """BadArguments when one is NaN or infinite; keys: of a sparse push. `whose` ("push to table
+    'clicks'") begins the message.
+    """
     if are_ordinary(grads):
         return
     finite = np.isfinite(grads)
@@ -52,14 +61,18 @@ def check_finite(whose: str, grads: Floats, keys: Keys | None = None) -> None:
     of = f"index {list(where)}" if keys is None else f"key {int(keys[where[0]])}, column {where[1]}"
     bad = finite.size - int(finite.sum())
     raise BadArguments(
-        f"{whose}: the gradient of {of} is {grads[where]}; {bad} of {finite.size} elements are NaN or infinite, and "
-        "nothing was changed. Scale or clip the loss, or create the table with nonfinite='skip' to leave such rows as they are"
+        f"{whose}: the gradient of {of} is {grads[where]}; {bad} of {finite.size} elements are "
+        "NaN or infinite, and "
+        "nothing was changed. Scale or clip the loss, or create the table with nonfinite='skip' "
+        "to leave such rows as they are"
     )
 
 
 @contextlib.contextmanager
 def staying(columns: Iterable[npt.NDArray[Any]], stay: npt.NDArray[np.bool_]) -> Iterator[None]:
-    """Put these rows (axis 0) of the columns back at the end, whatever a formula has made of them."""
+    """Put these rows (axis 0) of the columns back at the end, whatever a formula has made of
+    them.
+    """
     views = [column.reshape(len(stay), -1) for column in columns]
     before = [view[stay] for view in views]
     with np.errstate(invalid="ignore"):
@@ -86,14 +99,20 @@ class Guard:
         if self._policy == "refuse":
             check_finite(whose, grads, keys)
 
-    def admit(self, whose: str, grads: Floats, keys: Keys | None = None) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
-        """The gradients as they are to be applied, and which rows (axis 0) are to stay as they are; None: none of them."""
+    def admit(
+        self, whose: str, grads: Floats, keys: Keys | None = None
+    ) -> tuple[Floats, npt.NDArray[np.bool_] | None]:
+        """The gradients as they are to be applied, and which rows (axis 0) are to stay as they are;
+        None: none of them.
+        """
         if are_ordinary(grads):
             return grads, None
         self.check(whose, grads, keys)
         stay: npt.NDArray[np.bool_] | None = None
         if self._policy == "skip":
-            finite: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(grads).reshape(len(grads), -1), axis=1)
+            finite: npt.NDArray[np.bool_] = np.logical_and.reduce(
+                np.isfinite(grads).reshape(len(grads), -1), axis=1
+            )
             if not finite.all():
                 stay = np.logical_not(finite)
                 self.rows_skipped += len(finite) - int(finite.sum())

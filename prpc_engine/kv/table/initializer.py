@@ -1,7 +1,9 @@
 """The first value of a row, from its key alone.
 
-A fresh row must not depend on which server holds it, on the order in which keys appear or on how many servers there
-are: so there is no generator with a state, and each element is a hash of (seed, key, column). It follows that a row
+A fresh row must not depend on which server holds it, on the order in which keys appear or on how
+many servers there
+are: so there is no generator with a state, and each element is a hash of (seed, key, column). It
+follows that a row
 which nobody has pushed to need not be stored: whoever asks can be told its value.
 """
 
@@ -20,7 +22,8 @@ from prpc_engine.kv.table.mix import GOLDEN_GAMMA, mix64
 from prpc_engine.kv.table.spec import build, checked_count, checked_number
 
 SEED_MAX = 2**63 - 1
-_KEPT_BITS = 24  # float32 holds 24 bits: every value below 2**24 is exact, so all machines agree to the last bit
+# float32 holds 24 bits: every value below 2**24 is exact, so all machines agree to the last bit
+_KEPT_BITS = 24
 
 
 class Initializer(ABC):
@@ -60,7 +63,9 @@ class Constant(Initializer):
 
 @dataclass(frozen=True)
 class Uniform(Initializer):
-    """Even over [-scale, scale): standard deviation scale / sqrt(3). `scale` is one number, or one for each column."""
+    """Even over [-scale, scale): standard deviation scale / sqrt(3). `scale` is one number, or one
+    for each column.
+    """
 
     name = "uniform"
     scale: float | Sequence[float]
@@ -68,16 +73,22 @@ class Uniform(Initializer):
 
     def __post_init__(self) -> None:
         if isinstance(self.scale, Sequence) and not isinstance(self.scale, str):
-            scale = tuple(checked_number("initializer 'uniform': scale", each, at_least=0) for each in self.scale)
-            object.__setattr__(self, "scale", scale)  # frozen: a list off the wire becomes comparable here
+            scale = tuple(
+                checked_number("initializer 'uniform': scale", each, at_least=0)
+                for each in self.scale
+            )
+            # frozen: a list off the wire becomes comparable here
+            object.__setattr__(self, "scale", scale)
         else:
             checked_number("initializer 'uniform': scale", self.scale, at_least=0)
         checked_count("initializer 'uniform': seed", self.seed, at_least=0, at_most=SEED_MAX)
 
     def rows(self, keys: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.float32]:
-        stream = mix64(np.array([self.seed], np.int64)) ^ mix64(keys)  # (seed, key) names a splitmix64 generator ...
+        # (seed, key) names a splitmix64 generator ...
+        stream = mix64(np.array([self.seed], np.int64)) ^ mix64(keys)
         counter = np.arange(width, dtype=np.uint64) * GOLDEN_GAMMA
-        bits = mix64(stream[:, None] + counter) >> np.uint64(64 - _KEPT_BITS)  # ... whose outputs are the columns
+        # ... whose outputs are the columns
+        bits = mix64(stream[:, None] + counter) >> np.uint64(64 - _KEPT_BITS)
         values = bits.astype(np.float32)
         values *= np.float32(2.0 ** (1 - _KEPT_BITS))
         values -= np.float32(1.0)
@@ -96,5 +107,7 @@ INITIALIZERS: dict[str, type[Initializer]] = {"constant": Constant, "uniform": U
 
 
 def from_spec(spec: object) -> Initializer:
-    """{"name": "uniform", "scale": 0.01, "seed": 7} -> Uniform(0.01, 7); ConfigError lists what is allowed."""
+    """{"name": "uniform", "scale": 0.01, "seed": 7} -> Uniform(0.01, 7); ConfigError lists what is
+    allowed.
+    """
     return build("initializer", INITIALIZERS, spec)

@@ -1,8 +1,10 @@
-"""What a sparse table does for its replicas, and as one: it notes what it decides, and does what was decided elsewhere.
+"""What a sparse table does for its replicas, and as one: it notes what it decides, and does what
+was decided elsewhere.
 
-    of a primary's table    begin_telling(), then take_decision() with each push, and whenever it asks for that by `tell`
-    of a replica's          replay(), catch_up(): in the order in which the primary took those
-    as it becomes one       take_back(): what pulls left here and no replica has heard of is undone
+    of a primary's table  begin_telling(), then take_decision() with each push, and whenever it asks
+                          for that by `tell`
+    of a replica's        replay(), catch_up(): in the order in which the primary took those
+    as it becomes one     take_back(): what pulls left here and no replica has heard of is undone
 
 What is decided, and what it looks like on its way, stands in decisions.py.
 """
@@ -58,13 +60,17 @@ class Replicated:
     def load_stamps(self, keys: Keys, stamps: Rows) -> None: ...
 
     @abstractmethod
-    def _summed(self, keys: Keys, parts: tuple[npt.NDArray[Any], ...]) -> tuple[Keys, Floats, int]: ...
+    def _summed(
+        self, keys: Keys, parts: tuple[npt.NDArray[Any], ...]
+    ) -> tuple[Keys, Floats, int]: ...
 
     @abstractmethod
     def _apply_to(self, rows: Rows, grads: Floats, count: int) -> int: ...
 
     def begin_telling(self, tell: Callable[[], object]) -> None:
-        """From now on replicas follow: they have what there is. tell: is called when they have to be told something at once."""
+        """From now on replicas follow: they have what there is. tell: is called when they have to
+        be told something at once.
+        """
         if self._reads_told is None:
             self._reads_told = self._pulls, self._keys_pulled
             self._decisions = Decisions(tell, self._now()) if self._decides else None
@@ -79,7 +85,9 @@ class Replicated:
         return self._reads_told is not None and self._reads_told != (self._pulls, self._keys_pulled)
 
     def take_decision(self, with_push: bool = False) -> npt.NDArray[np.int64] | None:
-        """What replicas have to be told, of a push and of what was before it; None: of a push nothing."""
+        """What replicas have to be told, of a push and of what was before it; None: of a push
+        nothing.
+        """
         reads = self._pulls, self._keys_pulled
         if self._decisions is None:
             if with_push:
@@ -90,15 +98,22 @@ class Replicated:
         self._reads_told = reads
         return decision.encode()
 
-    def replay(self, decision: npt.NDArray[np.int64] | None, keys: Keys, *parts: npt.NDArray[Any]) -> None:
-        """A push that the primary has applied, as it was decided. BadArguments: this table has not what the primary has."""
+    def replay(
+        self, decision: npt.NDArray[np.int64] | None, keys: Keys, *parts: npt.NDArray[Any]
+    ) -> None:
+        """A push that the primary has applied, as it was decided. BadArguments: this table has not
+        what the primary has.
+        """
         if decision is None:
             self.push(keys, *parts)
             return
         decided = decode(decision)
         keys, grads, count = self._summed(keys, parts)
         if len(decided.has_row) != len(keys):
-            raise BadArguments(f"a push of {len(keys)} different keys, of which {len(decided.has_row)} were decided on")
+            raise BadArguments(
+                f"a push of {len(keys)} different keys, of which {len(decided.has_row)} were "
+                "decided on"
+            )
         self._begin_as_decided(decided)
         rows = self._store.index.lookup(keys)
         absent = np.flatnonzero(rows < 0)
@@ -110,7 +125,10 @@ class Replicated:
             self._keys_admitted += len(coming)
             self._keys_refused += len(absent) - len(coming)
         if not np.array_equal(rows >= 0, decided.has_row):
-            raise BadArguments("keys of a push have rows here that they do not have at the primary: this copy is to be made anew")
+            raise BadArguments(
+                "keys of a push have rows here that they do not have at the primary: "
+                "this copy is to be made anew"
+            )
         if self._evictor is not None:
             self._stamp(rows[rows >= 0], decided.moment)
         self._apply_to(rows, grads, count)
@@ -123,7 +141,9 @@ class Replicated:
         self._end_as_decided(decided)
 
     def take_back(self) -> None:
-        """What pulls have left and replicas were not told has not been: one of them is the primary now."""
+        """What pulls have left and replicas were not told has not been: one of them is the primary
+        now.
+        """
         if self._decisions is not None and self._evictor is not None:
             self._decisions.take_back(self.load_stamps)
         if self._reads_told is not None:
@@ -132,7 +152,10 @@ class Replicated:
     def _begin_as_decided(self, decided: Decision) -> None:
         rows = self._store.index.lookup(decided.evicted)
         if len(rows) and rows.min() < 0:
-            raise BadArguments("keys lose their rows at the primary that have none here: this copy is to be made anew")
+            raise BadArguments(
+                "keys lose their rows at the primary that have none here: "
+                "this copy is to be made anew"
+            )
         if self._evictor is not None:
             self._evictor.catch_up(decided.moment)
         self._evict(rows)
@@ -148,7 +171,9 @@ class Replicated:
         return self._evictor.stamp(self._steps) if self._evictor is not None else 0
 
     def _use(self, rows: Rows, now: int) -> None:
-        """Stamp them for a pull, and note which replicas have not heard of: each once or twice, however often it is pulled."""
+        """Stamp them for a pull, and note which replicas have not heard of: each once or twice,
+        however often it is pulled.
+        """
         decisions, stamps = self._decisions, self._stamps()
         if decisions is not None:
             before = stamps[rows]

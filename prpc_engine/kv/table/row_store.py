@@ -3,13 +3,16 @@
     keys       int64[rows, 1]      the key of the row
     values     dtype[rows, dim]    what is pulled, in the table's storage dtype
     <state>    float32[rows, dim]  one for each state array of the optimizer, under its name there
-    row_steps  float32[rows, 1]    gradients that the row has had, where the optimizer looks at that; exact to 2**24, stays there
+    row_steps  float32[rows, 1]    gradients that the row has had, where the optimizer looks at
+                                   that; exact to 2**24, stays there
     stamps     int64[rows, 1]      when the row was last used, where rows are evicted
     changes    uint32[rows, 1]     when the row was last changed, while that is tracked (changes.py)
 
-Invariant: rows are exactly 0..len-1, and the index says of keys[r] that it is in r. When rows go, the last ones move into
+Invariant: rows are exactly 0..len-1, and the index says of keys[r] that it is in r. When rows go,
+the last ones move into
 the gaps: so nothing has to know of gaps, and a table that has shrunk is read as fast as a new one.
-Rows are filled and moved BLOCK_ELEMENTS at a time: scratch then stays in the second-level cache, and is never mapped anew.
+Rows are filled and moved BLOCK_ELEMENTS at a time: scratch then stays in the second-level cache,
+and is never mapped anew.
 """
 
 from __future__ import annotations
@@ -43,7 +46,12 @@ class RowStore:
     """
 
     def __init__(
-        self, dim: int, dtype: npt.DTypeLike, state_initial: Mapping[str, float], counts_steps: bool, stamped: bool
+        self,
+        dim: int,
+        dtype: npt.DTypeLike,
+        state_initial: Mapping[str, float],
+        counts_steps: bool,
+        stamped: bool,
     ) -> None:
         self.index = KeyIndex()
         self.keys = GrowingRows(1, np.int64)
@@ -82,12 +90,16 @@ class RowStore:
             self.changes = None
 
     def add(self, keys: Keys, initializer: Initializer) -> Rows:
-        """Give each key of `keys` (absent, none twice) the next row, as `initializer` says, and return the rows: int64[n]."""
+        """Give each key of `keys` (absent, none twice) the next row, as `initializer` says, and
+        return the rows: int64[n].
+        """
         first = len(self)
         rows = self._append(keys)
         for begin in range(0, len(keys), self.block_rows):
             block = slice(first + begin, first + begin + self.block_rows)
-            self.values.array[block] = initializer.rows(keys[begin : begin + self.block_rows], self.values.array.shape[1])
+            self.values.array[block] = initializer.rows(
+                keys[begin : begin + self.block_rows], self.values.array.shape[1]
+            )
         for name, initial in self._state_initial.items():
             self.state[name].array[first:] = initial
         if self.row_steps is not None:
@@ -95,7 +107,9 @@ class RowStore:
         return rows
 
     def remove(self, rows: Rows, before_change: Callable[[Rows], None] | None) -> None:
-        """Forget these rows (none twice) and their keys; `before_change` hears of all rows that go or are written over."""
+        """Forget these rows (none twice) and their keys; `before_change` hears of all rows that go
+        or are written over.
+        """
         length = len(self) - len(rows)
         stays = np.ones(len(self) - length, np.bool_)  # of the last rows, as many as go
         stays[rows[rows >= length] - length] = False
@@ -114,13 +128,14 @@ class RowStore:
             array.truncate(length)
 
     def load(self, piece: Mapping[str, npt.NDArray[Any]]) -> Rows:
-        """Store rows that `columns` once held, for keys that are here or not; returns where they are. Who has no stamps for them
-        sets them after."""
+        """Store rows that `columns` once held, for keys that are here or not; returns where they
+        are. Who has no stamps for them sets them after."""
         keys: Keys = np.ascontiguousarray(piece["keys"]).reshape(-1)
         rows = self.index.lookup(keys)
         absent = np.flatnonzero(rows < 0)
         rows[absent] = self._append(keys[absent])
-        there = slice(rows[0], rows[0] + len(rows)) if len(absent) == len(rows) > 0 else rows  # new ones lie in a row
+        # new ones lie in a row
+        there = slice(rows[0], rows[0] + len(rows)) if len(absent) == len(rows) > 0 else rows
         for name, array in self.columns.items():
             if name != "stamps" or name in piece:
                 array.array[there] = piece[name]
@@ -129,7 +144,9 @@ class RowStore:
         return rows
 
     def _append(self, keys: Keys) -> Rows:
-        """Rows for these keys (absent, none twice), for the caller to fill. MemoryError, BadArguments: all is as it was."""
+        """Rows for these keys (absent, none twice), for the caller to fill. MemoryError,
+        BadArguments: all is as it was.
+        """
         first = len(self)
         rows = np.arange(first, first + len(keys))
         try:

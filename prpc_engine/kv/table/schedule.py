@@ -1,13 +1,16 @@
-"""Learning rates that change with the steps of a table: data, sent with the table's spec; a pure function of the step.
+"""Learning rates that change with the steps of a table: data, sent with the table's spec; a pure
+function of the step.
 
     name         rate at step 0, 1, 2, ...
     exponential  initial * factor ** (step / steps)
     polynomial   from initial to final over `steps` steps, as (1 - progress) ** power; then final
     cosine       from initial to final over `steps` steps, along half a cosine; then final
-    warm_up      in equal parts up to what `then` starts with, over `steps` steps; then `then`, its steps counted from there
+    warm_up      in equal parts up to what `then` starts with, over `steps` steps; then `then`, its
+                 steps counted from there
 
-A constant rate is a plain number. Steps are counted at the table: the pushes that this partition has applied before.
-So with several partitions each goes by its own pushes, and a sparse one counts only those that brought it keys.
+A constant rate is a plain number. Steps are counted at the table: the pushes that this partition
+has applied before. So with several partitions each goes by its own pushes, and a sparse one counts
+only those that brought it keys.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ Rate = float | Schedule
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """Multiplied by `factor` every `steps` steps, evenly in between: tf.keras' ExponentialDecay, not in stairs."""
+    """Multiplied by `factor` every `steps` steps, evenly in between: tf.keras' ExponentialDecay,
+    not in stairs.
+    """
 
     name = "exponential"
     initial: float
@@ -98,7 +103,9 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class WarmUp(Schedule):
-    """Step i < steps has (i + 1) / (steps + 1) of the first rate of `then`, which is a number or a schedule."""
+    """Step i < steps has (i + 1) / (steps + 1) of the first rate of `then`, which is a number or a
+    schedule.
+    """
 
     name = "warm_up"
     steps: int
@@ -131,7 +138,9 @@ def rate_at(rate: Rate, step: int) -> float:
 
 
 def from_spec(what: str, spec: object) -> Rate:
-    """A number above 0 as it is; {"name": "cosine", ...} -> Cosine(...). ConfigError says what is allowed of `what`."""
+    """A number above 0 as it is; {"name": "cosine", ...} -> Cosine(...). ConfigError says what is
+    allowed of `what`.
+    """
     if isinstance(spec, Schedule | dict):
         return build("schedule", SCHEDULES, spec)
     return checked_number(what, spec, above=0)

@@ -4,7 +4,8 @@ python -m tests.prpc_engine.accumulator.processes COMMAND
 
 server MASTER [SNAPSHOT]    serves until its standard input ends
 server-without-end MASTER SNAPSHOT    as server, and closes nothing then; saves at its end alone
-server-in-main MASTER SNAPSHOT        as server-without-end, and its main thread serves until it is killed
+server-in-main MASTER SNAPSHOT        as server-without-end, and its main thread serves until it is
+                                      killed
 writer MASTER RANK          writes (i + 1) * (RANK + 1) for i < WRITES, and ends
 careless MASTER             writes once, and ends without closing anything
 """
@@ -39,7 +40,10 @@ def serve(master: str, snapshot: str | None = None) -> None:
     from prpc_engine.accumulator import AccumulatorServer
 
     path = None if snapshot is None else Path(snapshot)
-    with RpcService(master=master) as service, AccumulatorServer(service, snapshot_path=path, snapshot_s=SNAPSHOT_S):
+    with (
+        RpcService(master=master) as service,
+        AccumulatorServer(service, snapshot_path=path, snapshot_s=SNAPSHOT_S),
+    ):
         print("ready", flush=True)
         sys.stdin.read()
 
@@ -70,9 +74,13 @@ def write(master: str, rank: str) -> None:
     from prpc_engine import RpcService
     from prpc_engine.accumulator import Accumulator, AccumulatorClient, Max, Min, Sum
 
-    with RpcService(master=master) as service, AccumulatorClient(service, timeout_s=PATIENCE_S) as client:
+    with (
+        RpcService(master=master) as service,
+        AccumulatorClient(service, timeout_s=PATIENCE_S) as client,
+    ):
         total, largest, smallest = (
-            Accumulator(name, law, FLUSH_COUNT) for name, law in (("sum", Sum), ("max", Max), ("min", Min))
+            Accumulator(name, law, FLUSH_COUNT)
+            for name, law in (("sum", Sum), ("max", Max), ("min", Min))
         )
         for i in range(WRITES):
             value = (i + 1) * (int(rank) + 1)

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prpc_engine.accumulator import AUC, Aggregator, Avg, Histogram, KeyedAvg, Max, Min, Sum, Timer, TopK
+from prpc_engine.accumulator import (
+    AUC,
+    Aggregator,
+    Avg,
+    Histogram,
+    KeyedAvg,
+    Max,
+    Min,
+    Sum,
+    Timer,
+    TopK,
+)
 from prpc_engine.accumulator.aggregator import make, restored
 from prpc_engine.archive import Decoder, encode
 from prpc_engine.errors import BadArguments, ConfigError
@@ -45,7 +56,12 @@ def plain(value: Any) -> Any:
 
 def same(one: Aggregator, two: Aggregator) -> bool:
     if isinstance(one, Histogram) and isinstance(two, Histogram):
-        return (one.buckets(), one.collapsed, one.count, one.total) == (two.buckets(), two.collapsed, two.count, two.total)
+        return (one.buckets(), one.collapsed, one.count, one.total) == (
+            two.buckets(),
+            two.collapsed,
+            two.count,
+            two.total,
+        )
     if isinstance(one, KeyedAvg) and isinstance(two, KeyedAvg):
         return one.sums == two.sums and one.overflow == two.overflow
     if isinstance(one, TopK) and isinstance(two, TopK):
@@ -66,7 +82,10 @@ def test_merging_in_any_grouping_and_order_gives_what_one_alone_would_have(name:
     make_law, values = LAWS[name]
 
     @settings(max_examples=60)
-    @given(st.lists(st.lists(values, max_size=8), min_size=1, max_size=5), st.randoms(use_true_random=False))
+    @given(
+        st.lists(st.lists(values, max_size=8), min_size=1, max_size=5),
+        st.randoms(use_true_random=False),
+    )
     def check(parts: list[list[Any]], random: Any) -> None:
         alone = of(make_law(), [value for part in parts for value in part])
         shuffled = list(parts)
@@ -126,7 +145,7 @@ def test_a_state_that_is_none_is_refused_or_harmless(kind: str, state: Any) -> N
     assert isinstance(str(one), str)
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def test_a_sum_of_ints_is_exact_however_large() -> None:
@@ -201,7 +220,9 @@ def test_a_timer_has_the_moments_of_all_values(parts: list[list[float]]) -> None
     assert (one.minimum, one.maximum) == (values.min(), values.max())
     assert one.mean == pytest.approx(values.mean(), abs=1e-9 * scale)
     assert one.variance == pytest.approx(values.var(), abs=1e-9 * scale**2)
-    assert one.sum_of_squares == pytest.approx(float((values**2).sum()), rel=1e-9, abs=1e-9 * scale**2)
+    assert one.sum_of_squares == pytest.approx(
+        float((values**2).sum()), rel=1e-9, abs=1e-9 * scale**2
+    )
 
 
 def test_the_variance_of_a_timer_survives_values_that_hardly_differ() -> None:
@@ -216,7 +237,7 @@ def test_a_timer_is_told_as_it_always_was() -> None:
     assert str(of(Timer(), [1.0, 3.0])) == "TOTAL=4 COUNT=2 MEAN=2 VARIANCE=1 MIN=1 MAX=3"
 
 
-# -- kinds --------------------------------------------------------------------------------------------------------------
+# -- kinds -----------------------------------------------------------------------------------------
 
 
 class Product(Aggregator, kind="product"):
@@ -248,7 +269,9 @@ def test_a_class_of_ones_own_is_known_by_its_name() -> None:
 
 def test_a_kind_that_nobody_defined_here_is_refused_with_those_there_are() -> None:
     with pytest.raises(
-        BadArguments, match=r"no aggregator of kind 'os\.system' is known .* product, .*sum, .*no code comes over the wire"
+        BadArguments,
+        match=r"no aggregator of kind 'os\.system' is known .* product, .*sum, "
+        r".*no code comes over the wire",
     ):
         make("os.system", {})
     with pytest.raises(BadArguments, match="cannot be made with"):
@@ -258,5 +281,7 @@ def test_a_kind_that_nobody_defined_here_is_refused_with_those_there_are() -> No
 
 
 def test_two_classes_cannot_have_one_name() -> None:
-    with pytest.raises(ConfigError, match=r"'sum' is prpc_engine\.accumulator\.numeric\.Sum already"):
+    with pytest.raises(
+        ConfigError, match=r"'sum' is prpc_engine\.accumulator\.numeric\.Sum already"
+    ):
         type("Other", (Product,), {}, kind="sum")

@@ -46,7 +46,9 @@ class World(NamedTuple):
     client: AccumulatorClient
     counters: CounterSet
 
-    def accumulator(self, name: str, law: Any = Sum, flush_count: int = 10, flush_s: float = NEVER_S) -> Accumulator[Any]:
+    def accumulator(
+        self, name: str, law: Any = Sum, flush_count: int = 10, flush_s: float = NEVER_S
+    ) -> Accumulator[Any]:
         return Accumulator(name, law, flush_count, flush_s, self.counters)
 
 
@@ -87,7 +89,9 @@ def test_what_was_written_before_wait_empty_is_read_after_it(world: World) -> No
         (Sum, [np.ones(100_000), np.ones(100_000)], "[2. 2. 2. ... 2. 2. 2.]"),
     ],
 )
-def test_every_aggregator_goes_to_the_server_and_back(world: World, law: Any, values: list[Any], text: str) -> None:
+def test_every_aggregator_goes_to_the_server_and_back(
+    world: World, law: Any, values: list[Any], text: str
+) -> None:
     one = world.accumulator("one", law)
     for value in values:
         one.write(value)
@@ -146,7 +150,9 @@ def test_a_counter_that_nobody_wrote_is_not_there(world: World) -> None:
         one.read()
 
 
-def test_reset_begins_anew_and_erase_forgets_each_after_what_was_written_before(world: World) -> None:
+def test_reset_begins_anew_and_erase_forgets_each_after_what_was_written_before(
+    world: World,
+) -> None:
     one, two, three = (world.accumulator(name) for name in ("one", "two", "three"))
     for each in (one, two, three):
         each.write(1)
@@ -171,10 +177,12 @@ def test_a_snapshot_has_what_was_written_before_it_and_is_sorted(world: World) -
     assert json.loads(world.server.generate_json_str()) == {"PicoAccumulator": {"a": "2", "b": "1"}}
 
 
-# -- what does not fit --------------------------------------------------------------------------------------------------
+# -- what does not fit -----------------------------------------------------------------------------
 
 
-def test_a_name_of_another_kind_is_refused_told_and_counted_and_the_others_go_on(world: World) -> None:
+def test_a_name_of_another_kind_is_refused_told_and_counted_and_the_others_go_on(
+    world: World,
+) -> None:
     world.accumulator("taken").write(1)
     world.client.wait_empty()
     counters = CounterSet()
@@ -183,12 +191,17 @@ def test_a_name_of_another_kind_is_refused_told_and_counted_and_the_others_go_on
         right = Accumulator("free", Max, 2, NEVER_S, counters)
         wrong.write(1)
         right.write(1)
-        with pytest.raises(BadArguments, match=r"1 counters are refused.*'taken': it is sum\(\) at the server, and max\(\) came"):
+        with pytest.raises(
+            BadArguments,
+            match=r"1 counters are refused.*'taken': it is sum\(\) at the server, and max\(\) came",
+        ):
             other.wait_empty()
         with pytest.raises(BadArguments, match="'taken' is refused"):
             wrong.write(1)
             wrong.write(1)
-        with pytest.raises(BadArguments, match=r"'taken' is sum\(\) at its server and max\(\) here"):
+        with pytest.raises(
+            BadArguments, match=r"'taken' is sum\(\) at its server and max\(\) here"
+        ):
             wrong.read()
         assert right.read().value == 1
         wrong.erase()
@@ -206,7 +219,9 @@ def test_a_shape_that_does_not_fit_is_refused_by_the_server(world: World) -> Non
     counters = CounterSet()
     with AccumulatorClient(world.service, counters=counters) as other:
         Accumulator("array", Sum, counters=counters).write(np.zeros(3))
-        with pytest.raises(BadArguments, match=r"of arrays of shape \(2,\) cannot take an array of shape \(3,\)"):
+        with pytest.raises(
+            BadArguments, match=r"of arrays of shape \(2,\) cannot take an array of shape \(3,\)"
+        ):
             other.wait_empty()
 
 
@@ -268,21 +283,32 @@ class Dumb(Unsendable, kind="dumb"):
         raise ZeroDivisionError("no text")
 
 
-def test_a_counter_that_cannot_be_told_takes_nothing_from_the_others(world: World, tmp_path: Path) -> None:
+def test_a_counter_that_cannot_be_told_takes_nothing_from_the_others(
+    world: World, tmp_path: Path
+) -> None:
     world.accumulator("good").write(1)
     world.accumulator("bad", Dumb).write("first")
     world.client.wait_empty()
-    world.service.create_client(SERVICE_NAME).call("push", 1, 1, 1, False, 0, [("bad", "dumb", {}, "second")])
+    world.service.create_client(SERVICE_NAME).call(
+        "push", 1, 1, 1, False, 0, [("bad", "dumb", {}, "second")]
+    )
     found = world.client.snapshot()
     assert [(name, str(one)) for name, one in found.items()] == [("good", "1")]
     assert list(found.missing) == ["counter 'bad'"]
-    assert world.server.generate_output_info() == {"good": "1", "bad": "cannot be told: ZeroDivisionError: no text"}
+    assert world.server.generate_output_info() == {
+        "good": "1",
+        "bad": "cannot be told: ZeroDivisionError: no text",
+    }
     world.server.wait_empty()
     assert list(world.server.save(tmp_path / "snapshot")) == ["counter 'bad'"]
-    assert [state[0] for state in snapshot_file.load(tmp_path / "snapshot")[0]["counters"]] == ["good"]
+    assert [state[0] for state in snapshot_file.load(tmp_path / "snapshot")[0]["counters"]] == [
+        "good"
+    ]
 
 
-def test_more_arrays_than_a_message_may_have_are_told_and_saved(world: World, tmp_path: Path) -> None:
+def test_more_arrays_than_a_message_may_have_are_told_and_saved(
+    world: World, tmp_path: Path
+) -> None:
     for number in range(1100):
         world.accumulator(f"counter {number}", Histogram).write(1.5)
     found = world.client.snapshot()
@@ -324,7 +350,7 @@ def test_a_server_holds_a_bounded_number_of_counters() -> None:
     assert "2 counters already" in refused[2]
 
 
-# -- many ---------------------------------------------------------------------------------------------------------------
+# -- many ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("processes", [1, 3, 5, 8])
@@ -335,7 +361,10 @@ def test_so_many_processes_write_and_nothing_is_lost(processes: int) -> None:
         AccumulatorServer(service) as server,
         ExitStack() as writers,
     ):
-        started = [writers.enter_context(Process("writer", master.address, str(rank))) for rank in range(processes)]
+        started = [
+            writers.enter_context(Process("writer", master.address, str(rank)))
+            for rank in range(processes)
+        ]
         for writer in started:
             assert writer.process.wait(2 * PATIENCE_S) == 0  # eight interpreters begin at once
         found = server.generate_output_info()
@@ -375,7 +404,9 @@ def test_names_are_spread_over_servers_and_read_wherever_they_are() -> None:
     with Master() as master, RpcService(master=master.address) as service, ExitStack() as stack:
         servers = [stack.enter_context(AccumulatorServer(service)) for _ in range(3)]
         client = stack.enter_context(AccumulatorClient(service, servers=3, counters=counters))
-        accumulators = [Accumulator(f"counter {number}", Sum, counters=counters) for number in range(600)]
+        accumulators = [
+            Accumulator(f"counter {number}", Sum, counters=counters) for number in range(600)
+        ]
         for number, accumulator in enumerate(accumulators):
             accumulator.write(number)
         client.wait_empty()
@@ -395,7 +426,9 @@ def test_shards_serve_counters_and_go_on_from_their_snapshots(tmp_path: Path) ->
                 AccumulatorServer(home, snapshot_path=path),
                 AccumulatorClient(service, servers=2, counters=counters) as client,
             ):
-                accumulators = [Accumulator(f"counter {number}", Sum, counters=counters) for number in range(20)]
+                accumulators = [
+                    Accumulator(f"counter {number}", Sum, counters=counters) for number in range(20)
+                ]
                 for accumulator in accumulators:
                     accumulator.write(1)
                 client.wait_empty(PATIENCE_S)

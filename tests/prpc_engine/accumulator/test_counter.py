@@ -18,7 +18,9 @@ from tests.helpers import ManualClock
 from tests.prpc_engine.processes import PATIENCE_S
 
 
-def make(law: Any = Sum, flush_count: int = 10, flush_s: float = 5.0) -> tuple[CounterSet, Accumulator[Any], Counter]:
+def make(
+    law: Any = Sum, flush_count: int = 10, flush_s: float = 5.0
+) -> tuple[CounterSet, Accumulator[Any], Counter]:
     counters = CounterSet()
     accumulator = Accumulator("test", law, flush_count, flush_s, counters)
     counter = counters.get("test")
@@ -238,13 +240,17 @@ def test_what_an_aggregator_fails_to_merge_is_told_and_counted() -> None:
     assert counter.dropped == 3
 
 
-def test_of_a_batch_only_the_values_that_would_overflow_are_dropped_and_its_writers_are_told_once() -> None:
+def test_of_a_batch_only_the_values_that_would_overflow_are_dropped_and_its_writers_are_told_once() -> (
+    None
+):
     huge = sys.float_info.max / 1.5
     _, accumulator, counter = make(Sum, flush_count=4)
     accumulator.write(1.0)
     accumulator.write(huge)
     accumulator.write(huge)
-    with pytest.raises(BadArguments, match="'test' dropped 1 values: BadArguments: a sum counter would overflow"):
+    with pytest.raises(
+        BadArguments, match="'test' dropped 1 values: BadArguments: a sum counter would overflow"
+    ):
         accumulator.write(3.0)
     found = counter.take(0.0)
     assert found is not None
@@ -252,7 +258,9 @@ def test_of_a_batch_only_the_values_that_would_overflow_are_dropped_and_its_writ
     accumulator.flush()
 
 
-def test_values_that_overflow_in_the_sender_are_told_at_the_next_batch_although_the_server_takes_the_others() -> None:
+def test_values_that_overflow_in_the_sender_are_told_at_the_next_batch_although_the_server_takes_the_others() -> (
+    None
+):
     _, accumulator, counter = make(TopK)
     accumulator.write(("a", 2**62))
     accumulator.write(("a", 2**62))
@@ -264,10 +272,14 @@ def test_values_that_overflow_in_the_sender_are_told_at_the_next_batch_although_
 
 def test_a_name_has_one_kind_in_a_process() -> None:
     counters, _, _ = make()
-    with pytest.raises(ConfigError, match=r"counter 'test' is sum\(\) in this process, and max\(\) was asked for"):
+    with pytest.raises(
+        ConfigError, match=r"counter 'test' is sum\(\) in this process, and max\(\) was asked for"
+    ):
         Accumulator("test", Max, counters=counters)
     Accumulator("top", TopK(5), counters=counters)
-    with pytest.raises(ConfigError, match=r"topk\(capacity=5\) in this process, and topk\(capacity=6\)"):
+    with pytest.raises(
+        ConfigError, match=r"topk\(capacity=5\) in this process, and topk\(capacity=6\)"
+    ):
         Accumulator("top", TopK(6), counters=counters)
 
 

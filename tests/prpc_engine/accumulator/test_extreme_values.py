@@ -1,4 +1,6 @@
-"""Values at the edges of what numbers can hold: each is counted exactly, or refused by a named error that changes nothing."""
+"""Values at the edges of what numbers can hold: each is counted exactly, or refused by a named
+error that changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,87 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prpc_engine.accumulator import AUC, Aggregator, Avg, Histogram, KeyedAvg, Max, Min, Sum, Timer, TopK
+from prpc_engine.accumulator import (
+    AUC,
+    Aggregator,
+    Avg,
+    Histogram,
+    KeyedAvg,
+    Max,
+    Min,
+    Sum,
+    Timer,
+    TopK,
+)
 from prpc_engine.accumulator.aggregator import restored
 from prpc_engine.archive import Decoder, encode
 from prpc_engine.errors import BadArguments
 
 FLOAT_MAX = sys.float_info.max
 NUMBERS: list[Any] = [
-    *(0, 1, -1, 2**53 + 1, 2**62, -(2**63), 2**63, 2**64 - 1, 2**1000, 10**308, 10**400, -(10**400), 1 << 8 * 1025),
-    *(0.0, -0.0, 1.5, 5e-324, FLOAT_MAX, -FLOAT_MAX, FLOAT_MAX / 1.5, math.nan, math.inf, -math.inf),
-    *(np.uint64(2**64 - 1), np.float32("inf"), np.float16(1.5), np.longdouble(FLOAT_MAX) * 4, True, "1", None, 1j),
+    *(
+        0,
+        1,
+        -1,
+        2**53 + 1,
+        2**62,
+        -(2**63),
+        2**63,
+        2**64 - 1,
+        2**1000,
+        10**308,
+        10**400,
+        -(10**400),
+        1 << 8 * 1025,
+    ),
+    *(
+        0.0,
+        -0.0,
+        1.5,
+        5e-324,
+        FLOAT_MAX,
+        -FLOAT_MAX,
+        FLOAT_MAX / 1.5,
+        math.nan,
+        math.inf,
+        -math.inf,
+    ),
+    *(
+        np.uint64(2**64 - 1),
+        np.float32("inf"),
+        np.float16(1.5),
+        np.longdouble(FLOAT_MAX) * 4,
+        True,
+        "1",
+        None,
+        1j,
+    ),
     *(np.array(2**64 - 1, np.uint64), np.array(1.5), np.array(2**63 - 1), np.array(math.nan)),
 ]
 ARRAYS: list[Any] = [
     *(np.array(pair, np.int64) for pair in ([2**62, 1], [2**63 - 1, -(2**63)], [2**53 + 1, 0])),
     *(np.array(pair) for pair in ([FLOAT_MAX, 1.0], [math.nan, math.inf], [2.0**53, -FLOAT_MAX])),
-    *(np.array([2**63, 1], np.uint64), np.array([1, 2], np.uint64), np.array([np.longdouble(FLOAT_MAX) * 4, 1])),
+    *(
+        np.array([2**63, 1], np.uint64),
+        np.array([1, 2], np.uint64),
+        np.array([np.longdouble(FLOAT_MAX) * 4, 1]),
+    ),
     *(np.zeros(3), np.array(["a", "b"])),
 ]
-KEYS: list[Any] = ["a", b"a", "\ud800", "\u00e9", "x" * 1024, "x" * 1025, b"x" * 1025, 2**63 - 1, 2**63, -(2**63), None, 1.5]
+KEYS: list[Any] = [
+    "a",
+    b"a",
+    "\ud800",
+    "\u00e9",
+    "x" * 1024,
+    "x" * 1025,
+    b"x" * 1025,
+    2**63 - 1,
+    2**63,
+    -(2**63),
+    None,
+    1.5,
+]
 number, key = st.sampled_from(NUMBERS), st.sampled_from(KEYS)
 element = number | st.sampled_from(ARRAYS)
 EXTREMES: dict[str, tuple[Callable[[], Aggregator], st.SearchStrategy[Any]]] = {
@@ -96,10 +160,12 @@ def test_whatever_was_counted_and_merged_comes_back_from_the_wire(name: str) -> 
 
 
 COUNTS = st.sampled_from([0, 1, 2**62, 2**63 - 1, 2**63])
-COLUMN = st.lists(st.sampled_from([-(2**63), -1, 0, 1, 800, 1 << 22, 2**62, 2**63 - 1]), max_size=3).map(
-    lambda numbers: np.array(numbers, np.int64)
+COLUMN = st.lists(
+    st.sampled_from([-(2**63), -1, 0, 1, 800, 1 << 22, 2**62, 2**63 - 1]), max_size=3
+).map(lambda numbers: np.array(numbers, np.int64))
+SCORES = st.lists(st.sampled_from([0.0, 1.0, FLOAT_MAX]), max_size=3).map(
+    lambda scores: np.array(scores, np.float64)
 )
-SCORES = st.lists(st.sampled_from([0.0, 1.0, FLOAT_MAX]), max_size=3).map(lambda scores: np.array(scores, np.float64))
 HOSTILE: dict[str, tuple[Callable[[], Aggregator], st.SearchStrategy[Any]]] = {
     "avg": (Avg, st.tuples(element, COUNTS)),
     "keyed_avg": (
@@ -123,13 +189,18 @@ HOSTILE: dict[str, tuple[Callable[[], Aggregator], st.SearchStrategy[Any]]] = {
         ),
     ),
     "auc": (AUC, st.tuples(st.booleans(), SCORES, COLUMN, COLUMN)),
-    "topk": (lambda: TopK(2), st.tuples(st.lists(key, max_size=2), st.lists(COUNTS, max_size=2), COUNTS, COUNTS)),
+    "topk": (
+        lambda: TopK(2),
+        st.tuples(st.lists(key, max_size=2), st.lists(COUNTS, max_size=2), COUNTS, COUNTS),
+    ),
 }
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_states_that_a_lying_peer_sends_are_refused_or_merge_into_what_comes_back(name: str) -> None:
+def test_states_that_a_lying_peer_sends_are_refused_or_merge_into_what_comes_back(
+    name: str,
+) -> None:
     make_law, states = HOSTILE[name]
 
     @settings(max_examples=300, deadline=None)
@@ -162,7 +233,9 @@ def test_states_that_a_lying_peer_sends_are_refused_or_merge_into_what_comes_bac
         (Avg, np.array([FLOAT_MAX]), 2),
     ],
 )
-def test_the_write_that_would_overflow_is_refused_by_name(law: Callable[[], Aggregator], value: Any, times: int) -> None:
+def test_the_write_that_would_overflow_is_refused_by_name(
+    law: Callable[[], Aggregator], value: Any, times: int
+) -> None:
     one = law()
     for _ in range(times - 1):
         assert accepted(one, value)
@@ -173,9 +246,13 @@ def test_the_write_that_would_overflow_is_refused_by_name(law: Callable[[], Aggr
 
 
 @pytest.mark.parametrize("law", [Sum, Max, Min, Avg])
-def test_elements_that_int64_cannot_hold_are_refused_and_others_of_uint64_are_exact(law: Any) -> None:
+def test_elements_that_int64_cannot_hold_are_refused_and_others_of_uint64_are_exact(
+    law: Any,
+) -> None:
     one = law()
-    with pytest.raises(BadArguments, match=r"takes elements up to 2\*\*63 - 1, not 9223372036854775808"):
+    with pytest.raises(
+        BadArguments, match=r"takes elements up to 2\*\*63 - 1, not 9223372036854775808"
+    ):
         one.check(np.array([1, 2**63], np.uint64))
     one.merge_values([one.check(np.array([1, 2**63 - 1], np.uint64))])
     if law is not Avg:
@@ -194,7 +271,9 @@ def test_an_array_without_dimensions_is_a_number_and_ints_after_it_are_exact(law
 def test_floats_and_whole_numbers_that_no_float_holds_are_not_compared() -> None:
     one = Max()
     one.merge_value(one.check(np.array([2**53 + 1])))
-    with pytest.raises(BadArguments, match="compares floats with whole numbers of more than 53 bits"):
+    with pytest.raises(
+        BadArguments, match="compares floats with whole numbers of more than 53 bits"
+    ):
         one.merge_value(one.check(np.array([2.0**53])))
     assert one.value.tolist() == [2**53 + 1]
 

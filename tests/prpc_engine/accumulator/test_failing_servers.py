@@ -1,4 +1,6 @@
-"""Servers that do not answer, are closed, are killed, and come back: nothing counts twice, and nothing is lost untold."""
+"""Servers that do not answer, are closed, are killed, and come back: nothing counts twice, and
+nothing is lost untold.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_without_a_server_values_are_kept_and_wait_empty_ends_in_time() -> None:
             for _ in range(10_000):
                 one.write(1)
             with pytest.raises(
-                DeadlineExceeded, match=r"10000 values were not acknowledged by 'accumulator' within 0\.2 s; they are kept"
+                DeadlineExceeded,
+                match=r"10000 values were not acknowledged by 'accumulator' within 0\.2 s; "
+                r"they are kept",
             ):
                 client.wait_empty(0.2)
             with AccumulatorServer(service):
@@ -82,11 +86,15 @@ def test_without_a_server_values_are_kept_and_wait_empty_ends_in_time() -> None:
                 assert one.read().value == 10_000
 
 
-def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_adds_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_adds_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     counters, looks = CounterSet(), 0
 
     class Watched(WriteEntry):
-        """As the sender looks at it among those that wait, another thread collects a new counter, if it gets the lock."""
+        """As the sender looks at it among those that wait, another thread collects a new counter,
+        if it gets the lock.
+        """
 
         def __getattribute__(self, name: str) -> Any:
             nonlocal looks
@@ -102,7 +110,9 @@ def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_ad
         server = AccumulatorServer(service)
         with AccumulatorClient(service, counters=counters) as client:
             outbox = client._servers[0].outbox
-            one, two, late = (Accumulator(name, Sum, 1, NEVER_S, counters) for name in ("one", "two", "late"))
+            one, two, late = (
+                Accumulator(name, Sum, 1, NEVER_S, counters) for name in ("one", "two", "late")
+            )
             server.close()
             one.write(1)
             wait_until(lambda: client.statistics().failures, "a push that nobody answers")
@@ -128,7 +138,9 @@ def test_a_server_that_answers_something_else_is_asked_again() -> None:
                 assert one.read().value == 1
 
 
-def test_what_no_server_took_is_counted_and_told_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_no_server_took_is_counted_and_told_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     counters = CounterSet()
     with Master() as master, RpcService(master=master.address) as service:
         server = AccumulatorServer(service)
@@ -150,7 +162,11 @@ def test_a_client_closes_within_its_time_although_a_server_stands_still_with_a_p
 ) -> None:
     monkeypatch.setattr(client_module, "PUSH_TIMEOUT_S", NEVER_S)
     counters = CounterSet()
-    with Master() as master, RpcService(master=master.address) as service, Process("server", master.address) as server:
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        Process("server", master.address) as server,
+    ):
         server.wait_until_ready()
         client = AccumulatorClient(service, counters=counters)
         one = Accumulator("one", Sum, 1, NEVER_S, counters)
@@ -159,7 +175,10 @@ def test_a_client_closes_within_its_time_although_a_server_stands_still_with_a_p
         halt(server.pid)
         try:
             one.write(2)
-            wait_until(lambda: any(route.in_flight for route in client._client._routes.values()), "the push")
+            wait_until(
+                lambda: any(route.in_flight for route in client._client._routes.values()),
+                "the push",
+            )
             one.write(3)  # which waits behind it
             closing = begun(client.close, 0.1)
             assert closing.result(PATIENCE_S) == 2
@@ -187,7 +206,11 @@ def test_a_client_that_is_closed_after_its_service_ends_at_once_and_says_what_it
 
 def test_a_server_that_was_killed_takes_its_values_along_and_what_comes_after_counts_once() -> None:
     counters = CounterSet()
-    with Master() as master, RpcService(master=master.address) as service, Process("server", master.address) as server:
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        Process("server", master.address) as server,
+    ):
         server.wait_until_ready()
         with AccumulatorClient(service, counters=counters) as client:
             one = Accumulator("one", Sum, 2, NEVER_S, counters)
@@ -233,7 +256,9 @@ def test_a_server_that_was_killed_goes_on_from_its_snapshot(tmp_path: Path) -> N
             assert (statistics.restarts, statistics.pushes_lost, statistics.dropped) == (1, 0, 0)
 
 
-def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write(tmp_path: Path) -> None:
+def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write(
+    tmp_path: Path,
+) -> None:
     counters, path = CounterSet(), tmp_path / "snapshot"
     with Master() as master, RpcService(master=master.address) as service:
         server = AccumulatorServer(service, snapshot_path=path)
@@ -252,7 +277,10 @@ def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write
             writer.start()
             for round_number in range(5):
                 before = client.statistics().pushes
-                wait_until(lambda seen=before: client.statistics().pushes > seen, f"a push in round {round_number}")
+                wait_until(
+                    lambda seen=before: client.statistics().pushes > seen,
+                    f"a push in round {round_number}",
+                )
                 server.close()
                 server = AccumulatorServer(service, snapshot_path=path)
             stop.set()
@@ -292,33 +320,55 @@ def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path) -> None:
         flipped = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
         for bad in (b"", good[:-1], b"x" * 200, *flipped):
             path.write_bytes(bad)
-            with pytest.raises(ConfigError, match=f"{path} is no snapshot of accumulators, or damaged"):
+            with pytest.raises(
+                ConfigError, match=f"{path} is no snapshot of accumulators, or damaged"
+            ):
                 AccumulatorServer(service, snapshot_path=path)
         snapshot_file.save(path, [AccumulatorShard().snapshot()] * 2)
         with pytest.raises(ConfigError, match="was saved by 2 servers, and here are 1"):
             AccumulatorServer(service, snapshot_path=path)
 
 
-def test_two_servers_cannot_save_to_one_path_and_the_second_is_told_who_does(tmp_path: Path) -> None:
+def test_two_servers_cannot_save_to_one_path_and_the_second_is_told_who_does(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "snapshot"
-    with Master() as master, Process("server", master.address, str(path)) as server, RpcService(master=master.address) as service:
+    with (
+        Master() as master,
+        Process("server", master.address, str(path)) as server,
+        RpcService(master=master.address) as service,
+    ):
         server.wait_until_ready()
-        with pytest.raises(ConfigError, match=f"is in use by another accumulator server, of process {server.pid} on"):
+        with pytest.raises(
+            ConfigError,
+            match=f"is in use by another accumulator server, of process {server.pid} on",
+        ):
             AccumulatorServer(service, snapshot_path=path)
         server.kill()
-        with AccumulatorServer(service, snapshot_path=path), pytest.raises(ConfigError, match=f"of process {os.getpid()} on"):
+        with (
+            AccumulatorServer(service, snapshot_path=path),
+            pytest.raises(ConfigError, match=f"of process {os.getpid()} on"),
+        ):
             AccumulatorServer(service, snapshot_path=path)
         AccumulatorServer(service, snapshot_path=path).close()
 
 
-def test_a_snapshot_belongs_to_the_server_that_saved_it_and_gives_it_its_id_again(tmp_path: Path) -> None:
+def test_a_snapshot_belongs_to_the_server_that_saved_it_and_gives_it_its_id_again(
+    tmp_path: Path,
+) -> None:
     with Master() as master, RpcService(master=master.address) as service:
         paths = [tmp_path / "0", tmp_path / "1"]
         for server in [AccumulatorServer(service, snapshot_path=path) for path in paths]:
             server.close()
-        with pytest.raises(ConfigError, match="was saved by server 0 of 'accumulator', and this is server 1 of 'accumulator'"):
+        with pytest.raises(
+            ConfigError,
+            match="was saved by server 0 of 'accumulator', and this is server 1 of 'accumulator'",
+        ):
             AccumulatorServer(service, server_id=1, snapshot_path=paths[0])
-        with pytest.raises(ConfigError, match="was saved by server 0 of 'accumulator', and this is server -1 of 'other'"):
+        with pytest.raises(
+            ConfigError,
+            match="was saved by server 0 of 'accumulator', and this is server -1 of 'other'",
+        ):
             AccumulatorServer(service, "other", snapshot_path=paths[0])
         for number in (1, 0):  # in the other order
             with AccumulatorServer(service, snapshot_path=paths[number]) as server:
@@ -326,7 +376,9 @@ def test_a_snapshot_belongs_to_the_server_that_saved_it_and_gives_it_its_id_agai
 
 
 @pytest.mark.parametrize("driven", ["by the engine", "by the main thread"])
-def test_sigterm_saves_what_was_acknowledged_and_ends_the_process(tmp_path: Path, driven: str) -> None:
+def test_sigterm_saves_what_was_acknowledged_and_ends_the_process(
+    tmp_path: Path, driven: str
+) -> None:
     counters, path = CounterSet(), tmp_path / "snapshot"
     command = "server-without-end" if driven == "by the engine" else "server-in-main"
     with Master() as master, RpcService(master=master.address) as service:
@@ -339,7 +391,9 @@ def test_sigterm_saves_what_was_acknowledged_and_ends_the_process(tmp_path: Path
                 client.wait_empty(PATIENCE_S)
                 assert server.end(signal.SIGTERM) == -signal.SIGTERM
         states = snapshot_file.load(path)
-        assert [(name, state) for name, _, _, state in states[0]["counters"]] == [("one", ((), 1000))]
+        assert [(name, state) for name, _, _, state in states[0]["counters"]] == [
+            ("one", ((), 1000))
+        ]
 
 
 def test_a_program_that_ends_without_closing_its_server_has_saved_it(tmp_path: Path) -> None:
@@ -363,7 +417,9 @@ def is_dead(process: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize("restart", ["never", "on-failure"])
-def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(tmp_path: Path, restart: str) -> None:
+def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(
+    tmp_path: Path, restart: str
+) -> None:
     counters, path = CounterSet(), tmp_path / "snapshot"
     with Master() as master, RpcService(master=master.address) as service:
         before = {child.pid for child in psutil.Process().children()}
@@ -374,7 +430,11 @@ def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(tmp_path: P
                 Accumulator(f"counter {number}", Sum, counters=counters).write(1)
             client.wait_empty(PATIENCE_S)
             assert server.save() == {}
-            living = {f"counter {number}" for number in range(20) if zlib.crc32(f"counter {number}".encode()) % 2 == 0}
+            living = {
+                f"counter {number}"
+                for number in range(20)
+                if zlib.crc32(f"counter {number}".encode()) % 2 == 0
+            }
             shards = [child for child in psutil.Process().children() if child.pid not in before]
             shards[-1].kill()
             wait_until(lambda: is_dead(shards[-1]), "the death of a shard")
@@ -387,23 +447,37 @@ def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(tmp_path: P
             missing = server.save()
             # Until it is started again, it is named; then it has what was saved of it.
             for named in (found.missing, missing):
-                assert list(named) == ["server 1 of 'accumulator'"] or (restart == "on-failure" and not named)
+                assert list(named) == ["server 1 of 'accumulator'"] or (
+                    restart == "on-failure" and not named
+                )
             assert server.generate_output_info().keys() >= living
         server.close()
         home.close()
         states = snapshot_file.load(path)
         values = {name: state[1] for one in states for name, _, _, state in one["counters"]}
-        assert values == {f"counter {number}": 1 + (f"counter {number}" in living) for number in range(20)}
+        assert values == {
+            f"counter {number}": 1 + (f"counter {number}" in living) for number in range(20)
+        }
 
 
 def test_who_comes_after_server_0_died_does_not_write_where_nobody_reads() -> None:
     counters = CounterSet()
-    with Master() as master, RpcService(master=master.address) as service, RpcService(master=master.address) as other:
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        RpcService(master=master.address) as other,
+    ):
         first, second = AccumulatorServer(service), AccumulatorServer(service)
         for servers in (1, 2):
             if servers == 2:
                 first.close()
-            with pytest.raises(ConfigError, match=rf"servers=1, and 'accumulator' has the servers \[{'0, ' * (servers == 1)}1\]"):
+            with pytest.raises(
+                ConfigError,
+                match=(
+                    rf"servers=1, and 'accumulator' has the servers "
+                    rf"\[{'0, ' * (servers == 1)}1\]"
+                ),
+            ):
                 AccumulatorClient(other, counters=counters)
         with pytest.raises(NoServer):
             AccumulatorClient(other, servers=2, counters=counters, timeout_s=0.1)
@@ -412,7 +486,10 @@ def test_who_comes_after_server_0_died_does_not_write_where_nobody_reads() -> No
             AccumulatorClient(other, servers=2, counters=counters, timeout_s=0.1)
         with pytest.raises(NoServer):
             AccumulatorClient(other, servers=3, counters=counters, timeout_s=0.1)
-        with AccumulatorServer(service), AccumulatorClient(other, servers=3, counters=counters) as client:
+        with (
+            AccumulatorServer(service),
+            AccumulatorClient(other, servers=3, counters=counters) as client,
+        ):
             names = [f"counter {number}" for number in range(30)]
             for name in names:
                 Accumulator(name, Sum, counters=counters).write(1)

@@ -39,7 +39,9 @@ def named() -> Callable[[str], Counter]:
     return lambda name: made.setdefault(name, counter(name))
 
 
-def test_a_batch_on_its_way_keeps_its_content_while_new_values_gather_behind_it(named: Callable[[str], Counter]) -> None:
+def test_a_batch_on_its_way_keeps_its_content_while_new_values_gather_behind_it(
+    named: Callable[[str], Counter],
+) -> None:
     outbox = WriteOutbox()
     outbox.add(named("a"), total(1), 1)
     first = outbox.head()
@@ -53,7 +55,9 @@ def test_a_batch_on_its_way_keeps_its_content_while_new_values_gather_behind_it(
     assert (outbox.sequence, outbox.acknowledged, outbox.waiting) == (2, 1, 3)
 
 
-def test_a_mark_is_settled_when_what_was_added_before_it_is_and_not_later(named: Callable[[str], Counter]) -> None:
+def test_a_mark_is_settled_when_what_was_added_before_it_is_and_not_later(
+    named: Callable[[str], Counter],
+) -> None:
     outbox = WriteOutbox()
     assert outbox.is_settled(outbox.mark())
     outbox.add(named("a"), total(1), 1)
@@ -83,7 +87,9 @@ def test_many_counters_go_in_several_batches_of_one_generation() -> None:
     assert outbox.is_settled(mark)
 
 
-def test_what_a_server_refuses_is_counted_as_dropped_and_its_counter_knows_why(named: Callable[[str], Counter]) -> None:
+def test_what_a_server_refuses_is_counted_as_dropped_and_its_counter_knows_why(
+    named: Callable[[str], Counter],
+) -> None:
     outbox = WriteOutbox()
     outbox.add(named("a"), total(1), 5)
     outbox.add(named("b"), total(1), 7)
@@ -97,7 +103,9 @@ def test_what_a_server_refuses_is_counted_as_dropped_and_its_counter_knows_why(n
     assert named("b").refusal is None
 
 
-def test_a_batch_that_is_too_large_is_halved_until_one_counter_is_left(named: Callable[[str], Counter]) -> None:
+def test_a_batch_that_is_too_large_is_halved_until_one_counter_is_left(
+    named: Callable[[str], Counter],
+) -> None:
     outbox = WriteOutbox()
     for name in "abc":
         outbox.add(named(name), total(1), 1)
@@ -112,7 +120,9 @@ def test_a_batch_that_is_too_large_is_halved_until_one_counter_is_left(named: Ca
     assert outbox.drop_all() == 2
 
 
-def test_a_batch_that_may_have_been_counted_is_neither_split_nor_its_number_used_again(named: Callable[[str], Counter]) -> None:
+def test_a_batch_that_may_have_been_counted_is_neither_split_nor_its_number_used_again(
+    named: Callable[[str], Counter],
+) -> None:
     outbox = WriteOutbox()
     for name in "ab":
         outbox.add(named(name), total(1), 1)
@@ -124,7 +134,7 @@ def test_a_batch_that_may_have_been_counted_is_neither_split_nor_its_number_used
     assert outbox.sequence == 2
 
 
-# -- the server's window ------------------------------------------------------------------------------------------------
+# -- the server's window ---------------------------------------------------------------------------
 
 ANN, BOB = (1, 1), (2, 2)
 

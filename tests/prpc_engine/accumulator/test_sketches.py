@@ -1,4 +1,6 @@
-"""Histogram, AUC and TopK against the plain definitions of what they estimate, within the errors they state."""
+"""Histogram, AUC and TopK against the plain definitions of what they estimate, within the errors
+they state.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def quantile(values: np.ndarray, q: float) -> float:
 
 @pytest.mark.parametrize("relative_error", [0.001, 0.01, 0.1])
 @pytest.mark.parametrize("shape", ["uniform", "lognormal", "pareto", "normal", "small ints"])
-def test_every_quantile_is_within_the_relative_error(relative_error: float, shape: str, seed: int) -> None:
+def test_every_quantile_is_within_the_relative_error(
+    relative_error: float, shape: str, seed: int
+) -> None:
     random = np.random.default_rng(seed)
     values = {
         "uniform": random.uniform(0, 1e6, 5000),
@@ -67,8 +71,12 @@ def test_too_many_buckets_collapse_at_the_small_end_and_the_large_end_stays_righ
 
 
 @pytest.mark.parametrize("relative_error", [1e-4, 1e-3, 1e-2, 1e-1])
-def test_one_value_far_away_takes_nothing_from_the_error_of_the_others(relative_error: float, seed: int) -> None:
-    latencies_s = np.append(np.random.default_rng(seed).lognormal(math.log(0.0009), 1, 50_000), 3600.0)
+def test_one_value_far_away_takes_nothing_from_the_error_of_the_others(
+    relative_error: float, seed: int
+) -> None:
+    latencies_s = np.append(
+        np.random.default_rng(seed).lognormal(math.log(0.0009), 1, 50_000), 3600.0
+    )
     one = Histogram(relative_error)
     for some in np.array_split(latencies_s, 7):
         one.merge_values(some.tolist())
@@ -90,8 +98,13 @@ def test_36_powers_of_ten_without_a_gap_have_the_error_asked_for(relative_error:
 
 
 @settings(max_examples=200)
-@given(st.lists(st.lists(st.integers(-60, 60), max_size=30), min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_what_has_collapsed_is_counted_the_same_in_any_order(parts: list[list[int]], random: random_module.Random) -> None:
+@given(
+    st.lists(st.lists(st.integers(-60, 60), max_size=30), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_what_has_collapsed_is_counted_the_same_in_any_order(
+    parts: list[list[int]], random: random_module.Random
+) -> None:
     def merged(of: list[list[int]]) -> Histogram:
         one = Histogram(0.3, buckets_max=16)
         for part in of:
@@ -100,12 +113,17 @@ def test_what_has_collapsed_is_counted_the_same_in_any_order(parts: list[list[in
             one.merge_aggregator(restored("histogram", other.parameters(), other.serialize()))
         return one
 
-    one, two = merged([[number for part in parts for number in part]]), merged(random.sample(parts, len(parts)))
+    one, two = (
+        merged([[number for part in parts for number in part]]),
+        merged(random.sample(parts, len(parts))),
+    )
     assert (one.buckets(), one.collapsed) == (two.buckets(), two.collapsed)
     # By definition: per sign, the values below the 16th largest bucket.
     beyond = 0
     for sign in (1, -1):
-        numbers = Counter(abs(number) for part in parts for number in part if math.copysign(1, number) == sign)
+        numbers = Counter(
+            abs(number) for part in parts for number in part if math.copysign(1, number) == sign
+        )
         beyond += sum(count for _, count in sorted(numbers.items())[: max(0, len(numbers) - 16)])
     assert one.collapsed == beyond
 
@@ -115,7 +133,9 @@ def test_a_histogram_says_in_every_text_how_many_values_have_collapsed() -> None
     one.merge_values([2.0**exponent for exponent in range(20)])
     assert one.collapsed == 4
     for text in (str(one), repr(one), one.try_to_string()):
-        assert "COLLAPSED=4 (quantiles of these are not within 0.01: raise buckets_max)" in str(text)
+        assert "COLLAPSED=4 (quantiles of these are not within 0.01: raise buckets_max)" in str(
+            text
+        )
     assert "COLLAPSED" not in str(Histogram(0.01))
 
 
@@ -126,7 +146,7 @@ def test_a_quantile_outside_of_0_to_1_is_refused() -> None:
         Histogram(0)
 
 
-# -- AUC ----------------------------------------------------------------------------------------------------------------
+# -- AUC -------------------------------------------------------------------------------------------
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
@@ -136,12 +156,20 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 1), st.floats(-2, 2).map(lambda score: round(score, 1))), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.floats(-2, 2).map(lambda score: round(score, 1))),
+        max_size=60,
+    )
+)
 def test_the_auc_of_few_scores_is_exact(pairs: list[tuple[int, float]]) -> None:
     one = AUC()
     if pairs:
         one.merge_values([one.check(pair) for pair in pairs])
-    labels, scores = np.array([label for label, _ in pairs]), np.array([score for _, score in pairs])
+    labels, scores = (
+        np.array([label for label, _ in pairs]),
+        np.array([score for _, score in pairs]),
+    )
     if not 0 < labels.sum() < len(labels):
         assert math.isnan(one.value)
         assert str(one) == "N/A"
@@ -168,19 +196,30 @@ def test_the_auc_of_many_scores_is_within_the_bound_it_states(bins: int, seed: i
 
 
 def test_what_is_no_example_is_refused() -> None:
-    for bad in (0.5, (2, 0.5), (1, math.nan), (1, "x"), (np.array([0, 1]), np.array([0.5])), (np.array([0, 3]), np.zeros(2))):
+    for bad in (
+        0.5,
+        (2, 0.5),
+        (1, math.nan),
+        (1, "x"),
+        (np.array([0, 1]), np.array([0.5])),
+        (np.array([0, 3]), np.zeros(2)),
+    ):
         with pytest.raises(BadArguments, match="an auc counter"):
             AUC().check(bad)
     with pytest.raises(ConfigError, match="low below high"):
         AUC(low=1.0, high=0.0)
 
 
-# -- TopK ---------------------------------------------------------------------------------------------------------------
+# -- TopK ------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=200)
-@given(st.integers(1, 6), st.lists(st.lists(st.integers(0, 12), max_size=40), min_size=1, max_size=6))
-def test_every_true_count_is_within_the_range_told_and_heavy_keys_are_never_missed(capacity: int, parts: list[list[int]]) -> None:
+@given(
+    st.integers(1, 6), st.lists(st.lists(st.integers(0, 12), max_size=40), min_size=1, max_size=6)
+)
+def test_every_true_count_is_within_the_range_told_and_heavy_keys_are_never_missed(
+    capacity: int, parts: list[list[int]]
+) -> None:
     one = TopK(capacity)
     for part in parts:
         other = TopK(capacity)

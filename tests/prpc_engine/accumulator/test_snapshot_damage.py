@@ -1,4 +1,6 @@
-"""A snapshot that somebody else has made up is a ConfigError with its path, and a save that fails leaves the old one."""
+"""A snapshot that somebody else has made up is a ConfigError with its path, and a save that fails
+leaves the old one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ SIZES_OF = {
 
 
 @pytest.mark.parametrize("name", SIZES_OF)
-def test_lengths_that_do_not_fit_the_file_are_refused(tmp_path: Path, service: RpcService, name: str) -> None:
+def test_lengths_that_do_not_fit_the_file_are_refused(
+    tmp_path: Path, service: RpcService, name: str
+) -> None:
     path = tmp_path / "snapshot"
     snapshot_file.save(path, [state_of_one()])
     good = path.read_bytes()
@@ -54,7 +58,9 @@ def test_lengths_that_do_not_fit_the_file_are_refused(tmp_path: Path, service: R
 
 
 @pytest.mark.parametrize("length", [1, 1 << 31, 1 << 63, (1 << 64) - 1])
-def test_a_block_that_is_not_there_is_refused(tmp_path: Path, service: RpcService, length: int) -> None:
+def test_a_block_that_is_not_there_is_refused(
+    tmp_path: Path, service: RpcService, length: int
+) -> None:
     path = tmp_path / "snapshot"
     path.write_bytes(with_checksum(SIZES.pack(1, 1) + struct.pack("<Q", length) + b"\xc0"))
     with pytest.raises(ConfigError, match=f"{path} is no snapshot of accumulators, or damaged"):
@@ -84,20 +90,29 @@ STATES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_with_a_fitting_checksum_that_is_none_is_refused(tmp_path: Path, service: RpcService, name: str) -> None:
+def test_a_state_with_a_fitting_checksum_that_is_none_is_refused(
+    tmp_path: Path, service: RpcService, name: str
+) -> None:
     path = tmp_path / "snapshot"
     snapshot_file.save(path, [STATES[name]])
-    with pytest.raises(ConfigError, match=f"{path} (holds what this program cannot go on from|was saved by server)"):
+    with pytest.raises(
+        ConfigError, match=f"{path} (holds what this program cannot go on from|was saved by server)"
+    ):
         AccumulatorServer(service, snapshot_path=path)
     snapshot_file.save(path, [state_of_one()])
-    AccumulatorServer(service, snapshot_path=path).close()  # nothing of the attempt is left: no lock, no server
+    # nothing of the attempt is left: no lock, no server
+    AccumulatorServer(service, snapshot_path=path).close()
 
 
 @pytest.mark.parametrize("content", [[], {}, [5], "text", [[]], None])
-def test_something_else_with_a_fitting_checksum_is_refused(tmp_path: Path, service: RpcService, content: Any) -> None:
+def test_something_else_with_a_fitting_checksum_is_refused(
+    tmp_path: Path, service: RpcService, content: Any
+) -> None:
     path = tmp_path / "snapshot"
     snapshot_file.save(path, content)
-    with pytest.raises(ConfigError, match=f"{path} (is no snapshot of accumulators|was saved by 0 servers)"):
+    with pytest.raises(
+        ConfigError, match=f"{path} (is no snapshot of accumulators|was saved by 0 servers)"
+    ):
         AccumulatorServer(service, snapshot_path=path)
 
 
@@ -123,7 +138,9 @@ def test_a_snapshot_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> Non
     assert path.read_bytes() == good
 
 
-def test_a_snapshot_is_not_written_through_a_link_that_somebody_has_put_beside_it(tmp_path: Path) -> None:
+def test_a_snapshot_is_not_written_through_a_link_that_somebody_has_put_beside_it(
+    tmp_path: Path,
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "snapshot.new").symlink_to(victim)

@@ -1,4 +1,6 @@
-"""Auto timers: what is timed is counted, by name, in any thread, and not at all while they are off."""
+"""Auto timers: what is timed is counted, by name, in any thread, and not at all while they are
+off.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +81,13 @@ def test_one_timer_in_itself_measures_each_block(counters: CounterSet) -> None:
     assert found_timer is not None
     assert found_timer.count == 3
     assert inner_ended_s - begin_s >= found_timer.maximum - found_timer.minimum
-    assert found_timer.maximum >= found_timer.total - found_timer.maximum  # the outer block is longer than both in it
+    # the outer block is longer than both in it
+    assert found_timer.maximum >= found_timer.total - found_timer.maximum
 
 
-def test_one_timer_in_two_threads_and_two_generators_measures_each_from_its_own_start(counters: CounterSet) -> None:
+def test_one_timer_in_two_threads_and_two_generators_measures_each_from_its_own_start(
+    counters: CounterSet,
+) -> None:
     one = timer("a", "shared", "s")
     entered, leave = threading.Event(), threading.Event()
 
@@ -132,7 +137,9 @@ def test_a_timer_on_an_exit_stack_is_measured(counters: CounterSet) -> None:
     assert one.count == 1
 
 
-def test_a_block_that_began_while_timers_were_off_is_not_measured_as_another(counters: CounterSet) -> None:
+def test_a_block_that_began_while_timers_were_off_is_not_measured_as_another(
+    counters: CounterSet,
+) -> None:
     one = timer("a", "late")
     disable_timers()
     with one:
@@ -163,7 +170,10 @@ def test_threads_recursion_and_coroutines_never_see_each_others_start(counters: 
     assert next(one, "end") == next(two, "end") == "end"
     for thread in threads:
         thread.join()
-    recursive_timer, interleaved = found(counters, "timer::a::recursive(ms)"), found(counters, "timer::a::interleaved(ms)")
+    recursive_timer, interleaved = (
+        found(counters, "timer::a::recursive(ms)"),
+        found(counters, "timer::a::interleaved(ms)"),
+    )
     assert recursive_timer is not None
     assert interleaved is not None
     assert (recursive_timer.count, interleaved.count) == (200, 2)
@@ -178,7 +188,9 @@ def test_10_000_fast_timers_are_10_000_values(counters: CounterSet) -> None:
     assert one.count == 10_000
 
 
-def test_while_off_nothing_is_counted_and_the_switch_may_be_thrown_in_the_middle(counters: CounterSet) -> None:
+def test_while_off_nothing_is_counted_and_the_switch_may_be_thrown_in_the_middle(
+    counters: CounterSet,
+) -> None:
     @timer("a", "decorated")
     def nothing() -> None:
         """It does not do anything."""
@@ -200,7 +212,9 @@ def test_an_unknown_unit_is_named_with_those_there_are(counters: CounterSet) -> 
         pass
 
 
-def test_a_timer_that_its_server_refuses_does_not_break_what_it_times(counters: CounterSet, caplog: Any) -> None:
+def test_a_timer_that_its_server_refuses_does_not_break_what_it_times(
+    counters: CounterSet, caplog: Any
+) -> None:
     with timer("a", "b"):
         pass
     counter = counters.get("timer::a::b(ms)")
@@ -212,7 +226,9 @@ def test_a_timer_that_its_server_refuses_does_not_break_what_it_times(counters: 
     assert "is refused" in caplog.text
 
 
-def test_a_timer_made_as_the_switch_is_turned_to_other_counters_does_not_stay_with_those_before() -> None:
+def test_a_timer_made_as_the_switch_is_turned_to_other_counters_does_not_stay_with_those_before() -> (
+    None
+):
     others = CounterSet()
 
     class Before(CounterSet):

@@ -39,7 +39,9 @@ def test_every_check_survives_a_machine_without_files(tmp_path: Path) -> None:
 # The cgroup's quota, which shard reads
 
 
-def test_a_quota_below_the_cores_is_worth_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_below_the_cores_is_worth_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/")
     write(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000")
     monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1])
@@ -53,7 +55,8 @@ def test_a_quota_below_the_cores_is_worth_a_warning(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("usable", "ranges", "verdict"), [([0, 1, 2, 5], "0-2,5", "ok"), ([3], "3", "warn"), ([0, 2, 4], "0,2,4", "ok")]
+    ("usable", "ranges", "verdict"),
+    [([0, 1, 2, 5], "0-2,5", "ok"), ([3], "3", "warn"), ([0, 2, 4], "0,2,4", "ok")],
 )
 def test_cores_are_named_as_the_kernel_names_them(
     usable: list[int], ranges: str, verdict: str, monkeypatch: pytest.MonkeyPatch
@@ -64,7 +67,9 @@ def test_cores_are_named_as_the_kernel_names_them(
     assert finding.verdict == verdict
 
 
-def test_a_machine_that_reorders_stores_is_told_what_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_reorders_stores_is_told_what_still_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     finding = only(list(cpu.machine(Host())))
     assert finding.verdict == "warn"
@@ -72,7 +77,9 @@ def test_a_machine_that_reorders_stores_is_told_what_still_works(monkeypatch: py
     assert not list(cpu.fence(Host()))  # the number of the system call is that of x86-64
 
 
-def test_hyper_threads_are_counted_beside_the_physical_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hyper_threads_are_counted_beside_the_physical_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1, 2, 3])
     assert only(list(cpu.siblings(Host(tmp_path)))).value == "4, without hyper-threads"
     for number in range(4):
@@ -96,7 +103,9 @@ def test_memory_nodes_of_our_cores_are_worth_a_warning_when_there_are_several(
     assert (finding.value, finding.verdict) == ("1", "ok")
 
 
-def test_a_clock_that_is_slow_to_read_is_worth_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_slow_to_read_is_worth_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet")
     times = iter([0, cpu.CLOCK_READS * 1500])
     monkeypatch.setattr(cpu.time, "perf_counter_ns", lambda: next(times))
@@ -140,7 +149,11 @@ def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_huge_pages_that_are_offered_are_shown(tmp_path: Path) -> None:
-    write(tmp_path, "sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force")
+    write(
+        tmp_path,
+        "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        "always within_size [advise] never deny force",
+    )
     assert only(list(memory.huge_pages(Host(tmp_path)))).value == "transparent"
     write(tmp_path, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "16")
     finding = only(list(memory.huge_pages(Host(tmp_path))))
@@ -157,7 +170,12 @@ def test_huge_pages_that_are_offered_are_shown(tmp_path: Path) -> None:
     ],
 )
 def test_where_no_huge_pages_are_offered_the_doctor_says_how_unless_nobody_wants_any(
-    tmp_path: Path, switch: str | None, value: str, verdict: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    switch: str | None,
+    value: str,
+    verdict: str,
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if switch is None:
         monkeypatch.delenv("PRPC_HUGE_PAGES", raising=False)
@@ -172,7 +190,9 @@ def test_where_no_huge_pages_are_offered_the_doctor_says_how_unless_nobody_wants
 # Limits
 
 
-@pytest.mark.parametrize(("soft", "verdict"), [(64, "bad"), (512, "warn"), (65536, "ok"), (resource.RLIM_INFINITY, "ok")])
+@pytest.mark.parametrize(
+    ("soft", "verdict"), [(64, "bad"), (512, "warn"), (65536, "ok"), (resource.RLIM_INFINITY, "ok")]
+)
 def test_few_open_files_are_found(soft: int, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, resource.RLIM_INFINITY))
     assert only(list(limits.open_files(Host()))).verdict == verdict
@@ -202,7 +222,8 @@ LONG = "a secret of this test"
 
 
 @pytest.mark.parametrize(
-    ("mode", "text", "verdict"), [(0o600, LONG, "ok"), (0o644, LONG, "warn"), (0o600, "", "bad"), (0o600, "short", "bad")]
+    ("mode", "text", "verdict"),
+    [(0o600, LONG, "ok"), (0o644, LONG, "warn"), (0o600, "", "bad"), (0o600, "short", "bad")],
 )
 def test_a_secret_file_is_for_its_owner_alone(
     tmp_path: Path, mode: int, text: str, verdict: str, monkeypatch: pytest.MonkeyPatch
@@ -226,13 +247,21 @@ def test_rdma_ports_are_shown_with_their_state(tmp_path: Path) -> None:
     assert "not used by this version" in found.advice
 
 
-def test_a_cuda_driver_is_shown_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5")
+def test_a_cuda_driver_is_shown_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        tmp_path,
+        "proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5",
+    )
     monkeypatch.setattr(devices, "_cuda_devices", lambda: ["NVIDIA H200"])
     assert only(list(devices.cuda(Host(tmp_path)))).value == "driver 550.54.15; NVIDIA H200"
 
 
-def test_nvidia_smi_that_hangs_is_named_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_smi_that_hangs_is_named_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text("#!/bin/sh\nexec sleep 600\n")
     command.chmod(0o755)
@@ -241,7 +270,9 @@ def test_nvidia_smi_that_hangs_is_named_and_ended(tmp_path: Path, monkeypatch: p
     assert "TimeoutExpired" in only(list(devices.cuda(Host(tmp_path)))).value
 
 
-def test_missing_packages_are_named_with_the_extra_that_brings_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_with_the_extra_that_brings_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(software, "_version", lambda name: "1.0" if name == "pyzmq" else None)
     bench = next(finding for finding in software.packages(Host()) if finding.fact == "extra bench")
     assert bench.value == "pyzmq 1.0; not installed: pynng, grpcio"

@@ -55,7 +55,9 @@ def test_a_command_that_is_not_there_is_wrong_usage_and_says_which_are() -> None
     assert ran.stdout == ""
 
 
-@pytest.mark.parametrize("arguments", [["bench", "everything"], ["gc", "--all"], ["demo", "--workers", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["bench", "everything"], ["gc", "--all"], ["demo", "--workers", "0"]]
+)
 def test_a_wrong_argument_is_wrong_usage(arguments: list[str]) -> None:
     ran = prpc(*arguments)
     assert ran.returncode == 2
@@ -76,14 +78,25 @@ def test_version_says_what_pyproject_and_the_package_say() -> None:
 def test_doctor_prints_a_table_and_succeeds_where_these_tests_can_run() -> None:
     ran = prpc("doctor", COLUMNS="40")  # of a terminal, which this is not
     assert ran.returncode == 0, ran.stdout
-    for fact in ("cores", "cgroup quota", "/dev/shm", "open files", "membarrier", "RDMA devices", "CUDA", "clock"):
+    for fact in (
+        "cores",
+        "cgroup quota",
+        "/dev/shm",
+        "open files",
+        "membarrier",
+        "RDMA devices",
+        "CUDA",
+        "clock",
+    ):
         assert fact in ran.stdout
     assert re.search(r"^\d+ ok, \d+ to look at, 0 bad$", ran.stdout, re.MULTILINE)
 
 
 def test_doctor_as_json_holds_what_the_table_holds() -> None:
     findings = json.loads(prpc("doctor", "--json").stdout)
-    assert {frozenset(finding) for finding in findings} == {frozenset(("fact", "value", "verdict", "advice"))}
+    assert {frozenset(finding) for finding in findings} == {
+        frozenset(("fact", "value", "verdict", "advice"))
+    }
     assert all(finding["advice"] for finding in findings if finding["verdict"] != "ok")
 
 
@@ -142,7 +155,8 @@ def test_gc_leaves_segments_of_the_living_alone() -> None:
         [
             sys.executable,
             "-c",
-            "import shard; handle = shard.Ring.create(4096); print(handle.name, flush=True); input()",
+            "import shard; handle = shard.Ring.create(4096); print(handle.name, flush=True); "
+            "input()",
         ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,

@@ -1,4 +1,6 @@
-"""`prpc config`: what holds, where it comes from, and what is wrong with it; and what the doctor makes of that."""
+"""`prpc config`: what holds, where it comes from, and what is wrong with it; and what the doctor
+makes of that.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,14 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def told(capsys: pytest.CaptureFixture[str], code: int = cli.OK) -> dict[str, list[str]]:
     """name -> [value, origin]."""
     assert cli.main(["config", "--json"]) == code
-    return {one["name"]: [one["value"], one["origin"]] for one in json.loads(capsys.readouterr().out)}
+    return {
+        one["name"]: [one["value"], one["origin"]] for one in json.loads(capsys.readouterr().out)
+    }
 
 
-def test_without_anything_set_all_is_by_default_and_every_limit_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_anything_set_all_is_by_default_and_every_limit_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = told(capsys)
     assert {origin for _, origin in found.values()} == {"default"}
     assert found["transports"][0] == "shm, unix, tcp"
@@ -87,7 +93,10 @@ def test_each_setting_says_where_it_comes_from(
     assert found["limits.connections_per_peer"] == ["3", f"{file}: [limits]"]
     assert found["limits.ring_bytes"][1] == "default"
     assert found["transport.tcp_checksum"] == ["True", f"{file}: [transport]"]
-    assert found["cores of ps"] == ["3", "NETWORK_PS_CORE_NUMBER='8': min(8, 3 tasks in the cluster)"]
+    assert found["cores of ps"] == [
+        "3",
+        "NETWORK_PS_CORE_NUMBER='8': min(8, 3 tasks in the cluster)",
+    ]
     assert found["data goes by rule"][0] == "exchange"
     (tmp_path / ".endpoint_map").write_text("h:1=h:11\nh:2=h:12\nh:3=h:13\n")
     assert told(capsys)["data goes by rule"][0] == "file"
@@ -124,10 +133,16 @@ def test_what_makes_no_sense_is_a_line_and_the_rest_is_told(
 def test_the_doctor_says_so_too(name: str) -> None:
     ran = prpc("doctor", "--json", **{name: WRONG[name]})
     assert ran.returncode == cli.FAILED, ran.stderr
-    assert [name in finding["value"] for finding in json.loads(ran.stdout) if finding["verdict"] == "bad"] == [True]
+    assert [
+        name in finding["value"]
+        for finding in json.loads(ran.stdout)
+        if finding["verdict"] == "bad"
+    ] == [True]
 
 
-@pytest.mark.parametrize("command", [["top", "127.0.0.1:1"], ["master"], ["doctor", "--peer", "127.0.0.1:1"]])
+@pytest.mark.parametrize(
+    "command", [["top", "127.0.0.1:1"], ["master"], ["doctor", "--peer", "127.0.0.1:1"]]
+)
 @pytest.mark.parametrize("name", ["PRPC_DEBUG_LEASES", "PRPC_HUGE_PAGES", "PRPC_ENABLE_POLLING"])
 def test_commands_that_need_the_engine_refuse_it_in_a_line(command: list[str], name: str) -> None:
     ran = prpc(*command, **{name: "maybe"})
@@ -151,7 +166,11 @@ def test_a_variable_that_nothing_reads_is_told_with_the_one_that_may_be_meant(
 
 
 def test_every_variable_in_the_code_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = [path.read_text() for room in ("prpc_engine", "shard") for path in (ROOT / room).rglob("*.py")]
+    sources = [
+        path.read_text()
+        for room in ("prpc_engine", "shard")
+        for path in (ROOT / room).rglob("*.py")
+    ]
     names = {name for text in sources for name in re.findall(r"\"(PRPC_[A-Z_]+)\"", text)}
     assert len(names) > 20
     for name in names:

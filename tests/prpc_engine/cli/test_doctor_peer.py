@@ -1,4 +1,6 @@
-"""`prpc doctor --peer`: which path a client would take to a node, why not the others, and what the node is."""
+"""`prpc doctor --peer`: which path a client would take to a node, why not the others, and what the
+node is.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +38,29 @@ def found(address: str, code: int = 0, **env: str) -> dict[str, str]:
     """What each line of the report says."""
     ran = prpc("doctor", "--json", "--peer", address, PRPC_SECRET=SECRET, **env)
     assert ran.returncode == code, ran.stderr
-    return {finding["fact"]: f"{finding['verdict']}: {finding['value']}" for finding in json.loads(ran.stdout)}
+    return {
+        finding["fact"]: f"{finding['verdict']}: {finding['value']}"
+        for finding in json.loads(ran.stdout)
+    }
 
 
 def test_a_service_is_reached_by_shared_memory_and_by_tcp_too(service: RpcService) -> None:
     report = found(service.address)
     assert list(report) == ["peer", "its version", "its clock", "path shm", "path unix", "path tcp"]
-    assert re.fullmatch(rf"ok: {service.address}: process \d+ of this host; serves test", report["peer"])
-    assert re.fullmatch(r"ok: [\d.]+ ms (ahead of|behind) ours, give or take [\d.]+ ms", report["its clock"])
-    assert re.fullmatch(r"ok: taken: shm://process \d+, round trip \d+ us", report["path shm"])
-    assert re.fullmatch(r"ok: works, not taken: shm is preferred; unix://process \d+, round trip \d+ us", report["path unix"])
     assert re.fullmatch(
-        rf"ok: works, not taken: shm is preferred; tcp://{service.address}, round trip \d+ us", report["path tcp"]
+        rf"ok: {service.address}: process \d+ of this host; serves test", report["peer"]
+    )
+    assert re.fullmatch(
+        r"ok: [\d.]+ ms (ahead of|behind) ours, give or take [\d.]+ ms", report["its clock"]
+    )
+    assert re.fullmatch(r"ok: taken: shm://process \d+, round trip \d+ us", report["path shm"])
+    assert re.fullmatch(
+        r"ok: works, not taken: shm is preferred; unix://process \d+, round trip \d+ us",
+        report["path unix"],
+    )
+    assert re.fullmatch(
+        rf"ok: works, not taken: shm is preferred; tcp://{service.address}, round trip \d+ us",
+        report["path tcp"],
     )
 
 
@@ -55,13 +68,20 @@ def test_the_order_and_what_is_forbidden_are_those_of_a_client_here(service: Rpc
     report = found(service.address, PRPC_TRANSPORTS="tcp,shm")
     assert report["path tcp"].startswith("ok: taken: tcp://")
     assert report["path shm"].startswith("ok: works, not taken: tcp is preferred")
-    assert found(service.address, PRPC_TRANSPORTS="tcp")["path shm"] == "ok: forbidden here by PRPC_TRANSPORTS"
+    assert (
+        found(service.address, PRPC_TRANSPORTS="tcp")["path shm"]
+        == "ok: forbidden here by PRPC_TRANSPORTS"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["shm", "unix"])
-def test_an_address_of_this_host_is_asked_over_its_own_transport(service: RpcService, scheme: str) -> None:
+def test_an_address_of_this_host_is_asked_over_its_own_transport(
+    service: RpcService, scheme: str
+) -> None:
     (address,) = [one for one in service._node.addresses if one.startswith(f"{scheme}://")]
-    assert found(address, PRPC_TRANSPORTS=scheme)[f"path {scheme}"].startswith(f"ok: taken: {scheme}://process ")
+    assert found(address, PRPC_TRANSPORTS=scheme)[f"path {scheme}"].startswith(
+        f"ok: taken: {scheme}://process "
+    )
 
 
 def test_a_master_is_reached_by_tcp_alone(master: Master) -> None:
@@ -97,16 +117,30 @@ if __name__ == "__main__":
 def test_a_service_that_sends_others_to_every_address_is_bad_and_what_to_do_is_said(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prpc_engine.service.service.address_facing", lambda host, port: None)  # no way to the master is known
+    # no way to the master is known
+    monkeypatch.setattr("prpc_engine.service.service.address_facing", lambda host, port: None)
     with RpcService(master.address, bind="0.0.0.0:0", secret=SECRET) as service:
         port = service.address.rpartition(":")[2]
         report = found(f"127.0.0.1:{port}", 1)
         assert report["its address"] == f"bad: tcp://0.0.0.0:{port}"
-        assert report["path tcp"].startswith("ok: works, not taken: shm is preferred; tcp://127.0.0.1")
+        assert report["path tcp"].startswith(
+            "ok: works, not taken: shm is preferred; tcp://127.0.0.1"
+        )
 
 
 @pytest.mark.parametrize(
-    "address", ["", "nowhere", "host:http", "host:0", "tcp://host", "shm://host/0", "unix://host/0", "http://host:80", "a b:1"]
+    "address",
+    [
+        "",
+        "nowhere",
+        "host:http",
+        "host:0",
+        "tcp://host",
+        "shm://host/0",
+        "unix://host/0",
+        "http://host:80",
+        "a b:1",
+    ],
 )
 def test_what_is_no_address_is_wrong_usage_and_named(address: str) -> None:
     with pytest.raises(ConfigError, match="is no address: "):
@@ -116,13 +150,21 @@ def test_what_is_no_address_is_wrong_usage_and_named(address: str) -> None:
     assert re.fullmatch(r"prpc: '.*' is no address: .*\n", ran.stderr)
 
 
-def test_nobody_at_the_address_and_another_secret_are_one_line_each(service: RpcService, tmp_path: Path) -> None:
+def test_nobody_at_the_address_and_another_secret_are_one_line_each(
+    service: RpcService, tmp_path: Path
+) -> None:
     nobody = prpc("doctor", "--peer", "127.0.0.1:1")
     assert nobody.returncode == 1
-    assert nobody.stderr == "prpc: 127.0.0.1:1 cannot be reached: tcp: nobody listens at tcp://127.0.0.1:1: Connection refused\n"
+    assert (
+        nobody.stderr
+        == "prpc: 127.0.0.1:1 cannot be reached: tcp: nobody listens at tcp://127.0.0.1:1: "
+        "Connection refused\n"
+    )
     wrong = tmp_path / "wrong"
     wrong.write_text("mackerel-mackerel\n")
-    refused = prpc("doctor", "--peer", service.address, "--secret-file", str(wrong), PRPC_SECRET=SECRET)
+    refused = prpc(
+        "doctor", "--peer", service.address, "--secret-file", str(wrong), PRPC_SECRET=SECRET
+    )
     assert refused.returncode == 1
     assert "does not hold the same secret" in refused.stderr
     assert "mackerel" not in refused.stderr
@@ -141,7 +183,9 @@ def test_the_secret_may_come_from_a_file(service: RpcService, tmp_path: Path) ->
     assert alone.returncode == 2
 
 
-def test_another_version_and_another_time_are_warnings(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_and_another_time_are_warnings(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peer, "VERSION", "9.9.9")
     monkeypatch.setattr(peer, "CLOCK_S_MAX", -1000.0)
     report = {finding.fact: finding for finding in examine_peer(master.address, SECRET.encode())}
@@ -152,4 +196,7 @@ def test_another_version_and_another_time_are_warnings(master: Master, monkeypat
 def test_an_answer_that_took_long_is_no_difference_of_the_clocks() -> None:
     late, other = peer._clock(10.0, 10.0, 14.0), peer._clock(14.1, 10.0, 12.0)
     assert (late.verdict, late.value) == ("ok", "2000.0 ms behind ours, give or take 2000.0 ms")
-    assert (other.verdict, other.value) == ("warn", "3100.0 ms ahead of ours, give or take 1000.0 ms")
+    assert (other.verdict, other.value) == (
+        "warn",
+        "3100.0 ms ahead of ours, give or take 1000.0 ms",
+    )

@@ -22,21 +22,35 @@ from shard import PeerLostError
         (PeerLostError("the peer hung up"), 1, "prpc: the peer hung up"),
         (PeerLostError(), 1, "prpc: PeerLostError"),
         (
-            RemoteError("it raised ValueError\n\nTraceback ...", type_name="ValueError", remote_message="", remote_traceback=""),
+            RemoteError(
+                "it raised ValueError\n\nTraceback ...",
+                type_name="ValueError",
+                remote_message="",
+                remote_traceback="",
+            ),
             1,
             "prpc: it raised ValueError",
         ),
-        (PeerLostError("a peer said \x1b[2K\r that all is well"), 1, "prpc: a peer said \\x1b[2K\\r that all is well"),
+        (
+            PeerLostError("a peer said \x1b[2K\r that all is well"),
+            1,
+            "prpc: a peer said \\x1b[2K\\r that all is well",
+        ),
         (
             OSError(24, "Too many open files"),
             1,
-            "prpc: [Errno 24] Too many open files; the system refuses it: `prpc doctor` says what is scarce",
+            "prpc: [Errno 24] Too many open files; the system refuses it: "
+            "`prpc doctor` says what is scarce",
         ),
         (KeyboardInterrupt(), 130, "prpc: interrupted"),
     ],
 )
 def test_an_error_with_a_name_is_one_line_and_an_exit_code(
-    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(args: object) -> int:
         raise error

@@ -30,7 +30,9 @@ def test_what_keeps_it_from_serving_is_one_line(tmp_path: Path) -> None:
     with MasterProcess(tmp_path) as master:
         taken = prpc("master", "--journal", str(tmp_path))
         assert (taken.returncode, taken.stdout) == (1, "")
-        assert taken.stderr.startswith(f"prpc: another master serves from {tmp_path}: pid {master.process.pid}")
+        assert taken.stderr.startswith(
+            f"prpc: another master serves from {tmp_path}: pid {master.process.pid}"
+        )
         bound = prpc("master", "--bind", master.address)
         assert bound.returncode == 1
         assert bound.stderr.count("\n") == 1

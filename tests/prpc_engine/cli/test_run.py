@@ -33,11 +33,17 @@ if task["type"] == "ps" or "fail" in sys.argv:
 """
 
 
-def run(folder: Path, *arguments: str, flags: bool = False, **tasks: int) -> tuple[JobReport, dict[str, Any]]:
+def run(
+    folder: Path, *arguments: str, flags: bool = False, **tasks: int
+) -> tuple[JobReport, dict[str, Any]]:
     """What came of a cluster, and what each of its tasks was told."""
     command = [sys.executable, "-c", TELL, str(folder), *arguments]
     report = run_cluster(command, tasks, flags, TIMEOUT_S)
-    return report, {path.name: json.loads(path.read_text()) for path in folder.iterdir() if path.suffix != ".new"}
+    return report, {
+        path.name: json.loads(path.read_text())
+        for path in folder.iterdir()
+        if path.suffix != ".new"
+    }
 
 
 def test_every_task_is_told_its_place_and_the_ps_end_with_the_rest(tmp_path: Path) -> None:
@@ -49,7 +55,11 @@ def test_every_task_is_told_its_place_and_the_ps_end_with_the_rest(tmp_path: Pat
     )
     clusters = [cluster for cluster, _ in told.values()]
     assert clusters.count(clusters[0]) == len(clusters)
-    assert {job: len(hosts) for job, hosts in clusters[0].items()} == {"ps": 2, "chief": 1, "worker": 2}
+    assert {job: len(hosts) for job, hosts in clusters[0].items()} == {
+        "ps": 2,
+        "chief": 1,
+        "worker": 2,
+    }
     hosts = [host for job in clusters[0].values() for host in job]
     assert len(set(hosts)) == 5
 
@@ -72,11 +82,14 @@ def test_one_that_fails_ends_all(tmp_path: Path) -> None:
     assert str(report).startswith("worker 1 ended with 9; ended because of that: ")
 
 
-def test_what_a_process_left_behind_is_killed_while_its_number_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_left_behind_is_killed_while_its_number_is_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kill, killed = os.killpg, []
 
     def kill_its_own(group: int, number: int) -> None:
-        killed.append(os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT))  # raises once somebody has waited for it
+        # raises once somebody has waited for it
+        killed.append(os.waitid(os.P_PID, group, os.WEXITED | os.WNOWAIT))
         kill(group, number)
 
     monkeypatch.setattr(os, "killpg", kill_its_own)
@@ -86,7 +99,9 @@ def test_what_a_process_left_behind_is_killed_while_its_number_is_nobody_elses(m
     assert len(killed) == 1
 
 
-@pytest.mark.parametrize("tasks", [{"ps": 1, "worker": 0}, {"worker": -1}, {"worker": 100000}, {"chief": 2}])
+@pytest.mark.parametrize(
+    "tasks", [{"ps": 1, "worker": 0}, {"worker": -1}, {"worker": 100000}, {"chief": 2}]
+)
 def test_a_cluster_that_cannot_be_is_refused(tasks: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="tasks of"):
         run_cluster(["true"], tasks)
@@ -94,7 +109,13 @@ def test_a_cluster_that_cannot_be_is_refused(tasks: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nothing.py"], ["--ps", "1", __file__], ["--evaluator", __file__], ["--flags", __file__], ["--timeout-s", "3", __file__]],
+    [
+        ["nothing.py"],
+        ["--ps", "1", __file__],
+        ["--evaluator", __file__],
+        ["--flags", __file__],
+        ["--timeout-s", "3", __file__],
+    ],
 )
 def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
     ran = subprocess.run(
@@ -148,11 +169,19 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_that_comes_as_a_process_is_started_ends_the_job(when: str, name: str) -> None:
     code = INTERRUPTED.format(name=name, when=when)
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert (done.stdout, done.stderr) == ("interrupted, and left none: True\n", "")
 
 
 def test_a_launcher_that_is_killed_while_it_starts_a_process_leaves_none() -> None:
     command = [sys.executable, "-c", LAUNCHER]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")  # all who could write have ended
+    # all who could write have ended
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")

@@ -20,7 +20,12 @@ SLAB = {"leases": 2, "leased_bytes": 3_000_000, "lease_age_s_max": 1.5}
 
 
 def figures(
-    requests: int = 0, made: int = 0, in_flight: int = 0, moved: int = 0, ended: int = 0, **server: Any
+    requests: int = 0,
+    made: int = 0,
+    in_flight: int = 0,
+    moved: int = 0,
+    ended: int = 0,
+    **server: Any,
 ) -> dict[str, Any]:
     peer = {
         "peer": "tcp://here:1",
@@ -33,7 +38,11 @@ def figures(
     return {
         "process": "host/ns/4711/99",
         "peers": [peer],
-        "ended": {"tcp": {"requests": ended, "traffic": {"bytes_sent": ended, "bytes_received": ended}}} if ended else {},
+        "ended": {
+            "tcp": {"requests": ended, "traffic": {"bytes_sent": ended, "bytes_received": ended}}
+        }
+        if ended
+        else {},
         "servers": {"kv/0": {**SERVER, "requests": requests, **server}},
         "slab": SLAB,
     }
@@ -46,32 +55,61 @@ def test_rates_are_what_grew_between_two_looks() -> None:
     before = [NodeAnswer("rank 0", ONE, figures(100, 10, moved=1_000_000))]
     (row,) = rows(before, [NodeAnswer("rank 0", ONE, figures(300, 50, moved=5_000_000))], 2.0)
     assert (row.served_per_s, row.made_per_s, row.in_mb_s, row.out_mb_s) == (100.0, 20.0, 4.0, 2.0)
-    assert (row.process, row.failures, row.rejected, row.running, row.queued, row.outbox) == (4711, 1, 2, 3, 4, 5)
+    assert (row.process, row.failures, row.rejected, row.running, row.queued, row.outbox) == (
+        4711,
+        1,
+        2,
+        3,
+        4,
+        5,
+    )
     assert (row.leases, row.leased_mb, row.lease_age_s) == (2, 3.0, 1.5)
 
 
 def test_a_process_that_is_new_or_was_started_again_has_no_rates_yet() -> None:
-    (row,) = rows([NodeAnswer("rank 0", ONE, figures(100))], [NodeAnswer("rank 0", ("memory://2",), figures(3))], 1.0)
+    (row,) = rows(
+        [NodeAnswer("rank 0", ONE, figures(100))],
+        [NodeAnswer("rank 0", ("memory://2",), figures(3))],
+        1.0,
+    )
     assert (row.served_per_s, row.made_per_s, row.in_mb_s) == (None, None, None)
 
 
 def test_what_went_over_a_connection_that_closed_between_the_looks_is_counted() -> None:
     before = figures(made=50, moved=50)
-    (row,) = rows([NodeAnswer("rank 0", ONE, before)], [NodeAnswer("rank 0", ONE, figures(ended=6_000_100))], 1.0)
+    (row,) = rows(
+        [NodeAnswer("rank 0", ONE, before)],
+        [NodeAnswer("rank 0", ONE, figures(ended=6_000_100))],
+        1.0,
+    )
     assert (row.made_per_s, row.out_mb_s, row.in_mb_s) == (6_000_050.0, 6.00005, 6.0)
 
 
 def test_percentiles_are_of_the_handlers_between_the_looks_alone() -> None:
     old = {"old": {"buckets": [0] * 10 + [1000] + [0] * 53}}
-    new = {"old": {"buckets": [0] * 10 + [1000] + [0] * 3 + [99, 1] + [0] * 48}, "other": {"buckets": [0] * 64}}
-    (row,) = rows([NodeAnswer("rank 0", ONE, figures(timings=old))], [NodeAnswer("rank 0", ONE, figures(timings=new))], 1.0)
+    new = {
+        "old": {"buckets": [0] * 10 + [1000] + [0] * 3 + [99, 1] + [0] * 48},
+        "other": {"buckets": [0] * 64},
+    }
+    (row,) = rows(
+        [NodeAnswer("rank 0", ONE, figures(timings=old))],
+        [NodeAnswer("rank 0", ONE, figures(timings=new))],
+        1.0,
+    )
     assert (row.p50_us, row.p99_us) == (2**14 / 1e3, 2**14 / 1e3)
-    (quiet,) = rows([NodeAnswer("rank 0", ONE, figures(timings=new))], [NodeAnswer("rank 0", ONE, figures(timings=new))], 1.0)
+    (quiet,) = rows(
+        [NodeAnswer("rank 0", ONE, figures(timings=new))],
+        [NodeAnswer("rank 0", ONE, figures(timings=new))],
+        1.0,
+    )
     assert (quiet.p50_us, quiet.p99_us) == (None, None)
 
 
 def test_who_waits_for_whom_is_told_by_rank_where_it_is_known() -> None:
-    now = [NodeAnswer("rank 0", ONE, figures(in_flight=7)), NodeAnswer("rank 1", ("memory://9", "tcp://there:2"), figures())]
+    now = [
+        NodeAnswer("rank 0", ONE, figures(in_flight=7)),
+        NodeAnswer("rank 1", ("memory://9", "tcp://there:2"), figures()),
+    ]
     waiting, other = rows([], now, 1.0)
     assert (waiting.waits_for, other.waits_for) == ({"rank 1": 7}, {})
     assert cells(waiting)[-1] == "rank 1 (7)"
@@ -86,7 +124,7 @@ def test_a_silent_process_keeps_its_row_with_the_reason() -> None:
     assert len(cells(row)) == len(HEADINGS)
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def one_look(master: Master, *options: str, **env: str) -> str:
@@ -97,14 +135,19 @@ def one_look(master: Master, *options: str, **env: str) -> str:
 
 
 def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
-    with ServerProcess(master.address, "test", "shm,tcp") as server, RpcService(master.address) as service:
+    with (
+        ServerProcess(master.address, "test", "shm,tcp") as server,
+        RpcService(master.address) as service,
+    ):
         service.create_client("test", 1, PATIENCE_S).call("echo", 1, timeout_s=PATIENCE_S)
         found: dict[str, dict[str, Any]] = {}
 
         def all_answer() -> bool:  # in both looks: who is late is listed as silent
             (line,) = one_look(master, "--json").splitlines()
             found.update({row["who"]: row for row in json.loads(line)["rows"]})
-            return all(row["error"] == "" and row["made_per_s"] is not None for row in found.values())
+            return all(
+                row["error"] == "" and row["made_per_s"] is not None for row in found.values()
+            )
 
         wait_until(all_answer, "an answer of everybody in time")
         assert list(found) == ["master", "rank 0", "rank 1"]
@@ -128,8 +171,19 @@ def test_one_look_for_people_is_one_table(master: Master) -> None:
 
 
 def test_looks_go_on_until_it_is_interrupted(master: Master) -> None:
-    command = [sys.executable, "-m", "prpc_engine.cli", "top", master.address, "--json", "--interval", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "prpc_engine.cli",
+        "top",
+        master.address,
+        "--json",
+        "--interval",
+        "0.1",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         assert process.stdout is not None
         times = [json.loads(process.stdout.readline())["time_s"] for _ in range(3)]
         process.send_signal(2)
@@ -143,13 +197,23 @@ def test_looks_go_on_until_it_is_interrupted(master: Master) -> None:
     [
         (["127.0.0.1:1", "--once"], 1, "prpc: no master answers at 127.0.0.1:1"),
         (["nowhere"], 2, "prpc: "),
-        (["127.0.0.1:1", "--interval", "0"], 2, "prpc: --interval 0.0: 0.1 to 3600 seconds are allowed"),
-        (["127.0.0.1:1", "--secret-file", "/nowhere"], 2, "prpc: secret file '/nowhere' cannot be read"),
+        (
+            ["127.0.0.1:1", "--interval", "0"],
+            2,
+            "prpc: --interval 0.0: 0.1 to 3600 seconds are allowed",
+        ),
+        (
+            ["127.0.0.1:1", "--secret-file", "/nowhere"],
+            2,
+            "prpc: secret file '/nowhere' cannot be read",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(arguments: list[str], code: int, text: str) -> None:
     ran = prpc("top", *arguments)
     assert ran.returncode == code, ran.stderr
-    lines = [line for line in ran.stderr.splitlines() if not line.startswith("waiting for the master at")]
+    lines = [
+        line for line in ran.stderr.splitlines() if not line.startswith("waiting for the master at")
+    ]
     assert len(lines) == 1
     assert lines[0].startswith(text)

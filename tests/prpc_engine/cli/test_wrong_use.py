@@ -1,4 +1,6 @@
-"""Whatever is asked of a command, and whatever becomes of its output: one line that says what to do, and never a traceback."""
+"""Whatever is asked of a command, and whatever becomes of its output: one line that says what to
+do, and never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ INT_OF_MANY_DIGITS = "9" * 5000
 
 
 class Ran(NamedTuple):
-    """What became of a command in this process: what it raises is no line, but a failure of the test."""
+    """What became of a command in this process: what it raises is no line, but a failure of the
+    test.
+    """
 
     returncode: int
     stdout: str
@@ -54,7 +58,12 @@ def check_one_line(ran: Ran | subprocess.CompletedProcess[str], code: int, said:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_an_option_that_is_not_there_is_wrong_usage(run: Callable[..., Ran], command: str) -> None:
-    needed = {"top": ["127.0.0.1:1"], "bench": ["ring"], "endpoint-map": ["make"], "launch": ["-s", "1", "-w", "1"]}
+    needed = {
+        "top": ["127.0.0.1:1"],
+        "bench": ["ring"],
+        "endpoint-map": ["make"],
+        "launch": ["-s", "1", "-w", "1"],
+    }
     ran = run(command, *needed.get(command, []), "--no-such-option")
     assert (ran.returncode, ran.stdout) == (2, "")
     assert "usage: prpc" in ran.stderr
@@ -74,7 +83,9 @@ def test_an_option_that_is_not_there_is_wrong_usage(run: Callable[..., Ran], com
         (["endpoint-map", "check", "--timeout", "soon"], "soon"),
     ],
 )
-def test_an_argument_of_another_type_is_wrong_usage(run: Callable[..., Ran], arguments: list[str], said: str) -> None:
+def test_an_argument_of_another_type_is_wrong_usage(
+    run: Callable[..., Ran], arguments: list[str], said: str
+) -> None:
     ran = run(*arguments)
     assert (ran.returncode, ran.stdout) == (2, "")
     assert said in ran.stderr
@@ -87,27 +98,41 @@ def test_an_argument_of_another_type_is_wrong_usage(run: Callable[..., Ran], arg
         (["top", "h:1", "--interval", "nan"], "--interval nan: 0.1 to"),
         (["top", "h:1", "--secret-file", "/nowhere"], "'/nowhere' cannot be read: No such file"),
         (["top", "h:1", "--secret-file", "/"], "'/' cannot be read: it is a folder"),
-        (["top", "h:1", "--secret-file", "/dev/zero"], "'/dev/zero' cannot be read: it is a device"),
+        (
+            ["top", "h:1", "--secret-file", "/dev/zero"],
+            "'/dev/zero' cannot be read: it is a device",
+        ),
         (["doctor", "--secret-file", "x"], "--secret-file is for --peer alone"),
         (["doctor", "--peer", "x"], "host:port expected"),
-        (["doctor", "--peer", "h:1", "--secret-file", "/dev/null"], "'/dev/null' cannot be read: it is a device"),
+        (
+            ["doctor", "--peer", "h:1", "--secret-file", "/dev/null"],
+            "'/dev/null' cannot be read: it is a device",
+        ),
         (["master", "--bind", "h:-1"], "port '-1' is no number"),
         (["master", "--bind", "0.0.0.0:0"], "without a secret of the job"),
         (["demo", "--json", "/nowhere/x"], "/nowhere/x: it cannot be written: No such file"),
         (["demo", "--kill-server", "--servers", "1"], "at least 2 servers"),
         (["launch", "-s", "1", "-w", "1", "--", "/"], "'/' cannot be run: Permission denied"),
-        (["launch", "-s", "1", "-w", "1", "--timeout-s", "nan", "--", "true"], "a job of nan seconds"),
+        (
+            ["launch", "-s", "1", "-w", "1", "--timeout-s", "nan", "--", "true"],
+            "a job of nan seconds",
+        ),
         (["run", "/nowhere.py"], "'/nowhere.py' is not there"),
         (["run", "/"], "'/' is not there"),
         (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", ""], "the name of no file"),
         (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", "/"], "the name of no file"),
-        (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", "/nowhere/x"], "cannot be written: No such file"),
+        (
+            ["endpoint-map", "make", "--ps-hosts", "a:1", "-o", "/nowhere/x"],
+            "cannot be written: No such file",
+        ),
         (["endpoint-map", "make", "--hosts", "n[1-999999999]"], "more than 65536 nodes"),
         (["endpoint-map", "check", "--dir", "/nowhere"], "/nowhere is no folder"),
         (["endpoint-map", "check", "--timeout", "nan"], "--timeout=nan"),
     ],
 )
-def test_a_value_that_is_not_allowed_is_one_line(run: Callable[..., Ran], arguments: list[str], said: str) -> None:
+def test_a_value_that_is_not_allowed_is_one_line(
+    run: Callable[..., Ran], arguments: list[str], said: str
+) -> None:
     check_one_line(run(*arguments), cli.WRONG_USAGE, said)
 
 
@@ -120,7 +145,9 @@ def closed() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", [["top"], ["doctor", "--peer"]])
-def test_nobody_at_an_address_is_said_in_a_line(run: Callable[..., Ran], command: list[str], closed: str) -> None:
+def test_nobody_at_an_address_is_said_in_a_line(
+    run: Callable[..., Ran], command: list[str], closed: str
+) -> None:
     check_one_line(run(*command, closed), cli.FAILED, closed)
 
 
@@ -132,7 +159,9 @@ def test_nobody_at_an_address_is_said_in_a_line(run: Callable[..., Ran], command
         ("PRPC_TLS_KEY", "it is a device"),
     ],
 )
-def test_a_file_without_an_end_is_one_line(run: Callable[..., Ran], variable: str, said: str) -> None:
+def test_a_file_without_an_end_is_one_line(
+    run: Callable[..., Ran], variable: str, said: str
+) -> None:
     both = {"PRPC_TLS_CERT": "/dev/zero"} if "TLS" in variable else {}
     check_one_line(run("master", **both, **{variable: "/dev/zero"}), cli.WRONG_USAGE, said)
 
@@ -180,15 +209,22 @@ def test_a_command_without_an_output_works(arguments: list[str]) -> None:
     assert (ran.returncode, ran.stderr) == (cli.OK, "")
 
 
-# -- Ctrl-C ----------------------------------------------------------------------------------------------------------------
+# -- Ctrl-C ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command in a session of its own, as a terminal gives it; none of its processes outlives the block."""
+    """A command in a session of its own, as a terminal gives it; none of its processes outlives the
+    block.
+    """
     command = [sys.executable, "-m", "prpc_engine.cli", *arguments]
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             yield process
@@ -223,7 +259,9 @@ def test_ctrl_c_ends_what_waits_for_a_peer_that_says_nothing(command: list[str])
 
 
 def is_connecting(pid: int) -> bool:
-    return any(one.status == psutil.CONN_SYN_SENT for one in psutil.Process(pid).net_connections("tcp"))
+    return any(
+        one.status == psutil.CONN_SYN_SENT for one in psutil.Process(pid).net_connections("tcp")
+    )
 
 
 def test_ctrl_c_ends_a_check_of_hosts_that_swallow_everything(tmp_path: Path) -> None:
@@ -235,8 +273,12 @@ def test_ctrl_c_ends_a_check_of_hosts_that_swallow_everything(tmp_path: Path) ->
                 each.setblocking(False)
                 each.connect_ex(place)
             (tmp_path / ".endpoint_map").write_text(f"127.0.0.1:{place[1]}=127.0.0.1:9\n")
-            with started("endpoint-map", "check", "--dir", str(tmp_path), "--timeout", "60") as check:
-                wait_until(lambda: check.poll() is not None or is_connecting(check.pid), "its connecting")
+            with started(
+                "endpoint-map", "check", "--dir", str(tmp_path), "--timeout", "60"
+            ) as check:
+                wait_until(
+                    lambda: check.poll() is not None or is_connecting(check.pid), "its connecting"
+                )
                 check_interrupted(check)
         finally:
             for each in filling:
@@ -259,7 +301,9 @@ def test_ctrl_c_ends_what_runs_for_long(arguments: list[str], tmp_path: Path) ->
         check_interrupted(running)
 
 
-@pytest.mark.parametrize("value", ["", "[]", "{}", '{"rank": "x", "addresses": []}', '{"rank": 7, "addresses": []}'])
+@pytest.mark.parametrize(
+    "value", ["", "[]", "{}", '{"rank": "x", "addresses": []}', '{"rank": 7, "addresses": []}']
+)
 def test_what_a_member_has_put_into_the_tree_in_place_of_a_shard_is_a_line_of_top(
     value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -268,4 +312,7 @@ def test_what_a_member_has_put_into_the_tree_in_place_of_a_shard_is_a_line_of_to
         assert cli.main(["top", master.address, "--once", "--interval", "0.1"]) == cli.OK
     said = capsys.readouterr().out
     assert "\x1b" not in said
-    assert "/_shard_/x\\x1b[2J holds what no shard has put there" in said or "rank 7, shard: it has no address" in said
+    assert (
+        "/_shard_/x\\x1b[2J holds what no shard has put there" in said
+        or "rank 7, shard: it has no address" in said
+    )

@@ -2,8 +2,9 @@
 
     python -m tests.prpc_engine.cluster.tasks CLUSTER JOB INDEX [NAME=VALUE of ServerConfig ...]
 
-serves that task, and does what the lines of its standard input say: a JSON list [method, keywords] each, answered by a JSON line,
-{"value": ...} or {"error": [type, text]}. The end of the input, which the death of the test brings about too, stops it.
+serves that task, and does what the lines of its standard input say: a JSON list [method, keywords]
+each, answered by a JSON line, {"value": ...} or {"error": [type, text]}. The end of the input,
+which the death of the test brings about too, stops it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ CONTROL_PORT, DATA_PORT = 2222, 3333  # below what the kernel gives to others
 
 def fresh_host(seed: int) -> str:
     """A loopback address that nobody else uses: all of its ports are free."""
-    source = random.Random(f"{seed} {os.getpid()}")  # tests that run at the same time may have been told one seed
+    # tests that run at the same time may have been told one seed
+    source = random.Random(f"{seed} {os.getpid()}")
     return f"127.{source.randint(1, 254)}.{source.randint(0, 255)}.{source.randint(1, 254)}"
 
 
@@ -42,7 +44,10 @@ def rule_environment(rule: str, cluster: dict[str, list[str]], folder: Path) -> 
     if rule == "exchange":
         return {}
     controls = [address for addresses in cluster.values() for address in addresses]
-    lines = [f"{control}={control.partition(':')[0]}:{DATA_PORT + index}\n" for index, control in enumerate(controls)]
+    lines = [
+        f"{control}={control.partition(':')[0]}:{DATA_PORT + index}\n"
+        for index, control in enumerate(controls)
+    ]
     (folder / ".endpoint_map").write_text("".join(lines))
     return {"PRPC_ENDPOINT_MAP": str(folder)}
 
@@ -50,8 +55,12 @@ def rule_environment(rule: str, cluster: dict[str, list[str]], folder: Path) -> 
 class TaskProcess(Program):
     """One such process."""
 
-    def __init__(self, cluster: dict[str, list[str]], job: str, index: int, env: dict[str, str] | None = None) -> None:
-        super().__init__("tests.prpc_engine.cluster.tasks", json.dumps(cluster), job, str(index), env=env)
+    def __init__(
+        self, cluster: dict[str, list[str]], job: str, index: int, env: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(
+            "tests.prpc_engine.cluster.tasks", json.dumps(cluster), job, str(index), env=env
+        )
 
     def begin(self, method: str, **keywords: Any) -> None:
         """Tell it to do something; answer() waits for it."""

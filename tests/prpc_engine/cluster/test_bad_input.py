@@ -1,4 +1,6 @@
-"""What users do wrong, and what they read then: golden/errors.txt. HOST stands for the address that a test runs at."""
+"""What users do wrong, and what they read then: golden/errors.txt. HOST stands for the address that
+a test runs at.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from prpc_engine.errors import BadArguments, Closed, ConfigError, RpcError
 from prpc_engine.settings.address import Address
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 
-GOLDEN = dict(line.split(": ", 1) for line in (Path(__file__).parent / "golden/errors.txt").read_text().splitlines())
+GOLDEN = dict(
+    line.split(": ", 1)
+    for line in (Path(__file__).parent / "golden/errors.txt").read_text().splitlines()
+)
 PS0, WORKER0 = "/job:ps/task:0", "/job:worker/task:0"
 CLUSTER = {"ps": ["h:1", "h:2"], "worker": {"0": "h:3", "2": "h:4"}}
 
@@ -60,13 +65,17 @@ def test_what_a_server_is_not_made_of(case: str, make: Callable[[], object]) -> 
 
 
 @pytest.mark.parametrize("name", ["PRPC_DEBUG_LEASES", "PRPC_ENABLE_POLLING", "PRPC_HUGE_PAGES"])
-def test_a_variable_of_the_engine_that_makes_no_sense_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_the_engine_that_makes_no_sense_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, "maybe")
     with pytest.raises(ConfigError, match=f"{name}='maybe'"):
         Server({"local": ["127.0.0.1:0"]})
 
 
-def test_a_task_without_an_entry_in_the_endpoint_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_an_entry_in_the_endpoint_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".endpoint_map").write_text("h:1=h:5\nh:2=h:6\nh:3=h:7\n")
     monkeypatch.setenv("TF_SEASTAR_ENDPOINT_MAP_PATH", str(tmp_path))
     with pytest.raises(ConfigError) as raised:
@@ -79,7 +88,10 @@ def test_a_port_that_is_taken_names_task_and_address_and_leaves_the_server_new(h
     server = Server(cluster, start=False)
     with socket.create_server((host, 2222)), pytest.raises(RpcError) as raised:
         server.start()
-    assert f"{type(raised.value).__name__} {raised.value}".replace(host, "HOST") == GOLDEN["port taken"]
+    assert (
+        f"{type(raised.value).__name__} {raised.value}".replace(host, "HOST")
+        == GOLDEN["port taken"]
+    )
     assert server.state is State.NEW
     server.start()
     server.stop()
@@ -89,7 +101,10 @@ def test_a_port_that_is_taken_names_task_and_address_and_leaves_the_server_new(h
     ("case", "use"),
     [
         ("recv from an unknown job", lambda s: s.recv("k", source="/job:pss/task:0", step=0)),
-        ("send to an unknown task", lambda s: s.send("k", np.zeros(1), to="/job:worker/task:7", step=0)),
+        (
+            "send to an unknown task",
+            lambda s: s.send("k", np.zeros(1), to="/job:worker/task:7", step=0),
+        ),
         ("no device", lambda s: s.recv("k", source="ps:0", step=0)),
         ("no key", lambda s: s.send("", np.zeros(1), to=WORKER0, step=0)),
         ("no step", lambda s: s.recv("k", source=PS0, step=-1)),
@@ -104,7 +119,10 @@ def test_a_port_that_is_taken_names_task_and_address_and_leaves_the_server_new(h
     ],
 )
 def test_what_a_server_does_not_do(case: str, use: Callable[[Server], Any], host: str) -> None:
-    with Server(cluster_at(host, ps=1, worker=2), "worker", 0) as server, pytest.raises(RpcError) as raised:
+    with (
+        Server(cluster_at(host, ps=1, worker=2), "worker", 0) as server,
+        pytest.raises(RpcError) as raised,
+    ):
         use(server)
     assert f"{type(raised.value).__name__} {raised.value}" == GOLDEN[case]
 
@@ -112,7 +130,9 @@ def test_what_a_server_does_not_do(case: str, use: Callable[[Server], Any], host
 def test_rows_of_different_lengths_are_no_tensor() -> None:
     with (
         Server({"local": ["127.0.0.1:0"]}) as server,
-        pytest.raises(BadArguments, match=r"'k' is list, no tensor: an array of numbers is expected; "),
+        pytest.raises(
+            BadArguments, match=r"'k' is list, no tensor: an array of numbers is expected; "
+        ),
     ):
         server.send("k", [[1], [1, 2]], to="/job:local/task:0", step=0)
 
@@ -130,7 +150,9 @@ def test_duplicates_are_refused_here_and_there(host: str) -> None:
         assert str(received.value) == GOLDEN["received twice"]
 
 
-def test_two_tasks_with_different_clusters_both_say_so(host: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_tasks_with_different_clusters_both_say_so(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with (
         Server(cluster_at(host, ps=1, worker=2), "ps", 0),
         Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker,
@@ -138,11 +160,14 @@ def test_two_tasks_with_different_clusters_both_say_so(host: str, caplog: pytest
     ):
         worker.recv("k", source=PS0, step=0)
     assert _without_fingerprints(str(raised.value)) == GOLDEN["cluster mismatch"]
-    told = [record.getMessage() for record in caplog.records if record.name == "prpc"]  # a stall of the engine is told, too
+    # a stall of the engine is told, too
+    told = [record.getMessage() for record in caplog.records if record.name == "prpc"]
     assert list(map(_without_fingerprints, told)) == [GOLDEN["cluster mismatch, there"]]
 
 
-def test_two_tasks_that_find_data_by_different_rules_say_so(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_tasks_that_find_data_by_different_rules_say_so(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
     with Server(cluster, "ps", 0):
         monkeypatch.setenv("PRPC_DATA_PORT_OFFSET", "1000")
@@ -174,11 +199,18 @@ def test_before_start_and_after_stop(host: str) -> None:
 
 
 def test_tf_config_says_who_one_is(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"cluster": {**cluster_at(host, worker=2), "chief": [f"{host}:2230"]}, "task": {"type": "worker", "index": 1}}
+    config = {
+        "cluster": {**cluster_at(host, worker=2), "chief": [f"{host}:2230"]},
+        "task": {"type": "worker", "index": 1},
+    }
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
     with Server(protocol="grpc++") as server:
         facts = server.server_def
-        assert (facts.job_name, facts.task_index, facts.cluster.num_tasks("worker")) == ("worker", 1, 2)
+        assert (facts.job_name, facts.task_index, facts.cluster.num_tasks("worker")) == (
+            "worker",
+            1,
+            2,
+        )
         assert server.target == f"prpc://{host}:2223"
         assert not server.join(timeout_s=0.0)
 

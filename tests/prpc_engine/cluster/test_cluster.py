@@ -1,4 +1,6 @@
-"""Tasks that are real processes: they find each other by each of the three rules, and none waits for one that is gone."""
+"""Tasks that are real processes: they find each other by each of the three rules, and none waits
+for one that is gone.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, Server, ServerConfig, empty
-from prpc_engine.cluster import Duplicate, Receipt, StepAborted, TaskLost, TaskRestarted, TaskUnreachable
+from prpc_engine.cluster import (
+    Duplicate,
+    Receipt,
+    StepAborted,
+    TaskLost,
+    TaskRestarted,
+    TaskUnreachable,
+)
 from prpc_engine.cluster.endpoint import Endpoint
 from prpc_engine.cluster.link import Errand, Link
 from prpc_engine.errors import AuthenticationFailed, Cancelled, Closed, DeadlineExceeded
@@ -22,7 +31,9 @@ from prpc_engine.rpc.peer import Peer
 from tests.prpc_engine.cluster.tasks import TaskProcess, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
-PS0, PS1, WORKER0, WORKER1 = (f"/job:{job}/task:{index}" for job in ("ps", "worker") for index in (0, 1))
+PS0, PS1, WORKER0, WORKER1 = (
+    f"/job:{job}/task:{index}" for job in ("ps", "worker") for index in (0, 1)
+)
 
 
 @pytest.fixture
@@ -31,7 +42,9 @@ def host(seed: int) -> str:
 
 
 @pytest.mark.parametrize("rule", ["file", "offset", "exchange"])
-def test_two_ps_and_two_workers_exchange_tensors(rule: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ps_and_two_workers_exchange_tensors(
+    rule: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = cluster_at(host, ps=2, worker=2)
     for name, value in (environment := rule_environment(rule, cluster, tmp_path)).items():
         monkeypatch.setenv(name, value)
@@ -44,8 +57,14 @@ def test_two_ps_and_two_workers_exchange_tensors(rule: str, host: str, tmp_path:
         for number, ps in enumerate((ps0, ps1)):
             ps.do("send", key="weights", value=[number, 1], to=WORKER0, step=1)
             ps.do("send", key="weights", value=[number, 2], to=WORKER1, step=1)
-        assert [worker0.recv("weights", source=ps, step=1).tolist() for ps in (PS0, PS1)] == [[0, 1], [1, 1]]  # type: ignore[union-attr]
-        assert [worker1.do("recv", key="weights", source=ps, step=1) for ps in (PS0, PS1)] == [[0, 2], [1, 2]]
+        assert [worker0.recv("weights", source=ps, step=1).tolist() for ps in (PS0, PS1)] == [
+            [0, 1],
+            [1, 1],
+        ]  # type: ignore[union-attr]
+        assert [worker1.do("recv", key="weights", source=ps, step=1) for ps in (PS0, PS1)] == [
+            [0, 2],
+            [1, 2],
+        ]
         ps1.begin("recv", key="gradient", source=WORKER0, step=1)  # before it is sent
         wait_until(lambda: worker0.statistics().waiting == 1)
         worker0.send("gradient", np.arange(3), to=PS1, step=1)
@@ -59,7 +78,10 @@ def test_two_ps_and_two_workers_exchange_tensors(rule: str, host: str, tmp_path:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_large_and_dead_tensors_arrive_as_they_were_sent(transport: str, host: str) -> None:
     cluster, config = cluster_at(host, ps=1, worker=1), ServerConfig(transports=[transport])
-    with Server(cluster, "ps", 0, config=config) as ps, Server(cluster, "worker", 0, config=config) as worker:
+    with (
+        Server(cluster, "ps", 0, config=config) as ps,
+        Server(cluster, "worker", 0, config=config) as worker,
+    ):
         ordinary, ours = np.arange(1 << 18, dtype=np.float64), empty((1 << 18,), np.int32)
         ours[...] = 7
         ps.send("ordinary", ordinary, to=WORKER0, step=0)
@@ -67,7 +89,9 @@ def test_large_and_dead_tensors_arrive_as_they_were_sent(transport: str, host: s
         ps.send("columns", np.arange(12).reshape(3, 4).T, to=WORKER0, step=0)
         ps.send("dead", None, to=WORKER0, step=0, is_dead=True)
         ordinary[...] = 0  # sent as it was
-        columns, dead, large, lent = worker.recv_many(["columns", "dead", "ordinary", "ours"], source=PS0, step=0)
+        columns, dead, large, lent = worker.recv_many(
+            ["columns", "dead", "ordinary", "ours"], source=PS0, step=0
+        )
         assert dead is None
         assert columns is not None
         assert columns.tolist() == np.arange(12).reshape(3, 4).T.tolist()
@@ -79,7 +103,10 @@ def test_large_and_dead_tensors_arrive_as_they_were_sent(transport: str, host: s
 
 def test_a_link_says_why_it_took_no_better_path(host: str) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
-    with Server(cluster, "ps", 0, config=ServerConfig(transports=["tcp"])) as ps, Server(cluster, "worker", 0) as worker:
+    with (
+        Server(cluster, "ps", 0, config=ServerConfig(transports=["tcp"])) as ps,
+        Server(cluster, "worker", 0) as worker,
+    ):
         ps.send("weights", np.zeros(1), to=WORKER0, step=0)
         worker.recv("weights", source=PS0, step=0)
         choice = worker.statistics().links[PS0].choice
@@ -112,7 +139,10 @@ def pair(host: str) -> Iterator[tuple[TaskProcess, Server]]:
     with TaskProcess(cluster, "ps", 0) as ps, Server(cluster, "worker", 0) as worker:
         ps.do("send", key="first", value=1, to=WORKER0, step=0)
         assert worker.recv("first", source=PS0, step=0) == 1
-        wait_until(lambda: worker._links[0]._waiting is None, "the end of connecting: what is asked now leaves at once")
+        wait_until(
+            lambda: worker._links[0]._waiting is None,
+            "the end of connecting: what is asked now leaves at once",
+        )
         yield ps, worker
 
 
@@ -137,10 +167,13 @@ def test_what_a_killed_worker_waited_for_is_there_for_the_next_one(host: str) ->
         with TaskProcess(cluster, "worker", 0) as again:
             ps.send("weights", np.array(1), to=WORKER0, step=1)
             assert again.do("recv", key="weights", source=PS0, step=1) == 1
-            assert again.do("recv", key="weights", source=PS0, step=0)[0] == "TaskRestarted"  # the step knew the first one
+            # the step knew the first one
+            assert again.do("recv", key="weights", source=PS0, step=0)[0] == "TaskRestarted"
 
 
-def test_a_step_does_not_go_on_with_a_ps_that_was_started_again(pair: tuple[TaskProcess, Server], host: str) -> None:
+def test_a_step_does_not_go_on_with_a_ps_that_was_started_again(
+    pair: tuple[TaskProcess, Server], host: str
+) -> None:
     ps, worker = pair
     ps.kill()
     with TaskProcess(cluster_at(host, ps=1, worker=1), "ps", 0) as again:
@@ -173,14 +206,18 @@ def test_an_abort_ends_the_step_everywhere_and_no_other(pair: tuple[TaskProcess,
     ]
 
 
-def test_an_abort_names_who_could_not_be_told(pair: tuple[TaskProcess, Server], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_abort_names_who_could_not_be_told(
+    pair: tuple[TaskProcess, Server], caplog: pytest.LogCaptureFixture
+) -> None:
     ps, worker = pair
     ps.kill()
     assert worker.abort(1, "over") == (PS0,)
     assert f"{PS0} does not know that step 1 was aborted" in caplog.text
 
 
-def test_what_waits_in_a_step_that_is_cleaned_up_ends_and_its_number_is_free(pair: tuple[TaskProcess, Server]) -> None:
+def test_what_waits_in_a_step_that_is_cleaned_up_ends_and_its_number_is_free(
+    pair: tuple[TaskProcess, Server],
+) -> None:
     ps, worker = pair
     wait = worker.submit_recv("never", source=PS0, step=0)
     worker.cleanup(0)
@@ -191,7 +228,9 @@ def test_what_waits_in_a_step_that_is_cleaned_up_ends_and_its_number_is_free(pai
     assert worker.recv("first", source=PS0, step=0) == 2
 
 
-def test_a_tensor_that_nobody_took_in_time_is_there_for_the_next_one(pair: tuple[TaskProcess, Server]) -> None:
+def test_a_tensor_that_nobody_took_in_time_is_there_for_the_next_one(
+    pair: tuple[TaskProcess, Server],
+) -> None:
     ps, worker = pair
     with pytest.raises(DeadlineExceeded, match=f"'b' and 1 more of step 1 did not come from {PS0}"):
         worker.recv_many(["b", "c"], source=PS0, step=1, timeout_s=0.2)
@@ -206,19 +245,25 @@ def test_a_tensor_that_nobody_took_in_time_is_there_for_the_next_one(pair: tuple
     assert worker.recv("c", source=PS0, step=1) == 3
 
 
-def test_who_asks_again_after_its_deadline_is_no_duplicate(pair: tuple[TaskProcess, Server]) -> None:
+def test_who_asks_again_after_its_deadline_is_no_duplicate(
+    pair: tuple[TaskProcess, Server],
+) -> None:
     ps, worker = pair
     for _ in range(30):  # the source hears of the end of one only after the next one
         with pytest.raises(DeadlineExceeded):
             worker.recv("late", source=PS0, step=1, timeout_s=0.005)
     first, second = (worker.submit_recv("late", source=PS0, step=1) for _ in range(2))
-    with pytest.raises(Duplicate, match="'late' of step 1 was asked for again: a tensor is received once"):
+    with pytest.raises(
+        Duplicate, match="'late' of step 1 was asked for again: a tensor is received once"
+    ):
         first.result(PATIENCE_S)
     ps.do("send", key="late", value=1, to=WORKER0, step=1)
     assert second.result(PATIENCE_S) == 1
 
 
-def test_a_receive_waits_for_a_ps_that_is_not_up_and_says_so_once(host: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receive_waits_for_a_ps_that_is_not_up_and_says_so_once(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
     with Server(cluster, "worker", 0) as worker:
         wait = worker.submit_recv("first", source=PS0, step=0, timeout_s=600.0)
@@ -226,12 +271,18 @@ def test_a_receive_waits_for_a_ps_that_is_not_up_and_says_so_once(host: str, cap
         with TaskProcess(cluster, "ps", 0) as ps:
             ps.do("send", key="first", value=1, to=WORKER0, step=0)
             assert wait.result(PATIENCE_S) == 1
-    told = [record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "waiting for" in record.getMessage()
+    ]
     assert len(told) == 1
-    assert told[0].startswith(f"waiting for {PS0} at {host}:2222, for up to 120 s: {PS0} at {host}:2222 cannot be reached")
+    assert told[0].startswith(
+        f"waiting for {PS0} at {host}:2222, for up to 120 s: {PS0} at {host}:2222 cannot be reached"
+    )
 
 
-def test_a_service_at_the_address_of_a_task_is_named(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_at_the_address_of_a_task_is_named(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NETWORK_MAX_CONNECTION_TIMEOUT", "1")
     with (
         Master(f"{host}:2222"),
@@ -241,21 +292,28 @@ def test_a_service_at_the_address_of_a_task_is_named(host: str, monkeypatch: pyt
         worker.recv("first", source=PS0, step=0)
 
 
-def test_a_ps_that_does_not_come_up_is_named_after_the_connection_timeout(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ps_that_does_not_come_up_is_named_after_the_connection_timeout(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NETWORK_MAX_CONNECTION_TIMEOUT", "50")
     with (
         Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker,
-        pytest.raises(TaskUnreachable, match=rf"{PS0} at {host}:2222 does not answer .* which is 50 ms"),
+        pytest.raises(
+            TaskUnreachable, match=rf"{PS0} at {host}:2222 does not answer .* which is 50 ms"
+        ),
     ):
         worker.recv("first", source=PS0, step=0)
 
 
-def test_a_deadline_ends_a_wait_for_a_ps_that_is_not_up(host: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deadline_ends_a_wait_for_a_ps_that_is_not_up(
+    host: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
         worker.submit_recv("patient", source=PS0, step=0)
         wait_until(lambda: "waiting for" in caplog.text, "the first attempt")
         with pytest.raises(
-            DeadlineExceeded, match=rf"'first' of step 0 was not asked of {PS0} .*\(.*Connection refused\); start it"
+            DeadlineExceeded,
+            match=rf"'first' of step 0 was not asked of {PS0} .*\(.*Connection refused\); start it",
         ):
             worker.recv("first", source=PS0, step=0, timeout_s=0.2)
 
@@ -264,7 +322,9 @@ def test_a_task_with_another_secret_is_told_at_once(host: str) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
     with (
         Server(cluster, "ps", 0, config=ServerConfig(secret="the secret of one job")),
-        Server(cluster, "worker", 0, config=ServerConfig(secret="the secret of another job")) as worker,
+        Server(
+            cluster, "worker", 0, config=ServerConfig(secret="the secret of another job")
+        ) as worker,
         pytest.raises(AuthenticationFailed),
     ):
         worker.recv("first", source=PS0, step=0)
@@ -275,14 +335,19 @@ def test_stopping_ends_what_waits_here_and_there(host: str) -> None:
     with Server(cluster, "ps", 0) as ps, Server(cluster, "worker", 0) as worker:
         ps.send("first", np.zeros(1), to=WORKER0, step=0)
         worker.recv("first", source=PS0, step=0)
-        here, there = ps.submit_recv("a", source=WORKER0, step=0), worker.submit_recv("b", source=PS0, step=0)
+        here, there = (
+            ps.submit_recv("a", source=WORKER0, step=0),
+            worker.submit_recv("b", source=PS0, step=0),
+        )
         wait_until(lambda: ps.statistics().waiting == 1)
         ps.stop()
         assert isinstance(here.error(PATIENCE_S), Closed)
         assert isinstance(there.error(PATIENCE_S), TaskLost)
 
 
-def test_a_receive_that_begins_as_its_server_is_stopped_ends_with_closed(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receive_that_begins_as_its_server_is_stopped_ends_with_closed(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
         receive = worker._collector.receive
 
@@ -294,26 +359,37 @@ def test_a_receive_that_begins_as_its_server_is_stopped_ends_with_closed(host: s
         assert isinstance(worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), Closed)
 
 
-def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
         receive = worker._collector.receive
 
         def abort_first(*arguments: Any) -> Receipt:
-            assert worker.abort(0, "the loss is NaN") == (PS0,)  # it is not there, and does not know
+            # it is not there, and does not know
+            assert worker.abort(0, "the loss is NaN") == (PS0,)
             return receive(*arguments)
 
         monkeypatch.setattr(worker._collector, "receive", abort_first)
-        assert isinstance(worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), StepAborted)
+        assert isinstance(
+            worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), StepAborted
+        )
 
 
 def test_a_task_that_is_started_again_while_it_is_connected_to_is_not_taken_for_the_one_before(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, config, peer_at = cluster_at(host, ps=1, worker=1), ServerConfig(transports=["tcp"]), Node.peer_at
+    cluster, config, peer_at = (
+        cluster_at(host, ps=1, worker=1),
+        ServerConfig(transports=["tcp"]),
+        Node.peer_at,
+    )
     for name, value in rule_environment("offset", cluster, tmp_path).items():
         monkeypatch.setenv(name, value)
 
-    def start_again_first(node: Node, addresses: Sequence[str], timeout_s: float, what: str) -> Peer:
+    def start_again_first(
+        node: Node, addresses: Sequence[str], timeout_s: float, what: str
+    ) -> Peer:
         if what.startswith("data of"):
             monkeypatch.setattr(Node, "peer_at", peer_at)
             servers.pop().stop()
@@ -324,7 +400,9 @@ def test_a_task_that_is_started_again_while_it_is_connected_to_is_not_taken_for_
     monkeypatch.setattr(Node, "peer_at", start_again_first)
     with Server(cluster, "worker", 0, config=config) as worker:
         receipt = worker.submit_recv("a", source=PS0, step=0)
-        wait_until(lambda: worker.statistics().links[PS0].state == "up", "a connection to the second one")
+        wait_until(
+            lambda: worker.statistics().links[PS0].state == "up", "a connection to the second one"
+        )
         servers[0].send("a", np.ones(1), to=WORKER0, step=0)
         assert receipt.result(PATIENCE_S).tolist() == [1]
     servers.pop().stop()
@@ -368,7 +446,9 @@ def test_what_is_asked_of_a_task_as_it_is_lost_ends_with_task_lost(
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_link_is_up_before_its_first_answer_is_there(transport: str, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_up_before_its_first_answer_is_there(
+    transport: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster, config = cluster_at(host, ps=1, worker=1), ServerConfig(transports=[transport])
     go_on, send = threading.Event(), Link._send
 
@@ -376,7 +456,10 @@ def test_a_link_is_up_before_its_first_answer_is_there(transport: str, host: str
         send(link, errand, peer)
         assert go_on.wait(PATIENCE_S)
 
-    with Server(cluster, "ps", 0, config=config) as ps, Server(cluster, "worker", 0, config=config) as worker:
+    with (
+        Server(cluster, "ps", 0, config=config) as ps,
+        Server(cluster, "worker", 0, config=config) as worker,
+    ):
         ps.send("weights", np.zeros(1), to=WORKER0, step=0)
         monkeypatch.setattr(Link, "_send", send_and_rest)
         worker.recv("weights", source=PS0, step=0)

@@ -29,7 +29,11 @@ def cluster(seed: int) -> dict[str, list[str]]:
 @pytest.fixture
 def servers(cluster: dict[str, list[str]]) -> Iterator[tuple[Server, Server, Server]]:
     """Two ps and a worker that does not fuse by itself."""
-    with Server(cluster, "ps", 0) as ps0, Server(cluster, "ps", 1) as ps1, Server(cluster, "worker", 0) as worker:
+    with (
+        Server(cluster, "ps", 0) as ps0,
+        Server(cluster, "ps", 1) as ps1,
+        Server(cluster, "worker", 0) as worker,
+    ):
         yield ps0, ps1, worker
 
 
@@ -38,7 +42,9 @@ def send_all(ps: Server, step: int) -> None:
         ps.send(key, np.array(index), to=WORKER0, step=step)
 
 
-def test_fused_and_unfused_receives_give_the_same_tensors(servers: tuple[Server, Server, Server]) -> None:
+def test_fused_and_unfused_receives_give_the_same_tensors(
+    servers: tuple[Server, Server, Server],
+) -> None:
     ps, _, worker = servers
     for step in range(3):
         send_all(ps, step)
@@ -47,9 +53,17 @@ def test_fused_and_unfused_receives_give_the_same_tensors(servers: tuple[Server,
     together = worker.recv_many(KEYS, source=PS0, step=1)
     with worker.fuse(2):
         collected = [worker.submit_recv(key, source=PS0, step=2) for key in KEYS]
-    assert one_by_one == [int(one) for one in together] == [int(one.result(PATIENCE_S)) for one in collected]  # type: ignore[arg-type]
+    assert (
+        one_by_one
+        == [int(one) for one in together]
+        == [int(one.result(PATIENCE_S)) for one in collected]
+    )  # type: ignore[arg-type]
     statistics = worker.statistics()
-    assert (statistics.messages, statistics.tensors, statistics.fused) == (len(KEYS) + 2, 3 * len(KEYS), 2 * len(KEYS))
+    assert (statistics.messages, statistics.tensors, statistics.fused) == (
+        len(KEYS) + 2,
+        3 * len(KEYS),
+        2 * len(KEYS),
+    )
 
 
 def test_a_fused_request_waits_for_its_last_tensor(servers: tuple[Server, Server, Server]) -> None:
@@ -66,17 +80,25 @@ def test_with_tensor_fuse_the_first_wait_sends_one_request_to_each_source(
     cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRPC_TENSOR_FUSE", "1")
-    with Server(cluster, "ps", 0) as ps0, Server(cluster, "ps", 1) as ps1, Server(cluster, "worker", 0) as worker:
+    with (
+        Server(cluster, "ps", 0) as ps0,
+        Server(cluster, "ps", 1) as ps1,
+        Server(cluster, "worker", 0) as worker,
+    ):
         for ps in (ps0, ps1):
             send_all(ps, 0)
-        receipts = [worker.submit_recv(key, source=source, step=0) for key in KEYS for source in (PS0, PS1)]
+        receipts = [
+            worker.submit_recv(key, source=source, step=0) for key in KEYS for source in (PS0, PS1)
+        ]
         assert worker.statistics().messages == 0
         assert int(receipts[0].result(PATIENCE_S)) == 0
         assert worker.statistics().messages == 2
         assert [int(one.result(PATIENCE_S)) for one in receipts[::2]] == list(range(len(KEYS)))
 
 
-def test_config_wins_over_the_environment(cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_wins_over_the_environment(
+    cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PRPC_TENSOR_FUSE", "1")
     with Server(cluster, "worker", 0, config=ServerConfig(tensor_fuse=False)) as worker:
         worker.send("a", np.zeros(1), to=WORKER0, step=0)
@@ -92,7 +114,9 @@ def test_a_full_collection_leaves_by_itself(servers: tuple[Server, Server, Serve
         assert worker.statistics().messages == 1
 
 
-def test_what_was_collected_ends_with_its_step_and_with_the_server(servers: tuple[Server, Server, Server]) -> None:
+def test_what_was_collected_ends_with_its_step_and_with_the_server(
+    servers: tuple[Server, Server, Server],
+) -> None:
     _, _, worker = servers
     with worker.fuse(0), worker.fuse(1):
         aborted = worker.submit_recv("a", source=PS0, step=0)
@@ -106,18 +130,24 @@ def test_what_was_collected_ends_with_its_step_and_with_the_server(servers: tupl
 def test_whatever_a_fused_request_fails_with_all_of_its_receivers_hear_of_it() -> None:
     failed, driver = Future(), Driver(polling=False)
     try:
-        collector = FuseCollector(False, driver, threading.Lock(), lambda message: message.leave(lambda _: failed))
+        collector = FuseCollector(
+            False, driver, threading.Lock(), lambda message: message.leave(lambda _: failed)
+        )
         collector.open(0)
         receipts = [collector.receive(0, 0, key, 1.0) for key in "ab"]
         collector.close(0)
-        failed.set_error(RemoteError("a bug", type_name="KeyError", remote_message="a", remote_traceback=""))
+        failed.set_error(
+            RemoteError("a bug", type_name="KeyError", remote_message="a", remote_traceback="")
+        )
         assert [type(receipt.error(0.0)) for receipt in receipts] == [RemoteError, RemoteError]
         assert not collector.under_way
     finally:
         driver.close()
 
 
-def test_one_cancelled_receive_takes_nothing_from_the_others(servers: tuple[Server, Server, Server]) -> None:
+def test_one_cancelled_receive_takes_nothing_from_the_others(
+    servers: tuple[Server, Server, Server],
+) -> None:
     ps, _, worker = servers
     with worker.fuse(0):
         one, other = (worker.submit_recv(key, source=PS0, step=0) for key in "ab")

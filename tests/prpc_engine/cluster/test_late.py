@@ -1,4 +1,6 @@
-"""A tensor whose receiver's deadline passes in the middle of its transfer is received by whoever asks for it next."""
+"""A tensor whose receiver's deadline passes in the middle of its transfer is received by whoever
+asks for it next.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def tasks(request: pytest.FixtureRequest, seed: int) -> Iterator[tuple[Server, S
     """A ps, by itself or with a communication shard, and a worker that reaches it over tcp."""
     cluster, config = cluster_at(fresh_host(seed), ps=1, worker=1), ServerConfig(transports=["tcp"])
     of_ps = config if request.param == "alone" else ServerConfig(shards=1)
-    with Server(cluster, "ps", 0, config=of_ps) as ps, Server(cluster, "worker", 0, config=config) as worker:
-        worker.ask(PS0, "abort", "a word", lambda _: (1 << 40, "over"), PATIENCE_S).result()  # connected
+    with (
+        Server(cluster, "ps", 0, config=of_ps) as ps,
+        Server(cluster, "worker", 0, config=config) as worker,
+    ):
+        # connected
+        worker.ask(PS0, "abort", "a word", lambda _: (1 << 40, "over"), PATIENCE_S).result()
         yield ps, worker
 
 
@@ -72,13 +78,18 @@ def transfer(tasks: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> T
 VALUE = np.arange(1000, dtype=np.float64)  # travels within its message
 
 
-def test_a_tensor_on_its_way_at_the_deadline_is_received_by_the_next(tasks: tuple[Server, Server], transfer: Transfer) -> None:
+def test_a_tensor_on_its_way_at_the_deadline_is_received_by_the_next(
+    tasks: tuple[Server, Server], transfer: Transfer
+) -> None:
     ps, worker = tasks
     ps.send("large", VALUE, to=WORKER0, step=0)
     with pytest.raises(DeadlineExceeded, match="allow a larger timeout_s"):
         worker.recv("large", source=PS0, step=0, timeout_s=0.5)
     transfer.wait()
-    with pytest.raises(DeadlineExceeded, match=r"'large' of step 0, which was on its way from .*, has not come whole in time"):
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"'large' of step 0, which was on its way from .*, has not come whole in time",
+    ):
         worker.recv("large", source=PS0, step=0, timeout_s=0.05)
     again = worker.submit_recv("large", source=PS0, step=0, timeout_s=PATIENCE_S)
     transfer.let_in()
@@ -88,7 +99,9 @@ def test_a_tensor_on_its_way_at_the_deadline_is_received_by_the_next(tasks: tupl
         worker.recv("large", source=PS0, step=0, timeout_s=PATIENCE_S)
 
 
-def test_a_tensor_that_came_too_late_is_kept_and_received_with_others(tasks: tuple[Server, Server], transfer: Transfer) -> None:
+def test_a_tensor_that_came_too_late_is_kept_and_received_with_others(
+    tasks: tuple[Server, Server], transfer: Transfer
+) -> None:
     ps, worker = tasks
     ps.send("large", VALUE, to=WORKER0, step=0)
     given_up = worker.submit_recv("large", source=PS0, step=0, timeout_s=PATIENCE_S)
@@ -125,12 +138,16 @@ def test_a_tensor_that_comes_after_the_end_of_its_step_is_dropped(
     with pytest.raises(StepAborted):
         waiting.result(PATIENCE_S)
     transfer.let_in()
-    wait_until(lambda: worker.statistics().late_bytes == VALUE.nbytes, "the tensor of the other step")
+    wait_until(
+        lambda: worker.statistics().late_bytes == VALUE.nbytes, "the tensor of the other step"
+    )
     worker.cleanup(1)
     assert worker.statistics().late_bytes == 0
 
 
-def test_a_deadline_before_the_tensor_is_sent_leaves_it_at_its_source(tasks: tuple[Server, Server]) -> None:
+def test_a_deadline_before_the_tensor_is_sent_leaves_it_at_its_source(
+    tasks: tuple[Server, Server],
+) -> None:
     ps, worker = tasks
     for number in range(20):
         with pytest.raises(DeadlineExceeded):
@@ -142,16 +159,22 @@ def test_a_deadline_before_the_tensor_is_sent_leaves_it_at_its_source(tasks: tup
     wait_until(lambda: not worker._late.steps, "the answers to those that were given up")
 
 
-def test_deadlines_at_any_moment_of_large_transfers_lose_nothing(tasks: tuple[Server, Server]) -> None:
+def test_deadlines_at_any_moment_of_large_transfers_lose_nothing(
+    tasks: tuple[Server, Server],
+) -> None:
     ps, worker = tasks
     large = np.arange(4 << 20, dtype=np.float64)  # 32 MiB: some 10 ms on the way
     for step in range(12):
-        sender = threading.Thread(target=lambda step=step: ps.send("large", large, to=WORKER0, step=step))
+        sender = threading.Thread(
+            target=lambda step=step: ps.send("large", large, to=WORKER0, step=step)
+        )
         sender.start()
         received = None
         for tenths in range(1000):
             with contextlib.suppress(DeadlineExceeded):
-                received = worker.recv("large", source=PS0, step=step, timeout_s=0.001 * (tenths % 10 + 1))
+                received = worker.recv(
+                    "large", source=PS0, step=step, timeout_s=0.001 * (tenths % 10 + 1)
+                )
                 break
         sender.join()
         np.testing.assert_array_equal(received, large)  # type: ignore[arg-type]
@@ -159,32 +182,47 @@ def test_deadlines_at_any_moment_of_large_transfers_lose_nothing(tasks: tuple[Se
             task.cleanup(step)
 
 
-def test_both_errors_say_that_a_tensor_was_lost_with_its_connection(tasks: tuple[Server, Server], transfer: Transfer) -> None:
+def test_both_errors_say_that_a_tensor_was_lost_with_its_connection(
+    tasks: tuple[Server, Server], transfer: Transfer
+) -> None:
     ps, worker = tasks
     ps.send("large", VALUE, to=WORKER0, step=0)
     waiting = worker.submit_recv("large", source=PS0, step=0, timeout_s=PATIENCE_S)
     transfer.wait()
     peer = worker._link(worker._names.number(PS0)).peer
     assert peer is not None
-    worker._at.driver.reactor.call_soon(lambda: peer.connection.close(PeerLostError("cut by a test")))
-    with pytest.raises(TaskLost, match="a tensor that was on its way is lost with the connection: begin another step"):
+    worker._at.driver.reactor.call_soon(
+        lambda: peer.connection.close(PeerLostError("cut by a test"))
+    )
+    with pytest.raises(
+        TaskLost,
+        match="a tensor that was on its way is lost with the connection: begin another step",
+    ):
         waiting.result(PATIENCE_S)
-    with pytest.raises(Duplicate, match="if it did not come there, as its connection was lost on the way, it is lost"):
+    with pytest.raises(
+        Duplicate,
+        match="if it did not come there, as its connection was lost on the way, it is lost",
+    ):
         worker.recv("large", source=PS0, step=0, timeout_s=PATIENCE_S)
 
 
-# -- what keeps them -----------------------------------------------------------------------------------------------------
+# -- what keeps them -------------------------------------------------------------------------------
 
 
 def keeper(bytes_max: int = 1000) -> Late:
     return Late(contextlib.nullcontext(), bytes_max)
 
 
-def test_what_there_is_no_room_for_is_lost_and_said_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_there_is_no_room_for_is_lost_and_said_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     there = keeper(bytes_max=2 * ONE.nbytes)
     for key in "abc":
         there.settle(there.expect(1, 0, [key]), [ONE])
-    assert "1 tensors of step 0 came after their deadline and are lost: 16 bytes of such tensors wait, 16 may" in caplog.text
+    assert (
+        "1 tensors of step 0 came after their deadline and are lost: "
+        "16 bytes of such tensors wait, 16 may" in caplog.text
+    )
     assert list(there.take(1, 0, ["a", "b", "c"])) == ["a", "b"]
     monkeypatch.setattr(late, "TENSORS_MAX", 1)
     there.keep(1, 0, {"dead": None})
@@ -232,7 +270,7 @@ def test_the_end_of_a_step_settles_what_is_waited_for_and_drops_what_is_kept() -
     assert there.steps == 0
 
 
-# -- who leaves a request behind -----------------------------------------------------------------------------------------
+# -- who leaves a request behind -------------------------------------------------------------------
 
 
 class Ends:
@@ -243,7 +281,11 @@ class Ends:
         self.table = CallTable()
         self.told: list[int] = []
         self.table.send_cancel = self.told.append
-        self.errand = Errand(straggle=lambda: self.settled.append, claims=[True], late=lambda one, error: one.set_error(error))
+        self.errand = Errand(
+            straggle=lambda: self.settled.append,
+            claims=[True],
+            late=lambda one, error: one.set_error(error),
+        )
         self.call = Call(table=self.table, call_id=1, client=self.errand)
         self.table.in_flight[1] = self.call
 
@@ -256,11 +298,18 @@ class Ends:
         self.table.end_late(lambda call: DeadlineExceeded("late"))
 
     def send(self) -> None:
-        self.errand.sent(self.call, lambda done: self.errand.set_result(done._outcome) if done.finished == 1 else None)
+        self.errand.sent(
+            self.call,
+            lambda done: self.errand.set_result(done._outcome) if done.finished == 1 else None,
+        )
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["cancel", "expire", "send"])), ids="-".join)
-def test_a_request_is_left_behind_once_in_whichever_order_its_end_and_its_sending_come(order: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "order", list(itertools.permutations(["cancel", "expire", "send"])), ids="-".join
+)
+def test_a_request_is_left_behind_once_in_whichever_order_its_end_and_its_sending_come(
+    order: tuple[str, ...],
+) -> None:
     ends = Ends()
     for what in order:
         getattr(ends, what)()

@@ -17,7 +17,9 @@ from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
-def test_a_request_that_comes_as_nobody_waits_any_more_begins_anew(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_comes_as_nobody_waits_any_more_begins_anew(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     late: list[Receipt] = []
     goes_on = Link._goes_on
@@ -53,14 +55,18 @@ def test_who_is_asked_gives_up_at_the_askers_deadline_though_its_own_comes_later
 
         def waits_there_in_vain() -> bool:
             with pytest.raises(DeadlineExceeded):
-                worker.ask("/job:ps/task:0", "hold", "nothing", lambda _: (), 0.3).result(PATIENCE_S)
+                worker.ask("/job:ps/task:0", "hold", "nothing", lambda _: (), 0.3).result(
+                    PATIENCE_S
+                )
             return bool(held)
 
         wait_until(waits_there_in_vain, "a request that gets there in time")
         wait_until(held[0].done, "its end")
 
 
-def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_room(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -72,7 +78,9 @@ def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(seed
                 worker.recv("late", source="/job:ps/task:0", step=0)
         assert worker.statistics().links["/job:ps/task:0"].state == "down"
         ps.send("late", np.ones(3), to="/job:worker/task:0", step=0)
-        assert worker.recv("late", source="/job:ps/task:0", step=0, timeout_s=PATIENCE_S).tolist() == [1, 1, 1]
+        assert worker.recv(
+            "late", source="/job:ps/task:0", step=0, timeout_s=PATIENCE_S
+        ).tolist() == [1, 1, 1]
 
 
 def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(
@@ -88,7 +96,10 @@ def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(
         send(link, *request)
 
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
-    with Server(cluster, "ps", 0, methods={"who": lambda: "ps"}), Server(cluster, "worker", 0) as worker:
+    with (
+        Server(cluster, "ps", 0, methods={"who": lambda: "ps"}),
+        Server(cluster, "worker", 0) as worker,
+    ):
         assert asked_of_ps().result(PATIENCE_S) == "ps"
         monkeypatch.setattr(Link, "_send", late)
         with pytest.raises(Closed):

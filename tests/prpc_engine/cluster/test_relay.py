@@ -1,4 +1,6 @@
-"""Communication shards: answers over tcp that leave another process than the one that sends the tensors."""
+"""Communication shards: answers over tcp that leave another process than the one that sends the
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,14 @@ def tasks(host: str) -> Iterator[tuple[Server, Server]]:
         yield ps, worker
 
 
-def test_a_script_that_its_shards_run_again_is_told_what_to_change(host: str, tmp_path: Path) -> None:
+def test_a_script_that_its_shards_run_again_is_told_what_to_change(
+    host: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import prpc_engine as p\nwith p.Server({{'ps': ['{host}:1']}}, config=p.ServerConfig(shards=1)): pass\n")
+    script.write_text(
+        f"import prpc_engine as p\nwith p.Server({{'ps': ['{host}:1']}}, "
+        "config=p.ServerConfig(shards=1)): pass\n"
+    )
     ran = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -57,7 +64,10 @@ def test_a_script_that_its_shards_run_again_is_told_what_to_change(host: str, tm
         check=False,
     )
     assert ran.returncode == 1
-    assert 'a shard of it imports the script: make the Server under `if __name__ == "__main__":`' in ran.stderr
+    assert (
+        'a shard of it imports the script: make the Server under `if __name__ == "__main__":`'
+        in ran.stderr
+    )
     assert "port is taken" not in ran.stderr
 
 
@@ -70,7 +80,8 @@ def test_tensors_and_errors_come_through_a_shard(tasks: tuple[Server, Server]) -
     np.testing.assert_array_equal(received, large)  # type: ignore[arg-type]
     assert dead is None
     assert worker.statistics().links[PS0].transport == "tcp"
-    assert all(peer.connection.transport == "shm" for peer in ps._at.data.peers() if not peer.lost)  # they are the shards
+    # they are the shards
+    assert all(peer.connection.transport == "shm" for peer in ps._at.data.peers() if not peer.lost)
     with pytest.raises(Duplicate, match="'dead' of step 0 was sent to its receiver before"):
         worker.recv("dead", source=PS0, step=0)
     wait = worker.submit_recv("never", source=PS0, step=0)
@@ -79,7 +90,9 @@ def test_tensors_and_errors_come_through_a_shard(tasks: tuple[Server, Server]) -
     assert isinstance(wait.error(PATIENCE_S), StepAborted)
 
 
-def test_who_gives_up_or_goes_away_behind_a_shard_leaves_its_tensors_there(tasks: tuple[Server, Server]) -> None:
+def test_who_gives_up_or_goes_away_behind_a_shard_leaves_its_tensors_there(
+    tasks: tuple[Server, Server],
+) -> None:
     ps, worker = tasks
     with pytest.raises(DeadlineExceeded):
         worker.recv("late", source=PS0, step=0, timeout_s=0.05)
@@ -107,7 +120,9 @@ def askers_remembered() -> int:
     return len(relay._relay._under_way)
 
 
-def test_each_shard_is_in_the_metrics_of_its_task_and_so_is_what_all_answered(tasks: tuple[Server, Server]) -> None:
+def test_each_shard_is_in_the_metrics_of_its_task_and_so_is_what_all_answered(
+    tasks: tuple[Server, Server],
+) -> None:
     ps, worker = tasks
     registry = CollectorRegistry()
     metrics.register(ps, registry)
@@ -117,11 +132,20 @@ def test_each_shard_is_in_the_metrics_of_its_task_and_so_is_what_all_answered(ta
     read = registry.get_sample_value
 
     def served() -> list[float | None]:
-        return [read("prpc_server_requests_total", {"service": "data", "server_id": one, "shard": one}) for one in ("0", "1")]
+        return [
+            read("prpc_server_requests_total", {"service": "data", "server_id": one, "shard": one})
+            for one in ("0", "1")
+        ]
 
     # A shard that is late with its figures has none in a scrape.
-    wait_until(lambda: served() in ([0, 3], [3, 0]), "the figures of both shards, one of which the worker is connected to")
-    wait_until(lambda: [read("prpc_shard_up", {"shard": one}) for one in ("0", "1")] == [1, 1], "both shards up")
+    wait_until(
+        lambda: served() in ([0, 3], [3, 0]),
+        "the figures of both shards, one of which the worker is connected to",
+    )
+    wait_until(
+        lambda: [read("prpc_shard_up", {"shard": one}) for one in ("0", "1")] == [1, 1],
+        "both shards up",
+    )
     assert read("prpc_task_answers_total", {"task": PS0}) == 3
     ps.stop()
     assert list(registry.collect()) == []
@@ -152,7 +176,9 @@ def test_four_tasks_at_one_data_port_are_spread_evenly(
         assert ps.statistics().shards == 2
 
 
-def test_whatever_else_a_task_may_ask_comes_through_a_shard_too_and_so_do_its_errors(host: str) -> None:
+def test_whatever_else_a_task_may_ask_comes_through_a_shard_too_and_so_do_its_errors(
+    host: str,
+) -> None:
     def check(number: int) -> int:
         if number:
             raise LookupError(f"no {number} here")
@@ -163,7 +189,9 @@ def test_whatever_else_a_task_may_ask_comes_through_a_shard_too_and_so_do_its_er
         Server(cluster, "ps", 0, config=ServerConfig(shards=1), methods={"check": check}),
         Server(cluster, "worker", 0, config=ServerConfig(transports=["tcp"])) as worker,
     ):
-        assert worker.ask(PS0, "check", "a check", lambda _: (0,), PATIENCE_S).result() == os.getpid()
+        assert (
+            worker.ask(PS0, "check", "a check", lambda _: (0,), PATIENCE_S).result() == os.getpid()
+        )
         with pytest.raises(RemoteError, match="raised LookupError: no 7 here") as caught:
             worker.ask(PS0, "check", "a check", lambda _: (7,), PATIENCE_S).result()
         assert caught.value.type_name == "LookupError"
@@ -185,7 +213,9 @@ def test_with_tls_the_lanes_of_a_task_meet_at_one_shard(host: str, tmp_path: Pat
         assert sorted(ps.statistics().shard_connections) == [0, 1]
 
 
-def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(tasks: tuple[Server, Server]) -> None:
+def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(
+    tasks: tuple[Server, Server],
+) -> None:
     ps, worker = tasks
     wait = worker.submit_recv("first", source=PS0, step=0)
     wait_until(lambda: ps.statistics().waiting == 1)
@@ -196,8 +226,12 @@ def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(tasks: tu
         wait.result(PATIENCE_S)
     wait_until(lambda: ps.statistics().waiting == 0)  # whoever asks again is no duplicate
     ps.send("first", np.array(1), to=WORKER0, step=0)
-    assert worker.recv("first", source=PS0, step=0) == 1  # by whichever shard, or the application, is there
-    wait_until(lambda: {shard.pid for shard in shards_of(ps)}.isdisjoint(shard.pid for shard in before), "two other shards")
+    # by whichever shard, or the application, is there
+    assert worker.recv("first", source=PS0, step=0) == 1
+    wait_until(
+        lambda: {shard.pid for shard in shards_of(ps)}.isdisjoint(shard.pid for shard in before),
+        "two other shards",
+    )
     wait_until(lambda: ps.statistics().shards == 2)
 
 
@@ -207,7 +241,11 @@ def test_a_shard_that_stays_down_is_told_of_once_and_others_answer_in_its_place(
     monkeypatch.setattr(relay, "RESTART", RestartPolicy("never"))
 
     def lines() -> list[str]:
-        return [one.getMessage() for one in caplog.records if one.name == "prpc" and "stays down: " in one.getMessage()]
+        return [
+            one.getMessage()
+            for one in caplog.records
+            if one.name == "prpc" and "stays down: " in one.getMessage()
+        ]
 
     cluster = cluster_at(host, ps=1, worker=1)
     with (
@@ -223,7 +261,10 @@ def test_a_shard_that_stays_down_is_told_of_once_and_others_answer_in_its_place(
         wait_until(lambda: len(lines()) == 2, "a line for each")
         first, last = lines()
         assert all(line.startswith(f"{PS0}: communication shard ") for line in (first, last))
-        assert re.search(r"and shard [01] answers in its place \(shard [01] .* killed by SIGKILL; it stays down", first)
+        assert re.search(
+            r"and shard [01] answers in its place \(shard [01] .* killed by SIGKILL; it stays down",
+            first,
+        )
         assert "and the task's own process answers in its place" in last
         ps.send("first", np.array(1), to=WORKER0, step=9)
         assert worker.recv("first", source=PS0, step=9) == 1
@@ -245,7 +286,8 @@ def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(ho
         wait_until(lambda: any(wait.done() for wait in waits))
         lost, kept = (0, 1) if waits[0].done() else (1, 0)
         assert isinstance(waits[lost].error(PATIENCE_S), TaskLost)
-        wait_until(lambda: ps.statistics().shard_connections == (1, 0))  # the one that lives, and the new one
+        # the one that lives, and the new one
+        wait_until(lambda: ps.statistics().shard_connections == (1, 0))
         wait_until(lambda: ps.statistics().waiting == 1)  # the dead one asks for nothing any more
         tasks = (WORKER0, WORKER1)
         for task in tasks:
@@ -255,7 +297,9 @@ def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(ho
         assert ps.statistics().shard_connections == (1, 1)
 
 
-def test_shards_are_bound_to_cores_that_no_other_task_takes(host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_bound_to_cores_that_no_other_task_takes(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
     monkeypatch.setattr(cores, "locks_folder", lambda: tmp_path)
     with Server(cluster_at(host, ps=1, worker=1), "ps", 0, config=ServerConfig(shards=1)) as ps:
@@ -300,6 +344,11 @@ def test_where_shards_cannot_be_the_task_answers_itself(
     monkeypatch.setenv("NETWORK_PS_CORE_NUMBER", "1000")
     with Server(cluster, "ps", 0) as ps:
         assert ps.statistics().shards == 0
-    assert "usable cores are not one for each, and one for the application; its own process answers" in caplog.text
-    with pytest.raises(ConfigError, match="they need shared memory and tcp, and transports are tcp"):
+    assert (
+        "usable cores are not one for each, and one for the application; its own process answers"
+        in caplog.text
+    )
+    with pytest.raises(
+        ConfigError, match="they need shared memory and tcp, and transports are tcp"
+    ):
         Server(cluster, "ps", 0, config=ServerConfig(shards=1, transports=["tcp"]))

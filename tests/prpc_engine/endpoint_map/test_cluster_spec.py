@@ -1,4 +1,6 @@
-"""ClusterSpec has TensorFlow's face; what is wrong with a cluster or TF_CONFIG is named with what is allowed."""
+"""ClusterSpec has TensorFlow's face; what is wrong with a cluster or TF_CONFIG is named with what
+is allowed.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_it_goes_to_another_process_whole() -> None:
 
 
 def test_flags_become_a_cluster() -> None:
-    assert ClusterSpec.from_hosts(ps="a:1, b:1", worker="c:1", chief="") == ClusterSpec({"ps": ["a:1", "b:1"], "worker": ["c:1"]})
+    assert ClusterSpec.from_hosts(ps="a:1, b:1", worker="c:1", chief="") == ClusterSpec(
+        {"ps": ["a:1", "b:1"], "worker": ["c:1"]}
+    )
 
 
 BAD: dict[str, Any] = {
@@ -98,7 +102,9 @@ def test_a_bad_cluster_is_named_with_what_is_allowed(case: str) -> None:
 
 @pytest.mark.parametrize("method", ["num_tasks", "task_indices", "job_tasks"])
 def test_a_job_that_is_not_there_is_named_with_those_that_are(method: str) -> None:
-    with pytest.raises(ConfigError, match="no job 'evaluator' in the cluster: there are ps, worker"):
+    with pytest.raises(
+        ConfigError, match="no job 'evaluator' in the cluster: there are ps, worker"
+    ):
         getattr(ClusterSpec(JOBS), method)("evaluator")
 
 
@@ -128,13 +134,22 @@ CLUSTER = {"chief": ["c:1"], "ps": ["p:1"], "worker": {"0": "w0:1", "2": "w2:1"}
     ],
 )
 def test_tf_config_says_who_is_there_and_who_this_is(task: dict[str, Any], expected: Task) -> None:
-    config = parse_tf_config(json.dumps({"cluster": CLUSTER, "task": task, "environment": "cloud", "job": {"x": 1}}))
-    assert config.cluster.as_dict() == {"chief": ["c:1"], "ps": ["p:1"], "worker": {0: "w0:1", 2: "w2:1"}}
+    config = parse_tf_config(
+        json.dumps({"cluster": CLUSTER, "task": task, "environment": "cloud", "job": {"x": 1}})
+    )
+    assert config.cluster.as_dict() == {
+        "chief": ["c:1"],
+        "ps": ["p:1"],
+        "worker": {0: "w0:1", 2: "w2:1"},
+    }
     assert config.task == expected
 
 
 def test_a_master_is_a_chief_and_an_evaluator_may_have_an_address() -> None:
-    config = parse_tf_config('{"cluster": {"master": ["m:1"], "evaluator": ["e:1"]}, "task": {"type": "evaluator", "index": 0}}')
+    config = parse_tf_config(
+        '{"cluster": {"master": ["m:1"], "evaluator": ["e:1"]}, "task": {"type": "evaluator", '
+        '"index": 0}}'
+    )
     assert config.cluster.jobs == ["master", "evaluator"]
 
 
@@ -163,7 +178,9 @@ BAD_TEXTS = {
     "index is not there": '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 1}}',
     "negative index": '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": -1}}',
     "index is bool": '{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": true}}',
-    "evaluator not in its job": '{"cluster": {"evaluator": ["a:1"]}, "task": {"type": "evaluator", "index": 1}}',
+    "evaluator not in its job": (
+        '{"cluster": {"evaluator": ["a:1"]}, "task": {"type": "evaluator", "index": 1}}'
+    ),
 }
 
 
@@ -173,7 +190,8 @@ def test_a_bad_tf_config_is_named_with_what_is_allowed(case: str) -> None:
         parse_tf_config(BAD_TEXTS[case])
     said = str(caught.value)
     assert said.startswith("TF_CONFIG")
-    assert said == golden_lines("tf_config_errors.txt")[case] or case in ("no JSON", "huge number")  # Python's own words, then
+    # Python's own words, then
+    assert said == golden_lines("tf_config_errors.txt")[case] or case in ("no JSON", "huge number")
 
 
 def test_nesting_without_end_is_refused() -> None:

@@ -48,14 +48,38 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 MADE: dict[str, tuple[list[str], dict[str, str]]] = {
     "make_tf_config.txt": ([], {"TF_CONFIG": TF_CONFIG}),
-    "make_host_flags.txt": (["--ps_hosts", "ps0:2222,ps1:2222", "--worker-hosts", "10.0.0.1:2222", "--port-offset", "1111"], {}),
+    "make_host_flags.txt": (
+        [
+            "--ps_hosts",
+            "ps0:2222,ps1:2222",
+            "--worker-hosts",
+            "10.0.0.1:2222",
+            "--port-offset",
+            "1111",
+        ],
+        {},
+    ),
     "make_slurm.txt": (["--slurm"], SLURM),
-    "make_hosts.txt": (["--hosts", "a,b[1-2]", "--tasks-per-node", "2", "--base-port", "5000", "--port-offset", "-100"], {}),
+    "make_hosts.txt": (
+        [
+            "--hosts",
+            "a,b[1-2]",
+            "--tasks-per-node",
+            "2",
+            "--base-port",
+            "5000",
+            "--port-offset",
+            "-100",
+        ],
+        {},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_map_is_made(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_map_is_made(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, environ = MADE[name]
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
@@ -101,7 +125,9 @@ BAD_MAKE: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("case", BAD_MAKE)
-def test_what_cannot_be_made_is_one_line(case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_made_is_one_line(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, environ = BAD_MAKE[case]
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
@@ -141,13 +167,21 @@ def test_check_says_who_answers(here: Path, listening: int, closed: int) -> None
     assert summary == f"{here}/.endpoint_map: 1 tasks, 2 addresses: 1 answer, 1 do not"
 
 
-def test_check_succeeds_when_all_answer(here: Path, listening: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_succeeds_when_all_answer(
+    here: Path, listening: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / ".endpoint_map").write_text(f"127.0.0.1:{listening}=localhost:{listening}\n")
     assert cli.main(["endpoint-map", "check"]) == cli.OK
-    assert capsys.readouterr().out.splitlines()[-1].endswith("1 tasks, 2 addresses: 2 answer, 0 do not")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("1 tasks, 2 addresses: 2 answer, 0 do not")
+    )
 
 
-def test_check_without_probing_looks_up_names(here: Path, closed: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_without_probing_looks_up_names(
+    here: Path, closed: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = here / ".endpoint_map"
     file.write_text(f"127.0.0.1:{closed}=127.0.0.2:{closed}\n")
     assert cli.main(["endpoint-map", "check", "--no-probe"]) == cli.OK
@@ -169,7 +203,9 @@ def test_check_holds_the_map_against_tf_config(
     assert not any("old:2" in line for line in lines[1:])
     file.write_text("old:1=old:2\n")
     assert cli.main(["endpoint-map", "check"]) == cli.WRONG_USAGE
-    assert capsys.readouterr().err.startswith(f"prpc: {file} has no line for ps 0 (127.0.0.1:{listening}): ")
+    assert capsys.readouterr().err.startswith(
+        f"prpc: {file} has no line for ps 0 (127.0.0.1:{listening}): "
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,20 +214,50 @@ def test_check_holds_the_map_against_tf_config(
         (
             [],
             None,
-            "/.endpoint_map is not there: `prpc endpoint-map make -o .endpoint_map` writes one, --dir names another folder",
+            "/.endpoint_map is not there: `prpc endpoint-map make -o .endpoint_map` writes one, "
+            "--dir names another folder",
         ),
-        (["--dir", "nowhere"], None, "/nowhere is no folder; the one that holds .endpoint_map is expected"),
-        (["--dir", "."], None, "/.endpoint_map is not there; make one with `prpc endpoint-map make`"),
-        ([], "h:1", "/.endpoint_map:1: 'h:1' is no entry: control host:port=data host:port expected, such as ps0:2222=ps0:3333"),
-        ([], "# none yet\n", "/.endpoint_map has no line for any task: control host:port=data host:port expected, "),
-        ([], "a:1=c:3\nb:2=c:3\n", "/.endpoint_map:2: data of entry 1 goes to c:3, and so does that of entry 0 ("),
-        ([], "a:1=b:2\nb:2=c:3\n", "/.endpoint_map:1: data of entry 0 goes to b:2, the control address of entry 1: "),
+        (
+            ["--dir", "nowhere"],
+            None,
+            "/nowhere is no folder; the one that holds .endpoint_map is expected",
+        ),
+        (
+            ["--dir", "."],
+            None,
+            "/.endpoint_map is not there; make one with `prpc endpoint-map make`",
+        ),
+        (
+            [],
+            "h:1",
+            "/.endpoint_map:1: 'h:1' is no entry: control host:port=data host:port expected, "
+            "such as ps0:2222=ps0:3333",
+        ),
+        (
+            [],
+            "# none yet\n",
+            "/.endpoint_map has no line for any task: control host:port=data host:port expected, ",
+        ),
+        (
+            [],
+            "a:1=c:3\nb:2=c:3\n",
+            "/.endpoint_map:2: data of entry 1 goes to c:3, and so does that of entry 0 (",
+        ),
+        (
+            [],
+            "a:1=b:2\nb:2=c:3\n",
+            "/.endpoint_map:1: data of entry 0 goes to b:2, the control address of entry 1: ",
+        ),
         (["--timeout", "0"], "", "--timeout=0: more than 0 and at most 60 seconds are allowed"),
         (["--timeout", "nan"], "", "--timeout=nan: more than 0 and at most 60 seconds are allowed"),
     ],
 )
 def test_what_cannot_be_checked_is_one_line(
-    arguments: list[str], text: str | None, said: str, here: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    text: str | None,
+    said: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if text is not None:
         (here / ".endpoint_map").write_text(text)
@@ -205,7 +271,9 @@ def test_a_tf_config_without_a_cluster_is_nothing_to_hold_a_map_against(
     (here / ".endpoint_map").write_text("a:1=a:2\n")
     monkeypatch.setenv("TF_CONFIG", "{}")
     assert cli.main(["endpoint-map", "check"]) == cli.WRONG_USAGE
-    assert capsys.readouterr().err.startswith("prpc: TF_CONFIG='{}' has no cluster to hold the map against: ")
+    assert capsys.readouterr().err.startswith(
+        "prpc: TF_CONFIG='{}' has no cluster to hold the map against: "
+    )
 
 
 # Probing
@@ -221,7 +289,9 @@ def test_a_host_that_swallows_everything_is_given_up() -> None:
                 each.connect_ex(place)
             assert select.select([full], [], [], PATIENCE_S)[0], "one of them waits to be accepted"
             address = Address(*place)
-            assert probe_all([address], 0.05, connect=True) == {address: ProbeAnswer(False, "127.0.0.1: no answer in 0.05 s")}
+            assert probe_all([address], 0.05, connect=True) == {
+                address: ProbeAnswer(False, "127.0.0.1: no answer in 0.05 s")
+            }
         finally:
             for each in filling:
                 each.close()
@@ -238,13 +308,18 @@ def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(probe, "RESOLVE_S_MAX", 0.01)
     monkeypatch.setattr(probe.socket, "getaddrinfo", hang)
     address = Address("a", 1)
-    assert probe_all([address], 0.01, connect=True) == {address: ProbeAnswer(False, "the resolver does not answer")}
+    assert probe_all([address], 0.01, connect=True) == {
+        address: ProbeAnswer(False, "the resolver does not answer")
+    }
     assert asked.wait(PATIENCE_S)  # else it would ask the real one, once this test is over
     release.set()
 
 
 def test_many_are_asked_at_a_time_and_told_in_order(listening: int) -> None:
-    addresses = [Address("127.0.0.1", listening), *(Address(f"127.0.1.{host}", listening) for host in range(1, 200))]
+    addresses = [
+        Address("127.0.0.1", listening),
+        *(Address(f"127.0.1.{host}", listening) for host in range(1, 200)),
+    ]
     answers = probe_all(addresses, 5.0, connect=True)
     assert list(answers) == addresses
     assert [answer.ok for answer in answers.values()] == [True] + [False] * 199

@@ -18,7 +18,9 @@ GOOD = "ps0:2222=ps0:3333\n10.0.0.1:2222=10.1.0.1:3333\n[fd00::1]:2222=[fd00::1]
 
 
 def parsed(text: str) -> list[str]:
-    return [f"{entry.control}={entry.data}" for entry in EndpointMap.parse(text, FILE).entries.values()]
+    return [
+        f"{entry.control}={entry.data}" for entry in EndpointMap.parse(text, FILE).entries.values()
+    ]
 
 
 # The grammar of GRPC++, and what is more
@@ -157,7 +159,11 @@ def test_an_offset_moves_each_port() -> None:
     ("offset", "said"),
     [
         (1, "port offset 1: data of worker 0 goes to h:2, the control address of worker 1"),
-        (65535, "port offset 65535: data of worker 0: h:1 moved by 65535 is port 65536: ports are 1 to 65535"),
+        (
+            65535,
+            "port offset 65535: data of worker 0: h:1 moved by 65535 is port 65536: "
+            "ports are 1 to 65535",
+        ),
         (-1, "port offset -1: data of worker 0: h:1 moved by -1 is port 0"),
     ],
 )
@@ -168,7 +174,10 @@ def test_an_offset_without_room_is_refused(offset: int, said: str) -> None:
 
 
 def test_a_port_that_is_not_known_cannot_be_moved() -> None:
-    with pytest.raises(ConfigError, match="port offset 5: data of local 0: localhost:0 moved by 5: port 0 is any free one"):
+    with pytest.raises(
+        ConfigError,
+        match="port offset 5: data of local 0: localhost:0 moved by 5: port 0 is any free one",
+    ):
         data_endpoints(ClusterSpec({"local": ["localhost:0"]}), None, 5)
 
 
@@ -178,7 +187,9 @@ def test_without_file_and_offset_the_tasks_tell_each_other() -> None:
 
 
 def test_a_file_and_an_offset_are_one_too_many() -> None:
-    with pytest.raises(ConfigError, match=rf"{FILE} and a port offset of 5: one of the two is allowed"):
+    with pytest.raises(
+        ConfigError, match=rf"{FILE} and a port offset of 5: one of the two is allowed"
+    ):
         data_endpoints(CLUSTER, EndpointMap.parse(GOOD, FILE), 5)
 
 
@@ -186,4 +197,6 @@ def test_what_is_written_has_the_keys_of_the_cluster_letter_by_letter() -> None:
     cluster = ClusterSpec({"ps": ["PS0.Example:2222"]})
     text = render(cluster, data_endpoints(cluster, None, 1).addresses)
     assert text == "PS0.Example:2222=ps0.example:2223\n"
-    assert data_endpoints(cluster, EndpointMap.parse(text, FILE)).addresses == {Task("ps", 0): Address("ps0.example", 2223)}
+    assert data_endpoints(cluster, EndpointMap.parse(text, FILE)).addresses == {
+        Task("ps", 0): Address("ps0.example", 2223)
+    }

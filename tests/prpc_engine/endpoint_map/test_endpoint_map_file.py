@@ -10,7 +10,11 @@ import pytest
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.cluster_spec import ClusterSpec
-from prpc_engine.settings.endpoint_map_file import FILE_BYTES_MAX, EndpointMapFile, load_data_endpoints
+from prpc_engine.settings.endpoint_map_file import (
+    FILE_BYTES_MAX,
+    EndpointMapFile,
+    load_data_endpoints,
+)
 from prpc_engine.settings.network import FoundValue
 
 CLUSTER = ClusterSpec({"worker": ["h:1"]})
@@ -46,7 +50,9 @@ def test_it_is_looked_for_in_the_working_directory_or_where_a_variable_says(here
     write(here, "here:2")
     assert found() == found(TF_SEASTAR_ENDPOINT_MAP_PATH="") == "file here:2"
     with pytest.raises(
-        ConfigError, match="PRPC_ENDPOINT_MAP='ours' and TF_SEASTAR_ENDPOINT_MAP_PATH='theirs': they are one setting"
+        ConfigError,
+        match="PRPC_ENDPOINT_MAP='ours' and TF_SEASTAR_ENDPOINT_MAP_PATH='theirs': "
+        "they are one setting",
     ):
         found(PRPC_ENDPOINT_MAP="ours", TF_SEASTAR_ENDPOINT_MAP_PATH="theirs")
 
@@ -54,22 +60,32 @@ def test_it_is_looked_for_in_the_working_directory_or_where_a_variable_says(here
 def test_an_offset_holds_where_there_is_no_file(here: Path) -> None:
     assert found(PRPC_DATA_PORT_OFFSET="5") == "offset h:6"
     file = write(here, "here:2")
-    with pytest.raises(ConfigError, match=f"^{file} and a port offset of 5: one of the two is allowed"):
+    with pytest.raises(
+        ConfigError, match=f"^{file} and a port offset of 5: one of the two is allowed"
+    ):
         found(PRPC_DATA_PORT_OFFSET="5")
 
 
 def test_a_file_that_was_asked_for_must_be_there(here: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^PRPC_ENDPOINT_MAP='.': {here}/.endpoint_map is not there; make one with"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^PRPC_ENDPOINT_MAP='.': {here}/.endpoint_map is not there; make one with",
+    ):
         found(PRPC_ENDPOINT_MAP=".")
     for named in ("nowhere", str(write(here, "here:2"))):
-        with pytest.raises(ConfigError, match=rf"^TF_SEASTAR_ENDPOINT_MAP_PATH='{named}': .* is no folder; the one that holds"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"^TF_SEASTAR_ENDPOINT_MAP_PATH='{named}': .* is no folder; the one that holds",
+        ):
             found(TF_SEASTAR_ENDPOINT_MAP_PATH=named)
 
 
 def test_what_cannot_be_read_is_named(here: Path) -> None:
     file = here / ".endpoint_map"
     file.symlink_to("elsewhere")
-    with pytest.raises(ConfigError, match=f"{file} cannot be read: it is a link to elsewhere, which is not there"):
+    with pytest.raises(
+        ConfigError, match=f"{file} cannot be read: it is a link to elsewhere, which is not there"
+    ):
         found()
     file.unlink()
     file.mkdir()
@@ -88,7 +104,9 @@ def test_what_cannot_be_read_is_named(here: Path) -> None:
         found()
 
 
-def test_a_link_to_nowhere_that_goes_as_it_is_read_is_none(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_to_nowhere_that_goes_as_it_is_read_is_none(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, readlink = here / ".endpoint_map", os.readlink
 
     def late(path: str) -> str:
@@ -121,7 +139,10 @@ def test_it_is_not_read_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ):
         file.write_text(text)
         with pytest.raises(
-            ConfigError, match=re.escape(f"hot reload refused: {file} {said} since this task started; the job goes")
+            ConfigError,
+            match=re.escape(
+                f"hot reload refused: {file} {said} since this task started; the job goes"
+            ),
         ):
             loaded.check_unchanged()
     file.unlink()

@@ -52,12 +52,48 @@ def test_defaults(job: str) -> None:
 
 # name of GRPC++, own name, setting, {text: value}, jobs that read it
 ROWS: list[tuple[str, str, str, dict[str, Any], set[str]]] = [
-    ("NETWORK_PS_CORE_NUMBER", "PRPC_PS_CORE_NUMBER", "cores", {"3": 3, " 12 ": 12, "+4": 4}, {"ps"}),
-    ("NETWORK_WORKER_CORE_NUMBER", "PRPC_WORKER_CORE_NUMBER", "cores", {"3": 3, "1": 1}, {"worker", "chief"}),
-    ("PS_ENABLE_POLLING", "PRPC_PS_ENABLE_POLLING", "polling", dict.fromkeys(ON, True), {"ps", "master", "evaluator"}),
-    ("WORKER_ENABLE_POLLING", "PRPC_WORKER_ENABLE_POLLING", "polling", dict.fromkeys(ON, True), {"worker", "chief"}),
-    ("PS_DISABLE_PIN_CORES", "PRPC_PS_DISABLE_PIN_CORES", "pin_cores", dict.fromkeys(OFF, True), {"ps", "master", "evaluator"}),
-    ("WORKER_DISABLE_PIN_CORES", "PRPC_WORKER_DISABLE_PIN_CORES", "pin_cores", dict.fromkeys(OFF, True), {"worker", "chief"}),
+    (
+        "NETWORK_PS_CORE_NUMBER",
+        "PRPC_PS_CORE_NUMBER",
+        "cores",
+        {"3": 3, " 12 ": 12, "+4": 4},
+        {"ps"},
+    ),
+    (
+        "NETWORK_WORKER_CORE_NUMBER",
+        "PRPC_WORKER_CORE_NUMBER",
+        "cores",
+        {"3": 3, "1": 1},
+        {"worker", "chief"},
+    ),
+    (
+        "PS_ENABLE_POLLING",
+        "PRPC_PS_ENABLE_POLLING",
+        "polling",
+        dict.fromkeys(ON, True),
+        {"ps", "master", "evaluator"},
+    ),
+    (
+        "WORKER_ENABLE_POLLING",
+        "PRPC_WORKER_ENABLE_POLLING",
+        "polling",
+        dict.fromkeys(ON, True),
+        {"worker", "chief"},
+    ),
+    (
+        "PS_DISABLE_PIN_CORES",
+        "PRPC_PS_DISABLE_PIN_CORES",
+        "pin_cores",
+        dict.fromkeys(OFF, True),
+        {"ps", "master", "evaluator"},
+    ),
+    (
+        "WORKER_DISABLE_PIN_CORES",
+        "PRPC_WORKER_DISABLE_PIN_CORES",
+        "pin_cores",
+        dict.fromkeys(OFF, True),
+        {"worker", "chief"},
+    ),
 ]
 ALL_JOBS = {"ps", "worker", "chief", "master", "evaluator"}
 ROWS += [
@@ -69,9 +105,19 @@ ROWS += [
             "connection_timeout_s",
             {"1500": 1.5, "86400000": 86400.0},
         ),
-        ("TF_SEASTAR_ENDPOINT_MAP_PATH", "PRPC_ENDPOINT_MAP", "endpoint_map_folder", {"/job": "/job", "a b": "a b"}),
+        (
+            "TF_SEASTAR_ENDPOINT_MAP_PATH",
+            "PRPC_ENDPOINT_MAP",
+            "endpoint_map_folder",
+            {"/job": "/job", "a b": "a b"},
+        ),
         ("TASK_INDEX", "PRPC_TASK_INDEX", "task_index", {"0": 0, "7": 7}),
-        ("TF_ENABLE_PS_GRAPH_FUSION", "PRPC_ENABLE_PS_GRAPH_FUSION", "ps_graph_fusion", dict.fromkeys(OFF, False)),
+        (
+            "TF_ENABLE_PS_GRAPH_FUSION",
+            "PRPC_ENABLE_PS_GRAPH_FUSION",
+            "ps_graph_fusion",
+            dict.fromkeys(OFF, False),
+        ),
         (
             "REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE",
             "PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE",
@@ -82,7 +128,11 @@ ROWS += [
 ]
 
 
-@pytest.mark.parametrize(("theirs", "ours", "setting", "values", "jobs"), ROWS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("theirs", "ours", "setting", "values", "jobs"),
+    ROWS,
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 def test_a_variable_holds_for_its_jobs_under_both_names(
     theirs: str, ours: str, setting: str, values: dict[str, Any], jobs: set[str]
 ) -> None:
@@ -90,11 +140,17 @@ def test_a_variable_holds_for_its_jobs_under_both_names(
         for text, value in values.items():
             for job in ALL_JOBS:
                 found = settings(job, **{name: text})
-                assert getattr(found, setting) == (value if job in jobs else getattr(settings(job), setting))
+                assert getattr(found, setting) == (
+                    value if job in jobs else getattr(settings(job), setting)
+                )
                 assert found.origins[setting].startswith(f"{name}={text!r}") == (job in jobs)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "setting", "values", "jobs"), ROWS, ids=lambda v: v if isinstance(v, str) else "")
+@pytest.mark.parametrize(
+    ("theirs", "ours", "setting", "values", "jobs"),
+    ROWS,
+    ids=lambda v: v if isinstance(v, str) else "",
+)
 def test_our_name_wins_and_the_two_must_agree(
     theirs: str, ours: str, setting: str, values: dict[str, Any], jobs: set[str]
 ) -> None:
@@ -102,7 +158,10 @@ def test_our_name_wins_and_the_two_must_agree(
     text = next(iter(values))
     assert settings(job, **{theirs: text, ours: text}).origins[setting].startswith(f"{ours}=")
     other = {"polling": "0", "pin_cores": "1", "ps_graph_fusion": "1"}.get(setting, "9")
-    with pytest.raises(ConfigError, match=f"{ours}=.* and {theirs}=.*: they are one setting; unset one, or set both alike"):
+    with pytest.raises(
+        ConfigError,
+        match=f"{ours}=.* and {theirs}=.*: they are one setting; unset one, or set both alike",
+    ):
         settings(job, **{theirs: text, ours: other})
 
 
@@ -114,13 +173,16 @@ def test_two_ways_to_say_the_same_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores"), [({}, 3), ({"NETWORK_PS_CORE_NUMBER": "8"}, 3), ({"NETWORK_PS_CORE_NUMBER": "2"}, 2)]
+    ("asked", "cores"),
+    [({}, 3), ({"NETWORK_PS_CORE_NUMBER": "8"}, 3), ({"NETWORK_PS_CORE_NUMBER": "2"}, 2)],
 )
 def test_there_are_at_most_as_many_cores_as_tasks(asked: dict[str, str], cores: int) -> None:
     cluster = ClusterSpec({"ps": ["p:1"], "worker": ["a:1", "b:1"]})
     found = NetworkSettings.for_task(cluster, "ps", asked)
     assert found.cores == cores
-    assert found.origins["cores"].endswith(f": min({asked.get('NETWORK_PS_CORE_NUMBER', 8)}, 3 tasks in the cluster)")
+    assert found.origins["cores"].endswith(
+        f": min({asked.get('NETWORK_PS_CORE_NUMBER', 8)}, 3 tasks in the cluster)"
+    )
 
 
 def test_there_is_at_least_one_core() -> None:
@@ -129,7 +191,9 @@ def test_there_is_at_least_one_core() -> None:
 
 def test_an_int64_is_cut_and_no_more_is_read() -> None:
     assert settings("ps", NETWORK_PS_CORE_NUMBER=str((1 << 63) - 1)).cores == 20
-    with pytest.raises(ConfigError, match="a whole number from 1 to 9223372036854775807 is allowed"):
+    with pytest.raises(
+        ConfigError, match="a whole number from 1 to 9223372036854775807 is allowed"
+    ):
         settings("ps", NETWORK_PS_CORE_NUMBER=str(1 << 63))
 
 
@@ -169,7 +233,9 @@ def test_a_bad_value_is_named_with_what_is_allowed(case: str) -> None:
 
 
 def test_what_other_jobs_read_may_be_anything() -> None:
-    assert settings("worker", NETWORK_PS_CORE_NUMBER="x", PS_ENABLE_POLLING="x", PS_DISABLE_PIN_CORES="x") == settings("worker")
+    assert settings(
+        "worker", NETWORK_PS_CORE_NUMBER="x", PS_ENABLE_POLLING="x", PS_DISABLE_PIN_CORES="x"
+    ) == settings("worker")
 
 
 @pytest.mark.parametrize("offset", [-1000, 1, 65535])
@@ -183,7 +249,9 @@ def test_a_variable_without_effect_is_told(name: str) -> None:
     assert found.cores == 8
     assert len(found.unread) == 1
     assert found.unread[0].startswith(f"{name}='16' has no effect, ")
-    assert found.unread[0].endswith(": there are NETWORK_PS_CORE_NUMBER and NETWORK_WORKER_CORE_NUMBER")
+    assert found.unread[0].endswith(
+        ": there are NETWORK_PS_CORE_NUMBER and NETWORK_WORKER_CORE_NUMBER"
+    )
 
 
 @pytest.mark.parametrize("text", [*ON, *OFF, "yes", "no", "", "2", "enabled"])

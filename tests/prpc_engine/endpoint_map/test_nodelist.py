@@ -48,18 +48,33 @@ def test_nodes_are_written_out_in_order(text: str, nodes: list[str]) -> None:
 def test_what_is_no_list_of_nodes_is_named(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expand_nodes(text)
-    assert str(caught.value) == f"{text!r} is no list of nodes: {said}; one such as node[01-03,7],other is expected"
+    assert (
+        str(caught.value)
+        == f"{text!r} is no list of nodes: {said}; one such as node[01-03,7],other is expected"
+    )
 
 
-@pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2])])
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", [4]), ("2(x3),1", [2, 2, 2, 1]), ("1,2", [1, 2])]
+)
 def test_counts_are_written_out(text: str, counts: list[int]) -> None:
     assert expand_counts(text) == counts
 
 
 @pytest.mark.parametrize(
-    ("text", "part"), [("", ""), ("0", "0"), ("2(x0)", "2(x0)"), ("2x3", "2x3"), ("1,-1", "-1"), ("1(x99999)", "1(x99999)")]
+    ("text", "part"),
+    [
+        ("", ""),
+        ("0", "0"),
+        ("2(x0)", "2(x0)"),
+        ("2x3", "2x3"),
+        ("1,-1", "-1"),
+        ("1(x99999)", "1(x99999)"),
+    ],
 )
 def test_what_is_no_count_is_named(text: str, part: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expand_counts(text)
-    assert str(caught.value).startswith(f"{text!r}: {part!r} is no count of tasks; counts such as 2(x3),1 are expected")
+    assert str(caught.value).startswith(
+        f"{text!r}: {part!r} is no count of tasks; counts such as 2(x3),1 are expected"
+    )

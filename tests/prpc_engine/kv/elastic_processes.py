@@ -1,4 +1,6 @@
-"""Servers and workers of elastic tables, each a process to be killed, and what is known of their pushes in the end."""
+"""Servers and workers of elastic tables, each a process to be killed, and what is known of their
+pushes in the end.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,23 @@ PUSH_TIMEOUT_S = 60.0
 
 
 def serve_elastic(
-    life: Life, master: str, settings: dict[str, Any], lease_s: float | None = None, cut_every_s: float = 0.0
+    life: Life,
+    master: str,
+    settings: dict[str, Any],
+    lease_s: float | None = None,
+    cut_every_s: float = 0.0,
 ) -> None:
-    """One server until SIGTERM; cut_every_s: about so often one of the connections to it or from it is cut."""
+    """One server until SIGTERM; cut_every_s: about so often one of the connections to it or from it
+    is cut.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     chance = random.Random(os.getpid())
     methods.HOLD_S_MAX = PATIENCE_S  # a busy machine may take longer from enter to cut
     with RpcService(master, lease_s=lease_s) as service, ElasticServer(service, **settings):
         life.done = 1
-        while cut_every_s and not signal.sigtimedwait({signal.SIGTERM}, chance.uniform(0.0, 2 * cut_every_s)):
+        while cut_every_s and not signal.sigtimedwait(
+            {signal.SIGTERM}, chance.uniform(0.0, 2 * cut_every_s)
+        ):
             service.in_reactor(lambda done: done.set_result(cut_one(service, chance)))
         if not cut_every_s:
             signal.sigwait({signal.SIGTERM})
@@ -49,7 +59,11 @@ def serve_elastic(
 
 def cut_one(service: RpcService, chance: random.Random) -> None:
     """Cut the connection of some peer, whoever it is. In the reactor's thread."""
-    peers = [peer for peer in service._node.peers() if not peer.lost and peer.connection.transport in ("shm", "tcp")]
+    peers = [
+        peer
+        for peer in service._node.peers()
+        if not peer.lost and peer.connection.transport in ("shm", "tcp")
+    ]
     if peers:
         cut_socket(chance.choice(peers))
 
@@ -98,22 +112,33 @@ class Watcher:
         return is_even and placement.is_settled and held == set(alive)
 
     def wait_whole(self, servers: int) -> None:
-        wait_until(lambda: self.is_whole(servers), f"{servers} servers with all partitions and copies")
+        wait_until(
+            lambda: self.is_whole(servers), f"{servers} servers with all partitions and copies"
+        )
 
 
 @contextmanager
 def elastic_world() -> Iterator[tuple[Master, Watcher]]:
-    with pytest.MonkeyPatch.context() as patched, Master() as master, RpcService(master.address) as service:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        Master() as master,
+        RpcService(master.address) as service,
+    ):
         patched.setattr(tree, "ASK_TIMEOUT_S", PATIENCE_S)  # who watches does not ask again
         yield master, Watcher(service)
 
 
 def check_ledger(worker: TableWorker, number: int, acknowledged: int) -> None:
-    """Each acknowledged push counted once on all its keys, the one after them once or not at all on each, and no other."""
+    """Each acknowledged push counted once on all its keys, the one after them once or not at all on
+    each, and no other.
+    """
     keys = np.concatenate([keys_of(number, push) for push in range(acknowledged + 2)])
     counts = worker.pull(TABLE, keys)[:, 0].reshape(-1, KEYS_A_PUSH)
     wrong = np.flatnonzero((counts[:acknowledged] != 1).any(axis=1))
-    assert not len(wrong), f"worker {number}: of {acknowledged} acknowledged pushes {wrong[:9]} count {counts[wrong[:9]]}"
+    assert not len(wrong), (
+        f"worker {number}: of {acknowledged} acknowledged pushes {wrong[:9]} count "
+        f"{counts[wrong[:9]]}"
+    )
     assert set(counts[acknowledged].tolist()) <= {0.0, 1.0}
     assert not counts[acknowledged + 1].any()
 

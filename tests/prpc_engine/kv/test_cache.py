@@ -54,11 +54,15 @@ def test_what_was_pulled_is_read_here_until_it_is_too_old(clock: ManualClock) ->
     assert not service.calls
     clock.advance(0.1)
     np.testing.assert_allclose(kv.pull("clicks", KEYS), before + 1)
-    assert statistics(kv) == CacheStatistics(rows=3, hits=2, misses=6, stale=3, evicted=0, age_s_mean=10.0, age_s_max=10.0)
+    assert statistics(kv) == CacheStatistics(
+        rows=3, hits=2, misses=6, stale=3, evicted=0, age_s_mean=10.0, age_s_max=10.0
+    )
     assert not other.cache_statistics()
 
 
-def test_statistics_are_told_while_another_thread_makes_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_told_while_another_thread_makes_a_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, kv, _ = make()
     look = RowCache.statistics
 
@@ -101,7 +105,8 @@ def test_an_answer_from_before_an_own_push_is_not_kept() -> None:
     late = kv.submit_pull("clicks", KEYS)
     push.result()
     np.testing.assert_array_equal(late.result(), kv.pull("clicks", KEYS))
-    assert statistics(kv).hits == 2 + 3 + 2  # the other two keys', and after the push's result the first is asked again
+    # the other two keys', and after the push's result the first is asked again
+    assert statistics(kv).hits == 2 + 3 + 2
 
 
 def test_a_push_that_failed_may_have_been_applied(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +205,10 @@ def test_a_cache_does_not_go_with_what_bounds_staleness_otherwise() -> None:
     with pytest.raises(ConfigError, match="older rows than monotonic allows"):
         monotonic.create_sparse("clicks", 2, ADD, START, cache=Cache(8, 1.0))
     with pytest.raises(ConfigError, match=r"older rows than Ssp.* allows"):
-        kv.create_sparse("paced", 2, ADD, cache=Cache(8, 1.0), consistency={"name": "ssp", "workers": 1, "bound": 0})
+        kv.create_sparse(
+            "paced",
+            2,
+            ADD,
+            cache=Cache(8, 1.0),
+            consistency={"name": "ssp", "workers": 1, "bound": 0},
+        )

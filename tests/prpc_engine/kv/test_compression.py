@@ -26,7 +26,9 @@ def taken(*parts: np.ndarray) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("made", EVERY, ids=str)
 @pytest.mark.parametrize("shape", [(1000,), (7, 13), (1,), ()])
-def test_what_comes_back_has_the_shape_and_few_bytes_went(made: Compressor, shape: tuple[int, ...]) -> None:
+def test_what_comes_back_has_the_shape_and_few_bytes_went(
+    made: Compressor, shape: tuple[int, ...]
+) -> None:
     grads = gradients(*shape)
     parts = made.encode(grads)
     back = made.decode(parts, shape)
@@ -41,7 +43,9 @@ def test_nothing_is_nothing(made: Compressor) -> None:
     assert made.decode(made.encode(gradients(0, 4)), (0, 4)).shape == (0, 4)
 
 
-@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50), st.integers(1, 9))
+@given(
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=50), st.integers(1, 9)
+)
 def test_int8_is_within_half_a_scale_of_each_block(values: list[float], block: int) -> None:
     grads = np.array(values, np.float32)
     back = Int8(block).decode(Int8(block).encode(grads), grads.shape)
@@ -57,18 +61,25 @@ def test_top_k_sends_the_greatest_and_no_others() -> None:
 
 
 def test_a_cast_is_the_nearest_value() -> None:
-    assert Cast().decode(Cast().encode(np.array([1 + 2**-7 + 2**-9], np.float32)), (1,)).tolist() == [1 + 2**-7]
+    assert Cast().decode(
+        Cast().encode(np.array([1 + 2**-7 + 2**-9], np.float32)), (1,)
+    ).tolist() == [1 + 2**-7]
 
 
 def test_a_cast_of_what_is_too_large_is_the_greatest_there_is_and_the_rest_follows() -> None:
     feedback = Feedback(Cast("float16"), (2,))
-    sent = [Cast("float16").decode(feedback.send(np.array(each, np.float32), taken), (2,)) for each in ([1e5, -1e9], [0, 0])]
+    sent = [
+        Cast("float16").decode(feedback.send(np.array(each, np.float32), taken), (2,))
+        for each in ([1e5, -1e9], [0, 0])
+    ]
     assert sent[0].tolist() == [65504, -65504]
     assert sent[1].tolist() == [34496, -65504]
     assert np.isfinite(Cast().encode(np.array([np.finfo(np.float32).max], np.float32))[0]).all()
 
 
-def test_a_gradient_that_could_not_be_sent_is_not_kept_for_the_next_and_what_was_left_before_is() -> None:
+def test_a_gradient_that_could_not_be_sent_is_not_kept_for_the_next_and_what_was_left_before_is() -> (
+    None
+):
     top = TopK(0.5)
     feedback = Feedback(top, (2,))
     assert top.decode(feedback.send(np.array([4, 1], np.float32), taken), (2,)).tolist() == [4, 0]
@@ -92,7 +103,10 @@ def test_what_was_left_goes_with_one_gradient_also_where_two_threads_send() -> N
         assert go_on.wait(PATIENCE_S)
         sent.append(top.decode(parts, (2,)))
 
-    threads = [threading.Thread(target=feedback.send, args=(np.array([0, 2], np.float32), rest)) for _ in "ab"]
+    threads = [
+        threading.Thread(target=feedback.send, args=(np.array([0, 2], np.float32), rest))
+        for _ in "ab"
+    ]
     threads[0].start()
     assert begun.wait(PATIENCE_S)
     threads[1].start()
@@ -104,7 +118,9 @@ def test_what_was_left_goes_with_one_gradient_also_where_two_threads_send() -> N
 
 @pytest.mark.parametrize("made", [Cast("float16"), Cast(), Int8(), TopK(0.5)], ids=str)
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_no_number_is_refused_and_spoils_no_later_gradient(made: Compressor, bad: float) -> None:
+def test_what_is_no_number_is_refused_and_spoils_no_later_gradient(
+    made: Compressor, bad: float
+) -> None:
     feedback = Feedback(made, (4,))
     with pytest.raises(BadArguments, match="hold infinity or NaN; finite numbers are allowed"):
         feedback.send(np.array([1, bad, 2, 3], np.float32), taken)
@@ -119,7 +135,8 @@ def test_with_feedback_nothing_is_lost_for_good(made: Compressor) -> None:
         grads = random.normal(size=40).astype(np.float32) + np.float32(0.3)
         pushed += grads
         arrived += made.decode(feedback.send(grads, taken), (40,))
-    np.testing.assert_allclose(arrived, pushed, atol=30)  # what is under way: some 20 gradients of an element with top_k
+    # what is under way: some 20 gradients of an element with top_k
+    np.testing.assert_allclose(arrived, pushed, atol=30)
     for _ in range(80):
         arrived += made.decode(feedback.send(np.zeros(40, np.float32), taken), (40,))
     np.testing.assert_allclose(arrived, pushed, atol=1e-3)
@@ -138,15 +155,29 @@ def test_top_k_with_feedback_learns_what_without_it_never_moves() -> None:
 @pytest.mark.parametrize(
     ("made", "parts", "said"),
     [
-        (Cast("float16"), (np.zeros(4, np.float32),), "'cast' are float32[4]; float16[2, 2] is allowed"),
+        (
+            Cast("float16"),
+            (np.zeros(4, np.float32),),
+            "'cast' are float32[4]; float16[2, 2] is allowed",
+        ),
         (Int8(4), (np.zeros(4, np.int8),), "'int8' are int8[4]; int8[4], float32[1] is allowed"),
-        (Int8(4), (np.zeros(4, np.int8), np.zeros(2, np.float32)), "int8[4], float32[2]; int8[4], float32[1] is allowed"),
-        (TopK(0.5), (np.array([0, 4], np.int32), np.zeros(2, np.float32)), "positions 0 to 4, of 4 elements"),
+        (
+            Int8(4),
+            (np.zeros(4, np.int8), np.zeros(2, np.float32)),
+            "int8[4], float32[2]; int8[4], float32[1] is allowed",
+        ),
+        (
+            TopK(0.5),
+            (np.array([0, 4], np.int32), np.zeros(2, np.float32)),
+            "positions 0 to 4, of 4 elements",
+        ),
         (TopK(0.5), (np.array([-1, 0], np.int32), np.zeros(2, np.float32)), "positions -1 to 0"),
         (TopK(0.5), (), "'top_k' are nothing; int32[2], float32[2] is allowed"),
     ],
 )
-def test_parts_that_cannot_have_been_encoded_are_refused(made: Compressor, parts: tuple[np.ndarray, ...], said: str) -> None:
+def test_parts_that_cannot_have_been_encoded_are_refused(
+    made: Compressor, parts: tuple[np.ndarray, ...], said: str
+) -> None:
     with pytest.raises(BadArguments) as caught:
         made.decode(parts, (2, 2))
     assert said in str(caught.value)

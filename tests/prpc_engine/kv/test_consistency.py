@@ -32,7 +32,9 @@ class FakeWorker:
     """The connection of a worker as a server sees it; its timers run when the test says."""
 
     def __init__(self, number: int, timeout_ms: int = 1000, process: str = "") -> None:
-        self.connection = SimpleNamespace(peer_incarnation=number, peer=f"worker {number}", error=None)
+        self.connection = SimpleNamespace(
+            peer_incarnation=number, peer=f"worker {number}", error=None
+        )
         self.when_lost: list[Callable[[Any], object]] = []
         self.reactor = self
         self.timers: list[tuple[float, Callable[[], object]]] = []
@@ -47,7 +49,9 @@ class FakeWorker:
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Any:
         entry = (delay_s, callback)
         self.timers.append(entry)
-        return SimpleNamespace(cancel=lambda: self.timers.remove(entry) if entry in self.timers else None)
+        return SimpleNamespace(
+            cancel=lambda: self.timers.remove(entry) if entry in self.timers else None
+        )
 
     def is_over(self) -> None:
         for _, callback in self.timers.copy():
@@ -74,13 +78,37 @@ class FakeWorker:
 
 
 def dense(consistency: Consistency, **more: Any) -> Any:
-    plain = {"table": "w", "partition": 0, "partitions": 1, "optimizer": ADD, "initializer": {"name": "constant"}}
-    return from_dict({"name": "dense", **plain, "shape": [1], "begin": 0, "end": 1, "consistency": consistency, **more}).make()
+    plain = {
+        "table": "w",
+        "partition": 0,
+        "partitions": 1,
+        "optimizer": ADD,
+        "initializer": {"name": "constant"},
+    }
+    return from_dict(
+        {
+            "name": "dense",
+            **plain,
+            "shape": [1],
+            "begin": 0,
+            "end": 1,
+            "consistency": consistency,
+            **more,
+        }
+    ).make()
 
 
 def sparse(consistency: Consistency, **more: Any) -> Any:
-    plain = {"table": "w", "partition": 0, "partitions": 1, "optimizer": ADD, "initializer": {"name": "constant"}}
-    return from_dict({"name": "sparse", **plain, "dim": 1, "consistency": consistency, **more}).make()
+    plain = {
+        "table": "w",
+        "partition": 0,
+        "partitions": 1,
+        "optimizer": ADD,
+        "initializer": {"name": "constant"},
+    }
+    return from_dict(
+        {"name": "sparse", **plain, "dim": 1, "consistency": consistency, **more}
+    ).make()
 
 
 def push(worker: FakeWorker, table: Any, value: float = 1.0) -> Any:
@@ -202,7 +230,9 @@ def test_sparse_steps_have_the_keys_of_all_and_answer_each_with_its_own() -> Non
     answers = []
     for worker, asked in zip(workers, keys, strict=True):
         with worker.calls():
-            answers.append(table.push_pull(asked, *Cast().encode(np.full((len(asked), 1), 3, np.float32))))
+            answers.append(
+                table.push_pull(asked, *Cast().encode(np.full((len(asked), 1), 3, np.float32)))
+            )
     assert [answer.result().tolist() for answer in answers] == [[[1], [3]], [[3], [1], [3]], []]
 
 
@@ -252,7 +282,9 @@ def test_a_push_that_its_caller_gives_up_is_in_no_step() -> None:
     assert pull(one, table) == 6
 
 
-def test_a_worker_that_dies_holds_no_step_up_and_what_it_sent_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_dies_holds_no_step_up_and_what_it_sent_counts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     table, one, two, three = dense(Sync(3, "sum")), FakeWorker(1), FakeWorker(2), FakeWorker(3)
     for worker in (one, two, three):
         push(worker, table)
@@ -336,7 +368,10 @@ def test_who_makes_others_wait_is_known_and_for_how_long(monkeypatch: pytest.Mon
 def test_verbs_that_wait_are_bounded_in_number() -> None:
     table, one = dense(Sync(2)), FakeWorker(1)
     waiting = [push(one, table) for _ in range(WAITING_MAX)]
-    with pytest.raises(Backpressure, match="64 verbs of this worker wait for 1 of 2 workers that have not pushed yet"):
+    with pytest.raises(
+        Backpressure,
+        match="64 verbs of this worker wait for 1 of 2 workers that have not pushed yet",
+    ):
         push(one, table)
     assert not any(each.done() for each in waiting)
 

@@ -1,4 +1,6 @@
-"""Workers in processes of their own wait for each other at two servers, and not for one that was killed."""
+"""Workers in processes of their own wait for each other at two servers, and not for one that was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,26 @@ SPARSE = ["create_sparse", "rows", 1, {"name": "add"}]
 
 @pytest.fixture
 def job(request: pytest.FixtureRequest) -> Iterator[tuple[TableWorker, list[WorkerProcess]]]:
-    """Two servers, in shards, or in this process for the parameter 0; three workers, one of them here."""
+    """Two servers, in shards, or in this process for the parameter 0; three workers, one of them
+    here.
+    """
     shards = getattr(request, "param", 2)
     with ExitStack() as stack:
         master = stack.enter_context(Master())
         others = [stack.enter_context(WorkerProcess(master.address, 2)) for _ in range(2)]
-        servers = [stack.enter_context(RpcService(master=master.address, shards=shards)) for _ in range(1 if shards else 2)]
+        servers = [
+            stack.enter_context(RpcService(master=master.address, shards=shards))
+            for _ in range(1 if shards else 2)
+        ]
         service = stack.enter_context(RpcService(master=master.address))
         for each in servers:
             TableServer(each)
         yield TableWorker(service, expected_servers=2, timeout_s=PATIENCE_S), others
 
 
-def test_steps_are_those_of_one_worker_with_all_the_gradients(job: tuple[TableWorker, list[WorkerProcess]]) -> None:
+def test_steps_are_those_of_one_worker_with_all_the_gradients(
+    job: tuple[TableWorker, list[WorkerProcess]],
+) -> None:
     kv, others = job
     sync = {"name": "sync", "workers": 3, "reduce": "mean"}
     kv.create_sparse("rows", 1, {"name": "add"}, consistency=sync)
@@ -47,7 +56,9 @@ def test_steps_are_those_of_one_worker_with_all_the_gradients(job: tuple[TableWo
         assert kv.pull("rows", np.array([1, 2, 3])).ravel().tolist() == [step, 3 * step, step]
 
 
-def test_a_killed_worker_is_waited_for_no_longer(job: tuple[TableWorker, list[WorkerProcess]]) -> None:
+def test_a_killed_worker_is_waited_for_no_longer(
+    job: tuple[TableWorker, list[WorkerProcess]],
+) -> None:
     kv, others = job
     sync = {"name": "sync", "workers": 3, "reduce": "sum"}
     kv.create_dense("w", (2,), {"name": "add"}, consistency=sync)
@@ -79,8 +90,11 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(
     assert kv.pull("rows", keys) == 3
     kv.push("rows", keys, grads)
     with monkeypatch.context() as patched:
-        patched.setattr("prpc_engine.kv.consistency.barrier_scheduler.WAIT_SHARE", 0.01)  # the rest of its time is for the answer
-        with pytest.raises(WorkersBehind, match=r"table 'rows' .* waited .* for .*; it has not run"):
+        # the rest of its time is for the answer
+        patched.setattr("prpc_engine.kv.consistency.barrier_scheduler.WAIT_SHARE", 0.01)
+        with pytest.raises(
+            WorkersBehind, match=r"table 'rows' .* waited .* for .*; it has not run"
+        ):
             kv.pull("rows", keys, timeout_s=PATIENCE_S)
     pull = kv.submit_pull("rows", keys)
     others[0].do("push", "rows", [2], [[1.0]])
@@ -92,7 +106,9 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(
     assert kv.pull("rows", keys) == 6
 
 
-def test_the_balance_names_the_worker_that_others_wait_for(job: tuple[TableWorker, list[WorkerProcess]]) -> None:
+def test_the_balance_names_the_worker_that_others_wait_for(
+    job: tuple[TableWorker, list[WorkerProcess]],
+) -> None:
     kv, others = job
     here, slow, free = os.getpid(), others[0].process.pid, others[1].process.pid
 
@@ -113,7 +129,10 @@ def test_the_balance_names_the_worker_that_others_wait_for(job: tuple[TableWorke
     before = {pid: share(pid).held_up_s for pid in (here, slow)}
     push = kv.submit_push("w", np.ones(1, np.float32))
     wait_until(lambda: share(slow).lags["w"].steps == 1, "the push")
-    wait_until(lambda: kv.balance().workers[0].worker.endswith(f"process {slow}"), "the one that is waited for")
+    wait_until(
+        lambda: kv.balance().workers[0].worker.endswith(f"process {slow}"),
+        "the one that is waited for",
+    )
     assert share(here).held_up_s == before[here]
     lag = share(slow).lags["w"]
     assert lag.steps == 1
@@ -128,7 +147,9 @@ def test_the_balance_names_the_worker_that_others_wait_for(job: tuple[TableWorke
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
-def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     has_said, said = BarrierScheduler._has_said, list[int]()
 
     def note(self: BarrierScheduler, worker: int, answer: Future) -> None:

@@ -1,4 +1,5 @@
-"""Servers and workers are killed at random while pushes go on: what was acknowledged counts once, and service comes back.
+"""Servers and workers are killed at random while pushes go on: what was acknowledged counts once,
+and service comes back.
 
 PRPC_TEST_KILLS=200 for a long run; with -s the times to recover are printed.
 """
@@ -40,7 +41,8 @@ from tests.prpc_engine.workloads.farm import Farm, end, kill
 KILLS = int(os.environ.get("PRPC_TEST_KILLS") or 6)
 CUT_EVERY_S = 0.3  # of a server's connections, some one
 PUSHES_UNDER_CUTS = 100
-LEASE_S = 3.0  # of the server that is to lose it: longer than a busy machine leaves one alone that is not
+# of the server that is to lose it: longer than a busy machine leaves one alone that is not
+LEASE_S = 3.0
 ONES = np.ones((KEYS_A_PUSH, 1), np.float32)
 
 
@@ -48,7 +50,10 @@ def test_whoever_is_killed_each_acknowledged_push_counts_once(farm: Farm, seed: 
     chance = random.Random(seed)
     settings = {"partitions": 6, "replicas": 1, "servers": 3}
     with elastic_world() as (master, watcher):
-        servers = [farm.start_ready(serve_elastic, master.address, settings, None, CUT_EVERY_S) for _ in range(3)]
+        servers = [
+            farm.start_ready(serve_elastic, master.address, settings, None, CUT_EVERY_S)
+            for _ in range(3)
+        ]
         watcher.wait_whole(3)
         mine = TableWorker(watcher.service, elastic=True, ack="replicated")
         mine.create_sparse(TABLE, 1, {"name": "add"})
@@ -57,31 +62,53 @@ def test_whoever_is_killed_each_acknowledged_push_counts_once(farm: Farm, seed: 
         for round_number in range(KILLS):
             if chance.random() < 0.3:
                 kill(workers[max(workers)])
-                workers[max(workers) + 1] = farm.start_ready(push_for_ever, master.address, max(workers) + 1, "replicated")
+                workers[max(workers) + 1] = farm.start_ready(
+                    push_for_ever, master.address, max(workers) + 1, "replicated"
+                )
             kill(servers.pop(chance.randrange(3)))
             push = keys_of(0, round_number)
-            recovery_s.append(timed(lambda push=push: mine.push(TABLE, push, ONES, timeout_s=PUSH_TIMEOUT_S)))  # type: ignore[misc]
-            servers.append(farm.start_ready(serve_elastic, master.address, settings, None, CUT_EVERY_S))
+            recovery_s.append(
+                timed(lambda push=push: mine.push(TABLE, push, ONES, timeout_s=PUSH_TIMEOUT_S))
+            )  # type: ignore[misc]
+            servers.append(
+                farm.start_ready(serve_elastic, master.address, settings, None, CUT_EVERY_S)
+            )
             watcher.wait_whole(3)
-        wait_until(lambda: sum(worker.life.done - 1 for worker in workers.values()) > KILLS, "pushes of others")
+        wait_until(
+            lambda: sum(worker.life.done - 1 for worker in workers.values()) > KILLS,
+            "pushes of others",
+        )
         end(workers[max(workers)])
         check_ledger(mine, 0, KILLS)
         pushes = {number: worker.life.done - 1 for number, worker in workers.items()}
         for number, acknowledged in pushes.items():
             check_ledger(mine, number, acknowledged)
         p50, p99 = np.percentile(recovery_s, [50, 99])
-        print(f"{KILLS} kills, {sum(pushes.values())} pushes, each once; recovery p50 {p50:.3f} s, p99 {p99:.3f} s")
+        print(
+            f"{KILLS} kills, {sum(pushes.values())} pushes, each once; recovery p50 {p50:.3f} s, "
+            f"p99 {p99:.3f} s"
+        )
         for server in servers:
             end(server)
 
 
-def test_while_links_between_servers_and_workers_are_cut_each_acknowledged_push_counts_once(farm: Farm) -> None:
+def test_while_links_between_servers_and_workers_are_cut_each_acknowledged_push_counts_once(
+    farm: Farm,
+) -> None:
     settings = {"partitions": 4, "replicas": 1, "servers": 3}
     with elastic_world() as (master, watcher):
-        servers = [farm.start_ready(serve_elastic, master.address, settings, None, 0.03) for _ in range(3)]
-        workers = [farm.start_ready(push_for_ever, master.address, number, "replicated") for number in (1, 2)]
+        servers = [
+            farm.start_ready(serve_elastic, master.address, settings, None, 0.03) for _ in range(3)
+        ]
+        workers = [
+            farm.start_ready(push_for_ever, master.address, number, "replicated")
+            for number in (1, 2)
+        ]
         for pushes in range(1, PUSHES_UNDER_CUTS + 1):
-            wait_until(lambda pushes=pushes: all(worker.life.done > pushes for worker in workers), "a push under cuts")  # type: ignore[misc]
+            wait_until(
+                lambda pushes=pushes: all(worker.life.done > pushes for worker in workers),
+                "a push under cuts",
+            )  # type: ignore[misc]
         for worker in workers:
             end(worker)
         mine = TableWorker(watcher.service, elastic=True)
@@ -107,7 +134,8 @@ def test_servers_join_and_leave_under_load_and_nothing_is_lost(farm: Farm) -> No
         after = watcher.placement()
         assert before is not None
         assert after is not None
-        assert [placed.epoch for placed in after.partitions].count(1) == 2  # a third stays where it was
+        # a third stays where it was
+        assert [placed.epoch for placed in after.partitions].count(1) == 2
         assert max(placed.epoch for placed in after.partitions) <= 3
         with RpcService(master.address) as service, ElasticServer(service, **settings) as leaving:
             watcher.wait_whole(4)
@@ -115,7 +143,8 @@ def test_servers_join_and_leave_under_load_and_nothing_is_lost(farm: Farm) -> No
             leaving.drain(PATIENCE_S)
             left = leaving.statistics()
             assert (left.primaries, left.copies, left.lag, left.unanswered) == ((), (), 0, 0)
-            wait_until(lambda: leaving.statistics().hand_overs, "the count of what it gave away")  # after everybody was told
+            # after everybody was told
+            wait_until(lambda: leaving.statistics().hand_overs, "the count of what it gave away")
         watcher.wait_whole(3)
         pushes = worker.life.done
         wait_until(lambda: worker.life.done > pushes + 5)
@@ -130,7 +159,9 @@ def test_servers_join_and_leave_under_load_and_nothing_is_lost(farm: Farm) -> No
             end(server)
 
 
-def test_a_partition_without_a_copy_comes_back_from_the_checkpoint_and_workers_are_told_once(farm: Farm, tmp_path: Path) -> None:
+def test_a_partition_without_a_copy_comes_back_from_the_checkpoint_and_workers_are_told_once(
+    farm: Farm, tmp_path: Path
+) -> None:
     settings = {"partitions": 2, "servers": 2, "checkpoint": str(tmp_path)}
     with elastic_world() as (master, watcher):
         servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(2)]
@@ -144,13 +175,19 @@ def test_a_partition_without_a_copy_comes_back_from_the_checkpoint_and_workers_a
         for push in range(10, 13):
             mine.push(TABLE, keys_of(0, push), ONES)
         kill(servers.pop())
-        mine.push(TABLE, keys_of(0, 13), ONES, timeout_s=PUSH_TIMEOUT_S)  # applied, whatever happened before
-        with pytest.raises(EpochChanged, match="as of the checkpoint of step 10: up to 3 pushes of this worker") as told:
+        # applied, whatever happened before
+        mine.push(TABLE, keys_of(0, 13), ONES, timeout_s=PUSH_TIMEOUT_S)
+        with pytest.raises(
+            EpochChanged, match="as of the checkpoint of step 10: up to 3 pushes of this worker"
+        ) as told:
             mine.pull(TABLE, keys_of(0, 0))
         assert (told.value.step, told.value.pushes_lost) == (10, 3)
-        counts = mine.pull(TABLE, np.concatenate([keys_of(0, push) for push in range(15)])).reshape(15, -1)
+        counts = mine.pull(TABLE, np.concatenate([keys_of(0, push) for push in range(15)])).reshape(
+            15, -1
+        )
         assert (counts[:10] == 1).all()
-        assert set(counts[10:13].ravel().tolist()) == {0.0, 1.0}  # half of the keys were held elsewhere
+        # half of the keys were held elsewhere
+        assert set(counts[10:13].ravel().tolist()) == {0.0, 1.0}
         assert (counts[13] == 1).all()
         assert other.pull(TABLE, keys_of(0, 0)).tolist() == [[1]] * KEYS_A_PUSH
         with pytest.raises(EpochChanged, match="up to 0 pushes"):
@@ -160,7 +197,9 @@ def test_a_partition_without_a_copy_comes_back_from_the_checkpoint_and_workers_a
             end(server)
 
 
-def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothing(farm: Farm) -> None:
+def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothing(
+    farm: Farm,
+) -> None:
     settings = {"partitions": 2, "replicas": 1, "servers": 2}
     with elastic_world() as (master, watcher):
         servers = {}
@@ -174,7 +213,10 @@ def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothin
         stopped = next(iter(servers.values()))
         before = watcher.placement()
         halt(stopped.pid)
-        pushes = [mine.submit_push(TABLE, keys_of(0, push), ONES, timeout_s=PUSH_TIMEOUT_S) for push in range(1, 9)]
+        pushes = [
+            mine.submit_push(TABLE, keys_of(0, push), ONES, timeout_s=PUSH_TIMEOUT_S)
+            for push in range(1, 9)
+        ]
         wait_until(lambda: watcher.is_whole(1), "the other one has everything")
         after = watcher.placement()
         os.kill(stopped.pid, signal.SIGCONT)
@@ -182,24 +224,40 @@ def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothin
             push.result(PUSH_TIMEOUT_S)
         assert before is not None
         assert after is not None
-        assert sorted(new.epoch - old.epoch for old, new in zip(before.partitions, after.partitions, strict=True)) == [0, 1]
+        assert sorted(
+            new.epoch - old.epoch
+            for old, new in zip(before.partitions, after.partitions, strict=True)
+        ) == [0, 1]
         watcher.wait_whole(2)  # it is filled anew
         check_ledger(mine, 0, 9)
-        here, moved = sorted(mine.balance().workers, key=lambda share: share.worker.startswith("worker "))
-        assert (here.pushes, moved.pushes) == (9, 9)  # of the partition that moved a copy was told, and not by whom
+        here, moved = sorted(
+            mine.balance().workers, key=lambda share: share.worker.startswith("worker ")
+        )
+        # of the partition that moved a copy was told, and not by whom
+        assert (here.pushes, moved.pushes) == (9, 9)
         assert f"process {os.getpid()}" in here.worker
         for server in servers.values():
             end(server)
 
 
-def test_statistics_come_from_who_has_a_partition_now_though_their_worker_had_not_heard_that_it_moved() -> None:
-    with elastic_world() as (master, watcher), ElasticServer(watcher.service, partitions=2) as first:
+def test_statistics_come_from_who_has_a_partition_now_though_their_worker_had_not_heard_that_it_moved() -> (
+    None
+):
+    with (
+        elastic_world() as (master, watcher),
+        ElasticServer(watcher.service, partitions=2) as first,
+    ):
         worker = TableWorker(watcher.service, elastic=True)
         worker.create_sparse(TABLE, 1, {"name": "add"})
         assert worker.server_ids == (1,)
         with RpcService(master.address) as service, ElasticServer(service, partitions=2) as second:
             watcher.wait_whole(2)
-            wait_until(lambda: (first.statistics().primaries, second.statistics().primaries) == ((1,), (0,)), "a half for each")
+            wait_until(
+                lambda: (
+                    (first.statistics().primaries, second.statistics().primaries) == ((1,), (0,))
+                ),
+                "a half for each",
+            )
             assert worker.server_ids == (1,)
             assert sorted(worker.statistics()) == [1, 2]
             assert [share.server_id for share in worker.balance().servers] == [1, 2]
@@ -215,7 +273,11 @@ def test_a_push_that_was_lost_ends_when_its_service_is_closed() -> None:
         wait_until(lambda: worker._lanes[0]._is_broken, "the loss")
         service.close()
         assert push.done()
-        for end_of in (push.result, lambda: asyncio.run(_awaited(push)), lambda: worker.pull(TABLE, keys_of(0, 0))):
+        for end_of in (
+            push.result,
+            lambda: asyncio.run(_awaited(push)),
+            lambda: worker.pull(TABLE, keys_of(0, 0)),
+        ):
             with pytest.raises(Closed, match="closed"):
                 end_of()
 
@@ -226,19 +288,27 @@ async def _awaited(push: KVFuture[None]) -> None:
 
 def test_a_server_that_is_drained_before_there_is_a_placement_gives_away_what_it_gets() -> None:
     settings = {"partitions": 2, "servers": 2}
-    with elastic_world() as (master, watcher), ElasticServer(watcher.service, **settings) as leaving:
+    with (
+        elastic_world() as (master, watcher),
+        ElasticServer(watcher.service, **settings) as leaving,
+    ):
         with pytest.raises(DeadlineExceeded):
             leaving.drain(0.0)
         with RpcService(master.address) as service, ElasticServer(service, **settings) as staying:
             wait_until(lambda: staying.statistics().primaries == (0, 1), "all partitions")
 
 
-def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, tmp_path: Path) -> None:
+def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(
+    farm: Farm, tmp_path: Path
+) -> None:
     settings = {"partitions": 2, "servers": 2, "checkpoint": str(tmp_path)}
     with elastic_world() as (master, watcher):
         servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(2)]
         watcher.wait_whole(2)
-        mine, saver = TableWorker(watcher.service, elastic=True, ack="durable"), TableWorker(watcher.service, elastic=True)
+        mine, saver = (
+            TableWorker(watcher.service, elastic=True, ack="durable"),
+            TableWorker(watcher.service, elastic=True),
+        )
         for worker in (mine, saver):
             worker.create_sparse(TABLE, 1, {"name": "add"})
         first = mine.submit_push(TABLE, keys_of(0, 0), ONES)
@@ -251,7 +321,9 @@ def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, 
         saver.pull(TABLE, keys_of(0, 1), timeout_s=PUSH_TIMEOUT_S)
         with pytest.raises(EpochChanged):
             saver.pull(TABLE, keys_of(0, 0))
-        wait_until(lambda: saver.pull(TABLE, keys_of(0, 1)).tolist() == [[1]] * KEYS_A_PUSH, "the push")
+        wait_until(
+            lambda: saver.pull(TABLE, keys_of(0, 1)).tolist() == [[1]] * KEYS_A_PUSH, "the push"
+        )
         assert not second.done()
         saver.save(str(tmp_path), step=2)
         second.result(PATIENCE_S)
@@ -262,15 +334,23 @@ def test_a_durable_push_is_answered_by_the_checkpoint_that_holds_it(farm: Farm, 
             end(server)
 
 
-def test_a_push_that_waits_at_a_server_as_that_is_closed_is_asked_of_its_successor(tmp_path: Path) -> None:
+def test_a_push_that_waits_at_a_server_as_that_is_closed_is_asked_of_its_successor(
+    tmp_path: Path,
+) -> None:
     settings = {"partitions": 2, "replicas": 1, "servers": 2}
-    with elastic_world() as (master, watcher), ElasticServer(watcher.service, **settings) as staying:
+    with (
+        elastic_world() as (master, watcher),
+        ElasticServer(watcher.service, **settings) as staying,
+    ):
         with RpcService(master.address) as service, ElasticServer(service, **settings) as leaving:
             watcher.wait_whole(2)
             worker = TableWorker(watcher.service, elastic=True, ack="durable")
             worker.create_sparse(TABLE, 1, {"name": "add"})
             push = worker.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=PUSH_TIMEOUT_S)
-            wait_until(lambda: staying.statistics().unanswered == leaving.statistics().unanswered == 1, "a half at each")
+            wait_until(
+                lambda: staying.statistics().unanswered == leaving.statistics().unanswered == 1,
+                "a half at each",
+            )
         wait_until(lambda: staying.statistics().unanswered == 2, "the other half")
         worker.save(str(tmp_path), step=1, timeout_s=PUSH_TIMEOUT_S)
         push.result()
@@ -287,13 +367,16 @@ def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_
         wait_until(lambda: not service.master_client.connected, "the loss")
         server.close()
         assert "server 1 of 'kv' goes, and the master at" in caplog.text
-        monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)  # only here, where the reconciler has ended
+        # only here, where the reconciler has ended
+        monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)
         with master.again():
             node = PlacementNode(service.master_client, "kv", SERVERS_PATH)
             wait_until(lambda: service.master_client.connected and not node.servers(), "the word")
 
 
-def test_a_server_that_could_not_be_made_is_given_no_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_could_not_be_made_is_given_no_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def is_away(self: MasterClient, path: str, *_: object, **__: object) -> int:
         raise DeadlineExceeded("the master is away")
 
@@ -311,18 +394,30 @@ def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
     with elastic_world() as (master, watcher):
         with pytest.raises(NoServer):
             TableWorker(watcher.service, elastic=True, timeout_s=0.2)
-        with pytest.raises(ConfigError, match="ack='replicated'; allowed: applied, durable, of elastic tables replicated"):
+        with pytest.raises(
+            ConfigError,
+            match="ack='replicated'; allowed: applied, durable, of elastic tables replicated",
+        ):
             TableWorker(watcher.service, ack="replicated")
         with pytest.raises(ConfigError, match="replicas is 9"):
             ElasticServer(watcher.service, replicas=9)
-        with RpcService(master.address, shards=1) as sharded, pytest.raises(ConfigError, match="1 shards, none is allowed"):
+        with (
+            RpcService(master.address, shards=1) as sharded,
+            pytest.raises(ConfigError, match="1 shards, none is allowed"),
+        ):
             ElasticServer(sharded)
         with ElasticServer(watcher.service, partitions=2, replicas=1) as alone:
             worker = TableWorker(watcher.service, elastic=True, ack="replicated")
             worker.create_sparse(TABLE, 1, {"name": "add"})
-            with pytest.raises(ConfigError, match="for services whose partitions stay where they are"):
-                worker.create_sparse("paced", 1, {"name": "add"}, consistency={"name": "sync", "workers": 2})
+            with pytest.raises(
+                ConfigError, match="for services whose partitions stay where they are"
+            ):
+                worker.create_sparse(
+                    "paced", 1, {"name": "add"}, consistency={"name": "sync", "workers": 2}
+                )
             with pytest.raises(DeadlineExceeded):  # there is nobody to replicate it
                 worker.push(TABLE, keys_of(0, 0), ONES, timeout_s=0.3)
-            with pytest.raises(DeadlineExceeded, match=r"still holds partitions \[0, 1\] after 0.2 s"):
+            with pytest.raises(
+                DeadlineExceeded, match=r"still holds partitions \[0, 1\] after 0.2 s"
+            ):
                 alone.drain(0.2)

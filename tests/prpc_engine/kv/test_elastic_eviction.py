@@ -1,4 +1,6 @@
-"""Tables that do not keep all keys, on servers that are killed or drained: whoever takes over has the rows that were there."""
+"""Tables that do not keep all keys, on servers that are killed or drained: whoever takes over has
+the rows that were there.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def rows(worker: TableWorker) -> list[float]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_after_kill_9_the_replica_has_the_rows_that_its_primary_had(farm: Farm, policy: str) -> None:
+def test_after_kill_9_the_replica_has_the_rows_that_its_primary_had(
+    farm: Farm, policy: str
+) -> None:
     settings = {"partitions": 2, "replicas": 1, "servers": 2}
     with elastic_world() as (master, watcher):
         servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(2)]

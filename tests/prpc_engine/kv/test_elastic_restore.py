@@ -1,4 +1,6 @@
-"""What restore() brought back survives the loss of a server, two workers that restore get one checkpoint, and all are told."""
+"""What restore() brought back survives the loss of a server, two workers that restore get one
+checkpoint, and all are told.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ def add(worker: TableWorker, value: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_as_soon_as_a_restore_has_returned_takes_nothing_along(farm: Farm, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_as_soon_as_a_restore_has_returned_takes_nothing_along(
+    farm: Farm, tmp_path: Path
+) -> None:
     settings = {"partitions": 6, "servers": 3, "replicas": 1}
     with elastic_world() as (master, watcher):
         servers = [farm.start_ready(serve_elastic, master.address, settings) for _ in range(3)]
         watcher.wait_whole(3)
-        worker = TableWorker(watcher.service, elastic=True, ack="replicated", call_timeout_s=PUSH_TIMEOUT_S)
+        worker = TableWorker(
+            watcher.service, elastic=True, ack="replicated", call_timeout_s=PUSH_TIMEOUT_S
+        )
         worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
         add(worker, 3.0)
         worker.save(str(tmp_path), 1, timeout_s=PUSH_TIMEOUT_S)
@@ -66,7 +72,10 @@ def test_workers_that_restore_plain_tables_at_once_come_one_after_the_other(tmp_
         try:
             for service in services[:2]:
                 TableServer(service)
-            workers = [TableWorker(service, expected_servers=2, call_timeout_s=PATIENCE_S) for service in services[1:]]
+            workers = [
+                TableWorker(service, expected_servers=2, call_timeout_s=PATIENCE_S)
+                for service in services[1:]
+            ]
             for worker in workers:
                 worker.create_sparse("rows", 1, {"name": "add"})
             add(workers[0], 3.0)
@@ -81,13 +90,18 @@ def test_workers_that_restore_plain_tables_at_once_come_one_after_the_other(tmp_
                 service.close()
 
 
-def test_workers_that_restore_elastic_tables_at_once_get_one_checkpoint(farm: Farm, tmp_path: Path) -> None:
+def test_workers_that_restore_elastic_tables_at_once_get_one_checkpoint(
+    farm: Farm, tmp_path: Path
+) -> None:
     settings = {"partitions": 4, "servers": 2}
     with elastic_world() as (master, watcher), RpcService(master.address) as other:
         for _ in range(2):
             farm.start_ready(serve_elastic, master.address, settings)
         watcher.wait_whole(2)
-        workers = [TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S) for one in (watcher.service, other)]
+        workers = [
+            TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
+            for one in (watcher.service, other)
+        ]
         for worker in workers:
             worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
         add(workers[0], 3.0)
@@ -109,7 +123,10 @@ def test_the_first_verb_of_another_worker_is_not_done_and_says_that_tables_were_
         for _ in range(2):
             farm.start_ready(serve_elastic, master.address, settings)
         watcher.wait_whole(2)
-        workers = [TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S) for one in (watcher.service, other)]
+        workers = [
+            TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
+            for one in (watcher.service, other)
+        ]
         for worker in workers:
             worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
         restoring, worker = workers
@@ -123,7 +140,9 @@ def test_the_first_verb_of_another_worker_is_not_done_and_says_that_tables_were_
             for _ in range(4):  # versions are beyond what the other worker has seen
                 add(restoring, 0.5)
             arguments = (KEYS, before) if "push" in verb else (KEYS,)
-            with pytest.raises(EpochChanged, match="restored from the checkpoint of step 1, by another worker") as told:
+            with pytest.raises(
+                EpochChanged, match="restored from the checkpoint of step 1, by another worker"
+            ) as told:
                 getattr(worker, verb)("rows", *arguments)
             assert told.value.step == 1
             assert set(worker.pull("rows", KEYS)[:, 0].tolist()) == {5.0}

@@ -1,4 +1,6 @@
-"""A partition that is lost, and in no checkpoint, comes back with its tables: workers are told once, then read initial rows."""
+"""A partition that is lost, and in no checkpoint, comes back with its tables: workers are told
+once, then read initial rows.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CUT, WHOLE = np.ones((8, 2), np.float32), np.ones((3,), np.float32)
 
 
 def create_tables(worker: TableWorker) -> None:
-    worker.create_sparse("rows", 1, {"name": "add"}, {"name": "constant", "value": 5.0}, timeout_s=PUSH_TIMEOUT_S)
+    worker.create_sparse(
+        "rows", 1, {"name": "add"}, {"name": "constant", "value": 5.0}, timeout_s=PUSH_TIMEOUT_S
+    )
     worker.create_dense("cut", (8, 2), {"name": "add"}, split_bytes_min=1, timeout_s=PUSH_TIMEOUT_S)
     worker.create_dense("whole", (3,), {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
 

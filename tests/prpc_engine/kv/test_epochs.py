@@ -1,4 +1,6 @@
-"""A server of plain tables that began without the rows due there says so; restore() and reset() end it, and all are told."""
+"""A server of plain tables that began without the rows due there says so; restore() and reset() end
+it, and all are told.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Job:
 
     def worker(self, create: bool = True) -> TableWorker:
         self.services.append(RpcService(self.master, transports=["tcp"]))
-        worker = TableWorker(self.services[-1], expected_servers=2, timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
+        worker = TableWorker(
+            self.services[-1], expected_servers=2, timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S
+        )
         if create:
             create_tables(worker)
         return worker
@@ -58,7 +62,10 @@ class Job:
         """kill -9, and another process in its place."""
         kill(self.servers[index])
         with RpcService(self.master, transports=["tcp"]) as watcher:
-            wait_until(lambda: len(watcher.master_client.tree_node_sub("/_rpc_/RpcService/kv")) == 1, "the end of a server")
+            wait_until(
+                lambda: len(watcher.master_client.tree_node_sub("/_rpc_/RpcService/kv")) == 1,
+                "the end of a server",
+            )
         self.servers[index] = self._farm.start_ready(serve, self.master)
 
     def close(self) -> None:
@@ -113,7 +120,10 @@ def test_a_server_in_the_place_of_a_killed_one_never_answers_zeros_and_takes_no_
         for worker in workers:
             settled(worker)
             for _ in range(2):
-                with pytest.raises(RowsLost, match=r"partition \d of 'kv' \(server \d\).*'clicks'.*restore\(\).*reset\(\)"):
+                with pytest.raises(
+                    RowsLost,
+                    match=r"partition \d of 'kv' \(server \d\).*'clicks'.*restore\(\).*reset\(\)",
+                ):
                     worker.pull("clicks", KEYS)
             with pytest.raises(RowsLost):
                 worker.push("clicks", KEYS, ONES)
@@ -141,7 +151,8 @@ def test_reset_begins_empty_and_every_worker_is_told_once(farm: Farm, master: Ma
         with pytest.raises(EpochChanged):
             other.push("clicks", KEYS, ONES)
         for worker in (one, reader, other):
-            assert worker.pull("clicks", KEYS).ravel().tolist() == [0] * len(KEYS)  # the refused push is in no server
+            # the refused push is in no server
+            assert worker.pull("clicks", KEYS).ravel().tolist() == [0] * len(KEYS)
         with pytest.raises(EpochChanged, match="'head'"):
             reader.pull("head")
         train(one)
@@ -152,7 +163,9 @@ def test_reset_begins_empty_and_every_worker_is_told_once(farm: Farm, master: Ma
             late.reset("nothing")
 
 
-def test_restore_brings_the_rows_back_and_every_worker_is_told_once(farm: Farm, master: Master, tmp_path: Path) -> None:
+def test_restore_brings_the_rows_back_and_every_worker_is_told_once(
+    farm: Farm, master: Master, tmp_path: Path
+) -> None:
     with job(farm, master.address) as running:
         one, reader = running.worker(), running.worker()
         train(one)
@@ -168,7 +181,9 @@ def test_restore_brings_the_rows_back_and_every_worker_is_told_once(farm: Farm, 
         assert new.restore(str(tmp_path)) == 7
         for worker in (new, reader, one):
             if worker is not new:
-                with pytest.raises(EpochChanged, match="restored from the checkpoint of step 7") as told:
+                with pytest.raises(
+                    EpochChanged, match="restored from the checkpoint of step 7"
+                ) as told:
                     worker.pull("clicks", KEYS)
                 assert told.value.step == 7
                 with pytest.raises(EpochChanged):
@@ -179,7 +194,9 @@ def test_restore_brings_the_rows_back_and_every_worker_is_told_once(farm: Farm, 
         assert running.worker().pull("clicks", KEYS).min() == 1
 
 
-def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(farm: Farm, master: Master, tmp_path: Path) -> None:
+def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(
+    farm: Farm, master: Master, tmp_path: Path
+) -> None:
     with job(farm, master.address) as running:
         one = running.worker()
         train(one)
@@ -190,7 +207,8 @@ def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(farm: Farm, 
             new.pull("clicks", KEYS)
         assert new.restore(str(tmp_path)) == 7
         assert new.pull("clicks", KEYS).min() == running.worker().pull("head").min() == 1
-    with job(farm, master.address) as running:  # another table takes a name of which nobody has anything
+    # another table takes a name of which nobody has anything
+    with job(farm, master.address) as running:
         new = running.worker(create=False)
         new.create_sparse("clicks", 3, ADD)
         assert new.pull("clicks", KEYS).shape == (64, 3)
@@ -199,7 +217,9 @@ def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(farm: Farm, 
 
 
 @pytest.mark.parametrize("has_journal", [False, True])
-def test_what_is_due_is_known_after_the_master_began_again(farm: Farm, tmp_path: Path, has_journal: bool) -> None:
+def test_what_is_due_is_known_after_the_master_began_again(
+    farm: Farm, tmp_path: Path, has_journal: bool
+) -> None:
     journal = str(tmp_path / "journal") if has_journal else None
     with hold_port() as held:
         address = address_of(held)
@@ -208,10 +228,16 @@ def test_what_is_due_is_known_after_the_master_began_again(farm: Farm, tmp_path:
             one = running.worker()
             train(one)
             first.close()
-            with Master(address, journal=journal), RpcService(address, transports=["tcp"]) as service:
+            with (
+                Master(address, journal=journal),
+                RpcService(address, transports=["tcp"]) as service,
+            ):
                 tree = service.master_client
                 wait_until(lambda: known_tables(tree) == ["clicks", "head"], "the servers to tell")
-                wait_until(lambda: len(tree.tree_node_sub("/_rpc_/RpcService/kv")) == 2, "the servers to come back")
+                wait_until(
+                    lambda: len(tree.tree_node_sub("/_rpc_/RpcService/kv")) == 2,
+                    "the servers to come back",
+                )
                 running.replace(0)
                 settled(one)
                 new = running.worker()
@@ -232,14 +258,20 @@ def known_tables(tree: object) -> list[str]:
         return []
 
 
-def test_a_restore_that_was_not_finished_is_found_by_who_creates_the_table_next(farm: Farm, master: Master) -> None:
+def test_a_restore_that_was_not_finished_is_found_by_who_creates_the_table_next(
+    farm: Farm, master: Master
+) -> None:
     with job(farm, master.address) as running:
         one = running.worker()
         train(one)
         epoch = one._tables["clicks"].epoch + 1
         specs = one._catalog._specs["clicks"]
         one._client.submit_to(
-            0, "create_table", specs[0].to_dict(), epoch, one._client.submit_to(0, "standing").result()[0]
+            0,
+            "create_table",
+            specs[0].to_dict(),
+            epoch,
+            one._client.submit_to(0, "standing").result()[0],
         ).result()
         new = running.worker()
         assert new._tables["clicks"].epoch == epoch
@@ -314,7 +346,13 @@ def test_what_a_master_has_forgotten_is_told_until_it_has_heard_it() -> None:
             self.added: list[str] = []
             self.is_away = True
 
-        def tree_watch(self, path: str, callback: Callable[[TreeEvent], object], existing: bool, timeout_s: float) -> int:
+        def tree_watch(
+            self,
+            path: str,
+            callback: Callable[[TreeEvent], object],
+            existing: bool,
+            timeout_s: float,
+        ) -> int:
             self.tell = callback
             return 1
 

@@ -50,7 +50,10 @@ def test_counts_are_never_too_low_before_they_age(batches: list[list[int]]) -> N
 
 def test_few_keys_that_came_once_get_in_with_a_million_seen() -> None:
     doorkeeper = Doorkeeper(Admission(2))
-    admitted = [doorkeeper.admit(np.arange(begin, begin + 100_000)).mean() for begin in range(0, 1_000_000, 100_000)]
+    admitted = [
+        doorkeeper.admit(np.arange(begin, begin + 100_000)).mean()
+        for begin in range(0, 1_000_000, 100_000)
+    ]
     assert admitted[0] == 0
     assert max(admitted) < 0.15
     assert doorkeeper.admit(np.arange(100_000)).all()
@@ -76,7 +79,9 @@ def test_a_full_table_makes_room_for_new_keys_with_those_unused_for_longest() ->
 
 
 def test_an_evicted_key_comes_back_as_a_fresh_one() -> None:
-    table, fresh = (SparseTable(2, Adagrad(0.1), Uniform(0.1), eviction=Eviction(rows_max=1)) for _ in range(2))
+    table, fresh = (
+        SparseTable(2, Adagrad(0.1), Uniform(0.1), eviction=Eviction(rows_max=1)) for _ in range(2)
+    )
     ones = np.ones((1, 2), np.float32)
     for key in (5, 5, 6, 5):
         table.push(np.array([key]), ones)
@@ -97,7 +102,9 @@ def test_a_push_never_evicts_its_own_rows_and_refuses_what_does_not_fit() -> Non
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True), max_size=40))
 def test_it_behaves_as_a_dict_that_drops_its_oldest(pushes: list[list[int]]) -> None:
-    """rows_max below 32: then no more rows go than must, and which is told by the stamps, equal ones apart."""
+    """rows_max below 32: then no more rows go than must, and which is told by the stamps, equal
+    ones apart.
+    """
     table, model = table_with(eviction=Eviction(rows_max=15)), dict[int, float]()
     for keys in pushes:
         push(table, *keys)
@@ -107,7 +114,9 @@ def test_it_behaves_as_a_dict_that_drops_its_oldest(pushes: list[list[int]]) -> 
         assert set(keys) <= now
         model = {key: model.get(key, 0.0) - (key in keys) for key in now}
         everything = np.arange(41)
-        assert table.pull(np.array(sorted(now)))[:, 0].tolist() == [model[key] for key in sorted(now)]
+        assert table.pull(np.array(sorted(now)))[:, 0].tolist() == [
+            model[key] for key in sorted(now)
+        ]
         absent = np.setdiff1d(everything, sorted(now))
         assert not table.pull(absent).any()
 
@@ -135,7 +144,9 @@ def test_rows_unused_for_so_many_seconds_go_and_pulls_are_use() -> None:
 
 
 def test_before_rows_go_or_move_their_numbers_are_told() -> None:
-    """What a checkpoint rests on: what it is told to keep, laid over what is there, are the rows as they were."""
+    """What a checkpoint rests on: what it is told to keep, laid over what is there, are the rows as
+    they were.
+    """
     table = table_with(eviction=Eviction(rows_max=100))
     for key in range(100):
         table.push(np.array([key]), np.full((1, 1), key, np.float32))
@@ -165,11 +176,23 @@ def test_before_rows_go_or_move_their_numbers_are_told() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (lambda: admission.from_spec({"min_count": 0}), "admission: min_count is 0; a whole number from 1 to 127"),
-        (lambda: admission.from_spec({"least": 3}), "admission has no setting 'least'; allowed: min_count, width_bits"),
-        (lambda: admission.from_spec(3), "admission is 3; a dict of its settings is allowed: min_count, width_bits"),
+        (
+            lambda: admission.from_spec({"min_count": 0}),
+            "admission: min_count is 0; a whole number from 1 to 127",
+        ),
+        (
+            lambda: admission.from_spec({"least": 3}),
+            "admission has no setting 'least'; allowed: min_count, width_bits",
+        ),
+        (
+            lambda: admission.from_spec(3),
+            "admission is 3; a dict of its settings is allowed: min_count, width_bits",
+        ),
         (lambda: eviction.from_spec({}), "none of rows_max, ttl_steps, ttl_s is given"),
-        (lambda: eviction.from_spec({"ttl_s": 1, "ttl_steps": 1}), "ttl_steps and ttl_s are both given"),
+        (
+            lambda: eviction.from_spec({"ttl_s": 1, "ttl_steps": 1}),
+            "ttl_steps and ttl_s are both given",
+        ),
         (lambda: eviction.from_spec({"ttl_s": 0}), "ttl_s is 0; a finite number above 0"),
         (lambda: eviction.from_spec({"rows_max": 1.5}), "rows_max is 1.5; a whole number"),
     ],

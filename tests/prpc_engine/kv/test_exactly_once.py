@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import Backpressure, Closed, DeadlineExceeded, MaybeExecuted, NoServer, RpcError, Stopping
+from prpc_engine.errors import (
+    Backpressure,
+    Closed,
+    DeadlineExceeded,
+    MaybeExecuted,
+    NoServer,
+    RpcError,
+    Stopping,
+)
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.client.local import LocalService
 from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient
@@ -28,7 +36,9 @@ from tests.prpc_engine.workloads.servers import cut_socket
 
 PUSHES = 150
 KEYS_A_PUSH = 8
-CUTS_A_ROUND = 3  # at most: a machine on which an answer takes longer than the time between two cuts comes on all the same
+# at most: a machine on which an answer takes longer than the time between two cuts comes on all the
+# same
+CUTS_A_ROUND = 3
 ADD = {"name": "add"}
 LOST_S = 3.0  # for a server that comes back: none does
 
@@ -43,11 +53,17 @@ def serve_tables(life: Life, master: str, transport: str) -> None:
 
 
 def cut_all(service: RpcService) -> None:
-    """Cut the connections over which calls are out, in the reactor's thread, where none of them is closed meanwhile."""
+    """Cut the connections over which calls are out, in the reactor's thread, where none of them is
+    closed meanwhile.
+    """
 
     def cut() -> None:
         for peer in service._node.peers():
-            if not peer.lost and peer.connection.transport in ("shm", "tcp") and peer.calls.in_flight:
+            if (
+                not peer.lost
+                and peer.connection.transport in ("shm", "tcp")
+                and peer.calls.in_flight
+            ):
                 cut_socket(peer)
 
     service._node.reactor.call_soon(cut)
@@ -55,9 +71,14 @@ def cut_all(service: RpcService) -> None:
 
 @contextmanager
 def cuts_at_random(
-    service: RpcService, chance: random.Random, gap_s: tuple[float, float], rounds: Callable[[], int]
+    service: RpcService,
+    chance: random.Random,
+    gap_s: tuple[float, float],
+    rounds: Callable[[], int],
 ) -> Iterator[None]:
-    """Meanwhile what is out is cut after each such time, CUTS_A_ROUND times at most while `rounds` stays the same."""
+    """Meanwhile what is out is cut after each such time, CUTS_A_ROUND times at most while `rounds`
+    stays the same.
+    """
     done = threading.Event()
 
     def run() -> None:
@@ -79,7 +100,9 @@ def cuts_at_random(
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master: Master, transport: str, seed: int) -> None:
+def test_while_connections_are_cut_every_push_is_applied_once(
+    farm: Farm, master: Master, transport: str, seed: int
+) -> None:
     chance = random.Random(seed)
     servers = [farm.start_ready(serve_tables, master.address, transport) for _ in range(2)]
     with RpcService(master.address, transports=[transport]) as service:
@@ -94,7 +117,10 @@ def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master
                     deadline = time.monotonic() + PATIENCE_S
                 assert time.monotonic() < deadline, "no push was cut"
                 keys = np.arange(number * KEYS_A_PUSH, (number + 1) * KEYS_A_PUSH)
-                pushes = [worker.submit_push("counts", keys, grads), worker.submit_push("sum", ones)]
+                pushes = [
+                    worker.submit_push("counts", keys, grads),
+                    worker.submit_push("sum", ones),
+                ]
                 assert worker.push_pull("counts", keys[:1] + 10**9, grads[:1]).tolist() == [[1]]
                 for push in pushes:
                     push.result()
@@ -104,26 +130,39 @@ def test_while_connections_are_cut_every_push_is_applied_once(farm: Farm, master
         assert worker.pull("counts", np.arange(number * KEYS_A_PUSH)).max() == 1
         assert worker.pull("sum").tolist() == [[number] * 2] * 3
         assert [lane.unanswered() for lane in worker._lanes] == [0, 0]
-        wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+        wait_until(
+            lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
+        )
     for server in servers:
         end(server)
 
 
-def test_a_push_whose_server_died_says_at_its_deadline_that_it_may_have_been_applied(farm: Farm, master: Master) -> None:
+def test_a_push_whose_server_died_says_at_its_deadline_that_it_may_have_been_applied(
+    farm: Farm, master: Master
+) -> None:
     server = farm.start_ready(serve_tables, master.address, "tcp")
     with RpcService(master.address, transports=["tcp"]) as service:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
         halt(server.pid)  # it takes no more from its sockets
-        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32), timeout_s=LOST_S)
+        push = worker.submit_push(
+            "counts", np.array([1]), np.ones((1, 1), np.float32), timeout_s=LOST_S
+        )
         pull = worker.submit_pull("counts", np.array([1]), timeout_s=LOST_S)
         assert not push.done()
         kill(server)
-        with pytest.raises(DeadlineExceeded, match=r"push 1 to partition 0 of 'kv'.* may have been applied, once.*no server 0"):
+        with pytest.raises(
+            DeadlineExceeded,
+            match=r"push 1 to partition 0 of 'kv'.* may have been applied, once.*no server 0",
+        ):
             push.result(PATIENCE_S)
-        with pytest.raises(DeadlineExceeded, match=r"pull to partition 0 of 'kv'.* has no answer at its deadline"):
+        with pytest.raises(
+            DeadlineExceeded, match=r"pull to partition 0 of 'kv'.* has no answer at its deadline"
+        ):
             pull.result(PATIENCE_S)
-        wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+        wait_until(
+            lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
+        )
     assert server.wait(PATIENCE_S) == -signal.SIGKILL
 
 
@@ -159,7 +198,9 @@ class Silent:
     def __init__(self) -> None:
         self.calls: list[tuple[Future, tuple[object, ...]]] = []
 
-    def submit_to(self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0) -> Future:
+    def submit_to(
+        self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0
+    ) -> Future:
         self.calls.append((Future(), args))
         return self.calls[-1][0]
 
@@ -173,7 +214,9 @@ def test_pushes_without_an_answer_are_bounded() -> None:
     client, lane = make_lane()
     for _ in range(WINDOW):
         lane.push("push", 30.0, "t", np.zeros(1))
-    with pytest.raises(Backpressure, match=f"{WINDOW} pushes of {WINDOW * 8} bytes to partition 0 of 'kv'"):
+    with pytest.raises(
+        Backpressure, match=f"{WINDOW} pushes of {WINDOW * 8} bytes to partition 0 of 'kv'"
+    ):
         lane.push("push", 30.0, "t", np.zeros(1))
     for call, _ in client.calls[1:]:
         call.set_result(None)
@@ -185,16 +228,27 @@ def test_pushes_without_an_answer_are_bounded() -> None:
         lane.push("push", 30.0, "t", np.zeros(1))
 
 
-def test_what_is_lost_is_sent_again_in_order_with_its_number_and_what_comes_later_goes_behind_it() -> None:
+def test_what_is_lost_is_sent_again_in_order_with_its_number_and_what_comes_later_goes_behind_it() -> (
+    None
+):
     client, lane = make_lane()
-    requests = [lane.push("push", 30.0, "t"), lane.ask("pull", 30.0, "t"), lane.push("push", 30.0, "t")]
+    requests = [
+        lane.push("push", 30.0, "t"),
+        lane.ask("pull", 30.0, "t"),
+        lane.push("push", 30.0, "t"),
+    ]
     for call, _ in reversed(client.calls):
         call.set_error(MaybeExecuted("lost"))
     assert not any(request.done() for request in requests)
     requests.append(lane.push("push", 30.0, "t"))
     assert len(client.calls) == 3
     assert lane.repeat()
-    assert [args for _, args in client.calls[3:]] == [(7, 1, "push", "t"), ("t",), (7, 2, "push", "t"), (7, 3, "push", "t")]
+    assert [args for _, args in client.calls[3:]] == [
+        (7, 1, "push", "t"),
+        ("t",),
+        (7, 2, "push", "t"),
+        (7, 3, "push", "t"),
+    ]
     for number, (call, _) in enumerate(client.calls[3:]):
         call.set_result(number)
     assert [request.result() for request in requests] == [0, 1, 2, 3]
@@ -250,7 +304,9 @@ def test_nobody_reads_the_arrays_of_a_push_that_was_given_up_as_it_was_sent_agai
     assert sent == [0]
 
 
-def test_what_is_lost_again_at_once_waits_for_the_next_round_which_looks_where_it_is_served() -> None:
+def test_what_is_lost_again_at_once_waits_for_the_next_round_which_looks_where_it_is_served() -> (
+    None
+):
     client, lane = make_lane()
     request = lane.push("push", 5.0, "t")
     client.calls[0][0].set_error(MaybeExecuted("lost"))
@@ -267,7 +323,9 @@ def test_what_is_lost_again_at_once_waits_for_the_next_round_which_looks_where_i
 
 
 @pytest.mark.parametrize("refusal", [Backpressure, Stopping])
-def test_a_push_that_was_lost_and_is_refused_then_is_not_said_to_be_refused(refusal: type[RpcError]) -> None:
+def test_a_push_that_was_lost_and_is_refused_then_is_not_said_to_be_refused(
+    refusal: type[RpcError],
+) -> None:
     client, lane = make_lane()
     request = lane.push("push", 30.0, "t")
     client.calls[0][0].set_error(MaybeExecuted("lost"))
@@ -283,11 +341,15 @@ def test_a_push_that_was_lost_and_is_refused_then_is_not_said_to_be_refused(refu
             request.result()
 
 
-def test_a_first_request_waits_for_a_server_that_the_client_has_not_heard_of_yet(master: Master) -> None:
+def test_a_first_request_waits_for_a_server_that_the_client_has_not_heard_of_yet(
+    master: Master,
+) -> None:
     lost: list[PartitionClient] = []
     with RpcService(master.address) as service:
         client = Silent()
-        lane = PartitionClient(client, "kv", 0, PartitionAddress(3), 7, lost.append, "apply", True, service.driver)
+        lane = PartitionClient(
+            client, "kv", 0, PartitionAddress(3), 7, lost.append, "apply", True, service.driver
+        )
         submit_to = client.submit_to
 
         def refuse(*args: object, timeout_s: float) -> Future:
@@ -308,18 +370,23 @@ def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
         halt(server.pid)
-        push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32), timeout_s=0.5)
+        push = worker.submit_push(
+            "counts", np.array([1]), np.ones((1, 1), np.float32), timeout_s=0.5
+        )
         cut_all(service)
         with pytest.raises(DeadlineExceeded):
             push.result(PATIENCE_S)
         os.kill(server.pid, signal.SIGCONT)
-        wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+        wait_until(
+            lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
+        )
     end(server)
 
 
 def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
     server = farm.start_ready(serve_tables, master.address, "tcp")
-    soon = Limits(peer_silent_s=0.5)  # a server that stands still keeps its lanes open when one is cut
+    # a server that stands still keeps its lanes open when one is cut
+    soon = Limits(peer_silent_s=0.5)
     with RpcService(master.address, transports=["tcp"], limits=soon) as service:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
@@ -330,7 +397,9 @@ def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
         wait_until(lambda: worker._lanes[0].repeats, "another attempt")
     with pytest.raises((Closed, MaybeExecuted)):
         push.result(PATIENCE_S)
-    wait_until(lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate()))
+    wait_until(
+        lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
+    )
     os.kill(server.pid, signal.SIGCONT)
     end(server)
 

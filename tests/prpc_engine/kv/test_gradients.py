@@ -1,4 +1,6 @@
-"""Gradients that are NaN, infinite or huge never poison a table: they are refused, skipped or bounded, as the table says."""
+"""Gradients that are NaN, infinite or huge never poison a table: they are refused, skipped or
+bounded, as the table says.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,10 @@ def floats(*values: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("optimizer", SQUARING, ids=repr)
 def test_huge_gradients_leave_every_value_and_state_finite(optimizer: Optimizer) -> None:
-    sparse, dense = SparseTable(1, optimizer, Constant(0.5)), DenseTable((3,), optimizer, Constant(0.5))
+    sparse, dense = (
+        SparseTable(1, optimizer, Constant(0.5)),
+        DenseTable((3,), optimizer, Constant(0.5)),
+    )
     for _ in range(30):
         for gradient in HUGE:
             sparse.push(np.arange(3), np.full((3, 1), gradient, np.float32))
@@ -83,15 +88,20 @@ def test_a_push_with_a_gradient_that_is_no_number_is_refused_whole(bad: float) -
     sparse.push(np.array([7]), floats([1, 1]).reshape(1, 2))
     dense.push(np.ones((2, 2), np.float32))
     before = [
-        {name: column.tobytes() for name, column in table.columns().items()} | {"statistics": table.statistics()}
+        {name: column.tobytes() for name, column in table.columns().items()}
+        | {"statistics": table.statistics()}
         for table in (sparse, dense)
     ]
-    with pytest.raises(BadArguments, match=rf"table 'clicks': the gradient of key 9, column 1 is {bad}; 1 of 6 elements"):
+    with pytest.raises(
+        BadArguments,
+        match=rf"table 'clicks': the gradient of key 9, column 1 is {bad}; 1 of 6 elements",
+    ):
         sparse.push(np.array([7, 9, 11]), floats([1, 1], [1, bad], [1, 1]))
     with pytest.raises(BadArguments, match=rf"table 'w': the gradient of index \[1, 0\] is {bad}"):
         dense.push(floats([1, 1], [bad, 1]))
     assert before == [
-        {name: column.tobytes() for name, column in table.columns().items()} | {"statistics": table.statistics()}
+        {name: column.tobytes() for name, column in table.columns().items()}
+        | {"statistics": table.statistics()}
         for table in (sparse, dense)
     ]
     assert sparse.version == dense.version == 1
@@ -117,7 +127,10 @@ def test_skipped_rows_stay_and_count_and_the_others_change(optimizer: Optimizer)
     plain.push(good, grads[good])
     assert sparse.pull(keys).tolist() == plain.pull(keys).tolist()
     assert sparse.statistics().rows_skipped == 2
-    dense, whole = DenseTable((4, 2), optimizer, Constant(0.5), nonfinite="skip"), DenseTable((4, 2), optimizer, Constant(0.5))
+    dense, whole = (
+        DenseTable((4, 2), optimizer, Constant(0.5), nonfinite="skip"),
+        DenseTable((4, 2), optimizer, Constant(0.5)),
+    )
     for each in (dense, whole):
         each.push(ones)
     before = {name: column.copy() for name, column in dense.columns().items()}
@@ -155,9 +168,14 @@ def test_no_server_has_applied_a_part_of_a_refused_push(verb: str) -> None:
     worker.create_dense("w", (6,), {"name": "add"}, split_bytes_min=0)
     keys, grads = np.arange(60), np.ones((60, 1), np.float32)
     grads[59] = np.nan
-    with pytest.raises(BadArguments, match=f"{verb} to sparse table 'clicks': the gradient of key 59, column 0 is nan"):
+    with pytest.raises(
+        BadArguments,
+        match=f"{verb} to sparse table 'clicks': the gradient of key 59, column 0 is nan",
+    ):
         getattr(worker, verb)("clicks", keys, grads)
-    with pytest.raises(BadArguments, match=rf"{verb} to dense table 'w': the gradient of index \[5\] is inf"):
+    with pytest.raises(
+        BadArguments, match=rf"{verb} to dense table 'w': the gradient of index \[5\] is inf"
+    ):
         getattr(worker, verb)("w", floats(1, 1, 1, 1, 1, np.inf))
     assert all(table.version == 0 for shard in shards for _, table in shard.tables.values())
 
@@ -176,12 +194,20 @@ def test_a_worker_that_skips_is_told_by_the_statistics() -> None:
 @pytest.mark.parametrize("kind", ["sparse", "dense"])
 def test_a_server_refuses_it_in_a_step_of_several_workers_before_others_wait(kind: str) -> None:
     shard = TableShard()
-    plain = {"table": "t", "partition": 0, "partitions": 1, "optimizer": {"name": "add"}, "initializer": {"name": "constant"}}
+    plain = {
+        "table": "t",
+        "partition": 0,
+        "partitions": 1,
+        "optimizer": {"name": "add"},
+        "initializer": {"name": "constant"},
+    }
     plain |= {"consistency": {"name": "sync", "workers": 2}, "name": kind}
     plain |= {"dim": 1} if kind == "sparse" else {"shape": [1], "begin": 0, "end": 1}
     shard.create_table(plain)
     with pytest.raises(BadArguments, match="is nan"):
-        shard.push("t", np.arange(1), floats([np.nan])) if kind == "sparse" else shard.push_dense("t", floats(np.nan))
+        shard.push("t", np.arange(1), floats([np.nan])) if kind == "sparse" else shard.push_dense(
+            "t", floats(np.nan)
+        )
     assert shard.workers() == []
 
 

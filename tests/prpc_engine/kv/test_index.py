@@ -5,7 +5,14 @@ from hypothesis import strategies as st
 
 from prpc_engine.errors import BadArguments
 from prpc_engine.kv import Constant, Sgd, SparseTable
-from prpc_engine.kv.table.index import CAPACITY_MIN, FULL_MAX, LOAD_MAX, SEGMENT_SHIFT, SEGMENT_SLOTS, KeyIndex
+from prpc_engine.kv.table.index import (
+    CAPACITY_MIN,
+    FULL_MAX,
+    LOAD_MAX,
+    SEGMENT_SHIFT,
+    SEGMENT_SLOTS,
+    KeyIndex,
+)
 from prpc_engine.kv.table.mix import mix64
 
 INT64 = np.iinfo(np.int64)
@@ -29,7 +36,9 @@ def test_it_behaves_as_a_dict_that_numbers_its_keys(steps: list[tuple[str, np.nd
             for each in there.tolist():
                 del model[each]
         everything = np.concatenate([keys, np.fromiter(model, np.int64, len(model))])
-        assert index.lookup(everything).tolist() == [model.get(each, -1) for each in everything.tolist()]
+        assert index.lookup(everything).tolist() == [
+            model.get(each, -1) for each in everything.tolist()
+        ]
         assert len(index) == len(model)
 
 
@@ -113,12 +122,16 @@ def made_to_meet() -> np.ndarray:
     return crowd
 
 
-def test_keys_made_to_meet_in_one_segment_are_refused_and_the_others_stay(made_to_meet: np.ndarray) -> None:
+def test_keys_made_to_meet_in_one_segment_are_refused_and_the_others_stay(
+    made_to_meet: np.ndarray,
+) -> None:
     index, some = KeyIndex(), int(FULL_MAX * SEGMENT_SLOTS) - 100
     index.insert(made_to_meet[:some], np.arange(some))
     with pytest.raises(BadArguments, match="no chance"):
         index.insert(made_to_meet[some:], np.arange(some, len(made_to_meet)))
-    assert index.lookup(made_to_meet).tolist() == list(range(some)) + [-1] * (len(made_to_meet) - some)
+    assert index.lookup(made_to_meet).tolist() == list(range(some)) + [-1] * (
+        len(made_to_meet) - some
+    )
     index.insert(-np.arange(1, 100), np.arange(some, some + 99))
     assert len(index) == some + 99
 
@@ -141,9 +154,12 @@ def test_asking_for_present_keys_never_grows_it() -> None:
 
 
 def test_keys_that_share_their_slots_all_find_their_own() -> None:
-    """The keys whose mixed value begins with the same bits: all start at one slot and have to walk."""
+    """The keys whose mixed value begins with the same bits:
+    all start at one slot and have to walk.
+    """
     candidates = np.arange(400_000)
-    crowd = candidates[mix64(candidates) >> np.uint64(54) == 123]  # of 1024 slots all want number 123
+    # of 1024 slots all want number 123
+    crowd = candidates[mix64(candidates) >> np.uint64(54) == 123]
     assert 300 < len(crowd) < 500
     index = KeyIndex()
     rows = index.lookup_or_insert(crowd)

@@ -20,7 +20,10 @@ SGD = {"name": "sgd", "learning_rate": 0.1}
 
 
 def params(scale: float = 1.0) -> Any:
-    return {"layers": [{"w": scale * jnp.arange(6.0).reshape(2, 3), "b": jnp.zeros(3)}], "out": jnp.ones(3, jnp.bfloat16)}
+    return {
+        "layers": [{"w": scale * jnp.arange(6.0).reshape(2, 3), "b": jnp.zeros(3)}],
+        "out": jnp.ones(3, jnp.bfloat16),
+    }
 
 
 def loss(tree: Any, x: Any) -> Any:
@@ -43,8 +46,12 @@ def test_a_step_changes_the_tree_as_gradient_descent_does() -> None:
     service.calls.clear()
     after = tree.step(grads)
     assert len(service.calls) == 2
-    expected = jax.tree_util.tree_map(lambda p, g: (p - 0.1 * g.astype(jnp.float32)).astype(p.dtype), params(), grads)
-    jax.tree_util.tree_map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), after, expected)
+    expected = jax.tree_util.tree_map(
+        lambda p, g: (p - 0.1 * g.astype(jnp.float32)).astype(p.dtype), params(), grads
+    )
+    jax.tree_util.tree_map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-2), after, expected
+    )
     assert after["out"].dtype == jnp.bfloat16
     seen = kv_jax.Tree(other, "model", params(), SGD, split_bytes_min=0).pull()
     jax.tree_util.tree_map(np.testing.assert_array_equal, seen, after)

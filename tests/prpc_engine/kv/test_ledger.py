@@ -77,7 +77,13 @@ def test_ledgers_that_come_together_know_what_either_knew(first_is_further: bool
         far.note(ONE, sequence)
     first, second = (far, near) if first_is_further else (near, far)
     first.load(second.arrays())
-    assert [sequence for sequence in range(1, 12) if first.find(ONE, sequence) == APPLIED] == [1, 2, 3, 5, 9]
+    assert [sequence for sequence in range(1, 12) if first.find(ONE, sequence) == APPLIED] == [
+        1,
+        2,
+        3,
+        5,
+        9,
+    ]
     assert first.highest(ONE) == 9
 
 

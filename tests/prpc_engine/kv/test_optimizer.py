@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.table import optimizer
-from prpc_engine.kv.table.optimizer import Adagrad, Adam, Add, Assign, Descent, Ftrl, Momentum, Optimizer, Sgd
+from prpc_engine.kv.table.optimizer import (
+    Adagrad,
+    Adam,
+    Add,
+    Assign,
+    Descent,
+    Ftrl,
+    Momentum,
+    Optimizer,
+    Sgd,
+)
 from prpc_engine.kv.table.schedule import Cosine, WarmUp
 
 EVERY = [
@@ -71,7 +81,9 @@ def state_of(made: Optimizer, shape: tuple[int, ...]) -> list[np.ndarray]:
 @pytest.mark.parametrize("made", EVERY, ids=str)
 @settings(max_examples=40)
 @given(grads=st.lists(st.integers(-64, 64).map(lambda each: each / 8), min_size=1, max_size=12))
-def test_it_does_what_its_formula_says_one_element_at_a_time(made: Optimizer, grads: list[float]) -> None:
+def test_it_does_what_its_formula_says_one_element_at_a_time(
+    made: Optimizer, grads: list[float]
+) -> None:
     values, state = np.array([0.25], np.float32), state_of(made, (1,))
     for t, wanted in enumerate(reference(made, 0.25, grads), start=1):
         made.apply(values, np.array(grads[t - 1 : t], np.float32), state, made.rate_at(t - 1), t)
@@ -79,7 +91,9 @@ def test_it_does_what_its_formula_says_one_element_at_a_time(made: Optimizer, gr
 
 
 @pytest.mark.parametrize("made", [Sgd, Momentum, Adagrad, Adam, Ftrl])
-def test_a_rate_that_falls_to_zero_ends_at_the_minimum_and_stays_there(made: type[Descent], seed: int) -> None:
+def test_a_rate_that_falls_to_zero_ends_at_the_minimum_and_stays_there(
+    made: type[Descent], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     falling = made(Cosine(0.3, steps=400))
     values, state = np.zeros(8, np.float32), state_of(falling, (8,))
@@ -92,7 +106,9 @@ def test_a_rate_that_falls_to_zero_ends_at_the_minimum_and_stays_there(made: typ
 def test_each_row_has_its_own_count_of_steps() -> None:
     adam, counts = Adam(0.1), [1, 7, 1000]
     together, state = np.zeros((3, 2), np.float32), state_of(adam, (3, 2))
-    adam.apply(together, np.ones((3, 2), np.float32), state, 0.1, np.array(counts, np.float32)[:, None])
+    adam.apply(
+        together, np.ones((3, 2), np.float32), state, 0.1, np.array(counts, np.float32)[:, None]
+    )
     for row, count in enumerate(counts):
         alone = np.zeros(2, np.float32)
         adam.apply(alone, np.ones(2, np.float32), state_of(adam, (2,)), 0.1, count)
@@ -101,7 +117,13 @@ def test_each_row_has_its_own_count_of_steps() -> None:
 
 def test_after_a_million_steps_the_means_are_divided_by_one() -> None:
     values, adam = np.zeros(1, np.float32), Adam(1.0)
-    adam.apply(values, np.zeros(1, np.float32), [np.full(1, 10 / 9, np.float32), np.full(1, 1, np.float32)], 1.0, 10**6)
+    adam.apply(
+        values,
+        np.zeros(1, np.float32),
+        [np.full(1, 10 / 9, np.float32), np.full(1, 1, np.float32)],
+        1.0,
+        10**6,
+    )
     assert values[0] == pytest.approx(-1.0, rel=1e-3)
 
 
@@ -115,8 +137,14 @@ def test_gradients_are_only_read_and_values_change_in_place(made: Optimizer) -> 
     assert values.dtype == np.float32
 
 
-@pytest.mark.parametrize("made", [Sgd(1.0), Momentum(1.0), Adagrad(0.1, initial_accumulator=0), Adam(0.1), Add()], ids=str)
-def test_a_zero_gradient_changes_nothing_even_where_nothing_has_accumulated(made: Optimizer) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [Sgd(1.0), Momentum(1.0), Adagrad(0.1, initial_accumulator=0), Adam(0.1), Add()],
+    ids=str,
+)
+def test_a_zero_gradient_changes_nothing_even_where_nothing_has_accumulated(
+    made: Optimizer,
+) -> None:
     values = np.ones(4, np.float32)
     made.apply(values, np.zeros(4, np.float32), state_of(made, (4,)), made.rate_at(0), 1)
     assert values.tolist() == [1, 1, 1, 1]
@@ -140,15 +168,30 @@ ALLOWED = "adagrad, adam, add, assign, ftrl, momentum, sgd"
         ({"name": "sgd"}, "'sgd' needs the setting 'learning_rate'"),
         ({"name": "sgd", "learning_rate": 0.1, "lr": 1}, "no setting 'lr'; allowed: learning_rate"),
         ({"name": "sgd", "learning_rate": -1}, "learning_rate is -1; a finite number above 0"),
-        ({"name": "sgd", "learning_rate": "0.1"}, "learning_rate is '0.1'; a finite number above 0"),
+        (
+            {"name": "sgd", "learning_rate": "0.1"},
+            "learning_rate is '0.1'; a finite number above 0",
+        ),
         ({"name": "sgd", "learning_rate": math.nan}, "learning_rate is nan"),
         ({"name": "sgd", "learning_rate": True}, "learning_rate is True"),
-        ({"name": "sgd", "learning_rate": {"name": "cosine", "initial": 1}}, "schedule 'cosine' needs the setting 'steps'"),
-        ({"name": "add", "learning_rate": 1}, "'add' has no setting 'learning_rate'; allowed: none"),
-        ({"name": "momentum", "learning_rate": 1, "momentum": 1}, "momentum is 1.0; a number below 1"),
+        (
+            {"name": "sgd", "learning_rate": {"name": "cosine", "initial": 1}},
+            "schedule 'cosine' needs the setting 'steps'",
+        ),
+        (
+            {"name": "add", "learning_rate": 1},
+            "'add' has no setting 'learning_rate'; allowed: none",
+        ),
+        (
+            {"name": "momentum", "learning_rate": 1, "momentum": 1},
+            "momentum is 1.0; a number below 1",
+        ),
         ({"name": "momentum", "learning_rate": 1, "nesterov": 1}, "nesterov is 1; True or False"),
         ({"name": "adagrad", "learning_rate": 1, "initial_accumulator": -0.1}, "of at least 0"),
-        ({"name": "adagrad", "learning_rate": 1, "epsilon": 0}, "epsilon is 0; a finite number above 0"),
+        (
+            {"name": "adagrad", "learning_rate": 1, "epsilon": 0},
+            "epsilon is 0; a finite number above 0",
+        ),
         ({"name": "adam", "learning_rate": 1, "beta_2": 1}, "beta_2 is 1.0; a number below 1"),
         ({"name": "ftrl", "learning_rate": 1, "l1": -1}, "l1 is -1; a finite number of at least 0"),
     ],

@@ -1,4 +1,6 @@
-"""A worker of a paced table is cut off between a push and its answer: the push is in one step, and the worker in its place."""
+"""A worker of a paced table is cut off between a push and its answer: the push is in one step, and
+the worker in its place.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ ONES = np.ones((3, 1), np.float32)
 
 
 def serve_patiently(life: Life, master: str, transport: str) -> None:
-    """As serve_tables(), but a worker that is cut off keeps its place however long it takes to be back."""
+    """As serve_tables(), but a worker that is cut off keeps its place however long it takes to be
+    back.
+    """
     barrier_scheduler.GRACE_S = 600.0
     serve_tables(life, master, transport)
 
 
 def cut_until_sent_again(service: RpcService, worker: TableWorker, repeats: int) -> None:
-    """Cut what is out until more requests than that were sent again: one is not out yet while its connection is made."""
+    """Cut what is out until more requests than that were sent again: one is not out yet while its
+    connection is made.
+    """
 
     def is_sent_again() -> bool:
         if worker._lanes[0].repeats > repeats:
@@ -47,16 +53,23 @@ def services(request: pytest.FixtureRequest, farm_of_module: Farm) -> Iterator[l
     with ExitStack() as stack:
         master = stack.enter_context(Master())
         server = farm_of_module.start_ready(serve_patiently, master.address, request.param)
-        yield [stack.enter_context(RpcService(master.address, transports=[request.param])) for _ in range(2)]
+        yield [
+            stack.enter_context(RpcService(master.address, transports=[request.param]))
+            for _ in range(2)
+        ]
         end(server)
     farm_of_module.end_all()
 
 
-def test_a_sync_push_whose_answer_was_cut_off_is_in_one_step(services: list[RpcService], seed: int) -> None:
+def test_a_sync_push_whose_answer_was_cut_off_is_in_one_step(
+    services: list[RpcService], seed: int
+) -> None:
     chance = random.Random(seed)
     cut, other = (TableWorker(service) for service in services)
     for worker in (cut, other):
-        worker.create_sparse("rows", 1, ADD, consistency={"name": "sync", "workers": 2, "reduce": "sum"})
+        worker.create_sparse(
+            "rows", 1, ADD, consistency={"name": "sync", "workers": 2, "reduce": "sum"}
+        )
     for step in range(1, STEPS + 1):
         first = chance.random() < 0.5
         repeats = cut._lanes[0].repeats
@@ -80,7 +93,8 @@ def test_an_ssp_push_whose_answer_was_cut_off_ticks_once(services: list[RpcServi
     for worker in (cut, other):
         worker.create_sparse("rows", 1, ADD, consistency={"name": "ssp", "workers": 2, "bound": 0})
         worker.submit_push("rows", KEYS, ONES)
-    cut.push("rows", KEYS, ONES)  # it is one ahead: so whatever it asks next waits for the other one
+    # it is one ahead: so whatever it asks next waits for the other one
+    cut.push("rows", KEYS, ONES)
     for step in range(1, STEPS + 1):
         repeats = cut._lanes[0].repeats
         ahead = cut.submit_push_pull("rows", KEYS, ONES)

@@ -82,7 +82,8 @@ def test_values_are_those_of_whoever_comes_first_and_others_take_them() -> None:
     first.step()
     second = Parameters(other, "model", of(2), SGD, split_bytes_min=0)
     assert flat(second) == flat(first) == [1] * 6 + [0.5] * 2 + [1]
-    np.testing.assert_array_equal(one.pull("model"), flat(first))  # the table has them, and no difference to something
+    # the table has them, and no difference to something
+    np.testing.assert_array_equal(one.pull("model"), flat(first))
 
 
 def test_workers_that_begin_at_once_have_the_values_of_one_of_them(master: Master) -> None:
@@ -92,7 +93,9 @@ def test_workers_that_begin_at_once_have_the_values_of_one_of_them(master: Maste
     made: list[Parameters] = []
 
     def begin(number: int) -> None:
-        worker = TableWorker(services[number], expected_servers=2, timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
+        worker = TableWorker(
+            services[number], expected_servers=2, timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S
+        )
         made.append(Parameters(worker, "model", of(number), SGD, split_bytes_min=0))
 
     threads = [threading.Thread(target=begin, args=(number,)) for number in range(5)]
@@ -122,12 +125,16 @@ def test_a_worker_that_died_while_it_assigned_leaves_nothing_of_its_own() -> Non
 def test_a_checkpoint_has_the_values_by_name_and_is_a_model_elsewhere(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     _, one, _ = make()
-    first = Parameters(one, "model", START, {"name": "adam", "learning_rate": 0.5}, split_bytes_min=0)
+    first = Parameters(
+        one, "model", START, {"name": "adam", "learning_rate": 0.5}, split_bytes_min=0
+    )
     first.grads["w"][:] = 1
     first.step()
     one.save(str(tmp_path), step=1)
     stored = {
-        name: array for path in tmp_path.rglob("*-table-*.safetensors") for name, array in safetensors.load_file(path).items()
+        name: array
+        for path in tmp_path.rglob("*-table-*.safetensors")
+        for name, array in safetensors.load_file(path).items()
     }
     assert {name for name in stored if not name.startswith("optimizer/")} == set(START)
     for name, values in first.values.items():
@@ -135,7 +142,9 @@ def test_a_checkpoint_has_the_values_by_name_and_is_a_model_elsewhere(tmp_path: 
     _, elsewhere, late = make(3)
     assert elsewhere.restore(str(tmp_path)) == 1
     for worker in (elsewhere, late):
-        again = Parameters(worker, "model", of(9), {"name": "adam", "learning_rate": 0.5}, split_bytes_min=0)
+        again = Parameters(
+            worker, "model", of(9), {"name": "adam", "learning_rate": 0.5}, split_bytes_min=0
+        )
         assert flat(again) == flat(first)
     after = []
     for each in (first, again):
@@ -148,7 +157,9 @@ def test_a_checkpoint_has_the_values_by_name_and_is_a_model_elsewhere(tmp_path: 
 
 def test_assigned_values_are_every_workers_and_the_next_step_goes_on_from_them() -> None:
     _, one, other = make()
-    mine, theirs = (Parameters(each, "model", START, SGD, split_bytes_min=0) for each in (one, other))
+    mine, theirs = (
+        Parameters(each, "model", START, SGD, split_bytes_min=0) for each in (one, other)
+    )
     theirs.grads["b"][:] = 2
     theirs.step()
     mine.values["w"][:] = 5
@@ -220,10 +231,19 @@ def test_an_assign_that_a_save_holds_comes_after_its_cut(tmp_path: Path) -> None
 
 def test_assigned_values_are_on_the_replica_too(farm: Farm) -> None:
     with elastic_world() as (master, watcher):
-        servers = {each.life.done: each for each in [farm.start_ready(serve, master.address) for _ in range(2)]}
+        servers = {
+            each.life.done: each
+            for each in [farm.start_ready(serve, master.address) for _ in range(2)]
+        }
         watcher.wait_whole(2)
         with RpcService(master.address, transports=["tcp"]) as service:
-            worker = TableWorker(service, elastic=True, ack="replicated", timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S)
+            worker = TableWorker(
+                service,
+                elastic=True,
+                ack="replicated",
+                timeout_s=PATIENCE_S,
+                call_timeout_s=PATIENCE_S,
+            )
             parameters = Parameters(worker, "model", of(3), SGD)
             placement = watcher.placement()
             assert placement is not None

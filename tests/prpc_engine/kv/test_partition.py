@@ -7,7 +7,9 @@ from hypothesis.extra import numpy as st_numpy
 from prpc_engine.kv.table import partition
 
 INT64 = np.iinfo(np.int64)
-keys_of_any_kind = st_numpy.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64.min, INT64.max))
+keys_of_any_kind = st_numpy.arrays(
+    np.int64, st.integers(0, 200), elements=st.integers(INT64.min, INT64.max)
+)
 
 
 @given(keys_of_any_kind, st.integers(1, 300))
@@ -18,7 +20,9 @@ def test_every_key_belongs_to_exactly_one_partition(keys: np.ndarray, partitions
 
 
 @given(keys_of_any_kind, st.integers(1, 300))
-def test_a_part_holds_its_owners_keys_in_the_order_they_came(keys: np.ndarray, partitions: int) -> None:
+def test_a_part_holds_its_owners_keys_in_the_order_they_came(
+    keys: np.ndarray, partitions: int
+) -> None:
     owners = partition.owner_of(keys, partitions)
     for owner, positions in enumerate(partition.split(keys, partitions)):
         assert (owners[positions] == owner).all()
@@ -44,7 +48,8 @@ def test_a_key_has_the_same_owner_alone_and_in_company() -> None:
 def test_regular_keys_spread_evenly(partitions: int, step: int) -> None:
     counts = [len(each) for each in partition.split(np.arange(30_000) * step, partitions)]
     expected = 30_000 / partitions
-    assert max(abs(count - expected) for count in counts) < 5 * expected**0.5  # five standard deviations
+    # five standard deviations
+    assert max(abs(count - expected) for count in counts) < 5 * expected**0.5
 
 
 @given(st.integers(0, 1000), st.integers(1, 50))

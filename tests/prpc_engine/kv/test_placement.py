@@ -2,11 +2,23 @@ import random
 
 import pytest
 
-from prpc_engine.kv.schema.placement import Placed, Placement, decode, demoted, first, handed_over, joined, loaded, plan
+from prpc_engine.kv.schema.placement import (
+    Placed,
+    Placement,
+    decode,
+    demoted,
+    first,
+    handed_over,
+    joined,
+    loaded,
+    plan,
+)
 
 
 def settled(placement: Placement, alive: list[int], moves_max: int = 100) -> Placement:
-    """Let every primary do what it has to, until nothing is left to do; of a partition it changes that often at most."""
+    """Let every primary do what it has to, until nothing is left to do; of a partition it changes
+    that often at most.
+    """
     moves: dict[int, int] = {}
     for _ in range(100):
         before = placement
@@ -30,7 +42,8 @@ def settled(placement: Placement, alive: list[int], moves_max: int = 100) -> Pla
 
 def check(placement: Placement, alive: list[int], replicas: int) -> None:
     """Everybody has a share, and each partition all its copies."""
-    staying = [each for each in alive if each not in placement.draining] or alive  # the last keep what they have
+    # the last keep what they have
+    staying = [each for each in alive if each not in placement.draining] or alive
     primaries = [sum(placed.primary == each for placed in placement.partitions) for each in staying]
     assert max(primaries) - min(primaries) <= 1
     for placed in placement.partitions:
@@ -51,7 +64,9 @@ def test_the_first_placement_is_even_and_nothing_moves() -> None:
 
 
 def test_a_death_promotes_a_replica_with_a_new_epoch_and_fills_others_anew() -> None:
-    placement = Placement((Placed(1, 5, replicas=(2, 3)), Placed(2, 7, replicas=(1,), joining=(3,))), 2)
+    placement = Placement(
+        (Placed(1, 5, replicas=(2, 3)), Placed(2, 7, replicas=(1,), joining=(3,))), 2
+    )
     one, other = plan(placement, [2, 3, 4]).partitions
     assert (one.primary, one.epoch, one.replicas) == (2, 6, ())
     assert set(one.joining) == {3, 4}
@@ -59,7 +74,9 @@ def test_a_death_promotes_a_replica_with_a_new_epoch_and_fills_others_anew() -> 
     assert set(other.joining) == {3, 4}
 
 
-def test_while_no_other_replica_has_come_those_of_before_are_promoted_when_nobody_else_is_left() -> None:
+def test_while_no_other_replica_has_come_those_of_before_are_promoted_when_nobody_else_is_left() -> (
+    None
+):
     placed = Placed(1, 5, replicas=(2, 3))
     one = plan(Placement((placed,), 2), [2, 3, 4]).partitions[0]
     assert (one.primary, one.spares, set(one.joining)) == (2, (3,), {3, 4})
@@ -127,6 +144,10 @@ def test_a_server_that_comes_takes_its_share_and_no_partition_moves_twice() -> N
     placement = settled(first(9, 0, [1, 2]), [1, 2])
     grown = settled(plan(placement, [1, 2, 3]), [1, 2, 3], moves_max=1)
     check(grown, [1, 2, 3], 0)
-    moved = [after for before, after in zip(placement.partitions, grown.partitions, strict=True) if before != after]
+    moved = [
+        after
+        for before, after in zip(placement.partitions, grown.partitions, strict=True)
+        if before != after
+    ]
     assert len(moved) == 3
     assert all(placed.primary == 3 and placed.epoch == 2 for placed in moved)

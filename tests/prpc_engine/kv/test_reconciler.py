@@ -1,4 +1,6 @@
-"""One server's reconciler and filler beside a placement that others change, and a master that is away at the worst moment."""
+"""One server's reconciler and filler beside a placement that others change, and a master that is
+away at the worst moment.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TABLE = SparseSpec("t", 0, 1, Sgd(1.0), Constant(), 1)
 
 
 class Node:
-    """A placement node of a master without network. forbid(placement): raised instead of setting that one."""
+    """A placement node of a master without network. forbid(placement): raised instead of setting
+    that one.
+    """
 
     path = "/tables"
 
@@ -92,9 +96,13 @@ def kept(node: Node, make_shard: Callable[[], TableShard] = TableShard) -> Itera
 def test_a_master_that_did_not_hear_that_a_partition_is_loaded_is_told_again() -> None:
     node = Node(Placement((Placed(ME, loading=True),)), [ME])
     failures = [DeadlineExceeded("the master is away")]
-    node.forbid = lambda placement: failures.pop() if failures and not placement.partitions[0].loading else None
+    node.forbid = lambda placement: (
+        failures.pop() if failures and not placement.partitions[0].loading else None
+    )
     with kept(node):
-        wait_until(lambda: not node.placement.partitions[0].loading, "the partition is said to be loaded")
+        wait_until(
+            lambda: not node.placement.partitions[0].loading, "the partition is said to be loaded"
+        )
     assert not failures
 
 
@@ -109,13 +117,20 @@ def test_a_partition_is_said_to_be_loaded_also_when_it_got_an_heir_meanwhile() -
 
     with kept(node, make_late):
         assert loading.wait(PATIENCE_S)
-        node.placement, node.version = msgspec.structs.replace(node.placement, draining=(ME,)), node.version + 1
+        node.placement, node.version = (
+            msgspec.structs.replace(node.placement, draining=(ME,)),
+            node.version + 1,
+        )
         wait_until(lambda: node.placement.partitions[0].heir == OTHER, "an heir")
         go_on.set()
-        wait_until(lambda: not node.placement.partitions[0].loading, "the partition is said to be loaded")
+        wait_until(
+            lambda: not node.placement.partitions[0].loading, "the partition is said to be loaded"
+        )
 
 
-def test_a_server_that_is_leaving_says_so_again_where_that_was_forgotten_while_it_seemed_dead() -> None:
+def test_a_server_that_is_leaving_says_so_again_where_that_was_forgotten_while_it_seemed_dead() -> (
+    None
+):
     node = Node(Placement((Placed(OTHER),)), [ME, OTHER])
     with kept(node) as reconciler:
         reconciler.drain()
@@ -124,7 +139,9 @@ def test_a_server_that_is_leaving_says_so_again_where_that_was_forgotten_while_i
         wait_until(lambda: node.placement.draining == (ME,), "the word")
 
 
-def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     host, _ = primary_of(Placed(ME))
     old, new = Placement((Placed(ME),)), Placement((Placed(OTHER, epoch=2),))
     node = Node(old, [ME, OTHER])
@@ -142,7 +159,9 @@ def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(capl
     assert "it is lost" not in caplog.text
 
 
-def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_empty(tmp_path: Path) -> None:
+def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_empty(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("what is no folder now")
     placed = Placed(ME, loading=True)
@@ -159,7 +178,9 @@ def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_e
 
 
 class Copied:
-    """A primary from which ME is filled. The reconciler is told to stop as the first piece is read."""
+    """A primary from which ME is filled.
+    The reconciler is told to stop as the first piece is read.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -191,8 +212,8 @@ def test_a_server_that_is_closed_as_it_is_filled_does_not_say_that_it_has_everyt
 
 
 class Late:
-    """The way to a primary's host: what was asked first of a copy comes there when the next one has begun, as of a connection
-    that was lost meanwhile."""
+    """The way to a primary's host: what was asked first of a copy comes there when the next one has
+    begun, as of a connection that was lost meanwhile."""
 
     def __init__(self, host: PartitionRouter, method: str) -> None:
         self.host, self.method = host, method
@@ -210,7 +231,9 @@ class Late:
 
 
 @pytest.mark.parametrize("method", ["copy_read", "copy_end"])
-def test_what_was_asked_of_a_copy_that_was_begun_anew_takes_nothing_from_that_one(method: str) -> None:
+def test_what_was_asked_of_a_copy_that_was_begun_anew_takes_nothing_from_that_one(
+    method: str,
+) -> None:
     placed = Placed(ME, joining=(OTHER,))
     host, hosted = primary_of(placed)
     push(host, 1, "apply_replicated")
@@ -236,7 +259,9 @@ def test_a_copy_is_there_until_another_has_taken_its_place() -> None:
 
 
 def push(host: PartitionRouter, number: int, method: str = "apply") -> Future:
-    answer = getattr(host, method)(0, 1, 7, number, "push", "t", np.arange(2), np.ones((2, 1), np.float32))
+    answer = getattr(host, method)(
+        0, 1, 7, number, "push", "t", np.arange(2), np.ones((2, 1), np.float32)
+    )
     assert isinstance(answer, Future)
     return answer
 
@@ -267,12 +292,15 @@ def test_a_push_that_a_save_holds_goes_elsewhere_when_its_partition_does(method:
     assert hosted.shard.statistics()["t"]["pushes"] == 0
 
 
-def test_what_a_save_held_is_held_no_longer_where_the_partition_was_handed_over_and_others_count_on_the_copy() -> None:
+def test_what_a_save_held_is_held_no_longer_where_the_partition_was_handed_over_and_others_count_on_the_copy() -> (
+    None
+):
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.shard.checkpoint_enter("0" * 16, "/nowhere")
     host.learn(Placement((Placed(OTHER, epoch=2, replicas=(ME,)),)), 2, 1.0)
     change = 7, 1, "t", None, np.arange(2), np.ones((2, 1), np.float32)
-    assert host.follow(0, 2, 1, "replay", *change) is None  # so the push is acknowledged as replicated
+    # so the push is acknowledged as replicated
+    assert host.follow(0, 2, 1, "replay", *change) is None
     host.learn(Placement((Placed(ME, epoch=3),)), 3, 1.0)  # and the other one dies
     assert host.pull(0, 3, "t", np.arange(2)).tolist() == [[-1], [-1]]
 
@@ -290,14 +318,17 @@ def test_a_replica_that_is_being_copied_anew_has_not_what_it_is_yet_to_read() ->
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.streams[OTHER].fail("it has forgotten all")
     answer = push(host, 1, "apply_replicated")
-    begun = host.copy_begin(0, 1, OTHER)  # it has not heard that it is a replica, and the master not that it cannot be one
+    # it has not heard that it is a replica, and the master not that it cannot be one
+    begun = host.copy_begin(0, 1, OTHER)
     assert host.copy_read(0, 1, OTHER, begun["copy"]) is not None
     assert not push(host, 2, "apply_replicated").done()
     assert not answer.done()
     assert hosted.look_at_streams(0.0) == ([], [OTHER])  # the master is told
 
 
-def test_a_replica_that_is_none_any_more_is_copied_from_the_beginning_as_it_drops_what_it_has() -> None:
+def test_a_replica_that_is_none_any_more_is_copied_from_the_beginning_as_it_drops_what_it_has() -> (
+    None
+):
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.streams[OTHER].fail("it has forgotten all")
     copy = host.copy_begin(0, 1, OTHER)["copy"]
@@ -306,7 +337,9 @@ def test_a_replica_that_is_none_any_more_is_copied_from_the_beginning_as_it_drop
         host.copy_end(0, 1, OTHER, copy)
 
 
-def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_is_heard_meanwhile() -> None:
+def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_is_heard_meanwhile() -> (
+    None
+):
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,), joining=(THIRD,)))
     hosted.end_copy(THIRD, hosted.begin_copy(THIRD)["copy"])
     hosted.promised.add(THIRD)
@@ -317,7 +350,9 @@ def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_
     assert not answer.done()
 
 
-def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push_as_it_would_not_take_over() -> None:
+def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push_as_it_would_not_take_over() -> (
+    None
+):
     host, hosted = primary_of(Placed(ME, joining=(OTHER,)))
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     answer = push(host, 1, "apply_replicated")
@@ -327,7 +362,9 @@ def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push_as_it_woul
     assert answer.done()
 
 
-@pytest.mark.parametrize("placed", [Placed(ME, replicas=(OTHER,)), Placed(ME, joining=(OTHER,), spares=(OTHER,))])
+@pytest.mark.parametrize(
+    "placed", [Placed(ME, replicas=(OTHER,)), Placed(ME, joining=(OTHER,), spares=(OTHER,))]
+)
 def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed: Placed) -> None:
     host, hosted = primary_of(placed)
     node = Node(Placement((placed,), replicas=1), [ME, OTHER])
@@ -335,11 +372,15 @@ def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed
     hosted.replace_all("load", 7)
     assert hosted.is_settled("load") is False
     reconciler._look()
-    assert node.placement.partitions[0] == Placed(ME, epoch=2, joining=(OTHER,), restored="load", step=7)
+    assert node.placement.partitions[0] == Placed(
+        ME, epoch=2, joining=(OTHER,), restored="load", step=7
+    )
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     for _ in range(2):  # what is copied after that counts
         reconciler._look()
-    assert node.placement.partitions[0] == Placed(ME, epoch=2, replicas=(OTHER,), restored="load", step=7)
+    assert node.placement.partitions[0] == Placed(
+        ME, epoch=2, replicas=(OTHER,), restored="load", step=7
+    )
     assert hosted.is_settled("load") is True
     assert hosted.is_settled("another") is None
 
@@ -370,7 +411,9 @@ def test_a_partition_whose_heir_was_taken_back_at_the_last_moment_was_not_handed
 
 def test_a_stream_that_was_interrupted_with_nothing_to_send_is_as_good_as_new() -> None:
     calls: dict[int, Future] = {}
-    stream = ReplicationLog(0, lambda number, _: calls.setdefault(number, Future()), lambda _: None, None)
+    stream = ReplicationLog(
+        0, lambda number, _: calls.setdefault(number, Future()), lambda _: None, None
+    )
     for number in (1, 2):
         stream.forward(number, ("apply",))
     calls[2].set_result(None)
@@ -385,7 +428,9 @@ def test_a_stream_that_was_interrupted_with_nothing_to_send_is_as_good_as_new() 
 
 
 class Raced(Replica):
-    """While somebody looks at it, it applies a push that its replica answers, and another server is made its primary."""
+    """While somebody looks at it, it applies a push that its replica answers, and another server is
+    made its primary.
+    """
 
     streams: Any
     is_raced = False

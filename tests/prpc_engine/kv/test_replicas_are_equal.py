@@ -1,9 +1,11 @@
-"""A primary and its replicas hold the same, state by state, whatever is pushed, pulled, copied, handed over, or dies.
+"""A primary and its replicas hold the same, state by state, whatever is pushed, pulled, copied,
+handed over, or dies.
 
-Several servers' Hosted side by side, without network and without clocks: what one sends another waits in a queue, in order for
-each receiver, and arrives as it does over a wire. After each change that a primary forwards the table's state is noted under the
-change's number; a replica that has applied so many changes must have that state. Once everything has arrived it must have the
-state of now.
+Several servers' Hosted side by side, without network and without clocks: what one sends another
+waits in a queue, in order for each receiver, and arrives as it does over a wire. After each change
+that a primary forwards the table's state is noted under the change's number; a replica that has
+applied so many changes must have that state. Once everything has arrived it must have the state of
+now.
 """
 
 from __future__ import annotations
@@ -47,11 +49,20 @@ SPECS: dict[str, dict[str, Any]] = {
     "min_count": PLAIN | {"admission": {"min_count": 2, "width_bits": 3}},
     "both": PLAIN | {"admission": {"min_count": 2, "width_bits": 3}, "eviction": {"rows_max": 5}},
 }
-DENSE = {key: value for key, value in PLAIN.items() if key != "dim"} | {"name": "dense", "shape": [4], "begin": 0, "end": 4}
+DENSE = {key: value for key, value in PLAIN.items() if key != "dim"} | {
+    "name": "dense",
+    "shape": [4],
+    "begin": 0,
+    "end": 4,
+}
 keys_given = st.lists(st.integers(0, 14), min_size=1, max_size=6)
 sparse_names = st.sampled_from(sorted(SPECS))
-verb_names = st.sampled_from(["push", "pull", "push_pull", "push_dense", "push_pull_dense", "pull_dense"])
-verbs_given = st.lists(st.tuples(verb_names, sparse_names, keys_given, st.integers(-3, 3)), max_size=12)
+verb_names = st.sampled_from(
+    ["push", "pull", "push_pull", "push_dense", "push_pull_dense", "pull_dense"]
+)
+verbs_given = st.lists(
+    st.tuples(verb_names, sparse_names, keys_given, st.integers(-3, 3)), max_size=12
+)
 PIECES_MAX = 30
 
 
@@ -59,7 +70,10 @@ def state_of(table: SparseTable | DenseTable) -> dict[str, Any]:
     """All that there is, by name, and rows by key."""
     columns = {column: array.tolist() for column, array in table.columns().items()}
     keys = columns.pop("keys", [])
-    found = {column: dict(zip(keys, values, strict=True)) if keys else values for column, values in columns.items()}
+    found = {
+        column: dict(zip(keys, values, strict=True)) if keys else values
+        for column, values in columns.items()
+    }
     found |= table.scalars() | {what: array.tolist() for what, array in table.singles().items()}
     found.pop("moment", None)  # a clock's goes on; that of steps is the steps
     return found
@@ -87,7 +101,9 @@ class Replication(RuleBasedStateMachine):
         self.patched = pytest.MonkeyPatch()
         self.patched.setattr(decisions, "USES_MAX", 5)
         self.now = 1000.0
-        self.queues: dict[int, deque[tuple[int, int, tuple[Any, ...], Future]]] = {server: deque() for server in SERVERS}
+        self.queues: dict[int, deque[tuple[int, int, tuple[Any, ...], Future]]] = {
+            server: deque() for server in SERVERS
+        }
         self.copies: dict[int, tuple[IncomingCopy, dict[str, Any]]] = {}
         self.noted: dict[int, dict[str, Noted]] = {}
         self.copied_at: dict[int, int] = {}
@@ -104,7 +120,7 @@ class Replication(RuleBasedStateMachine):
             self.a_copy_begins(server)
             self.the_copy_goes_on(server, PIECES_MAX)
 
-    # -- the world -----------------------------------------------------------------------------------------------------
+    # -- the world ---------------------------------------------------------------------------------
 
     @staticmethod
     def spec(name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -126,26 +142,37 @@ class Replication(RuleBasedStateMachine):
         return is_new
 
     def host(self, server: int, shard: TableShard, applied: int) -> None:
-        def send(to: int, method: str, index: int, epoch: int, number: int, *message: Any) -> Future:
+        def send(
+            to: int, method: str, index: int, epoch: int, number: int, *message: Any
+        ) -> Future:
             assert method == "follow"
             answer = Future()
             self.queues[to].append((epoch, number, copy.deepcopy(message), answer))
             return answer
 
-        hosted = self.hosted[server] = Replica(0, server, self.placed, shard, applied, send, lambda: None)
+        hosted = self.hosted[server] = Replica(
+            0, server, self.placed, shard, applied, send, lambda: None
+        )
         forward = hosted._forward
 
         def noting(method: str, *message: Any) -> None:
             before = self.noted[hosted.applied]
             forward(method, *message)
-            table = {"replay": lambda: message[2], "catch_up": lambda: message[0], "create_table": lambda: message[0]["table"]}
+            table = {
+                "replay": lambda: message[2],
+                "catch_up": lambda: message[0],
+                "create_table": lambda: message[0]["table"],
+            }
             self.noted[hosted.applied] = before | self.note(hosted, table[method]())
 
         hosted._forward = noting  # type: ignore[method-assign]
 
     @staticmethod
     def note(hosted: Replica, *tables: str) -> dict[str, Noted]:
-        return {table: Noted(hosted.applied, state_of(hosted.shard.tables[table][1])) for table in tables}
+        return {
+            table: Noted(hosted.applied, state_of(hosted.shard.tables[table][1]))
+            for table in tables
+        }
 
     @property
     def primary(self) -> Replica:
@@ -154,7 +181,9 @@ class Replication(RuleBasedStateMachine):
     def learn(self, placed: Placed) -> None:
         self.placed = placed
         for server, hosted in list(self.hosted.items()):
-            if server in placed.holders and not (server in placed.joining and server not in self.copies):
+            if server in placed.holders and not (
+                server in placed.joining and server not in self.copies
+            ):
                 hosted.learn(placed)
             else:
                 hosted.leave()
@@ -175,7 +204,7 @@ class Replication(RuleBasedStateMachine):
                 if queue:
                     self.deliver(server)
 
-    # -- verbs ---------------------------------------------------------------------------------------------------------
+    # -- verbs -------------------------------------------------------------------------------------
 
     @rule(verbs=verbs_given)
     def verbs(self, verbs: list[tuple[str, str, list[int], int]]) -> None:
@@ -218,12 +247,18 @@ class Replication(RuleBasedStateMachine):
     def time_goes_by(self, seconds: int) -> None:
         self.now += seconds
 
-    # -- servers -------------------------------------------------------------------------------------------------------
+    # -- servers -----------------------------------------------------------------------------------
 
     @rule(server=st.sampled_from(SERVERS))
     def a_copy_begins(self, server: int) -> None:
-        is_cut = any(table.before_change is not None for _, table in self.primary.shard.tables.values())
-        if is_cut or server in (self.placed.primary, *self.placed.replicas) or server in self.copies:
+        is_cut = any(
+            table.before_change is not None for _, table in self.primary.shard.tables.values()
+        )
+        if (
+            is_cut
+            or server in (self.placed.primary, *self.placed.replicas)
+            or server in self.copies
+        ):
             return
         self.learn(msgspec.structs.replace(self.placed, joining=(*{*self.placed.joining, server},)))
         if not self.primary.streams:
@@ -263,7 +298,9 @@ class Replication(RuleBasedStateMachine):
 
     @precondition(lambda self: self.placed.replicas)
     @rule(data=st.data(), keys=keys_given, table=sparse_names, is_kept=st.booleans())
-    def it_is_handed_over(self, data: st.DataObject, keys: list[int], table: str, is_kept: bool) -> None:
+    def it_is_handed_over(
+        self, data: st.DataObject, keys: list[int], table: str, is_kept: bool
+    ) -> None:
         heir = data.draw(st.sampled_from(self.placed.replicas))
         self.copies.clear()
         self.learn(msgspec.structs.replace(self.placed, heir=heir, joining=()))
@@ -298,20 +335,27 @@ class Replication(RuleBasedStateMachine):
     def a_replica_cannot_be_reached(self, data: st.DataObject) -> None:
         gone = data.draw(st.sampled_from(self.placed.replicas))
         self.queues[gone].clear()
-        self.learn(msgspec.structs.replace(demoted(self.placed, gone), joining=self.placed.joining, spares=()))
+        self.learn(
+            msgspec.structs.replace(
+                demoted(self.placed, gone), joining=self.placed.joining, spares=()
+            )
+        )
 
-    # -- what holds ----------------------------------------------------------------------------------------------------
+    # -- what holds --------------------------------------------------------------------------------
 
     @invariant()
     def a_replica_has_the_state_of_its_last_change(self) -> None:
         for server in self.placed.replicas:
             replica = self.hosted[server]
             for name, noted in self.noted[replica.applied].items():
-                # Pulls are told later, of a table that decides nothing; and a copy may have stamps of after its cut until then.
+                # Pulls are told later, of a table that decides nothing; and a copy may have stamps
+                # of after its cut until then.
                 is_told = noted.number > self.copied_at.get(server, -1)
                 but = {"pulls", "keys_pulled"} | (set() if is_told else {"stamps"})
                 now = state_of(replica.shard.tables[name][1])
-                assert without(now, but) == without(noted.state, but), f"{name} at server {server}, change {noted.number}"
+                assert without(now, but) == without(noted.state, but), (
+                    f"{name} at server {server}, change {noted.number}"
+                )
 
     def teardown(self) -> None:
         if not hasattr(self, "placed"):
@@ -327,7 +371,9 @@ class Replication(RuleBasedStateMachine):
 
 
 TestReplicasAreEqual = Replication.TestCase
-TestReplicasAreEqual.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, report_multiple_bugs=False)
+TestReplicasAreEqual.settings = settings(
+    max_examples=100, stateful_step_count=30, deadline=None, report_multiple_bugs=False
+)
 
 
 def test_a_decision_is_what_it_was_encoded_from() -> None:

@@ -16,7 +16,9 @@ def test_growing_rows_keep_what_was_in_them() -> None:
         rows.extend(1000)[:] = i
     assert len(rows) == 1_000_000
     assert rows.nbytes == 8_000_000 > HUGE_PAGE_BYTES
-    np.testing.assert_array_equal(rows.array[:, 1], np.repeat(np.arange(1000, dtype=np.float32), 1000))
+    np.testing.assert_array_equal(
+        rows.array[:, 1], np.repeat(np.arange(1000, dtype=np.float32), 1000)
+    )
 
 
 def test_who_kept_a_view_has_the_rows_as_they_were() -> None:
@@ -66,7 +68,9 @@ def test_summing_duplicates_keeps_each_keys_total(keys: list[int]) -> None:
     different, sums = sum_duplicates(np.array(keys, np.int64), grads)
     assert sorted(different.tolist()) == sorted(set(keys))
     for key, total in zip(different.tolist(), sums, strict=True):
-        np.testing.assert_array_equal(total, sum(grads[i] for i, each in enumerate(keys) if each == key))
+        np.testing.assert_array_equal(
+            total, sum(grads[i] for i, each in enumerate(keys) if each == key)
+        )
 
 
 @pytest.mark.parametrize("keys", [[1, 5, 9], [9, 1, 5], []])

@@ -1,4 +1,6 @@
-"""Versions beside values: they grow with pushes, survive what loses nothing, and tell every worker when state went back."""
+"""Versions beside values: they grow with pushes, survive what loses nothing, and tell every worker
+when state went back.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ ONES = np.ones((8, 1), np.float32)
 LARGE = (8 << 20,)  # 32 MiB: more than the sockets to a stopped process take
 
 
-def make(servers: int = 2, workers: int = 2, monotonic: bool = True) -> tuple[LocalService, list[TableWorker]]:
+def make(
+    servers: int = 2, workers: int = 2, monotonic: bool = True
+) -> tuple[LocalService, list[TableWorker]]:
     service = LocalService()
     for _ in range(servers):
         TableServer(service)
-    made = [TableWorker(service, expected_servers=servers, monotonic=monotonic) for _ in range(workers)]
+    made = [
+        TableWorker(service, expected_servers=servers, monotonic=monotonic) for _ in range(workers)
+    ]
     for worker in made:
         worker.create_sparse("counts", 1, ADD)
         worker.create_dense("sum", (4,), ADD, split_bytes_min=0)
@@ -56,10 +62,19 @@ def test_a_version_counts_the_pushes_of_all_workers_to_a_partition() -> None:
     values, versions = one.pull_versioned("counts", KEYS)
     assert values.ravel().tolist() == [2] * 8
     assert versions == {0: 2, 1: 2}
-    partition = int(np.flatnonzero([shard.statistics()["counts"]["rows"] for shard in service.servers["kv"]])[0])
-    key = next(key for key in KEYS if list(one.pull_versioned("counts", np.array([key])).versions) == [partition])
+    partition = int(
+        np.flatnonzero([shard.statistics()["counts"]["rows"] for shard in service.servers["kv"]])[0]
+    )
+    key = next(
+        key
+        for key in KEYS
+        if list(one.pull_versioned("counts", np.array([key])).versions) == [partition]
+    )
     one.push("counts", np.array([key]), ONES[:1])
-    assert one.submit_pull_versioned("counts", KEYS).result().versions == {partition: 3, 1 - partition: 2}
+    assert one.submit_pull_versioned("counts", KEYS).result().versions == {
+        partition: 3,
+        1 - partition: 2,
+    }
     one.push("sum", np.ones(4, np.float32))
     assert one.pull_versioned("sum").versions == {0: 1, 1: 1}
 
@@ -83,10 +98,14 @@ def test_after_a_restore_by_another_worker_each_one_is_told_once(tmp_path: Path,
         one.push("counts", KEYS, ONES)
     assert other.pull("counts", KEYS).ravel().tolist() == [4] * 8
     assert one.restore(str(tmp_path)) == 1
-    assert one.pull_versioned("counts", KEYS).versions == {0: 1, 1: 1}  # saved with the values; who restores is told nothing
+    # saved with the values; who restores is told nothing
+    assert one.pull_versioned("counts", KEYS).versions == {0: 1, 1: 1}
     if verb == "push":
         other.push("counts", KEYS, ONES)  # is applied: the next verb says it
-    with pytest.raises(EpochChanged, match=r"table 'counts' in partition 0 is at version \d, this worker has seen 4") as told:
+    with pytest.raises(
+        EpochChanged,
+        match=r"table 'counts' in partition 0 is at version \d, this worker has seen 4",
+    ) as told:
         other.push_pull("counts", KEYS, ONES) if verb == "push_pull" else other.pull("counts", KEYS)
     assert (told.value.partition, told.value.step) == (0, -1)
     assert pickle.loads(pickle.dumps(told.value)).pushes_lost == told.value.pushes_lost > 0
@@ -103,7 +122,8 @@ def test_answers_may_come_in_any_order() -> None:
     told = session.answered("t", late, {0: 6, 1: 3})
     assert told is not None
     assert (told.partition, told.pushes_lost) == (0, 1)
-    assert session.answered("t", late, {0: 9}) is None  # of before state went back: it says nothing, and is not seen
+    # of before state went back: it says nothing, and is not seen
+    assert session.answered("t", late, {0: 9}) is None
     assert session.answered("t", session.floors("t"), {0: 6}) is None
 
 
@@ -139,14 +159,18 @@ def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_la
     class Client:
         server_ids = (1, 3)
 
-        def submit_to(self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0) -> Future:
+        def submit_to(
+            self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0
+        ) -> Future:
             answer = Future()
             answer.set_result(0)
             return answer
 
     session = Session("kv")
     where = Locator(Node(), Client(), "kv", 7, session, 1.0)  # type: ignore[arg-type]
-    lane = PartitionClient(Client(), "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
+    lane = PartitionClient(
+        Client(), "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True
+    )
     threads = [threading.Thread(target=where.locate, args=([lane],)) for _ in range(2)]
     threads[0].start()
     assert reading.wait(PATIENCE_S)
@@ -160,7 +184,9 @@ def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_la
 
 
 class LosesAPartition:
-    """A master's node, and a client of the new primary, of a partition that is back without its history; `kept` pushes are in."""
+    """A master's node, and a client of the new primary, of a partition that is back without its
+    history; `kept` pushes are in.
+    """
 
     server_ids = (1, 3)
     kept = 1
@@ -171,13 +197,17 @@ class LosesAPartition:
     def read(self) -> tuple[Placement, int]:
         return Placement((Placed(3, epoch=2, history=1),)), 1
 
-    def submit_to(self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0) -> Future:
+    def submit_to(
+        self, server_id: int, method: str, /, *args: object, timeout_s: float = 30.0
+    ) -> Future:
         answer = Future()
         answer.set_result(self.kept)
         return answer
 
     def lane(self, where: Locator) -> PartitionClient:
-        return PartitionClient(self, "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True)
+        return PartitionClient(
+            self, "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True
+        )
 
 
 def test_a_push_that_begins_as_a_loss_is_found_out_is_not_taken_for_an_acknowledged_one() -> None:
@@ -258,7 +288,14 @@ def test_a_push_that_comes_again_is_answered_as_the_first_time_was(verb: str) ->
     assert np.all(first[0] == again[0] if verb != "push" else first == again == 1)
     dense = np.ones(4, np.float32)
     first, again = (
-        shard.apply(1, 2, verb.replace("pull", "pull_dense") if "pull" in verb else "push_dense", "sum", dense) for _ in "ab"
+        shard.apply(
+            1,
+            2,
+            verb.replace("pull", "pull_dense") if "pull" in verb else "push_dense",
+            "sum",
+            dense,
+        )
+        for _ in "ab"
     )
     assert np.all(first == again if verb == "push" else first[0] == again[0])
 
@@ -280,7 +317,9 @@ def test_cut_connections_take_nothing_back(farm: Farm, transport: str, seed: int
 
 
 def serve(life: Life, master: str) -> None:
-    """One server until SIGTERM; life.done: its id. One that the test stops keeps its lease, however long a push takes."""
+    """One server until SIGTERM; life.done: its id. One that the test stops keeps its lease, however
+    long a push takes.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with (
         RpcService(master, transports=["tcp"], lease_s=PATIENCE_S) as service,
@@ -291,12 +330,19 @@ def serve(life: Life, master: str) -> None:
 
 
 @pytest.mark.parametrize("ack", ["applied", "replicated"])
-def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(farm: Farm, ack: str) -> None:
+def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(
+    farm: Farm, ack: str
+) -> None:
     with elastic_world() as (master, watcher):
-        servers = {each.life.done: each for each in [farm.start_ready(serve, master.address) for _ in range(2)]}
+        servers = {
+            each.life.done: each
+            for each in [farm.start_ready(serve, master.address) for _ in range(2)]
+        }
         watcher.wait_whole(2)
         with RpcService(master.address, transports=["tcp"]) as service:
-            worker = TableWorker(service, elastic=True, ack=ack, monotonic=True, timeout_s=PATIENCE_S)
+            worker = TableWorker(
+                service, elastic=True, ack=ack, monotonic=True, timeout_s=PATIENCE_S
+            )
             careful = TableWorker(service, elastic=True, ack="replicated", timeout_s=PATIENCE_S)
             for each in (worker, careful):
                 each.create_dense("large", LARGE, ADD)
@@ -312,7 +358,9 @@ def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(far
             kill(servers[primary])
             os.kill(servers[replica].pid, signal.SIGCONT)
             if ack == "applied":
-                with pytest.raises(EpochChanged, match="partition 0 is at version 1, this worker has seen 2"):
+                with pytest.raises(
+                    EpochChanged, match="partition 0 is at version 1, this worker has seen 2"
+                ):
                     worker.pull("large", timeout_s=PUSH_TIMEOUT_S)
             values, versions = worker.pull_versioned("large", timeout_s=PUSH_TIMEOUT_S)
             assert versions == {0: 1 if ack == "applied" else 2}

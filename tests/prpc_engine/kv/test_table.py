@@ -4,7 +4,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prpc_engine.errors import BadArguments
-from prpc_engine.kv import Adagrad, Adam, Assign, Constant, DenseTable, Ftrl, Momentum, Sgd, SparseTable, Uniform
+from prpc_engine.kv import (
+    Adagrad,
+    Adam,
+    Assign,
+    Constant,
+    DenseTable,
+    Ftrl,
+    Momentum,
+    Sgd,
+    SparseTable,
+    Uniform,
+)
 from prpc_engine.kv.table.optimizer import Optimizer
 from prpc_engine.kv.table.schedule import Polynomial
 from prpc_engine.kv.table.storage import storage_dtype
@@ -67,7 +78,9 @@ def test_it_behaves_as_a_dict_of_rows_under_sgd(pushes: list[list[tuple[int, int
             model[key] = model.get(key, 0.5) - grad
     assert set(table.keys().tolist()) == set(model)
     everything = np.arange(-20, 21)
-    assert table.pull(everything)[:, 0].tolist() == [model.get(key, 0.5) for key in everything.tolist()]
+    assert table.pull(everything)[:, 0].tolist() == [
+        model.get(key, 0.5) for key in everything.tolist()
+    ]
 
 
 def test_rows_and_their_state_survive_growth() -> None:
@@ -84,7 +97,11 @@ def test_rows_and_their_state_survive_growth() -> None:
 
 def test_push_pull_answers_with_the_new_rows_in_the_order_asked() -> None:
     table = SparseTable(1, Sgd(1.0), Constant())
-    assert table.push_pull(np.array([4, 2, 4]), floats([1], [5], [1])).tolist() == [[-2], [-5], [-2]]
+    assert table.push_pull(np.array([4, 2, 4]), floats([1], [5], [1])).tolist() == [
+        [-2],
+        [-5],
+        [-2],
+    ]
 
 
 def test_what_was_pulled_does_not_change_with_later_pushes() -> None:
@@ -97,15 +114,25 @@ def test_what_was_pulled_does_not_change_with_later_pushes() -> None:
 @pytest.mark.parametrize(
     ("keys", "grads", "said"),
     [
-        (np.array([1], np.int32), floats([1, 2]), "keys are int32[1]; a numpy array int64[n] is allowed"),
+        (
+            np.array([1], np.int32),
+            floats([1, 2]),
+            "keys are int32[1]; a numpy array int64[n] is allowed",
+        ),
         (np.array([[1]]), floats([1, 2]), "keys are int64[1, 1]"),
         ([1], floats([1, 2]), "keys are a list"),
-        (np.array([1]), np.zeros((1, 2)), "grads are float64[1, 2]; a numpy array float32[1, 2] is allowed"),
+        (
+            np.array([1]),
+            np.zeros((1, 2)),
+            "grads are float64[1, 2]; a numpy array float32[1, 2] is allowed",
+        ),
         (np.array([1]), floats([1]), "grads are float32[1, 1]"),
         (np.array([1]), None, "grads are a NoneType"),
     ],
 )
-def test_arrays_of_another_dtype_or_shape_are_refused_by_name(keys: object, grads: object, said: str) -> None:
+def test_arrays_of_another_dtype_or_shape_are_refused_by_name(
+    keys: object, grads: object, said: str
+) -> None:
     table = SparseTable(2, Sgd(1.0), Constant())
     with pytest.raises(BadArguments) as caught:
         table.push(keys, grads)  # type: ignore[arg-type]
@@ -129,16 +156,27 @@ def test_statistics_count_keys_and_bytes() -> None:
     assert statistics.bytes > 2 * 4 * 4 * 2
 
 
-OPTIMIZERS = [Assign(), Sgd(Polynomial(0.5, steps=4)), Momentum(0.1), Adagrad(0.1), Adam(0.1), Ftrl(0.1, l1=0.1)]
+OPTIMIZERS = [
+    Assign(),
+    Sgd(Polynomial(0.5, steps=4)),
+    Momentum(0.1),
+    Adagrad(0.1),
+    Adam(0.1),
+    Ftrl(0.1, l1=0.1),
+]
 
 
 @pytest.mark.parametrize("made", OPTIMIZERS, ids=str)
 def test_a_row_goes_its_own_way_whatever_else_is_in_its_batches(made: Optimizer) -> None:
-    """Against each key's own formula run alone: a row sees its own gradients, its own state and its own count of steps."""
+    """Against each key's own formula run alone: a row sees its own gradients, its own state and its
+    own count of steps.
+    """
     random, keys_there = np.random.default_rng(5), 30_000  # more than one block of rows
     table = SparseTable(3, made, Uniform(0.1))
     values = Uniform(0.1).rows(np.arange(keys_there), 3)
-    state = [np.full((keys_there, 3), initial, np.float32) for initial in made.state_initial.values()]
+    state = [
+        np.full((keys_there, 3), initial, np.float32) for initial in made.state_initial.values()
+    ]
     counts = np.zeros((keys_there, 1), np.float32)
     for step in range(6):
         keys = np.sort(random.choice(keys_there, 20_000, replace=False))
@@ -167,10 +205,19 @@ def test_the_learning_rate_goes_by_the_pushes_to_the_table() -> None:
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
 def test_values_are_rounded_at_rest_and_computed_in_float32(name: str) -> None:
     dtype = storage_dtype(name)
-    sparse, dense = SparseTable(4, Adagrad(0.3), Uniform(1.0), dtype), DenseTable((50, 4), Adagrad(0.3), Uniform(1.0), 0, dtype)
+    sparse, dense = (
+        SparseTable(4, Adagrad(0.3), Uniform(1.0), dtype),
+        DenseTable((50, 4), Adagrad(0.3), Uniform(1.0), 0, dtype),
+    )
     random, keys = np.random.default_rng(2), np.arange(50)
-    for pull, push in ((lambda: sparse.pull(keys), lambda grads: sparse.push(keys, grads)), (dense.pull, dense.push)):
-        values, accumulator = pull().astype(dtype).astype(np.float32), np.full((50, 4), 0.1, np.float32)
+    for pull, push in (
+        (lambda: sparse.pull(keys), lambda grads: sparse.push(keys, grads)),
+        (dense.pull, dense.push),
+    ):
+        values, accumulator = (
+            pull().astype(dtype).astype(np.float32),
+            np.full((50, 4), 0.1, np.float32),
+        )
         for _ in range(5):
             grads = random.normal(size=(50, 4)).astype(np.float32)
             push(grads)
@@ -195,7 +242,9 @@ def test_columns_and_scalars_carry_all_of_a_table_to_another(made: Optimizer) ->
     for _ in range(3):
         table.push(keys, grads)
     for begin in (0, 600):
-        other.load({name: array[begin : begin + 600].copy() for name, array in table.columns().items()})
+        other.load(
+            {name: array[begin : begin + 600].copy() for name, array in table.columns().items()}
+        )
     other.load_scalars(table.scalars())
     other.load_counters(table.scalars())
     for each in (table, other):
@@ -221,7 +270,9 @@ def test_before_rows_change_their_numbers_are_told() -> None:
 
     def before(rows: np.ndarray | None) -> None:
         told.append(None if rows is None else rows.tolist())
-        before_it.append((sparse.columns()["values"][1, 0].item(), dense.columns()["values"][0].item()))
+        before_it.append(
+            (sparse.columns()["values"][1, 0].item(), dense.columns()["values"][0].item())
+        )
 
     sparse.before_change = dense.before_change = before
     sparse.push(np.array([6]), floats([1]))
@@ -240,7 +291,10 @@ def test_a_dense_table_applies_its_optimizer_to_every_element() -> None:
 
 def test_a_tensor_starts_the_same_however_it_is_cut() -> None:
     whole = DenseTable((10, 7), Sgd(1.0), Uniform(0.1)).pull()
-    parts = [DenseTable((end - begin, 7), Sgd(1.0), Uniform(0.1), begin).pull() for begin, end in [(0, 4), (4, 10)]]
+    parts = [
+        DenseTable((end - begin, 7), Sgd(1.0), Uniform(0.1), begin).pull()
+        for begin, end in [(0, 4), (4, 10)]
+    ]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
@@ -257,5 +311,7 @@ def test_a_pulled_tensor_is_a_copy() -> None:
 
 
 def test_a_gradient_of_another_shape_is_refused_by_name() -> None:
-    with pytest.raises(BadArguments, match=r"grads are float32\[3\]; a numpy array float32\[2\] is allowed"):
+    with pytest.raises(
+        BadArguments, match=r"grads are float32\[3\]; a numpy array float32\[2\] is allowed"
+    ):
         DenseTable((2,), Sgd(1.0), Constant()).push(floats(1, 2, 3))

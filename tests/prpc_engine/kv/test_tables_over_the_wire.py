@@ -1,4 +1,6 @@
-"""Every kind of table in real shard processes: what tables are told, and compressed gradients, as they travel."""
+"""Every kind of table in real shard processes: what tables are told, and compressed gradients, as
+they travel.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -7,7 +9,18 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.kv import Adam, Admission, Cast, DenseTable, Eviction, Int8, TableServer, TableWorker, TopK, WarmUp
+from prpc_engine.kv import (
+    Adam,
+    Admission,
+    Cast,
+    DenseTable,
+    Eviction,
+    Int8,
+    TableServer,
+    TableWorker,
+    TopK,
+    WarmUp,
+)
 from prpc_engine.kv.table.compression import Feedback
 from prpc_engine.kv.table.initializer import Constant
 
@@ -27,12 +40,16 @@ def worker() -> Iterator[TableWorker]:
 
 def test_sparse_tables_of_any_dtype_and_compression(worker: TableWorker) -> None:
     bounds = {"admission": Admission(2), "eviction": Eviction(rows_max=600, ttl_s=60.0)}
-    for dtype, made in itertools.product(["float32", "float16", "bfloat16"], [None, Cast(), Cast("float16"), Int8()]):
+    for dtype, made in itertools.product(
+        ["float32", "float16", "bfloat16"], [None, Cast(), Cast("float16"), Int8()]
+    ):
         table = f"{dtype} {made}"
         worker.create_sparse(table, 8, {"name": "add"}, dtype=dtype, compression=made, **bounds)  # type: ignore[arg-type]
         for _ in range(2):
             worker.push(table, np.arange(1000), GRADS)
-        np.testing.assert_allclose(worker.pull(table, np.arange(1000)), GRADS, atol=0.03, err_msg=table)
+        np.testing.assert_allclose(
+            worker.pull(table, np.arange(1000)), GRADS, atol=0.03, err_msg=table
+        )
         assert sum(each[table].keys_refused for each in worker.statistics().values()) == 1000, table
 
 
@@ -50,4 +67,6 @@ def test_dense_tables_of_any_compression(worker: TableWorker) -> None:
                     slices[i].push(part)
                 else:
                     feedback[i].send(part, slices[i].push)
-        np.testing.assert_array_equal(worker.pull(str(made)), np.concatenate([each.pull() for each in slices]), str(made))
+        np.testing.assert_array_equal(
+            worker.pull(str(made)), np.concatenate([each.pull() for each in slices]), str(made)
+        )

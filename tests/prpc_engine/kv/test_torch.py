@@ -53,8 +53,12 @@ def test_a_step_is_that_of_torchs_own_optimizer(kv: TableWorker) -> None:
     ours, theirs = net(), net()
     ours[0].bias.requires_grad_(False)
     theirs[0].bias.requires_grad_(False)
-    optimizer = kv_torch.Optimizer(ours, kv, "net", {"name": "adam", "learning_rate": 0.01}, split_bytes_min=0)
-    reference = torch.optim.Adam([each for each in theirs.parameters() if each.requires_grad], lr=0.01)
+    optimizer = kv_torch.Optimizer(
+        ours, kv, "net", {"name": "adam", "learning_rate": 0.01}, split_bytes_min=0
+    )
+    reference = torch.optim.Adam(
+        [each for each in theirs.parameters() if each.requires_grad], lr=0.01
+    )
     for step in range(5):
         x = torch.randn(16, 5, generator=torch.Generator().manual_seed(step))
         for model, each in ((ours, optimizer), (theirs, reference)):
@@ -90,7 +94,9 @@ def test_two_workers_train_one_model_however_they_start() -> None:
     service = LocalService()
     TableServer(service)
     one, other = net(), net()
-    optimizers = [kv_torch.Optimizer(each, TableWorker(service), "net", SGD) for each in (one, other)]
+    optimizers = [
+        kv_torch.Optimizer(each, TableWorker(service), "net", SGD) for each in (one, other)
+    ]
     one(torch.ones(2, 5)).sum().backward()
     optimizers[0].step()
     optimizers[1].pull()
@@ -108,7 +114,9 @@ def test_two_workers_train_one_model_however_they_start() -> None:
 def test_an_embedding_bag_learns_as_torchs_own_sparse_one(kv: TableWorker, mode: str) -> None:
     bag = kv_torch.EmbeddingBag(kv, f"words {mode}", 4, SGD, UNIFORM, mode=mode)
     start = kv.pull(f"words {mode}", np.arange(10))
-    theirs = torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(start.copy()), freeze=False, mode=mode, sparse=True)
+    theirs = torch.nn.EmbeddingBag.from_pretrained(
+        torch.from_numpy(start.copy()), freeze=False, mode=mode, sparse=True
+    )
     optimizer = kv_torch.Optimizer(bag, kv, "none", SGD)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.1)
     for keys in (torch.tensor([[1, 2, 2], [9, 1, 0]]), torch.tensor([[2, 3, 4]])):
@@ -116,7 +124,12 @@ def test_an_embedding_bag_learns_as_torchs_own_sparse_one(kv: TableWorker, mode:
             each.zero_grad()
             (model(keys) + model(keys + 1 - 1)).square().sum().backward()
             each.step()
-    np.testing.assert_allclose(kv.pull(f"words {mode}", np.arange(10)), theirs.weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        kv.pull(f"words {mode}", np.arange(10)),
+        theirs.weight.detach().numpy(),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_who_only_reads_an_embedding_pushes_nothing() -> None:
@@ -156,10 +169,16 @@ def test_the_demos_model_in_torch_learns_what_the_baseline_does(kv: TableWorker)
 
 def files_of(folder: Path) -> dict[str, torch.Tensor]:
     load_file = pytest.importorskip("safetensors.torch").load_file
-    return {name: tensor for path in folder.rglob("*-table-*.safetensors") for name, tensor in load_file(path).items()}
+    return {
+        name: tensor
+        for path in folder.rglob("*-table-*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
 
 
-def test_a_checkpoint_opens_as_the_models_state_dict_and_restores_it_elsewhere(tmp_path: Path) -> None:
+def test_a_checkpoint_opens_as_the_models_state_dict_and_restores_it_elsewhere(
+    tmp_path: Path,
+) -> None:
     kv, model = local_kv(), net()
     optimizer = kv_torch.Optimizer(model, kv, "net", SGD)
     model(torch.ones(2, 5)).sum().backward()
@@ -177,13 +196,21 @@ def test_a_checkpoint_opens_as_the_models_state_dict_and_restores_it_elsewhere(t
 
 @pytest.mark.parametrize("is_assigned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("optimizer", [SGD, {"name": "ftrl", "learning_rate": 0.1}], ids=["sgd", "ftrl"])
-def test_a_state_dict_that_is_loaded_stays(optimizer: dict[str, object], dtype: torch.dtype, is_assigned: bool) -> None:
+@pytest.mark.parametrize(
+    "optimizer", [SGD, {"name": "ftrl", "learning_rate": 0.1}], ids=["sgd", "ftrl"]
+)
+def test_a_state_dict_that_is_loaded_stays(
+    optimizer: dict[str, object], dtype: torch.dtype, is_assigned: bool
+) -> None:
     service = LocalService()
     TableServer(service)
     model, other, loaded = net().to(dtype), net(), net(seed=5).to(dtype).state_dict()
-    mine, theirs = (kv_torch.Optimizer(each, TableWorker(service), "net", optimizer) for each in (model, other))
-    model.load_state_dict({name: value.clone() for name, value in loaded.items()}, assign=is_assigned)
+    mine, theirs = (
+        kv_torch.Optimizer(each, TableWorker(service), "net", optimizer) for each in (model, other)
+    )
+    model.load_state_dict(
+        {name: value.clone() for name, value in loaded.items()}, assign=is_assigned
+    )
     for each in (mine, theirs):
         each.zero_grad()
         each.step()

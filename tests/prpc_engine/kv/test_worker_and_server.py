@@ -51,7 +51,12 @@ def test_many_servers_behave_as_one_table(servers: int) -> None:
         np.testing.assert_allclose(worker.pull("clicks", keys), alone.pull(keys), rtol=1e-6)
         worker.push("clicks", keys, grads)
         alone.push(keys, grads)
-        np.testing.assert_allclose(worker.push_pull("clicks", keys, grads), alone.push_pull(keys, grads), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            worker.push_pull("clicks", keys, grads),
+            alone.push_pull(keys, grads),
+            rtol=1e-5,
+            atol=1e-7,
+        )
 
 
 def test_a_key_that_is_asked_for_twice_travels_once() -> None:
@@ -62,7 +67,9 @@ def test_a_key_that_is_asked_for_twice_travels_once() -> None:
     worker.push("clicks", keys, floats([1], [2], [3], [4], [5]))
     assert worker.pull("clicks", keys)[:, 0].tolist() == [-8, -2, -8, -8, -5]
     for verb, place in (("apply", 4), ("pull", 1)):
-        sent = np.concatenate([args[place] for _, method, args, _ in service.calls if method == verb])
+        sent = np.concatenate(
+            [args[place] for _, method, args, _ in service.calls if method == verb]
+        )
         assert sorted(sent) == [1, 5, 9]
 
 
@@ -79,7 +86,10 @@ def test_servers_that_own_none_of_the_keys_hear_nothing() -> None:
 def test_pushes_can_be_in_flight_while_other_work_is_done() -> None:
     _, worker = make()
     worker.create_sparse("clicks", 1, SGD)
-    pushes = [worker.submit_push("clicks", np.array([1, 2, 3]), np.ones((3, 1), np.float32)) for _ in range(4)]
+    pushes = [
+        worker.submit_push("clicks", np.array([1, 2, 3]), np.ones((3, 1), np.float32))
+        for _ in range(4)
+    ]
     for push in pushes:
         push.result(5.0)
         assert push.done()
@@ -102,7 +112,9 @@ def test_a_verbs_timeout_is_the_deadline_of_each_of_its_calls() -> None:
     worker.create_sparse("clicks", 1, SGD, timeout_s=3.0)
     worker.pull("clicks", np.arange(20), timeout_s=2.0)
     worker.pull("clicks", np.arange(20))
-    assert [timeout_s for *_, timeout_s in service.calls] == 3 * [3.0] + 3 * [2.0] + 3 * [worker.call_timeout_s]
+    assert [timeout_s for *_, timeout_s in service.calls] == 3 * [3.0] + 3 * [2.0] + 3 * [
+        worker.call_timeout_s
+    ]
 
 
 def test_what_a_table_is_told_reaches_its_servers() -> None:
@@ -129,13 +141,19 @@ def test_gradients_of_sparse_tables_may_travel_compressed(made: Compressor) -> N
     grads = np.random.default_rng(3).normal(size=(90, 4)).astype(np.float32)
     worker.push("clicks", np.arange(90), grads)
     np.testing.assert_allclose(worker.pull("clicks", np.arange(90)), -grads, atol=0.02)
-    sent = [sum(array.nbytes for array in args[5:]) for _, method, args, _ in service.calls if method == "apply"]
+    sent = [
+        sum(array.nbytes for array in args[5:])
+        for _, method, args, _ in service.calls
+        if method == "apply"
+    ]
     assert sum(sent) <= grads.nbytes / 2
     assert worker.push_pull("clicks", np.array([7, 7]), grads[:2]).shape == (2, 4)
 
 
 @pytest.mark.parametrize("made", [Cast(), Int8(), TopK(0.25)], ids=str)
-def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(made: Compressor) -> None:
+def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(
+    made: Compressor,
+) -> None:
     service, worker = make(2)
     worker.create_dense("w", (64, 4), SGD, compression=made, split_bytes_min=0)
     grads = np.random.default_rng(3).normal(size=(64, 4)).astype(np.float32)
@@ -143,7 +161,11 @@ def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(mad
     for _ in range(8):
         worker.push("w", np.zeros((64, 4), np.float32))
     np.testing.assert_allclose(worker.pull("w"), -grads, atol=1e-4)
-    sent = [sum(array.nbytes for array in args[4:]) for _, method, args, _ in service.calls if method == "apply"]
+    sent = [
+        sum(array.nbytes for array in args[4:])
+        for _, method, args, _ in service.calls
+        if method == "apply"
+    ]
     assert sum(sent[:2]) <= grads.nbytes / 2
 
 
@@ -152,7 +174,9 @@ def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(mad
 
 @pytest.mark.parametrize("shape", [(7,), (2, 3), (1,), (5, 2, 2), ()])
 @pytest.mark.parametrize("split_bytes_min", [0, 65536])
-def test_a_dense_tensor_is_whole_to_the_worker(shape: tuple[int, ...], split_bytes_min: int) -> None:
+def test_a_dense_tensor_is_whole_to_the_worker(
+    shape: tuple[int, ...], split_bytes_min: int
+) -> None:
     _, worker = make(3)
     worker.create_dense("w", shape, SGD, Uniform(0.1), split_bytes_min=split_bytes_min)
     before = worker.pull("w")
@@ -196,7 +220,10 @@ def test_another_spec_under_the_same_name_is_refused_and_both_are_shown() -> Non
         lambda: other.create_dense("clicks", (8,), SGD, split_bytes_min=0),
     ]
     for attempt in attempts:
-        with pytest.raises(ConfigError, match=r"'clicks' is there with another spec: asked for .* there is .*'dim': 8"):
+        with pytest.raises(
+            ConfigError,
+            match=r"'clicks' is there with another spec: asked for .* there is .*'dim': 8",
+        ):
             attempt()
     with pytest.raises(BadArguments, match="not known to this worker"):
         other.pull("clicks", np.array([1]))
@@ -225,10 +252,22 @@ def test_more_servers_than_expected_are_refused_since_workers_would_disagree() -
         (lambda w: w.create_sparse("", 1, SGD), "table name ''"),
         (lambda w: w.create_sparse("x" * 256, 1, SGD), "1 to 255 bytes"),
         (lambda w: w.create_sparse("t", 0, SGD), "dim is 0; a whole number from 1 to 65536"),
-        (lambda w: w.create_sparse("t", 1, {"name": "lamb"}), "table 't': optimizer {'name': 'lamb'}"),
-        (lambda w: w.create_sparse("t", 1, SGD, dtype="float64"), "dtype is 'float64'; allowed: float32, float16, bfloat16"),
-        (lambda w: w.create_sparse("t", 1, SGD, eviction={"rows": 3}), "table 't': eviction has no setting 'rows'"),
-        (lambda w: w.create_sparse("t", 1, SGD, compression=TopK()), "a sparse one may have: cast, int8"),
+        (
+            lambda w: w.create_sparse("t", 1, {"name": "lamb"}),
+            "table 't': optimizer {'name': 'lamb'}",
+        ),
+        (
+            lambda w: w.create_sparse("t", 1, SGD, dtype="float64"),
+            "dtype is 'float64'; allowed: float32, float16, bfloat16",
+        ),
+        (
+            lambda w: w.create_sparse("t", 1, SGD, eviction={"rows": 3}),
+            "table 't': eviction has no setting 'rows'",
+        ),
+        (
+            lambda w: w.create_sparse("t", 1, SGD, compression=TopK()),
+            "a sparse one may have: cast, int8",
+        ),
         (lambda w: w.create_sparse("t", 2, SGD, Uniform([1.0])), "1 scales for rows of 2 columns"),
         (lambda w: w.create_dense("t", (3, 0), SGD), "an extent of its shape is 0"),
         (lambda w: w.create_dense("t", 3, SGD), "shape is 3"),
@@ -250,21 +289,43 @@ KEY, GRAD = np.array([1]), floats([1, 2])
 @pytest.mark.parametrize(
     ("verb", "args", "said"),
     [
-        ("pull", ("nothing", KEY), "table 'nothing' of 'kv' is not known to this worker; it has created: clicks, w"),
+        (
+            "pull",
+            ("nothing", KEY),
+            "table 'nothing' of 'kv' is not known to this worker; it has created: clicks, w",
+        ),
         ("push", ("nothing", KEY, GRAD), "table 'nothing'"),
-        ("pull", ("clicks",), "pull of sparse table 'clicks' with 0 arrays; pull('clicks', keys) is allowed"),
+        (
+            "pull",
+            ("clicks",),
+            "pull of sparse table 'clicks' with 0 arrays; pull('clicks', keys) is allowed",
+        ),
         ("push", ("clicks", KEY), "push('clicks', keys, grads) is allowed"),
         ("pull", ("clicks", [1]), "keys are a list; a numpy array int64[n] is allowed"),
         ("pull", ("clicks", KEY.astype(np.int32)), "pull from table 'clicks': keys are int32[1]"),
         ("push", ("clicks", np.array([[1]]), GRAD), "keys are int64[1, 1]"),
-        ("push", ("clicks", KEY, GRAD.astype(np.float64)), "grads are float64[1, 2]; a numpy array float32[1, 2]"),
-        ("push_pull", ("clicks", KEY, floats([1])), "push_pull to sparse table 'clicks': grads are float32[1, 1]"),
+        (
+            "push",
+            ("clicks", KEY, GRAD.astype(np.float64)),
+            "grads are float64[1, 2]; a numpy array float32[1, 2]",
+        ),
+        (
+            "push_pull",
+            ("clicks", KEY, floats([1])),
+            "push_pull to sparse table 'clicks': grads are float32[1, 1]",
+        ),
         ("pull", ("w", KEY), "pull of dense table 'w' with 1 arrays; pull('w') is allowed"),
         ("push", ("w", KEY, GRAD), "push('w', grads) is allowed"),
-        ("push", ("w", floats(1, 2)), "push to dense table 'w': grads are float32[2]; a numpy array float32[3]"),
+        (
+            "push",
+            ("w", floats(1, 2)),
+            "push to dense table 'w': grads are float32[2]; a numpy array float32[3]",
+        ),
     ],
 )
-def test_bad_arguments_are_named_before_anything_is_sent(verb: str, args: tuple[object, ...], said: str) -> None:
+def test_bad_arguments_are_named_before_anything_is_sent(
+    verb: str, args: tuple[object, ...], said: str
+) -> None:
     service, worker = make()
     worker.create_sparse("clicks", 2, SGD)
     worker.create_dense("w", (3,), SGD)
@@ -309,7 +370,9 @@ def test_a_server_tells_a_stranger_which_tables_there_are() -> None:
         shard.pull_dense("x")
 
 
-@pytest.mark.parametrize("spec", [{}, {"name": "sparse"}, {"name": "sparse", "table": 3}, "sparse", None])
+@pytest.mark.parametrize(
+    "spec", [{}, {"name": "sparse"}, {"name": "sparse", "table": 3}, "sparse", None]
+)
 def test_a_server_refuses_a_spec_that_is_none(spec: object) -> None:
     with pytest.raises(ConfigError):
         TableShard().create_table(spec)  # type: ignore[arg-type]

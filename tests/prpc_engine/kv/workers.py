@@ -1,9 +1,12 @@
-"""Workers of tables in processes of their own, for tests: told what to do a line at a time, and killed.
+"""Workers of tables in processes of their own, for tests: told what to do a line at a time, and
+killed.
 
     python -m tests.prpc_engine.kv.workers MASTER SERVERS
 
-A line on standard input is JSON: [[verb of TableWorker, arguments...], keywords]; lists given to pull and push are arrays. It is
-answered by a line: {"value": ...} or {"error": text}. The end of standard input ends it, so that it does not outlive the test.
+A line on standard input is JSON: [[verb of TableWorker, arguments...], keywords]; lists given to
+pull and push are arrays. It is
+answered by a line: {"value": ...} or {"error": text}. The end of standard input ends it, so that it
+does not outlive the test.
 """
 
 from __future__ import annotations

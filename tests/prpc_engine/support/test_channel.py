@@ -122,7 +122,10 @@ def test_closing_ends_every_wait(wait: Callable[[Channel[int], Channel[int]], An
     full.put(0)
     with ThreadGroup(3) as group:
         waits = [group.async_exec(wait, empty, full) for _ in range(3)]
-        wait_until(lambda: len(empty._has_items._waiters) + len(full._has_room._waiters) == 3, "a wait of each thread")  # type: ignore[attr-defined]
+        wait_until(
+            lambda: len(empty._has_items._waiters) + len(full._has_room._waiters) == 3,
+            "a wait of each thread",
+        )  # type: ignore[attr-defined]
         empty.close()
         full.close()
         for one in waits:

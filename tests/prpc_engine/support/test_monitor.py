@@ -48,13 +48,22 @@ def test_a_shorter_delay_submitted_later_does_not_wait_for_the_longer_one(monito
 
 @pytest.mark.parametrize(
     ("now", "due", "skipped"),
-    [(10.0, 12.0, 0), (11.9, 12.0, 0), (12.0, 14.0, 1), (12.5, 14.0, 1), (19.9, 20.0, 4), (9.0, 12.0, 0)],
+    [
+        (10.0, 12.0, 0),
+        (11.9, 12.0, 0),
+        (12.0, 14.0, 1),
+        (12.5, 14.0, 1),
+        (19.9, 20.0, 4),
+        (9.0, 12.0, 0),
+    ],
 )
 def test_a_late_run_does_not_move_the_next_ones(now: float, due: float, skipped: int) -> None:
     assert next_due(10.0, 2.0, now) == (due, skipped)
 
 
-def test_what_raises_is_logged_by_name_and_runs_again(monitor: Monitor, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_raises_is_logged_by_name_and_runs_again(
+    monitor: Monitor, caplog: pytest.LogCaptureFixture
+) -> None:
     monitor.submit("broken", 0, 0.001, lambda: {}["lost"])
     monitor.submit("exits", 0, 0.001, lambda: exit("enough"))
     wait_until(lambda: runs(monitor, "broken") >= 3 and runs(monitor, "exits") >= 3)
@@ -127,7 +136,9 @@ def test_an_additional_run_begins_after_the_run_in_progress(monitor: Monitor) ->
     assert order == ["begin", "end"] * 2
 
 
-def test_an_additional_run_is_made_although_somebody_else_destroys_the_task_already(monitor: Monitor) -> None:
+def test_an_additional_run_is_made_although_somebody_else_destroys_the_task_already(
+    monitor: Monitor,
+) -> None:
     gate = threading.Event()
     ran: list[int] = []
     monitor.submit("work", 0, LATER_S, lambda: (ran.append(1), gate.wait(PATIENCE_S)))
@@ -153,7 +164,9 @@ def test_an_additional_run_that_the_end_of_the_monitor_prevents_is_told(monitor:
         with pytest.raises(TimeoutError):
             monitor.close(timeout_s=0)
         gate.set()
-        with pytest.raises(Closed, match="prpc-monitor was closed before the last run of task 'work'"):
+        with pytest.raises(
+            Closed, match="prpc-monitor was closed before the last run of task 'work'"
+        ):
             flushed.result(PATIENCE_S)
     assert ran == [1]
 
@@ -185,7 +198,11 @@ def test_closing_ends_all_tasks_and_waits_for_the_one_that_runs() -> None:
         monitor.submit("work", 0, 1, lambda: None)
 
 
-@pytest.mark.parametrize(("delay_s", "period_s"), [(-1, 1), (0, 0), (0, float("nan")), (float("inf"), 1)])
-def test_times_that_make_no_sense_are_refused(monitor: Monitor, delay_s: float, period_s: float) -> None:
+@pytest.mark.parametrize(
+    ("delay_s", "period_s"), [(-1, 1), (0, 0), (0, float("nan")), (float("inf"), 1)]
+)
+def test_times_that_make_no_sense_are_refused(
+    monitor: Monitor, delay_s: float, period_s: float
+) -> None:
     with pytest.raises(ConfigError, match="seconds are allowed"):
         monitor.submit("x", delay_s, period_s, lambda: None)

@@ -16,9 +16,13 @@ from tests.prpc_engine.processes import PATIENCE_S, wait_until
 def test_a_function_runs_in_another_thread_and_its_value_comes_back() -> None:
     with ThreadGroup(2, name="workers") as group:
         answers = [group.async_exec(divmod, number, 7) for number in range(50)]
-        assert [answer.result(PATIENCE_S) for answer in answers] == [divmod(number, 7) for number in range(50)]
+        assert [answer.result(PATIENCE_S) for answer in answers] == [
+            divmod(number, 7) for number in range(50)
+        ]
         assert group.async_exec(dict, a=1).result() == {"a": 1}
-        assert group.async_exec(lambda: threading.current_thread().name).result().startswith("workers")
+        assert (
+            group.async_exec(lambda: threading.current_thread().name).result().startswith("workers")
+        )
 
 
 def test_a_waiter_is_woken_by_the_end_and_not_before() -> None:
@@ -64,7 +68,9 @@ def test_an_error_nobody_asks_for_is_logged(caplog: pytest.LogCaptureFixture) ->
         assert caplog.text.count("and nobody asked for its result") == 2
 
 
-def test_an_error_that_is_dropped_before_all_have_heard_of_its_end_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_is_dropped_before_all_have_heard_of_its_end_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     future: Future[int] = Future()
     answer = AsyncReturn(future, "work")
     tell = future._invoke_callbacks  # type: ignore[attr-defined]

@@ -1,4 +1,6 @@
-"""Much of the same thing again and again, in a process of its own whose holdings are sampled: they must not grow."""
+"""Much of the same thing again and again, in a process of its own whose holdings are sampled: they
+must not grow.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,38 @@ from tests.prpc_engine.workloads.pattern import any_piece, mixed
 
 SAMPLES = 30  # ten a third
 ARRAY_BYTES = 100_000  # travels by lease
-# How far the last third's maximum may be above the middle third's. malloc moves some MiB; all else stands still, but for what a
-# sample catches half-way, as a heartbeat that waits for a busy master. Of a leak, a third of the samples are hundreds.
-BOUNDS = {"private memory, MiB": 8.0, "descriptors": 4.0, "threads": 4.0, "blocks": 8.0, "calls in flight": 4.0}
+# How far the last third's maximum may be above the middle third's. malloc moves some MiB; all else
+# stands still, but for what a sample catches half-way, as a heartbeat that waits for a busy master.
+# Of a leak, a third of the samples are hundreds.
+BOUNDS = {
+    "private memory, MiB": 8.0,
+    "descriptors": 4.0,
+    "threads": 4.0,
+    "blocks": 8.0,
+    "calls in flight": 4.0,
+}
 Series = dict[str, list[float]]
 
 
-def churn(life: Life, master: str, name: str, transport: str, kind: str, count: int, server_pid: int) -> tuple[Series, list[str]]:
-    """Do `count` things of a kind; what was sampled of this process and the server's, and which of it grew. life.done: how many
-    are done."""
+def churn(
+    life: Life, master: str, name: str, transport: str, kind: str, count: int, server_pid: int
+) -> tuple[Series, list[str]]:
+    """Do `count` things of a kind; what was sampled of this process and the server's, and which of
+    it grew. life.done: how many are done."""
     series: defaultdict[str, list[float]] = defaultdict(list)
-    with RpcService(master, transports=[transport]) as service, service.create_client(name) as client:
+    with (
+        RpcService(master, transports=[transport]) as service,
+        service.create_client(name) as client,
+    ):
         act = {"calls": _calls, "dealers": _dealers, "streams": _streams}[kind](client)
         for number in range(count):
             act(number)
             life.done = number + 1
             if (number + 1) % max(1, count // SAMPLES) == 0:
                 _sample(series, service, server_pid)
-    grown = [key for key, values in series.items() if grew(values, BOUNDS[key.partition(" of ")[0]])]
+    grown = [
+        key for key, values in series.items() if grew(values, BOUNDS[key.partition(" of ")[0]])
+    ]
     return dict(series), grown
 
 

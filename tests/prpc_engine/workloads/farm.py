@@ -1,6 +1,7 @@
 """Processes by the hundred: one Python that has imported everything forks a child for each.
 
-As tests/faults/zygote.py, whose children these are, but without failpoints: here the kernel kills, at any moment.
+As tests/faults/zygote.py, whose children these are, but without failpoints: here the kernel kills,
+at any moment.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Farm(Zygote):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
         environment.pop(failpoints.VARIABLE, None)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.zygote", str(theirs.fileno())], env=environment, pass_fds=[theirs.fileno()]
+            [sys.executable, "-m", "tests.faults.zygote", str(theirs.fileno())],
+            env=environment,
+            pass_fds=[theirs.fileno()],
         )
         theirs.close()
         self._socket.settimeout(START_TIMEOUT_S)
@@ -46,7 +49,8 @@ class Farm(Zygote):
 def terminate(victim: Victim) -> None:
     """SIGTERM: children of ours close what they have, and exit with 0."""
     if victim.exit_code is None:
-        os.kill(victim.pid, signal.SIGTERM)  # nobody but Victim.wait() reaps it, so the pid is still its own
+        # nobody but Victim.wait() reaps it, so the pid is still its own
+        os.kill(victim.pid, signal.SIGTERM)
 
 
 def kill(victim: Victim) -> None:

@@ -1,4 +1,6 @@
-"""What the workloads' other processes do: nodes that serve and call at once, clients that call until they are killed."""
+"""What the workloads' other processes do: nodes that serve and call at once, clients that call
+until they are killed.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,18 @@ MESH, BOUND_S = "mesh", 120.0
 
 
 def mesh_node(
-    life: Life, master: str, transport: str, server_id: int, nodes: int, calls: int, nbytes_max: int, seed: int
+    life: Life,
+    master: str,
+    transport: str,
+    server_id: int,
+    nodes: int,
+    calls: int,
+    nbytes_max: int,
+    seed: int,
 ) -> tuple[int, int]:
-    """One of `nodes` that all call each other: how many of its calls were answered with what was sent, and how many bytes."""
+    """One of `nodes` that all call each other: how many of its calls were answered with what was
+    sent, and how many bytes.
+    """
     chance = random.Random(seed)
     right = nbytes = 0
     with RpcService(master, transports=[transport]) as service:
@@ -29,7 +40,9 @@ def mesh_node(
         with service.create_client(MESH, nodes, timeout_s=BOUND_S) as client:
             for number in range(calls):
                 _, sent = any_piece(chance, chance.randrange(nbytes_max))
-                back = client.call_to(chance.randrange(nodes), "echo", number, sent, timeout_s=BOUND_S)
+                back = client.call_to(
+                    chance.randrange(nodes), "echo", number, sent, timeout_s=BOUND_S
+                )
                 right += back[0] == number and bytes(back[1]) == bytes(sent)
                 nbytes += len(sent)
             service.master_client.barrier("all have called", nodes, timeout_s=BOUND_S)
@@ -48,7 +61,9 @@ class Flicker:
 
 
 def flicker(life: Life, master: str, name: str, transport: str, rounds: int) -> int:
-    """Register a server and take it back as soon as it has answered, so often; how often it answered."""
+    """Register a server and take it back as soon as it has answered, so often; how often it
+    answered.
+    """
     answered = 0
     with RpcService(master, transports=[transport]) as service:
         for number in range(rounds):
@@ -60,11 +75,18 @@ def flicker(life: Life, master: str, name: str, transport: str, rounds: int) -> 
     return answered
 
 
-def call_until_killed(life: Life, master: str, name: str, servers: int, transport: str, threads: int, seed: int) -> None:
-    """Threads that make every kind of call; life.done counts right answers, the exit code tells of a wrong one."""
+def call_until_killed(
+    life: Life, master: str, name: str, servers: int, transport: str, threads: int, seed: int
+) -> None:
+    """Threads that make every kind of call; life.done counts right answers, the exit code tells of
+    a wrong one.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     wrong: list[str] = []
-    with RpcService(master, transports=[transport]) as service, service.create_client(name, servers) as client:
+    with (
+        RpcService(master, transports=[transport]) as service,
+        service.create_client(name, servers) as client,
+    ):
         right = itertools.count(1)
 
         def work(chance: random.Random) -> None:

@@ -1,4 +1,6 @@
-"""What the workloads' server processes serve, and how such a process lives: until SIGTERM, which it obeys cleanly."""
+"""What the workloads' server processes serve, and how such a process lives: until SIGTERM, which it
+obeys cleanly.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from prpc_engine import Deferred, RpcService, idempotent
 from tests.faults.zygote import Life
 from tests.prpc_engine.workloads.pattern import mixed, piece
 
-SETTLE_TIMEOUT_S = 20.0  # for leases of killed borrowers to come back; what is missing then is reported as it is
+# for leases of killed borrowers to come back; what is missing then is reported as it is
+SETTLE_TIMEOUT_S = 20.0
 
 
 class Works:
@@ -76,8 +79,8 @@ class Works:
 
 
 def cut_socket(peer: Any) -> None:
-    """Shut a connection's socket as if the network had: neither side is asked. Through a second descriptor of it. One that the
-    other side has shut already stays so."""
+    """Shut a connection's socket as if the network had: neither side is asked. Through a second
+    descriptor of it. One that the other side has shut already stays so."""
     connection = peer.connection
     fd = connection.notes.fileno() if connection.transport == "shm" else connection._sock.fileno()
     with socket.socket(fileno=os.dup(fd)) as sock:
@@ -101,8 +104,11 @@ def figures(service: RpcService) -> dict[str, int]:
 
 
 def serve(life: Life, master: str, name: str, transport: str, server_id: int) -> dict[str, int]:
-    """One server until SIGTERM; then its figures, once they settled. life.done: it is registered."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # before there are threads, which then block it, too
+    """One server until SIGTERM; then its figures, once they settled. life.done:
+    it is registered.
+    """
+    # before there are threads, which then block it, too
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with RpcService(master, transports=[transport]) as service:
         service.create_server(name, Works(service), server_id=server_id)
         life.done = 1
@@ -119,7 +125,9 @@ def serve_to_the_last(
     awaited: tuple[str, ...] = (),
     works: type[Works] = Works,
 ) -> dict[str, int]:
-    """As serve(), but its figures are those after all callers have gone: once the `awaited` ones are 0, by default all."""
+    """As serve(), but its figures are those after all callers have gone: once the `awaited` ones
+    are 0, by default all.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     with RpcService(master, transports=[transport]) as service:
         service.create_server(name, works(service), server_id=server_id)
@@ -129,5 +137,6 @@ def serve_to_the_last(
         while True:
             now = figures(service)
             if not any(now[key] for key in awaited or now) or time.monotonic() >= deadline:
-                return now  # and none that are taken later: a heartbeat to the master is a call in flight, too
+                # and none that are taken later: a heartbeat to the master is a call in flight, too
+                return now
             service.serve_forever(timeout_s=0.01)

@@ -1,6 +1,8 @@
-"""How large the workloads are: a share that every change can afford, and with PRPC_WORKLOADS=full those of pRPC's own tests.
+"""How large the workloads are: a share that every change can afford, and with PRPC_WORKLOADS=full
+those of pRPC's own tests.
 
-PRPC_WORKLOADS=0.5 takes half of the full sizes. What is scaled are counts, never what is sent or asserted.
+PRPC_WORKLOADS=0.5 takes half of the full sizes. What is scaled are counts, never what is sent or
+asserted.
 """
 
 from __future__ import annotations
@@ -32,5 +34,7 @@ def scaled(usual: int, full: int) -> int:
 
 
 def bound_s(usual: float) -> float:
-    """How long something of scaled size may take before it counts as hung: generous, and more for the full sizes."""
+    """How long something of scaled size may take before it counts as hung: generous, and more for
+    the full sizes.
+    """
     return usual if SHARE is None else usual * 60.0

@@ -16,13 +16,17 @@ class Tally:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()  # "right", or the name of an error
-        self.wrong: list[str] = []  # answers that are not what the call should give, and errors that have no name of ours
+        # answers that are not what the call should give, and errors that have no name of ours
+        self.wrong: list[str] = []
         self.times_s: list[float] = []
 
-    def count(self, expected: object, call: Callable[..., object], *args: Any, **settings: Any) -> bool:
+    def count(
+        self, expected: object, call: Callable[..., object], *args: Any, **settings: Any
+    ) -> bool:
         """Make call(*args, **settings): whether it ended right.
 
-        Errors of prpc_engine.errors are outcomes, but for RemoteError: no handler here raises. Others go through."""
+        Errors of prpc_engine.errors are outcomes, but for RemoteError: no handler here raises.
+        Others go through."""
         started = time.perf_counter()
         try:
             got = call(*args, **settings)
@@ -56,7 +60,10 @@ class Tally:
     def text(self, elapsed_s: float) -> str:
         """One line for people."""
         counts = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
-        return f"{counts}, {len(self.wrong)} wrong; {self.ended / elapsed_s:,.0f} calls/s; {quantiles_text(self.times_s)}"
+        return (
+            f"{counts}, {len(self.wrong)} wrong; {self.ended / elapsed_s:,.0f} calls/s; "
+            f"{quantiles_text(self.times_s)}"
+        )
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -70,11 +77,15 @@ def quantiles_text(values_s: Sequence[float]) -> str:
     if not values_s:
         return "nothing measured"
     named = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
-    return ", ".join(f"{name} {quantile(values_s, share) * 1e3:.3f} ms" for name, share in named.items())
+    return ", ".join(
+        f"{name} {quantile(values_s, share) * 1e3:.3f} ms" for name, share in named.items()
+    )
 
 
 def run_threads(works: Sequence[Callable[[], None]], bound_s: float) -> float:
-    """Run each in a thread of its own; how long all took, in seconds. Fails when one raises, or is not done after `bound_s`."""
+    """Run each in a thread of its own; how long all took, in seconds. Fails when one raises, or is
+    not done after `bound_s`.
+    """
     failures: list[BaseException] = []
 
     def run(work: Callable[[], None]) -> None:

@@ -1,4 +1,6 @@
-"""Processes killed at random under load: no call hangs, no answer is wrong, every failure has a name, the rest goes on."""
+"""Processes killed at random under load: no call hangs, no answer is wrong, every failure has a
+name, the rest goes on.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,16 @@ CLIENTS, CLIENTS_AT_A_TIME, CLIENT_THREADS = scaled(16, 100), 8, 2
 GAP_S_MAX = 0.06  # between two kills or starts
 # More attempts than a caller would want: the next server, too, may be killed under the call.
 STUBBORN = RetryPolicy(attempts_max=12, unsent_max=40)
-# What a call may meet when servers are killed under it: sent and lost, known to the master and gone, closing.
+# What a call may meet when servers are killed under it: sent and lost, known to the master and
+# gone, closing.
 NAMED = {"MaybeExecuted", "NotSent", "NoServer", "Stopping", "UnknownService"}
 Tell = Callable[[str], None]
 
 
 class Killer:
-    """Starts and ends processes at random until stopped. Each is there, or not; its end is SIGTERM or SIGKILL."""
+    """Starts and ends processes at random until stopped. Each is there, or not; its end is SIGTERM
+    or SIGKILL.
+    """
 
     def __init__(self, start: Callable[[int], Victim], places: int, chance: random.Random) -> None:
         self.started = self.killed = 0
@@ -66,8 +71,12 @@ class Killer:
         terminate(victim) if self._chance.random() < 0.5 else victim.kill()
 
 
-def call_at_random(client: RpcClient, repeatable: Tally, once: Tally, calls: int, chance: random.Random) -> None:
-    """Half of the calls may be repeated by the client; of the others some carry arrays, some wait in a task."""
+def call_at_random(
+    client: RpcClient, repeatable: Tally, once: Tally, calls: int, chance: random.Random
+) -> None:
+    """Half of the calls may be repeated by the client; of the others some carry arrays, some wait
+    in a task.
+    """
     for _ in range(calls):
         kind, number = chance.random(), chance.randrange(1 << 32)
         if kind < 0.5:
@@ -88,14 +97,20 @@ def test_calls_end_right_or_with_a_named_error_while_servers_are_killed_at_rando
 ) -> None:
     """One server lives all the time: so every call that may be repeated must end right."""
     stable = farm.start_ready(serve, master.address, "mortal", transport, 0)
-    killer = Killer(lambda place: farm.start(serve, master.address, "mortal", transport, -1), PROCESSES, random.Random(seed))
+    killer = Killer(
+        lambda place: farm.start(serve, master.address, "mortal", transport, -1),
+        PROCESSES,
+        random.Random(seed),
+    )
     for place in range(PROCESSES // 2):
         killer.start_one(place)
     tallies = [(Tally(), Tally()) for _ in range(CALLERS)]
     stop = threading.Event()
     with (
         RpcService(master.address, transports=[transport]) as service,
-        service.create_client("mortal", 1 + PROCESSES // 2, timeout_s=PATIENCE_S, retry=STUBBORN) as client,
+        service.create_client(
+            "mortal", 1 + PROCESSES // 2, timeout_s=PATIENCE_S, retry=STUBBORN
+        ) as client,
     ):
 
         def callers() -> None:
@@ -113,7 +128,10 @@ def test_calls_end_right_or_with_a_named_error_while_servers_are_killed_at_rando
         elapsed: list[float] = []
         run_threads([callers, lambda: killer.run(stop)], bound_s(240.0))
     repeatable, once = (Tally().merge(*(pair[which] for pair in tallies)) for which in (0, 1))
-    tell(f"{transport}: {killer.started} servers started, {killer.killed} killed; may be repeated: {repeatable.text(elapsed[0])}")
+    tell(
+        f"{transport}: {killer.started} servers started, {killer.killed} killed; may be repeated: "
+        f"{repeatable.text(elapsed[0])}"
+    )
     tell(f"{transport}: not to be repeated: {once.text(elapsed[0])}")
     assert repeatable.wrong == once.wrong == []
     assert repeatable.ended + once.ended == CALLERS * CALLS_PER_CALLER
@@ -127,14 +145,25 @@ def test_servers_outlive_clients_that_are_killed_at_random_and_get_everything_ba
     farm: Farm, master: Master, transport: str, seed: int, tell: Tell
 ) -> None:
     """Tasks, leases and connections: nothing is left of the dead."""
-    servers = [farm.start_ready(serve_to_the_last, master.address, "stable", transport, number) for number in range(STABLE)]
+    servers = [
+        farm.start_ready(serve_to_the_last, master.address, "stable", transport, number)
+        for number in range(STABLE)
+    ]
     chance = random.Random(seed)
     living: list[Victim] = []
     gone: list[Victim] = []
     pause = threading.Event()
     for number in range(CLIENTS):
         living.append(
-            farm.start(call_until_killed, master.address, "stable", STABLE, transport, CLIENT_THREADS, chance.randrange(1 << 32))
+            farm.start(
+                call_until_killed,
+                master.address,
+                "stable",
+                STABLE,
+                transport,
+                CLIENT_THREADS,
+                chance.randrange(1 << 32),
+            )
         )
         if number >= CLIENTS_AT_A_TIME:
             victim = living.pop(chance.randrange(CLIENTS_AT_A_TIME))
@@ -147,7 +176,10 @@ def test_servers_outlive_clients_that_are_killed_at_random_and_get_everything_ba
     for victim in [*gone, *living]:
         assert victim.wait(PATIENCE_S) in ENDED_WELL
     right = sum(victim.life.done for victim in [*gone, *living])
-    with RpcService(master.address, transports=[transport]) as service, service.create_client("stable", STABLE) as client:
+    with (
+        RpcService(master.address, transports=[transport]) as service,
+        service.create_client("stable", STABLE) as client,
+    ):
         assert client.broadcast("mix", 1) == [mixed(1)] * STABLE
     left = [end(server) for server in servers]
     tell(f"{transport}: {CLIENTS} clients killed after {right} right answers")

@@ -1,6 +1,8 @@
-"""How soon the living hear of the dead: calls in flight at a killed server, calls after a connection was reset.
+"""How soon the living hear of the dead: calls in flight at a killed server, calls after a
+connection was reset.
 
-The times are printed; what is asserted is how calls end, and bounds far above what an idle machine needs (100 ms and 1 s).
+The times are printed; what is asserted is how calls end, and bounds far above what an idle machine
+needs (100 ms and 1 s).
 """
 
 from __future__ import annotations
@@ -67,10 +69,13 @@ def test_calls_in_flight_at_a_killed_server_end_at_once(
                         with pytest.raises(errors.MaybeExecuted):
                             call.result(PATIENCE_S)
                 died.join(PATIENCE_S)
-                wait_until(lambda ends=ends: len(ends) == CALLS_IN_FLIGHT, "the note of each end")  # type: ignore[misc]
+                wait_until(lambda ends=ends: len(ends) == CALLS_IN_FLIGHT, ("the note of each end"))  # type: ignore[misc]
                 times_s += [max(0.0, ended - deaths[0]) for ended in ends]
             victim.wait(PATIENCE_S)
-    tell(f"{transport}, {kind}: from the end of the process to that of its calls: {quantiles_text(times_s)}")
+    tell(
+        f"{transport}, {kind}: from the end of the process to that of its calls: "
+        f"{quantiles_text(times_s)}"
+    )
     assert len(times_s) == ROUNDS * CALLS_IN_FLIGHT
     assert max(times_s) < BOUND_S
     end(other)
@@ -93,14 +98,19 @@ def note_death(pidfd: int, deaths: list[float]) -> None:
 def test_a_live_server_is_usable_at_once_after_its_connection_was_reset(
     farm: Farm, master: Master, transport: str, side: str, tell: Tell
 ) -> None:
-    server = farm.start_ready(serve_to_the_last, master.address, "reset", transport, 0, ("callers",))
+    server = farm.start_ready(
+        serve_to_the_last, master.address, "reset", transport, 0, ("callers",)
+    )
     times_s: list[float] = []
     failed = 0
-    with RpcService(master.address, transports=[transport]) as service, service.create_client("reset") as client:
+    with (
+        RpcService(master.address, transports=[transport]) as service,
+        service.create_client("reset") as client,
+    ):
         for number in range(RESETS):
             assert client.call("mix", number) == mixed(number)
             held = client.submit("hold")
-            wait_until(lambda held=held: held.is_in_flight, "the call to be sent")  # type: ignore[misc]
+            wait_until(lambda held=held: held.is_in_flight, ("the call to be sent"))  # type: ignore[misc]
             started = time.monotonic()
             if side == "caller's":
                 for peer in service._node.peers():
@@ -117,6 +127,9 @@ def test_a_live_server_is_usable_at_once_after_its_connection_was_reset(
             times_s.append(time.monotonic() - started)
             with pytest.raises(errors.MaybeExecuted):
                 held.result(PATIENCE_S)
-    tell(f"{transport}, {side} side: from the reset to an answer: {quantiles_text(times_s)}; {failed} calls failed meanwhile")
+    tell(
+        f"{transport}, {side} side: from the reset to an answer: {quantiles_text(times_s)}; "
+        f"{failed} calls failed meanwhile"
+    )
     assert max(times_s) < BOUND_S
     assert end(server)["callers"] == 0

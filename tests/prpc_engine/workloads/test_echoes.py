@@ -1,4 +1,6 @@
-"""pRPC's workloads of echoes: many threads to many servers, a mesh, large and small, servers that come and go."""
+"""pRPC's workloads of echoes: many threads to many servers, a mesh, large and small, servers that
+come and go.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine import ErrorCode, Master, RpcClient, RpcRequest, RpcResponse, RpcService, Terminated, errors
+from prpc_engine import (
+    ErrorCode,
+    Master,
+    RpcClient,
+    RpcRequest,
+    RpcResponse,
+    RpcService,
+    Terminated,
+    errors,
+)
 from tests.prpc_engine.processes import PATIENCE_S
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.nodes import flicker, mesh_node
@@ -29,8 +40,12 @@ CALLERS = 3
 Tell = Callable[[str], None]
 
 
-def echo_once(client: RpcClient, server_id: int, number: int, nbytes: int, chance: random.Random) -> tuple[bool, int]:
-    """Whether a number, a text and so many bytes come back as they were sent, and how many those are."""
+def echo_once(
+    client: RpcClient, server_id: int, number: int, nbytes: int, chance: random.Random
+) -> tuple[bool, int]:
+    """Whether a number, a text and so many bytes come back as they were sent, and how many those
+    are.
+    """
     _, sent = any_piece(chance, nbytes)
     text = "x" * chance.randrange(50)
     back = client.call_to(server_id, "echo", number, text, sent)
@@ -41,7 +56,9 @@ def echo_once(client: RpcClient, server_id: int, number: int, nbytes: int, chanc
 def test_twenty_threads_call_ten_servers_in_turn_and_get_what_they_sent(
     farm: Farm, master: Master, transport: str, seed: int, tell: Tell
 ) -> None:
-    servers = [farm.start(serve, master.address, "many", transport, number) for number in range(SERVERS)]
+    servers = [
+        farm.start(serve, master.address, "many", transport, number) for number in range(SERVERS)
+    ]
     tallies = [Tally() for _ in range(THREADS)]
     sent_bytes = [0] * THREADS
     with (
@@ -55,15 +72,22 @@ def test_twenty_threads_call_ten_servers_in_turn_and_get_what_they_sent(
             for number in range(CALLS_PER_THREAD):
 
                 def act(number: int = number) -> bool:
-                    is_right, nbytes = echo_once(client, number % SERVERS, number, chance.randrange(nbytes_max), chance)
+                    is_right, nbytes = echo_once(
+                        client, number % SERVERS, number, chance.randrange(nbytes_max), chance
+                    )
                     sent_bytes[name] += nbytes
                     return is_right
 
                 tallies[name].count(True, act)
 
-        elapsed_s = run_threads([lambda name=name: work(name) for name in range(THREADS)], bound_s(150.0))  # type: ignore[misc]
+        elapsed_s = run_threads(
+            [lambda name=name: work(name) for name in range(THREADS)], bound_s(150.0)
+        )  # type: ignore[misc]
     tally = Tally().merge(*tallies)
-    tell(f"{transport}: {tally.text(elapsed_s)}; {2 * sum(sent_bytes) / MIB / elapsed_s:,.0f} MiB/s both ways together")
+    tell(
+        f"{transport}: {tally.text(elapsed_s)}; {2 * sum(sent_bytes) / MIB / elapsed_s:,.0f} "
+        "MiB/s both ways together"
+    )
     assert tally.wrong == []
     assert tally.outcomes == {"right": THREADS * CALLS_PER_THREAD}
     for server in servers:
@@ -75,7 +99,9 @@ def test_nodes_that_all_call_each_other_get_what_they_sent(
     farm: Farm, master: Master, transport: str, seed: int, tell: Tell
 ) -> None:
     nodes = [
-        farm.start(mesh_node, master.address, transport, number, NODES, MESH_CALLS, 4 * MIB, seed + number)
+        farm.start(
+            mesh_node, master.address, transport, number, NODES, MESH_CALLS, 4 * MIB, seed + number
+        )
         for number in range(NODES)
     ]
     right = nbytes = 0
@@ -100,7 +126,9 @@ def test_a_hundred_echoes_are_equal_each_with_a_client_and_dealer_of_its_own(
             nbytes = {"128 bytes": 128, "5 MiB": 5 * MIB}.get(size) or chance.randrange(5 * MIB)
             _, sent = any_piece(chance, nbytes)
             with service.create_client("dealers") as client, client.create_dealer() as dealer:
-                response = dealer.sync_rpc_call(RpcRequest(number, sent, bytes(sent[:1000])), timeout_s=PATIENCE_S)
+                response = dealer.sync_rpc_call(
+                    RpcRequest(number, sent, bytes(sent[:1000])), timeout_s=PATIENCE_S
+                )
             assert response.error is None
             assert response.values[0] == number
             assert np.array_equal(response.values[1], sent)
@@ -108,13 +136,20 @@ def test_a_hundred_echoes_are_equal_each_with_a_client_and_dealer_of_its_own(
     assert end(server) == ECHOES
 
 
-def test_of_two_servers_of_one_name_the_one_that_a_request_names_gets_it(master: Master, transport: str) -> None:
+def test_of_two_servers_of_one_name_the_one_that_a_request_names_gets_it(
+    master: Master, transport: str
+) -> None:
     with (
         RpcService(master.address, transports=[transport]) as ours,
         RpcService(master.address, transports=[transport]) as theirs,
     ):
-        receivers = [ours.create_server("two", server_id=number).create_dealer() for number in range(2)]
-        with theirs.create_client("two", 2, timeout_s=PATIENCE_S) as client, client.create_dealer() as dealer:
+        receivers = [
+            ours.create_server("two", server_id=number).create_dealer() for number in range(2)
+        ]
+        with (
+            theirs.create_client("two", 2, timeout_s=PATIENCE_S) as client,
+            client.create_dealer() as dealer,
+        ):
             for number, receiver in enumerate(receivers):
                 dealer.send_request(RpcRequest("hello", number, sid=number))
                 request = receiver.recv_request(PATIENCE_S)
@@ -153,8 +188,13 @@ def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lookup = RpcService._lookup
-    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)  # nobody looks but the call
-    with RpcService(master.address) as ours, RpcService(master.address) as theirs, theirs.create_client("late", 0) as client:
+    # nobody looks but the call
+    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)
+    with (
+        RpcService(master.address) as ours,
+        RpcService(master.address) as theirs,
+        theirs.create_client("late", 0) as client,
+    ):
 
         def be_late(self: RpcService, *args: Any) -> Any:
             monkeypatch.setattr(RpcService, "_lookup", lookup)
@@ -168,7 +208,9 @@ def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who
 def test_a_server_that_is_registered_and_taken_back_a_hundred_times_answers_in_between(
     farm: Farm, master: Master, transport: str, tell: Tell
 ) -> None:
-    """Its callers see right answers and named errors, and go on until it has come and gone for the last time."""
+    """Its callers see right answers and named errors, and go on until it has come and gone for the
+    last time.
+    """
     server = farm.start(flicker, master.address, "flicker", transport, ROUNDS)
     tallies = [Tally() for _ in range(CALLERS)]
     with (
@@ -182,12 +224,20 @@ def test_a_server_that_is_registered_and_taken_back_a_hundred_times_answers_in_b
                 number = chance.randrange(1 << 32)
                 tallies[name].count(mixed(number), client.call, "mix", number, timeout_s=PATIENCE_S)
 
-        elapsed_s = run_threads([lambda name=name: work(name) for name in range(CALLERS)], bound_s(150.0))  # type: ignore[misc]
+        elapsed_s = run_threads(
+            [lambda name=name: work(name) for name in range(CALLERS)], bound_s(150.0)
+        )  # type: ignore[misc]
     assert server.wait(PATIENCE_S) == 0
     assert server.life.reported() == ROUNDS
     tally = Tally().merge(*tallies)
     tell(f"{transport}: {tally.text(elapsed_s)}")
     assert tally.wrong == []
     assert tally.outcomes["right"] >= ROUNDS
-    refusals = {errors.NoServer, errors.UnknownService, errors.Stopping, errors.MaybeExecuted, errors.NotSent}
+    refusals = {
+        errors.NoServer,
+        errors.UnknownService,
+        errors.Stopping,
+        errors.MaybeExecuted,
+        errors.NotSent,
+    }
     assert set(tally.outcomes) - {"right"} <= {refusal.__name__ for refusal in refusals}

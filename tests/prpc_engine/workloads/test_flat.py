@@ -1,4 +1,6 @@
-"""A million calls, ten thousand dealers, a thousand streams: what client and server hold does not grow."""
+"""A million calls, ten thousand dealers, a thousand streams: what client and server hold does not
+grow.
+"""
 
 from __future__ import annotations
 
@@ -19,24 +21,32 @@ Tell = Callable[[str], None]
 
 
 def end_of(victim: Victim) -> int:
-    """Its exit code, however long it takes while it comes on: where two processes share a core a call takes milliseconds."""
+    """Its exit code, however long it takes while it comes on: where two processes share a core a
+    call takes milliseconds.
+    """
     done = -1
     while done != victim.life.done and not victim.is_dead():
         done = victim.life.done
         victim.is_dead(PATIENCE_S)
-    assert victim.is_dead(), f"process {victim.pid} has done {done} things and no more for {PATIENCE_S} s"
+    assert victim.is_dead(), (
+        f"process {victim.pid} has done {done} things and no more for {PATIENCE_S} s"
+    )
     return victim.wait(0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COUNTS)
-def test_nothing_that_client_or_server_holds_grows(farm: Farm, master: Master, transport: str, kind: str, tell: Tell) -> None:
+def test_nothing_that_client_or_server_holds_grows(
+    farm: Farm, master: Master, transport: str, kind: str, tell: Tell
+) -> None:
     server = farm.start_ready(serve_to_the_last, master.address, "churned", transport, 0)
     client = farm.start(churn, master.address, "churned", transport, kind, COUNTS[kind], server.pid)
     assert end_of(client) == 0
     series, grown = client.life.reported()
     memory = ", ".join(
-        f"{values[0]:.1f} to {values[-1]:.1f} {key}" for key, values in series.items() if key.startswith("private memory")
+        f"{values[0]:.1f} to {values[-1]:.1f} {key}"
+        for key, values in series.items()
+        if key.startswith("private memory")
     )
     tell(f"{transport}: {COUNTS[kind]} {kind}: {memory}")
     assert grown == [], {key: series[key] for key in grown}

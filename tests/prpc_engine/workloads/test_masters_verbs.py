@@ -1,4 +1,6 @@
-"""pRPC's workloads of the master: barriers whose names are used again, locks within locks from many threads."""
+"""pRPC's workloads of the master: barriers whose names are used again, locks within locks from many
+threads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ BARRIERS = (("b1", 5), ("b1", 10), ("b2", 10), ("b1", 5), ("b2", 5))
 THREADS, PAIRS = 4, 10
 
 
-def test_barriers_can_be_used_again_with_other_sizes_and_let_nobody_through_early(master: Master) -> None:
+def test_barriers_can_be_used_again_with_other_sizes_and_let_nobody_through_early(
+    master: Master,
+) -> None:
     arrived: Counter[int] = Counter()
     guard = threading.Lock()
     with MasterClient(master.address) as client:
@@ -36,7 +40,10 @@ def test_four_threads_hold_ten_pairs_of_nested_locks_each_one_at_a_time(master: 
 
         def work(name: int) -> None:
             for _ in range(PAIRS):
-                with client.lock("outer", PATIENCE_S) as outer, client.lock("inner", PATIENCE_S) as inner:
+                with (
+                    client.lock("outer", PATIENCE_S) as outer,
+                    client.lock("inner", PATIENCE_S) as inner,
+                ):
                     inside.append(name)
                     assert inside == [name]
                     tokens.append((outer, inner))

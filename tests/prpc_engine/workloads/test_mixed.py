@@ -1,6 +1,8 @@
-"""Small calls beside bulk on one connection: each ends right, and how long the small ones take is printed.
+"""Small calls beside bulk on one connection: each ends right, and how long the small ones take is
+printed.
 
-Expected: a 16 MiB array is copied in 4 to 8 ms, during which its process does nothing else; no small call should take 40 ms.
+Expected: a 16 MiB array is copied in 4 to 8 ms, during which its process does nothing else; no
+small call should take 40 ms.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ def test_small_calls_are_answered_right_beside_bulk_either_way(
     server = farm.start_ready(serve, master.address, "mixed", transport, 0)
     small, bulk = Tally(), Tally()
     is_over = threading.Event()
-    with RpcService(master.address, transports=[transport]) as service, service.create_client("mixed") as client:
+    with (
+        RpcService(master.address, transports=[transport]) as service,
+        service.create_client("mixed") as client,
+    ):
 
         def call_small() -> None:
             chance = random.Random(seed)
@@ -53,7 +58,12 @@ def test_small_calls_are_answered_right_beside_bulk_either_way(
                 is_over.set()
 
         def take(start: int) -> bool:
-            return bool((client.call("give", start, BULK_BYTES, timeout_s=PATIENCE_S) == piece(start, BULK_BYTES)).all())
+            return bool(
+                (
+                    client.call("give", start, BULK_BYTES, timeout_s=PATIENCE_S)
+                    == piece(start, BULK_BYTES)
+                ).all()
+            )
 
         client.call("echo", b"")
         started = time.monotonic()
@@ -62,8 +72,13 @@ def test_small_calls_are_answered_right_beside_bulk_either_way(
         peers = [peer for peer in service.statistics().peers if peer.transport == transport]
     slow = sum(each >= 0.040 for each in small.times_s)
     tell(f"{transport}: {SMALL_BYTES} B: {small.text(elapsed_s)}; {slow} of 40 ms or more")
-    tell(f"{transport}: 16 MiB: {bulk.text(elapsed_s)}; {BULK_CALLS * BULK_BYTES / MIB / elapsed_s:,.0f} MiB/s")
-    assert sum(peer.requests > small.ended + bulk.ended for peer in peers) == 1, "one connection took all"
+    tell(
+        f"{transport}: 16 MiB: {bulk.text(elapsed_s)}; "
+        f"{BULK_CALLS * BULK_BYTES / MIB / elapsed_s:,.0f} MiB/s"
+    )
+    assert sum(peer.requests > small.ended + bulk.ended for peer in peers) == 1, (
+        "one connection took all"
+    )
     assert small.wrong == bulk.wrong == []
     assert bulk.outcomes == {"right": BULK_CALLS}
     assert set(small.outcomes) == {"right"}

@@ -1,4 +1,6 @@
-"""Small jobs whose tables are worth a checkpoint, and a file system that fails when it is told to."""
+"""Small jobs whose tables are worth a checkpoint, and a file system that fails when it is
+told to.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ KEYS = np.arange(300)
 
 
 class FailingFiles(Files):
-    """The call number `at` (from 0) raises OSError(error), or kills the process; calls are counted in `calls`."""
+    """The call number `at` (from 0) raises OSError(error), or kills the process; calls are counted
+    in `calls`.
+    """
 
     def __init__(self, at: int = -1, error: int = 0) -> None:
         self.at, self.error = at, error

@@ -1,4 +1,5 @@
-"""A second save, in a child of this process that is killed at one call to the file system after the other.
+"""A second save, in a child of this process that is killed at one call to the file system after the
+other.
 
     python -m tests.prpc_engine.kv.checkpoint.kill_at_every_call FOLDER FULL_EVERY
 
@@ -37,7 +38,9 @@ def main(folder: Path, full_every: int) -> None:
     assert save_twice(folder / "undisturbed", -1, full_every) == 0
     for at, name in enumerate((folder / "undisturbed" / "calls").read_text().split()):
         status = save_twice(folder / str(at), at, full_every)
-        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"{name} was not reached: {status}"
+        assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, (
+            f"{name} was not reached: {status}"
+        )
         print(name, latest(folder / str(at)).step, flush=True)
 
 

@@ -2,7 +2,8 @@
 
     python -m tests.prpc_engine.kv.checkpoint.processes MASTER CALL
 
-serves until its standard input ends; CALL is the number of the call to the file system at which it is killed, -1 for none.
+serves until its standard input ends; CALL is the number of the call to the file system at which it
+is killed, -1 for none.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ def frozen(table: SparseTable | DenseTable) -> Columns:
 
 
 def read_on(cut: TableCut, pieces: list[tuple[int, int]], bytes_max: int) -> list[Columns]:
-    return [{n: a.copy() for n, a in cut.read(*piece, cut.empty_piece(bytes_max)).items()} for piece in pieces]
+    return [
+        {n: a.copy() for n, a in cut.read(*piece, cut.empty_piece(bytes_max)).items()}
+        for piece in pieces
+    ]
 
 
 def together(pieces: list[Columns]) -> Columns:

@@ -1,4 +1,6 @@
-"""Arrays that a server has besides its tables: cut with them, and back with them, also when their number of servers changes."""
+"""Arrays that a server has besides its tables: cut with them, and back with them, also when their
+number of servers changes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.prpc_engine.kv.checkpoint.test_save_and_restore import flip
 
 
 class CountingShard(TableShard):
-    """Counts pushes of each "client", which is the first key of a push, and has an array of another shape and type besides."""
+    """Counts pushes of each "client", which is the first key of a push, and has an array of another
+    shape and type besides.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,18 +35,25 @@ class CountingShard(TableShard):
         return super().push(table, keys, *grads)
 
     def _extras(self) -> dict[str, np.ndarray]:
-        counted = [np.fromiter(each, np.int64, len(self.counts)) for each in (self.counts, self.counts.values())]
+        counted = [
+            np.fromiter(each, np.int64, len(self.counts))
+            for each in (self.counts, self.counts.values())
+        ]
         return {"client": counted[0], "pushes": counted[1], "window": self.window}
 
     def _take_extras(self, saved: Sequence[dict[str, np.ndarray]]) -> None:
         self.counts, self.window = {}, np.zeros((2, 3), np.uint8)
         for each in saved:
             self.window = np.maximum(self.window, each["window"])
-            for client, pushes in zip(each["client"].tolist(), each["pushes"].tolist(), strict=True):
+            for client, pushes in zip(
+                each["client"].tolist(), each["pushes"].tolist(), strict=True
+            ):
                 self.counts[client] = max(self.counts.get(client, 0), pushes)
 
 
-def job(servers: int, shard: type[TableShard] = CountingShard) -> tuple[TableWorker, list[TableShard]]:
+def job(
+    servers: int, shard: type[TableShard] = CountingShard
+) -> tuple[TableWorker, list[TableShard]]:
     service, shards = LocalService(), [shard() for _ in range(servers)]
     for each in shards:
         service.create_server("kv", each)
@@ -60,7 +71,9 @@ def saved(folder: Path, servers: int, full_every: int = 1) -> list[TableShard]:
 
 
 @pytest.mark.parametrize("full_every", [1, 2])
-def test_as_many_servers_each_get_their_own_back_as_they_were_at_the_cut(tmp_path: Path, full_every: int) -> None:
+def test_as_many_servers_each_get_their_own_back_as_they_were_at_the_cut(
+    tmp_path: Path, full_every: int
+) -> None:
     old = saved(tmp_path, 2, full_every)
     worker, new = job(2)
     worker.restore(str(tmp_path))

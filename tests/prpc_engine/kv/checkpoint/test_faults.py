@@ -1,4 +1,6 @@
-"""Whatever fails while a checkpoint is written, the one before it stays good, and the next one succeeds."""
+"""Whatever fails while a checkpoint is written, the one before it stays good, and the next one
+succeeds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from prpc_engine.kv.checkpoint.save import discard
 from prpc_engine.kv.client.checkpoint_rounds import Rounds
 from prpc_engine.kv.client.local import LocalService, run_to_end
 from prpc_engine.kv.schema.table_spec import SparseSpec
-from tests.prpc_engine.kv.checkpoint.jobs import FailingFiles, assert_same, create_tables, local_job, train, values
+from tests.prpc_engine.kv.checkpoint.jobs import (
+    FailingFiles,
+    assert_same,
+    create_tables,
+    local_job,
+    train,
+    values,
+)
 from tests.shard.small_shm import run_with_own_shm
 
 ROOT = Path(__file__).parents[4]
@@ -41,10 +50,14 @@ def calls_of_a_save(folder: Path, full_every: int) -> list[str]:
 
 
 @pytest.mark.parametrize("full_every", [1, 9])
-def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path, full_every: int) -> None:
+def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(
+    tmp_path: Path, full_every: int
+) -> None:
     calls = calls_of_a_save(tmp_path / "undisturbed", full_every)
     removes = {"remove_tree"} if full_every == 1 else set()  # else the one before is the base
-    assert {"make_folder", "create", "write_at", "sync", "sync_folder", "rename"} | removes == set(calls)
+    assert {"make_folder", "create", "write_at", "sync", "sync_folder", "rename"} | removes == set(
+        calls
+    )
     files = FailingFiles()
     worker, other = local_job(2, files), local_job()
     create_tables(worker)
@@ -61,11 +74,13 @@ def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path,
         if at <= committed:
             with pytest.raises(CheckpointError, match=r"No space left|Input/output error"):
                 worker.save(str(folder), 2, keep=1, full_every=full_every)
-            assert [(finding.step, finding.fault) for finding in verify(folder)] == [(1, "")], name  # its room is free again
+            # its room is free again
+            assert [(finding.step, finding.fault) for finding in verify(folder)] == [(1, "")], name
             assert other.restore(str(folder)) == 1
             assert_same(values(other), held)
         else:
-            with contextlib.suppress(CheckpointError):  # the rename is done; whether it is durable is not known
+            # the rename is done; whether it is durable is not known
+            with contextlib.suppress(CheckpointError):
                 worker.save(str(folder), 2, keep=1, full_every=full_every)
             assert latest(folder).step == 2, name
         files.at = -1
@@ -76,7 +91,9 @@ def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(tmp_path: Path,
         assert_same(values(other), values(worker))  # also what the save that failed would have had
 
 
-def test_what_is_written_is_removed_when_all_have_answered_also_where_one_cannot_be_asked_at_all() -> None:
+def test_what_is_written_is_removed_when_all_have_answered_also_where_one_cannot_be_asked_at_all() -> (
+    None
+):
     noted: list[str] = []
 
     def submit(server_id: int, method: str, timeout_s: float, /, *_: Any) -> Any:
@@ -85,7 +102,10 @@ def test_what_is_written_is_removed_when_all_have_answered_also_where_one_cannot
         noted.append(f"{method} of {server_id}")
         return SimpleNamespace(result=partial(noted.append, f"{method} of {server_id} is answered"))
 
-    with pytest.raises(CheckpointError, match="1 was not saved in /folder: server 1 has just ended; the checkpoints before it"):
+    with pytest.raises(
+        CheckpointError,
+        match="1 was not saved in /folder: server 1 has just ended; the checkpoints before it",
+    ):
         Rounds(submit, range(2), 1.0, lambda: None).save("/folder", 1, None, 1)
     assert noted.index("checkpoint_save of 0 is answered") < noted.index("checkpoint_abort of 0")
 
@@ -111,10 +131,16 @@ def test_a_save_that_is_long_in_counting_leaves_what_the_next_one_writes(tmp_pat
 
     def write(number: int) -> None:
         shard.checkpoint_enter(str(number) * 16, folder)
-        parts.append(run_to_end(shard.checkpoint_save(str(number) * 16, folder, number, 0, None, False)))
+        parts.append(
+            run_to_end(shard.checkpoint_save(str(number) * 16, folder, number, 0, None, False))
+        )
 
     def count(number: int) -> None:
-        run_to_end(shard.checkpoint_commit(str(number) * 16, folder, number, parts[number : number + 1], None, None))
+        run_to_end(
+            shard.checkpoint_commit(
+                str(number) * 16, folder, number, parts[number : number + 1], None, None
+            )
+        )
 
     write(0)
     files.meanwhile = lambda: write(1)
@@ -124,7 +150,9 @@ def test_a_save_that_is_long_in_counting_leaves_what_the_next_one_writes(tmp_pat
 
 
 class GivenUp(Files):
-    """Just before the save's rename, another server discards what it has written, and has not come far."""
+    """Just before the save's rename, another server discards what it has written, and has not come
+    far.
+    """
 
     is_late = False
 
@@ -141,7 +169,9 @@ class GivenUp(Files):
             super().remove_tree(path)
 
 
-def test_a_save_that_is_given_up_as_it_is_committed_does_not_become_half_a_checkpoint(tmp_path: Path) -> None:
+def test_a_save_that_is_given_up_as_it_is_committed_does_not_become_half_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     files = GivenUp()
     worker = local_job(2, files)
     create_tables(worker)

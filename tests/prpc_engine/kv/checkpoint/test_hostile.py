@@ -1,4 +1,6 @@
-"""A folder of checkpoints that somebody else has written in: what cannot be used is refused, and what is whole is found."""
+"""A folder of checkpoints that somebody else has written in: what cannot be used is refused, and
+what is whole is found.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from prpc_engine.errors import RpcError
 from prpc_engine.kv import Adagrad, Eviction, Uniform
 from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
-from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, local_job, train, values
+from tests.prpc_engine.kv.checkpoint.jobs import (
+    assert_same,
+    create_tables,
+    local_job,
+    train,
+    values,
+)
 from tests.prpc_engine.processes import PATIENCE_S
 
 ODD: list[Any] = [
@@ -34,7 +42,13 @@ def written(path: Path, manifest: object) -> None:
 
 def places(node: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path to each value of it."""
-    for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for key, value in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         yield (*above, key)
         yield from places(value, (*above, key))
 
@@ -50,10 +64,19 @@ def changed(node: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two checkpoints, of which the newer one lies over the older, of all that manifests can have."""
+    """Two checkpoints, of which the newer one lies over the older, of all that manifests can
+    have.
+    """
     job = local_job(2)
     create_tables(job)
-    job.create_sparse("seldom", 2, Adagrad(0.1), Uniform(0.1), eviction=Eviction(rows_max=50), admission={"min_count": 2})
+    job.create_sparse(
+        "seldom",
+        2,
+        Adagrad(0.1),
+        Uniform(0.1),
+        eviction=Eviction(rows_max=50),
+        admission={"min_count": 2},
+    )
     job.create_dense("model", (6,), Adagrad(0.1), names={"a": (2, 2), "b": (2,)})
     for step in (1, 2):
         train(job)
@@ -61,7 +84,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
-def test_a_manifest_with_a_checksum_that_fits_and_anything_in_it_is_read_or_refused(folder: Path, seed: int) -> None:
+def test_a_manifest_with_a_checksum_that_fits_and_anything_in_it_is_read_or_refused(
+    folder: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     for path in (latest(folder).path, min(folder.iterdir())):
         good = json.loads((path / MANIFEST).read_bytes().partition(b"\n")[0])
@@ -76,7 +101,9 @@ def test_a_manifest_with_a_checksum_that_fits_and_anything_in_it_is_read_or_refu
                     raise AssertionError(f"{place} = {value!r}: {error!r}") from error
 
 
-def test_a_restore_of_what_somebody_has_changed_fails_by_name_or_takes_the_one_before(folder: Path, seed: int) -> None:
+def test_a_restore_of_what_somebody_has_changed_fails_by_name_or_takes_the_one_before(
+    folder: Path, seed: int
+) -> None:
     chance = random.Random(seed)
     path = latest(folder).path
     text = (path / MANIFEST).read_bytes()
@@ -147,11 +174,24 @@ def endless(file: Path) -> None:
     file.symlink_to("/dev/zero")
 
 
-DAMAGES = [cut, flipped, gone, another, linked_out, linked_to_nothing, linked_to_itself, a_pipe, a_folder, endless]
+DAMAGES = [
+    cut,
+    flipped,
+    gone,
+    another,
+    linked_out,
+    linked_to_nothing,
+    linked_to_itself,
+    a_pipe,
+    a_folder,
+    endless,
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_whatever_becomes_of_a_file_the_one_before_is_restored(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_whatever_becomes_of_a_file_the_one_before_is_restored(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
     job = local_job(2)
     create_tables(job)
     train(job)

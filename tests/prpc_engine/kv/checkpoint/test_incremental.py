@@ -1,4 +1,6 @@
-"""Checkpoints that hold what changed since the one before: their chains, what keeps them, and what breaks them."""
+"""Checkpoints that hold what changed since the one before: their chains, what keeps them, and what
+breaks them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from prpc_engine.kv.checkpoint.manifest import MANIFEST, Base, Manifest, decode
 from prpc_engine.kv.client.local import LocalService, run_to_end
 from prpc_engine.kv.table.changes import REMOVED_MIN, Changes
 from prpc_engine.kv.table.eviction import Eviction
-from tests.prpc_engine.kv.checkpoint.jobs import assert_same, create_tables, local_job, train, values
+from tests.prpc_engine.kv.checkpoint.jobs import (
+    assert_same,
+    create_tables,
+    local_job,
+    train,
+    values,
+)
 from tests.prpc_engine.kv.checkpoint.test_save_and_restore import cut_short, flip
 
 ROWS_MAX = 200  # of each partition: keys come and go
@@ -26,7 +34,9 @@ ROWS_MAX = 200  # of each partition: keys come and go
 
 def job(servers: int) -> TableWorker:
     worker = local_job(servers)
-    worker.create_sparse("bounded", 3, Adagrad(0.1), Uniform(0.1), eviction=Eviction(rows_max=ROWS_MAX))
+    worker.create_sparse(
+        "bounded", 3, Adagrad(0.1), Uniform(0.1), eviction=Eviction(rows_max=ROWS_MAX)
+    )
     create_tables(worker)
     train(worker)
     return worker
@@ -43,7 +53,14 @@ def push_some(worker: TableWorker, random: np.random.Generator) -> None:
     worker.push("weights", np.ones((7, 3), np.float32))
 
 
-def save_chain(worker: TableWorker, folder: Path, saves: int, full_every: int, seed: int, keep: int | None = None) -> list[dict]:
+def save_chain(
+    worker: TableWorker,
+    folder: Path,
+    saves: int,
+    full_every: int,
+    seed: int,
+    keep: int | None = None,
+) -> list[dict]:
     random = np.random.default_rng(seed)
     held = []
     for step in range(1, saves + 1):
@@ -64,7 +81,9 @@ def links(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_any_link_of_a_chain_comes_back_into_any_number_of_servers(tmp_path: Path, after: int, seed: int) -> None:
+def test_any_link_of_a_chain_comes_back_into_any_number_of_servers(
+    tmp_path: Path, after: int, seed: int
+) -> None:
     old = job(2)
     held = save_chain(old, tmp_path, 6, 4, seed)
     assert links(tmp_path) == [0, 1, 2, 3, 0, 1]
@@ -83,7 +102,11 @@ def test_a_link_holds_the_changed_rows_only_and_the_state_comes_along(tmp_path: 
     old.save(str(tmp_path), 1, full_every=9)
     old.push("clicks/a", np.array([3, 1000]), np.ones((2, 4), np.float32))
     old.save(str(tmp_path), 2, full_every=9)
-    files = [file for file in manifest_of(latest(tmp_path).path).files() if file.spec["table"] == "clicks/a"]
+    files = [
+        file
+        for file in manifest_of(latest(tmp_path).path).files()
+        if file.spec["table"] == "clicks/a"
+    ]
     assert sum(file.columns[0].shape[0] for file in files) == 2
     new = local_job(1)
     assert new.restore(str(tmp_path)) == 2
@@ -153,7 +176,9 @@ def test_a_restarted_server_another_folder_and_a_restore_begin_a_new_chain(tmp_p
     assert links(folder) == [0, 1, 0, 1, 0, 1, 0, 0, 0]
 
 
-def test_a_save_that_entered_before_another_one_counted_has_all_that_its_base_lacks(tmp_path: Path) -> None:
+def test_a_save_that_entered_before_another_one_counted_has_all_that_its_base_lacks(
+    tmp_path: Path,
+) -> None:
     shard, service, folder = TableShard(), LocalService(), str(tmp_path)
     service.create_server("kv", shard)
     worker = TableWorker(service)
@@ -192,9 +217,18 @@ def test_full_every_is_checked(tmp_path: Path, full_every: object) -> None:
 
 
 DAMAGES = {
-    "a bit of its rows": (lambda path: flip(next(path.glob("part-*")), -5), r"its base .* cannot be used: .* is damaged"),
-    "a file cut short": (lambda path: cut_short(next(path.glob("part-*"))), "its base .* were written"),
-    "its manifest": (lambda path: (path / MANIFEST).unlink(), "its base .* cannot be used: manifest.json cannot be read"),
+    "a bit of its rows": (
+        lambda path: flip(next(path.glob("part-*")), -5),
+        r"its base .* cannot be used: .* is damaged",
+    ),
+    "a file cut short": (
+        lambda path: cut_short(next(path.glob("part-*"))),
+        "its base .* were written",
+    ),
+    "its manifest": (
+        lambda path: (path / MANIFEST).unlink(),
+        "its base .* cannot be used: manifest.json cannot be read",
+    ),
     "all of it": (shutil.rmtree, "its base .* cannot be used"),
 }
 
@@ -220,7 +254,10 @@ def test_another_checkpoint_in_the_place_of_a_base_is_none(tmp_path: Path, seed:
     base = next((tmp_path / "a").glob("checkpoint-*1"))
     shutil.rmtree(base)
     shutil.copytree(next((tmp_path / "b").iterdir()), base)
-    assert ["is another than the one it was laid over" in finding.fault for finding in verify(tmp_path / "a")] == [True, False]
+    assert [
+        "is another than the one it was laid over" in finding.fault
+        for finding in verify(tmp_path / "a")
+    ] == [True, False]
 
 
 def test_a_save_over_a_base_that_lost_a_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -243,7 +280,9 @@ def table_with(rows: int) -> SparseTable:
     return table
 
 
-def test_changed_rows_laid_over_the_old_ones_are_the_table_whatever_pushes_come_between_the_pieces(seed: int) -> None:
+def test_changed_rows_laid_over_the_old_ones_are_the_table_whatever_pushes_come_between_the_pieces(
+    seed: int,
+) -> None:
     random = np.random.default_rng(seed)
 
     def push(count: int) -> None:
@@ -287,7 +326,10 @@ def test_keys_that_went_are_named_within_a_bound_and_beyond_it_changes_are_unkno
 
 
 def test_what_the_next_one_lies_over_is_what_all_servers_and_the_folder_agree_on() -> None:
-    first, other = Base("checkpoint-00000001-000000000001", 1, 0), Base("checkpoint-00000001-000000000001", 2, 0)
+    first, other = (
+        Base("checkpoint-00000001-000000000001", 1, 0),
+        Base("checkpoint-00000001-000000000001", 2, 0),
+    )
     assert base_for([first, first], first, 2) == first
     assert base_for([first, first], first, 1) is None
     assert base_for([first, None], first, 9) is None

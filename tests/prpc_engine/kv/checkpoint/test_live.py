@@ -1,4 +1,6 @@
-"""Checkpoints of servers in processes and shards of their own, while others push; and what becomes of all when somebody dies."""
+"""Checkpoints of servers in processes and shards of their own, while others push; and what becomes
+of all when somebody dies.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ SAVES, ROUNDS = 20, 20  # at least, so that the ones go on while there are the o
 
 
 class PatientShard(TableShard):
-    """In a shard's process: holds pushes for as long as a busy machine may take from enter to cut."""
+    """In a shard's process: holds pushes for as long as a busy machine may take from enter to
+    cut.
+    """
 
     def __init__(self) -> None:
         methods.HOLD_S_MAX = PATIENCE_S
@@ -46,7 +50,11 @@ def counts_in(folder: Path, table: str) -> dict[int, int]:
     for file in decode((path / MANIFEST).read_bytes()).files():
         tensors = load_file(path / file.file)
         if file.spec["table"] == table:
-            found |= zip(tensors["keys"].tolist(), (-tensors["values"][:, 0]).astype(int).tolist(), strict=True)
+            found |= zip(
+                tensors["keys"].tolist(),
+                (-tensors["values"][:, 0]).astype(int).tolist(),
+                strict=True,
+            )
     return found
 
 
@@ -97,7 +105,9 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
         worker.push("counts", np.array([a]), ONE)
 
 
-def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(master: Master, tmp_path: Path) -> None:
+def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(
+    master: Master, tmp_path: Path
+) -> None:
     folder = str(tmp_path / "job")
 
     def run(killed_at: int, servers: int) -> TableWorker:
@@ -105,7 +115,9 @@ def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(m
         for _ in range(servers - 1):
             started.enter_context(ServerProcess(master.address))
         service = started.enter_context(RpcService(master=master.address))
-        return TableWorker(service, expected_servers=servers, timeout_s=PATIENCE_S, call_timeout_s=LOST_S)
+        return TableWorker(
+            service, expected_servers=servers, timeout_s=PATIENCE_S, call_timeout_s=LOST_S
+        )
 
     with ExitStack() as started:
         worker = run(-1, 1)
@@ -117,7 +129,10 @@ def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(m
         worker = run(4, 2)
         assert worker.restore(folder) == 1
         train(worker)
-        with pytest.raises(CheckpointError, match=f"step 2 was not saved in {folder}: .*; the checkpoints before it are"):
+        with pytest.raises(
+            CheckpointError,
+            match=f"step 2 was not saved in {folder}: .*; the checkpoints before it are",
+        ):
             worker.save(folder, 2)
         assert [(finding.step, finding.fault) for finding in verify(folder)] == [(1, "")]
     with ExitStack() as started:
@@ -156,7 +171,9 @@ def shard(request: pytest.FixtureRequest) -> TableShard:
 
 
 @pytest.fixture
-def worker(master: Master, shard: TableShard, monkeypatch: pytest.MonkeyPatch) -> Iterator[TableWorker]:
+def worker(
+    master: Master, shard: TableShard, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TableWorker]:
     """Of one server in this process, as patient as those."""
     monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)
     with RpcService(master=master.address) as service:
@@ -198,7 +215,10 @@ def test_a_save_that_takes_too_long_ends_and_the_next_one_succeeds(
     with pytest.raises(TimeoutError):
         worker.save(str(tmp_path), 1, timeout_s=0.1)
     train(worker)  # nothing is held
-    wait_until(lambda: not shard.is_saving, "the end of the save at its server, whose deadline began with its arrival")
+    wait_until(
+        lambda: not shard.is_saving,
+        "the end of the save at its server, whose deadline began with its arrival",
+    )
     BLOCKED.may_go_on.set()
     worker.save(str(tmp_path), 2)
     assert [(finding.step, finding.fault) for finding in verify(tmp_path)] == [(2, "")]

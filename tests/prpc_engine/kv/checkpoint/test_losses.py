@@ -1,4 +1,6 @@
-"""A server of elastic tables that is killed while a checkpoint is saved takes the save along to nobody: it is made again."""
+"""A server of elastic tables that is killed while a checkpoint is saved takes the save along to
+nobody: it is made again.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ def serve(life: Life, master: str, killed_at: tuple[str, int] | None) -> None:
     if killed_at is not None:
         files = KilledAt(*killed_at)
         methods.Files = lambda: files  # type: ignore[assignment,misc]
-    with RpcService(master, lease_s=LEASE_S) as service, ElasticServer(service, partitions=4, replicas=1, servers=2) as server:
+    with (
+        RpcService(master, lease_s=LEASE_S) as service,
+        ElasticServer(service, partitions=4, replicas=1, servers=2) as server,
+    ):
         life.done = server.server_id
         signal.sigwait({signal.SIGTERM})
 
@@ -51,7 +56,12 @@ def serve(life: Life, master: str, killed_at: tuple[str, int] | None) -> None:
 @pytest.mark.parametrize(
     "killed_at",
     [("make_folder", 1), ("sync", 2), ("rename", 1), ("sync_folder", 4)],
-    ids=["before it writes", "while it writes", "before the checkpoint counts", "once the checkpoint counts"],
+    ids=[
+        "before it writes",
+        "while it writes",
+        "before the checkpoint counts",
+        "once the checkpoint counts",
+    ],
 )
 def test_a_save_goes_on_where_the_partitions_are_then(
     farm: Farm, tmp_path: Path, killed_at: tuple[str, int], full_every: int
@@ -59,12 +69,18 @@ def test_a_save_goes_on_where_the_partitions_are_then(
     with elastic_world() as (master, watcher):
         servers = [farm.start_ready(serve, master.address, each) for each in (killed_at, None)]
         watcher.wait_whole(2)
-        worker = TableWorker(watcher.service, elastic=True, ack="replicated", call_timeout_s=PUSH_TIMEOUT_S)
+        worker = TableWorker(
+            watcher.service, elastic=True, ack="replicated", call_timeout_s=PUSH_TIMEOUT_S
+        )
         worker.create_sparse("t", 1, {"name": "add"})
         worker.push("t", KEYS, np.ones((len(KEYS), 1), np.float32))
         worker.save(tmp_path / "job", 5, full_every=full_every, timeout_s=PATIENCE_S)
         assert servers[0].wait(PATIENCE_S) == -signal.SIGKILL
-        assert [(finding.step, finding.fault) for finding in verify(tmp_path / "job") if finding.step >= 0] == [(5, "")]
+        assert [
+            (finding.step, finding.fault)
+            for finding in verify(tmp_path / "job")
+            if finding.step >= 0
+        ] == [(5, "")]
         servers.append(farm.start_ready(serve, master.address, None))
         watcher.wait_whole(2)
         worker.push("t", KEYS, np.ones((len(KEYS), 1), np.float32))
@@ -75,7 +91,9 @@ def test_a_save_goes_on_where_the_partitions_are_then(
             end(server)
 
 
-def test_a_save_that_no_server_is_left_for_says_what_was_not_saved(farm: Farm, tmp_path: Path) -> None:
+def test_a_save_that_no_server_is_left_for_says_what_was_not_saved(
+    farm: Farm, tmp_path: Path
+) -> None:
     with elastic_world() as (master, watcher):
         servers = [farm.start_ready(serve, master.address, None) for _ in range(2)]
         watcher.wait_whole(2)
@@ -84,7 +102,10 @@ def test_a_save_that_no_server_is_left_for_says_what_was_not_saved(farm: Farm, t
         worker.save(tmp_path, 5, timeout_s=PATIENCE_S)
         for server in servers:
             kill(server)
-        with pytest.raises(TooLate, match=f"step 6 was not saved in {tmp_path}: .*; the checkpoints before it are as they"):
+        with pytest.raises(
+            TooLate,
+            match=f"step 6 was not saved in {tmp_path}: .*; the checkpoints before it are as they",
+        ):
             worker.save(tmp_path, 6, timeout_s=SHORT_S)
         assert issubclass(TooLate, CheckpointError)
         assert (latest(tmp_path).step, latest(tmp_path).fault) == (5, "")

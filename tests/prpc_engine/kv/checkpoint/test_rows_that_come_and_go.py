@@ -1,4 +1,6 @@
-"""Checkpoints of tables that do not keep all keys: what comes back goes on as if nothing had been, evictions and all."""
+"""Checkpoints of tables that do not keep all keys: what comes back goes on as if nothing had been,
+evictions and all.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,14 @@ def states(shards: list[TableShard]) -> list[Any]:
     for shard in shards:
         table = shard.tables["t"][1]
         columns = {name: array.tolist() for name, array in table.columns().items()}
-        rows = {key: [columns[name][i] for name in sorted(columns)] for i, key in enumerate(columns["keys"])}
+        rows = {
+            key: [columns[name][i] for name in sorted(columns)]
+            for i, key in enumerate(columns["keys"])
+        }
         scalars = {name: value for name, value in table.scalars().items() if name != "moment"}
-        found.append((rows, scalars, {name: array.tolist() for name, array in table.singles().items()}))
+        found.append(
+            (rows, scalars, {name: array.tolist() for name, array in table.singles().items()})
+        )
     return found
 
 
@@ -56,7 +63,9 @@ def states(shards: list[TableShard]) -> list[Any]:
 def test_a_restored_table_has_the_stamps_the_sketch_and_the_counters_of_the_saved_one(
     tmp_path: Path, policy: str, saves: int, seed: int
 ) -> None:
-    """With three saves the last holds what changed since the second only; and pulls, which change no row."""
+    """With three saves the last holds what changed since the second only; and pulls, which change
+    no row.
+    """
     random = np.random.default_rng(seed)
     (old, old_shards), (new, new_shards) = job(2), job(2)
     old.create_sparse("t", 2, Adagrad(0.1), Uniform(0.1), **POLICIES[policy])
@@ -72,11 +81,15 @@ def test_a_restored_table_has_the_stamps_the_sketch_and_the_counters_of_the_save
 @pytest.mark.parametrize("after", [1, 3])
 def test_other_numbers_of_servers_take_over_ages_and_counts(tmp_path: Path, after: int) -> None:
     (old, _), (new, _) = job(2), job(after)
-    settings: dict[str, Any] = {"admission": {"min_count": 2, "width_bits": 10}, "eviction": {"ttl_steps": 50}}
+    settings: dict[str, Any] = {
+        "admission": {"min_count": 2, "width_bits": 10},
+        "eviction": {"ttl_steps": 50},
+    }
     old.create_sparse("t", 1, Sgd(1.0), Constant(), **settings)
     for _ in range(2):
         old.push("t", KEYS, np.ones((len(KEYS), 1), np.float32))
-    for _ in range(30):  # 90 keys, of which some are at each partition, are not used for so many steps
+    # 90 keys, of which some are at each partition, are not used for so many steps
+    for _ in range(30):
         old.push("t", KEYS[:30], np.ones((30, 1), np.float32))
     old.push("t", KEYS + 1000, np.ones((len(KEYS), 1), np.float32))  # counted once
     old.save(str(tmp_path), 1)
@@ -92,14 +105,20 @@ def test_other_numbers_of_servers_take_over_ages_and_counts(tmp_path: Path, afte
     assert sum(each["t"].keys_evicted for each in new.statistics().values()) == len(KEYS) - 30
 
 
-def test_rows_of_a_checkpoint_without_stamps_count_as_just_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_a_checkpoint_without_stamps_count_as_just_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (old, _), (new, shards) = job(1), job(1)
     old.create_sparse("t", 1, Sgd(1.0), Constant(), eviction=Eviction(ttl_steps=8))
     for begin in range(0, 64, 8):
         old.push("t", KEYS[begin : begin + 8], np.ones((8, 1), np.float32))
     columns = SparseTable.columns
     with monkeypatch.context() as before:  # as versions did before stamps were saved
-        before.setattr(SparseTable, "columns", lambda self: {n: a for n, a in columns(self).items() if n != "stamps"})
+        before.setattr(
+            SparseTable,
+            "columns",
+            lambda self: {n: a for n, a in columns(self).items() if n != "stamps"},
+        )
         before.setattr(SparseTable, "scalars", lambda self: {"steps": self.version})
         before.setattr(manifest, "FORMAT", 2)
         before.setattr(save, "FORMAT", 2)
@@ -118,7 +137,10 @@ def test_time_to_live_stands_still_while_a_table_is_in_a_checkpoint_only() -> No
     table.push(np.arange(2), np.ones((2, 1), np.float32))
     now += 6
     table.pull(np.arange(1))
-    scalars, columns = table.scalars(), {name: array.copy() for name, array in table.columns().items()}
+    scalars, columns = (
+        table.scalars(),
+        {name: array.copy() for name, array in table.columns().items()},
+    )
     restored = spec.make(lambda: 5.0 + now - 1000)  # another machine's clock
     restored.load_scalars(scalars)
     now += 1000

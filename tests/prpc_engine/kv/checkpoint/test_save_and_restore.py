@@ -1,4 +1,6 @@
-"""Saving and restoring with all servers in this process: formats, numbers of servers, and what is refused."""
+"""Saving and restoring with all servers in this process: formats, numbers of servers, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,21 @@ from prpc_engine.kv.replication.replica import Moved
 from prpc_engine.kv.schema.table_spec import SparseSpec
 from prpc_engine.kv.table.initializer import Constant
 from prpc_engine.kv.table.optimizer import Adam
-from tests.prpc_engine.kv.checkpoint.jobs import KEYS, assert_same, create_tables, local_job, train, values
+from tests.prpc_engine.kv.checkpoint.jobs import (
+    KEYS,
+    assert_same,
+    create_tables,
+    local_job,
+    train,
+    values,
+)
 
 SPARSE = SparseSpec("t", 0, 1, Adagrad(0.1), Constant(), 1).to_dict()
 
 
-def saved(folder: Path, servers: int = 2, steps: int = 1, keep: int | None = None) -> list[dict[str, object]]:
+def saved(
+    folder: Path, servers: int = 2, steps: int = 1, keep: int | None = None
+) -> list[dict[str, object]]:
     """A job that trains, and saves after each of `steps` rounds: what its tables held then."""
     worker = local_job(servers)
     create_tables(worker)
@@ -43,7 +54,9 @@ def saved(folder: Path, servers: int = 2, steps: int = 1, keep: int | None = Non
 
 @pytest.mark.parametrize("before", [1, 3])
 @pytest.mark.parametrize("after", [1, 2, 5])
-def test_any_number_of_servers_takes_over_and_trains_on_alike(tmp_path: Path, before: int, after: int) -> None:
+def test_any_number_of_servers_takes_over_and_trains_on_alike(
+    tmp_path: Path, before: int, after: int
+) -> None:
     old, new = local_job(before), local_job(after)
     create_tables(old)
     train(old, 2)
@@ -147,18 +160,25 @@ def test_a_restore_puts_the_tables_of_its_checkpoint_back_and_leaves_others(tmp_
     assert (worker.pull("later", KEYS) != 0).all()
 
 
-def test_a_table_that_is_there_with_another_spec_is_refused_and_nothing_changes(tmp_path: Path) -> None:
+def test_a_table_that_is_there_with_another_spec_is_refused_and_nothing_changes(
+    tmp_path: Path,
+) -> None:
     saved(tmp_path)
     worker = local_job(2)
     worker.create_sparse("clicks/a", 4, Adagrad(0.2), Uniform(0.1))
     worker.push("clicks/a", KEYS, np.ones((300, 4), np.float32))
     before = worker.pull("clicks/a", KEYS)
-    with pytest.raises(ConfigError, match=r"another spec than in the checkpoint: there is .*0\.2.* saved was .*0\.1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"another spec than in the checkpoint: there is .*0\.2.* saved was .*0\.1",
+    ):
         worker.restore(str(tmp_path))
     np.testing.assert_array_equal(worker.pull("clicks/a", KEYS), before)
 
 
-def test_a_table_that_is_created_while_a_checkpoint_is_loaded_is_not_replaced_by_another(tmp_path: Path) -> None:
+def test_a_table_that_is_created_while_a_checkpoint_is_loaded_is_not_replaced_by_another(
+    tmp_path: Path,
+) -> None:
     old = TableShard()
     old.create_table({**SPARSE, "dim": 4})
     old.checkpoint_enter("0" * 16, str(tmp_path))
@@ -166,7 +186,11 @@ def test_a_table_that_is_created_while_a_checkpoint_is_loaded_is_not_replaced_by
     run_to_end(old.checkpoint_commit("0" * 16, str(tmp_path), 1, [part], None, None))
     name, _, specs = run_to_end(old.checkpoint_find(str(tmp_path)))
     new = TableShard()
-    run_to_end(new.checkpoint_load("1" * 16, str(tmp_path), name, {table: each[0] for table, each in specs.items()}, 0, 1))
+    run_to_end(
+        new.checkpoint_load(
+            "1" * 16, str(tmp_path), name, {table: each[0] for table, each in specs.items()}, 0, 1
+        )
+    )
     new.create_table({**SPARSE, "dim": 8})
     with pytest.raises(ConfigError, match="another spec than in the checkpoint"):
         new.checkpoint_swap("1" * 16)
@@ -176,7 +200,10 @@ def test_a_table_that_is_created_while_a_checkpoint_is_loaded_is_not_replaced_by
 def test_the_files_are_plain_safetensors(tmp_path: Path) -> None:
     saved(tmp_path, servers=1)
     manifest = decode((latest(tmp_path).path / MANIFEST).read_bytes())
-    tensors = {table.spec["table"]: load_file(latest(tmp_path).path / table.file) for table in manifest.files()}
+    tensors = {
+        table.spec["table"]: load_file(latest(tmp_path).path / table.file)
+        for table in manifest.files()
+    }
     assert sorted(tensors["clicks/a"]["keys"]) == KEYS.tolist()
     assert tensors["clicks/a"]["values"].shape == (300, 4)
     assert tensors["weights"]["accumulator"].shape == (7, 3)
@@ -194,15 +221,30 @@ def test_the_newest_are_kept_also_after_training_went_back(tmp_path: Path) -> No
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bit of a table": (lambda path: flip(next(path.glob("part-00001-*")), -5), "checksum"),
-    "a bit of a header": (lambda path: flip(next(path.glob("part-00000-*")), 20), "checksum of its header"),
+    "a bit of a header": (
+        lambda path: flip(next(path.glob("part-00000-*")), 20),
+        "checksum of its header",
+    ),
     "a bit of the manifest": (lambda path: flip(path / MANIFEST, 40), "torn or damaged"),
     "a file cut short": (lambda path: cut_short(next(path.glob("part-00000-*"))), "were written"),
     "the manifest cut short": (lambda path: cut_short(path / MANIFEST), "torn or damaged"),
-    "a file too few": (lambda path: next(path.glob("part-00001-*")).unlink(), "cannot be read: No such file"),
+    "a file too few": (
+        lambda path: next(path.glob("part-00001-*")).unlink(),
+        "cannot be read: No such file",
+    ),
     "no manifest": (lambda path: (path / MANIFEST).unlink(), "cannot be read: No such file"),
-    "another format": (lambda path: rewrite(path, lambda found: found.update(format=99)), "formats (1, 2, 3) are allowed"),
-    "a part too few": (lambda path: rewrite(path, lambda found: found["parts"].pop()), "is on 1 of 2 servers"),
-    "another step": (lambda path: rewrite(path, lambda found: found.update(step=9)), "its manifest is of step 9"),
+    "another format": (
+        lambda path: rewrite(path, lambda found: found.update(format=99)),
+        "formats (1, 2, 3) are allowed",
+    ),
+    "a part too few": (
+        lambda path: rewrite(path, lambda found: found["parts"].pop()),
+        "is on 1 of 2 servers",
+    ),
+    "another step": (
+        lambda path: rewrite(path, lambda found: found.update(step=9)),
+        "its manifest is of step 9",
+    ),
     "a file elsewhere": (lambda path: rewrite(path, lead_away), "file name '/etc/passwd'"),
 }
 
@@ -230,7 +272,9 @@ def lead_away(found: dict) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_named_and_the_one_before_is_taken(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     first, _ = saved(tmp_path, servers=2, steps=2)
     spoil, said = DAMAGES[damage]
     spoil(latest(tmp_path).path)
@@ -253,7 +297,10 @@ def test_nothing_to_restore_is_said_with_all_reasons(tmp_path: Path) -> None:
         local_job().restore(str(tmp_path))
     saved(tmp_path)
     (latest(tmp_path).path / MANIFEST).unlink()
-    with pytest.raises(CheckpointError, match=r"no whole checkpoint .*checkpoint-00000001-000000000001: manifest.json cannot be"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"no whole checkpoint .*checkpoint-00000001-000000000001: manifest.json cannot be",
+    ):
         local_job().restore(str(tmp_path))
 
 
@@ -274,16 +321,22 @@ def test_a_server_is_confined_to_its_checkpoint_root_links_followed(tmp_path: Pa
     create_tables(worker)
     worker.save(str(root / "job"), 1)
     for folder in (tmp_path / "job", root / ".." / "job", root / "link" / "job"):
-        for attempt in (lambda folder=folder: worker.save(str(folder), 1), lambda folder=folder: worker.restore(str(folder))):
+        for attempt in (
+            lambda folder=folder: worker.save(str(folder), 1),
+            lambda folder=folder: worker.restore(str(folder)),
+        ):
             with pytest.raises(ConfigError, match="checkpoint_root confines it"):
                 attempt()
     assert not (tmp_path / "job").exists()
 
 
 @pytest.mark.parametrize(
-    ("step", "keep"), [(-1, None), (10**12, None), (True, None), ("1", None), (1, 0), (1, "2"), (1, 1.5), (1, True)]
+    ("step", "keep"),
+    [(-1, None), (10**12, None), (True, None), ("1", None), (1, 0), (1, "2"), (1, 1.5), (1, True)],
 )
-def test_steps_and_numbers_to_keep_are_checked_before_anything_is_written(tmp_path: Path, step: object, keep: object) -> None:
+def test_steps_and_numbers_to_keep_are_checked_before_anything_is_written(
+    tmp_path: Path, step: object, keep: object
+) -> None:
     worker = local_job()
     create_tables(worker)
     with pytest.raises(ConfigError, match=r"allowed|at least 1"):
@@ -291,13 +344,20 @@ def test_steps_and_numbers_to_keep_are_checked_before_anything_is_written(tmp_pa
     assert not (tmp_path / "job").exists()
 
 
-def test_a_folder_that_is_none_is_refused_once_and_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_is_none_is_refused_once_and_without_a_word_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     worker = local_job()
     create_tables(worker)
     folders: list[object] = ["checkpoints", Path("checkpoints"), "/check\0points", None, 5]
     for folder in folders:
-        for attempt in (lambda folder=folder: worker.save(folder, 1), lambda folder=folder: worker.restore(folder)):
-            with pytest.raises(ConfigError, match="an absolute path on the servers' disks is allowed"):
+        for attempt in (
+            lambda folder=folder: worker.save(folder, 1),
+            lambda folder=folder: worker.restore(folder),
+        ):
+            with pytest.raises(
+                ConfigError, match="an absolute path on the servers' disks is allowed"
+            ):
                 attempt()
     assert not caplog.records
 
@@ -311,7 +371,9 @@ def test_a_folder_is_a_path_too_and_steps_and_extents_may_be_numpys(tmp_path: Pa
     assert worker.restore(tmp_path) == 4
 
 
-def test_the_names_of_new_folders_are_on_the_disk_before_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_names_of_new_folders_are_on_the_disk_before_what_is_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced = []
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     Files().make_folder(tmp_path / "a" / "b" / "c")
@@ -346,13 +408,22 @@ def test_a_table_that_only_some_servers_have_makes_no_checkpoint(tmp_path: Path)
     create_tables(worker)
     shards = worker._client._service.servers["kv"]  # type: ignore[attr-defined]
     shards[1]._sparse.pop("clicks/a")
-    with pytest.raises(CheckpointError, match="on 1 of 2 servers: it was just being created; save again"):
+    with pytest.raises(
+        CheckpointError, match="on 1 of 2 servers: it was just being created; save again"
+    ):
         worker.save(str(tmp_path), 1)
     assert verify(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    "method", ["checkpoint_enter", "checkpoint_save", "checkpoint_commit", "checkpoint_load", "checkpoint_swap"]
+    "method",
+    [
+        "checkpoint_enter",
+        "checkpoint_save",
+        "checkpoint_commit",
+        "checkpoint_load",
+        "checkpoint_swap",
+    ],
 )
 def test_a_partition_that_moves_meanwhile_is_asked_again_where_it_is_then(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,6 @@
-"""A save waits, within its deadline, for what else is being done with the tables; and what was restored is created as always."""
+"""A save waits, within its deadline, for what else is being done with the tables; and what was
+restored is created as always.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,15 @@ def test_a_save_waits_while_a_partition_is_copied(tmp_path: Path, pauses: list[f
         worker.create_sparse("t", 1, {"name": "add"})
         hosted = server._host.hosted[1]
         now(watcher.service, lambda: copied(hosted))
-        with pytest.raises(CheckpointError, match=r"partition 1 is being copied .* until the deadline: allow a larger timeout_s"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"partition 1 is being copied .* until the deadline: allow a larger timeout_s",
+        ):
             worker.save(tmp_path, 1, timeout_s=0.3)
         assert not hosted.shard.is_saving  # pushes go on
-        saved = threading.Thread(target=worker.save, args=(tmp_path, 2), kwargs={"timeout_s": PATIENCE_S})
+        saved = threading.Thread(
+            target=worker.save, args=(tmp_path, 2), kwargs={"timeout_s": PATIENCE_S}
+        )
         before = len(pauses)
         saved.start()
         wait_until(lambda: len(pauses) > before, "an attempt")
@@ -65,16 +72,25 @@ def test_a_save_waits_while_a_partition_is_copied(tmp_path: Path, pauses: list[f
 
 
 @pytest.mark.parametrize("is_elastic", [True, False])
-def test_workers_that_save_at_the_same_time_all_save(tmp_path: Path, is_elastic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)  # a busy machine may take longer from enter to cut
+def test_workers_that_save_at_the_same_time_all_save(
+    tmp_path: Path, is_elastic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a busy machine may take longer from enter to cut
+    monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)
     with elastic_world() as (master, watcher), RpcService(master.address) as other:
         if is_elastic:
-            servers = [ElasticServer(service, partitions=4, servers=2) for service in (watcher.service, other)]
+            servers = [
+                ElasticServer(service, partitions=4, servers=2)
+                for service in (watcher.service, other)
+            ]
             watcher.wait_whole(2)
         else:
             for service in (watcher.service, other):
                 TableServer(service)
-        workers = [TableWorker(watcher.service, elastic=is_elastic, expected_servers=2) for _ in range(SAVERS)]
+        workers = [
+            TableWorker(watcher.service, elastic=is_elastic, expected_servers=2)
+            for _ in range(SAVERS)
+        ]
         for worker in workers:
             worker.create_sparse("t", 1, {"name": "add"})
         errors: list[BaseException] = []
@@ -87,7 +103,10 @@ def test_workers_that_save_at_the_same_time_all_save(tmp_path: Path, is_elastic:
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=save, args=(worker, 100 * i)) for i, worker in enumerate(workers)]
+        threads = [
+            threading.Thread(target=save, args=(worker, 100 * i))
+            for i, worker in enumerate(workers)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -99,7 +118,9 @@ def test_workers_that_save_at_the_same_time_all_save(tmp_path: Path, is_elastic:
                 server.close()
 
 
-def test_after_a_restore_a_tensor_is_created_as_always_wherever_its_rows_lie(tmp_path: Path) -> None:
+def test_after_a_restore_a_tensor_is_created_as_always_wherever_its_rows_lie(
+    tmp_path: Path,
+) -> None:
     one, two = local_job(1), local_job(2)
     for name, shape, split_bytes_min in (("cut", (8, 2), 1), ("whole", (30000,), 1 << 30)):
         one.create_dense(name, shape, {"name": "add"}, split_bytes_min=split_bytes_min)
@@ -115,15 +136,21 @@ def test_after_a_restore_a_tensor_is_created_as_always_wherever_its_rows_lie(tmp
             assert worker.pull("cut").tolist() == [[1, 1]] * 8
             assert worker.pull("whole").sum() == 30000
         with pytest.raises(ConfigError, match="with another spec"):
-            other.create_dense("cut", (8, 2), {"name": "sgd", "learning_rate": 1.0}, split_bytes_min=1)
+            other.create_dense(
+                "cut", (8, 2), {"name": "sgd", "learning_rate": 1.0}, split_bytes_min=1
+            )
 
 
 def test_as_many_servers_get_back_what_each_had(tmp_path: Path) -> None:
-    """A tensor of one row, cut all the same, is at the last of them; whole it would be where its name says."""
+    """A tensor of one row, cut all the same, is at the last of them; whole it would be where its
+    name says.
+    """
     old, new = local_job(2), local_job(2)
     for name in "abcdef":
         old.create_dense(name, (1, 4), {"name": "add"}, split_bytes_min=1)
     old.save(tmp_path, 1)
     new.restore(tmp_path)
-    was, now_there = ([sorted(shard.tables) for shard in job._client._service.servers["kv"]] for job in (old, new))  # type: ignore[attr-defined]
+    was, now_there = (
+        [sorted(shard.tables) for shard in job._client._service.servers["kv"]] for job in (old, new)
+    )  # type: ignore[attr-defined]
     assert now_there == was

@@ -1,4 +1,6 @@
-"""Savers in one folder, of the same tables or of others: none of them takes away what another one writes."""
+"""Savers in one folder, of the same tables or of others: none of them takes away what another one
+writes.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Saver:
         return saved
 
 
-def test_a_save_that_counts_leaves_what_others_have_written_and_not_counted_yet(tmp_path: Path) -> None:
+def test_a_save_that_counts_leaves_what_others_have_written_and_not_counted_yet(
+    tmp_path: Path,
+) -> None:
     one, other = Saver(tmp_path, 1), Saver(tmp_path, 2)
     one.write()
     other.write()

@@ -1,4 +1,6 @@
-"""Flows of node.py after bytedance's test_ipc_benchmark and test_benchmark_stress, which need RDMA or GPUs there."""
+"""Flows of node.py after bytedance's test_ipc_benchmark and test_benchmark_stress, which need RDMA
+or GPUs there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ def stored() -> ps.KVServer:
         if meta.push:
             assert pairs.lens is not None and pairs.lens.tolist() == [len(pairs.vals)]
             store[key] = pairs.vals.copy()
-        server.response(meta, ps.KVPairs(pairs.keys, store[key], np.array([len(store[key])], np.int32)) if meta.pull else None)
+        server.response(
+            meta,
+            ps.KVPairs(pairs.keys, store[key], np.array([len(store[key])], np.int32))
+            if meta.pull
+            else None,
+        )
 
     server = ps.KVServer(0)
     server.set_request_handle(handle)
@@ -32,26 +39,35 @@ def stored() -> ps.KVServer:
 
 
 def shares(dedicated: int, workers: int, keys: int) -> Iterator[int]:
-    """Which server has each key where `workers` hosts have a server beside their worker, and `dedicated` have one alone: those
-    come first, and get so much more that every network card carries the same."""
+    """Which server has each key where `workers` hosts have a server beside their worker, and
+    `dedicated` have one alone: those come first, and get so much more that every network card
+    carries the same."""
     colocated = workers
-    alone = round(keys * 2 * dedicated * (workers - 1) / (workers * (workers + dedicated) - 2 * dedicated))
+    alone = round(
+        keys * 2 * dedicated * (workers - 1) / (workers * (workers + dedicated) - 2 * dedicated)
+    )
     for key in range(keys):
         yield key % dedicated if key < alone else dedicated + key % colocated
 
 
 def ipc_benchmark(nbytes: str) -> None:
-    """Values in shared memory, pushed from where they are and pulled to where they shall be, by every worker at once."""
+    """Values in shared memory, pushed from where they are and pulled to where they shall be, by
+    every worker at once.
+    """
     ps.start(0)
     if ps.is_server():
         stored()
     elif ps.is_worker():
         kv, size, ranges = ps.KVWorker(0, 0), int(nbytes), ps.get_postoffice().key_ranges
         lens = np.array([size], np.int32)
-        homes = [*itertools.islice(itertools.cycle(range(len(ranges))), 6), *shares(1, len(ranges) - 1, 6)]
+        homes = [
+            *itertools.islice(itertools.cycle(range(len(ranges))), 6),
+            *shares(1, len(ranges) - 1, 6),
+        ]
         assert set(homes) == set(range(len(ranges)))
         chosen = [
-            np.array([ranges[home].begin + (ps.my_rank() << 32) + (seed << 16)], np.uint64) for seed, home in enumerate(homes)
+            np.array([ranges[home].begin + (ps.my_rank() << 32) + (seed << 16)], np.uint64)
+            for seed, home in enumerate(homes)
         ]
         vals = [prpc_engine.empty(size, np.uint8) for _ in chosen]
         outs = [np.zeros(size, np.uint8) for _ in chosen]
@@ -67,7 +83,9 @@ def ipc_benchmark(nbytes: str) -> None:
 
 
 def benchmark_stress(nbytes: str, minibatches: str) -> None:
-    """Joint nodes that scatter, gather, scatter again, and exchange dense values: with every other node, never with their own."""
+    """Joint nodes that scatter, gather, scatter again, and exchange dense values: with every other
+    node, never with their own.
+    """
     ps.start(0)
     if ps.is_scheduler():
         ps.finalize(0, True)
@@ -80,7 +98,9 @@ def benchmark_stress(nbytes: str, minibatches: str) -> None:
     others = [each for rank, each in enumerate(postoffice.key_ranges) if rank != own]
 
     def key(session: str, begin: int, of: int) -> np.ndarray:
-        return np.array([begin + 1000 * ["scatter", "again", "dense"].index(session) + of], np.uint64)
+        return np.array(
+            [begin + 1000 * ["scatter", "again", "dense"].index(session) + of], np.uint64
+        )
 
     def push(session: str, value: int) -> None:
         full = np.full(int(nbytes), value, np.uint8)

@@ -1,4 +1,6 @@
-"""Flows of node.py beyond dmlc's tests: groups, handler threads, registered buffers, coroutines, bytedance's benchmark."""
+"""Flows of node.py beyond dmlc's tests: groups, handler threads, registered buffers, coroutines,
+bytedance's benchmark.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from tests.prpc_engine.processes import wait_until
 
 
 def group() -> None:
-    """Two instances in each process: each talks to the servers' instances of its own number, under the process's id."""
+    """Two instances in each process: each talks to the servers' instances of its own number, under
+    the process's id.
+    """
     ps.start(0)
     postoffice = ps.get_postoffice()
     if ps.is_server():
@@ -27,7 +31,12 @@ def group() -> None:
         for instance in range(2):
             sums = ps.KVServerDefaultHandle()
 
-            def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer, sums: ps.KVServerDefaultHandle = sums) -> None:
+            def handle(
+                meta: ps.KVMeta,
+                pairs: ps.KVPairs,
+                server: ps.KVServer,
+                sums: ps.KVServerDefaultHandle = sums,
+            ) -> None:
                 assert meta.sender in (9, 11)  # of the process, not of its instance
                 sums(meta, pairs, server)
 
@@ -75,7 +84,10 @@ def lengths() -> None:
         kv.wait(kv.pull(keys, got, callback=lambda: called.append(len(got))))
         assert called == [6]
         for unfit in (np.empty(5, np.float32), np.empty(8, np.float32)[:0]):
-            with pytest.raises(ps.AnswerMismatch, match=f"there is room for {len(unfit)}; .* an empty one of your own"):
+            with pytest.raises(
+                ps.AnswerMismatch,
+                match=f"there is room for {len(unfit)}; .* an empty one of your own",
+            ):
                 kv.wait(kv.pull(keys, unfit))
         with pytest.raises(errors.BadArguments, match=r"int32\[3\] is allowed"):
             kv.pull(keys, got, np.empty(0, np.int64))
@@ -85,7 +97,9 @@ def lengths() -> None:
 
 
 def threads() -> None:
-    """Two handler threads: each worker's requests in order, and one that is stuck does not hold up the other's."""
+    """Two handler threads: each worker's requests in order, and one that is stuck does not hold up
+    the other's.
+    """
     ps.start(0)
     if ps.is_server():
         seen: dict[int, list[float]] = {9: [], 11: []}
@@ -123,7 +137,9 @@ def threads() -> None:
 
 
 def landing() -> None:
-    """Registered buffers: pushes land in them, each of one worker and one key; what does not fit is refused."""
+    """Registered buffers: pushes land in them, each of one worker and one key; what does not fit is
+    refused.
+    """
     ps.start(0)
     keys, size = np.array([7], np.uint64), 100_000
     if ps.is_server():
@@ -138,7 +154,9 @@ def landing() -> None:
             if meta.push:
                 assert pairs.vals is buffers[ps_rank(meta.sender)]
                 assert int(pairs.vals.min()) == int(pairs.vals.max()) == meta.cmd
-            server.response(meta, ps.KVPairs(pairs.keys, buffers[ps_rank(meta.sender)]) if meta.pull else None)
+            server.response(
+                meta, ps.KVPairs(pairs.keys, buffers[ps_rank(meta.sender)]) if meta.pull else None
+            )
 
         server.set_request_handle(handle)
     elif ps.is_worker():
@@ -170,7 +188,9 @@ def awaited() -> None:
 
         async def work() -> None:
             keys = np.array([1, KEY_MAX], np.uint64)
-            await asyncio.gather(*(kv.wait_async(kv.push(keys, np.ones(2, np.float32))) for _ in range(100)))
+            await asyncio.gather(
+                *(kv.wait_async(kv.push(keys, np.ones(2, np.float32))) for _ in range(100))
+            )
             got = np.zeros(2, np.float32)
             await kv.wait_async(kv.pull(keys, got))
             assert got.tolist() == [100, 100]
@@ -197,13 +217,17 @@ def order() -> None:
         return
     if ps.is_worker():
         kv = ps.KVWorker(0, 0)
-        for timestamp in [kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(200)]:
+        for timestamp in [
+            kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(200)
+        ]:
             kv.wait(timestamp)
     ps.finalize(0, True)
 
 
 def together(length: str) -> None:
-    """Small requests that leave together: each has an answer of its own, in order, and a late one is no obstacle to others."""
+    """Small requests that leave together: each has an answer of its own, in order, and a late one
+    is no obstacle to others.
+    """
     ps.start(0)
     size = int(length)
     if ps.is_server():
@@ -239,7 +263,9 @@ def together(length: str) -> None:
             if i % 10 == 7:
                 timestamps.append(kv.pull(one, outs[i]))
             else:
-                timestamps.append(kv.zpush(one, np.full(size, i, np.float32), cmd={3: 1, 5: 2}.get(i % 10, 0)))
+                timestamps.append(
+                    kv.zpush(one, np.full(size, i, np.float32), cmd={3: 1, 5: 2}.get(i % 10, 0))
+                )
         for i, timestamp in enumerate(timestamps):
             if i % 10 == 3:
                 with pytest.raises(errors.RemoteError, match=f"ValueError: not {i}"):
@@ -248,12 +274,16 @@ def together(length: str) -> None:
                 assert not kv.is_done(timestamp)
             else:
                 kv.wait(timestamp, 30)
-        assert outs[7::10, [0, -1]].tolist() == [[i, i] for i in range(8, 301, 10)]  # in the order in which they were sent
+        # in the order in which they were sent
+        assert outs[7::10, [0, -1]].tolist() == [[i, i] for i in range(8, 301, 10)]
         kv.wait(kv.push(one, np.zeros(1, np.float32), cmd=3))
         for timestamp in timestamps[5::10]:
             kv.wait(timestamp, 30)
         failed, done = (kv.push(one, np.zeros(size, np.float32), cmd=cmd) for cmd in (1, 0))
-        wait_until(lambda: kv.is_done(failed) and kv.is_done(done), "the answers to two that nobody waits for")
+        wait_until(
+            lambda: kv.is_done(failed) and kv.is_done(done),
+            "the answers to two that nobody waits for",
+        )
         for _ in range(2):
             kv.wait(done)
             with pytest.raises(errors.RemoteError, match="ValueError: not 0"):
@@ -271,7 +301,9 @@ def together(length: str) -> None:
 
 
 def holder(folder: str) -> None:
-    """The worker that holds a barrier is killed while another one waits in it: its successor holds it again."""
+    """The worker that holds a barrier is killed while another one waits in it: its successor holds
+    it again.
+    """
     path = Path(folder)
     is_first = not (path / "waited").exists()
     if os.environ["DMLC_ROLE"] != "worker" or is_first:
@@ -283,7 +315,9 @@ def holder(folder: str) -> None:
         for _ in range(3 if is_first else 0):
             postoffice.barrier(0, ps.WORKER_GROUP, 30)
         if ps.my_rank() == 0 and is_first:
-            threading.Thread(target=postoffice.barrier, args=(0, ps.WORKER_GROUP), daemon=True).start()
+            threading.Thread(
+                target=postoffice.barrier, args=(0, ps.WORKER_GROUP), daemon=True
+            ).start()
             wait_until(lambda: postoffice.waiting(ps.WORKER_GROUP) == {9, 11}, "worker 1")
             (path / "waited").touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -299,26 +333,36 @@ def holder(folder: str) -> None:
             postoffice.barrier(0, ps.WORKER_GROUP, 0.5)
     elif ps.is_scheduler():
         postoffice.barrier(0, ps.SCHEDULER + ps.WORKER_GROUP)
-        wait_until(lambda: {8, 9, 11, 13} <= set(postoffice.get_dead_nodes()), "the end of all others")
+        wait_until(
+            lambda: {8, 9, 11, 13} <= set(postoffice.get_dead_nodes()), "the end of all others"
+        )
     ps.finalize(0, False)
 
 
 def miscounted() -> None:
-    """A worker counts one server more than there is, and would find every key elsewhere; then it counts right."""
+    """A worker counts one server more than there is, and would find every key elsewhere; then it
+    counts right.
+    """
     if os.environ["DMLC_ROLE"] == "worker":
         os.environ["DMLC_NUM_SERVER"] = "2"
-        with pytest.raises(errors.ConfigError, match="DMLC_NUM_SERVER is 2 here and 1 at the scheduler"):
+        with pytest.raises(
+            errors.ConfigError, match="DMLC_NUM_SERVER is 2 here and 1 at the scheduler"
+        ):
             ps.start(0, timeout_s=30)
         os.environ["DMLC_NUM_SERVER"] = "1"
     ps.start(0)
     if ps.is_worker():
-        with pytest.raises(errors.ConfigError, match="this process is a worker, all of its customers"):
+        with pytest.raises(
+            errors.ConfigError, match="this process is a worker, all of its customers"
+        ):
             ps.start(1, role="server")
     ps.finalize(0, True)
 
 
 def own_benchmark(nbytes: str, mode: str) -> None:
-    """bytedance's test_benchmark: one key a message, spread over the servers; the server keeps what was pushed first."""
+    """bytedance's test_benchmark: one key a message, spread over the servers; the server keeps what
+    was pushed first.
+    """
     ps.start(0)
     size, keys_per_server, rounds = int(nbytes), 4, 5
     ranges = ps.get_postoffice().key_ranges
@@ -332,7 +376,9 @@ def own_benchmark(nbytes: str, mode: str) -> None:
                 store.setdefault(key, pairs.vals.copy())
                 server.response(meta)
             else:
-                server.response(meta, ps.KVPairs(pairs.keys, store[key], np.array([len(store[key])], np.int32)))
+                server.response(
+                    meta, ps.KVPairs(pairs.keys, store[key], np.array([len(store[key])], np.int32))
+                )
 
         ps.KVServer(0).set_request_handle(handle)
         workers = ps.num_workers()
@@ -342,7 +388,10 @@ def own_benchmark(nbytes: str, mode: str) -> None:
     if ps.is_worker():
         kv = ps.KVWorker(0, 0)
         count, first = keys_per_server * len(ranges), ps.my_rank() * keys_per_server
-        chosen = [np.array([ranges[i % len(ranges)].begin + first + i // len(ranges)], np.uint64) for i in range(count)]
+        chosen = [
+            np.array([ranges[i % len(ranges)].begin + first + i // len(ranges)], np.uint64)
+            for i in range(count)
+        ]
         lens = np.array([size], np.int32)
         vals = [np.full(size, i + 1, np.uint8) for i in range(count)]
         outs = [np.zeros(size, np.uint8) for _ in range(count)]

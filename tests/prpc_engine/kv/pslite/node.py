@@ -1,4 +1,5 @@
-"""What the processes of the job tests run: `python -m tests.prpc_engine.kv.pslite.node FLOW [arguments]`, in each role.
+"""What the processes of the job tests run: `python -m tests.prpc_engine.kv.pslite.node FLOW
+[arguments]`, in each role.
 
 A flow is a function here; what it asserts makes its process fail, and with it the job.
 """
@@ -24,7 +25,17 @@ from prpc_engine.pslite.ids import KEY_MAX
 from prpc_engine.pslite.slicer import by_ranges
 from tests.prpc_engine.kv.pslite import flows
 from tests.prpc_engine.kv.pslite.bytedance import benchmark_stress, ipc_benchmark
-from tests.prpc_engine.kv.pslite.flows import awaited, group, holder, landing, miscounted, order, own_benchmark, threads, together
+from tests.prpc_engine.kv.pslite.flows import (
+    awaited,
+    group,
+    holder,
+    landing,
+    miscounted,
+    order,
+    own_benchmark,
+    threads,
+    together,
+)
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 KEYS = 10_000
@@ -57,7 +68,10 @@ def simple_app(requests: str = "100") -> None:
         app.response(data, f"from {ps.get_postoffice().node_of(0)}")
 
     app = ps.SimpleApp(
-        0, 0, request_handle=handle, response_handle=lambda data, app: answered.append((data.sender, data.body, data.timestamp))
+        0,
+        0,
+        request_handle=handle,
+        response_handle=lambda data, app: answered.append((data.sender, data.body, data.timestamp)),
     )
     if ps.is_scheduler():
         timestamps = [app.request(1, "test", ps.ALL) for _ in range(int(requests))]
@@ -65,7 +79,9 @@ def simple_app(requests: str = "100") -> None:
             app.wait(timestamp)
             assert app.is_done(timestamp)
         everybody = ps.get_postoffice().members(ps.ALL)
-        assert sorted(answered) == sorted((node, f"from {node}", ts) for node in everybody for ts in timestamps)
+        assert sorted(answered) == sorted(
+            (node, f"from {node}", ts) for node in everybody for ts in timestamps
+        )
     ps.finalize(0, True)
     assert sorted(seen) == list(range(int(requests)))
 
@@ -138,7 +154,12 @@ def kv_app_benchmark(pairs: str) -> None:
     if ps.is_server():
 
         def handle(meta: ps.KVMeta, pairs: ps.KVPairs, server: ps.KVServer) -> None:
-            server.response(meta, ps.KVPairs(pairs.keys, np.zeros(len(pairs.keys), np.float32)) if meta.pull else None)
+            server.response(
+                meta,
+                ps.KVPairs(pairs.keys, np.zeros(len(pairs.keys), np.float32))
+                if meta.pull
+                else None,
+            )
 
         ps.KVServer(0).set_request_handle(handle)
     elif ps.is_worker():
@@ -153,7 +174,9 @@ def kv_app_benchmark(pairs: str) -> None:
 
 
 def verbs() -> None:
-    """One worker, two servers: lens, the ends of the key range, slicers, cmd, order, deferred and wrong answers, typed errors."""
+    """One worker, two servers: lens, the ends of the key range, slicers, cmd, order, deferred and
+    wrong answers, typed errors.
+    """
     ps.start(0)
     if ps.is_server():
         sums = ps.KVServerDefaultHandle()
@@ -174,7 +197,9 @@ def verbs() -> None:
                 server.response(meta)
                 server.response(meta)
             elif meta.cmd == 6:
-                server.response(meta, ps.KVPairs(pairs.keys, np.ones(3, np.float32), np.array([3], np.int32)))
+                server.response(
+                    meta, ps.KVPairs(pairs.keys, np.ones(3, np.float32), np.array([3], np.int32))
+                )
             else:
                 sums(meta, pairs, server)
 
@@ -225,7 +250,9 @@ def verbs() -> None:
                 kv.wait(timestamp)
         with pytest.raises(errors.RemoteError, match="answered before"):
             kv.wait(kv.push(one, buffer, cmd=5))
-        with pytest.raises(errors.RemoteError, match="a pull of 2 keys is answered with as many lens, not with 1"):
+        with pytest.raises(
+            errors.RemoteError, match="a pull of 2 keys is answered with as many lens, not with 1"
+        ):
             kv.wait(kv.pull(other, np.empty(3, np.float32), cmd=6))
         with pytest.raises(ps.AnswerMismatch, match="there is room for 5"):
             kv.wait(kv.pull(keys, np.empty(5)))
@@ -279,7 +306,9 @@ def early() -> None:
         return
     if ps.is_worker():
         kv = ps.KVWorker(0, 0)
-        for timestamp in [kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(10)]:
+        for timestamp in [
+            kv.push(np.array([1], np.uint64), np.array([i], np.float32)) for i in range(10)
+        ]:
             kv.wait(timestamp)
     ps.finalize(0, True)
 
@@ -294,7 +323,9 @@ def barriers() -> None:
         if ps.my_rank() == 0:
             with pytest.raises(errors.DeadlineExceeded) as caught:
                 postoffice.barrier(0, ps.WORKER_GROUP + ps.SERVER_GROUP, 0.5)
-            assert str(caught.value).endswith("missing: server 0, worker 1") or str(caught.value).endswith("missing: server 0")
+            assert str(caught.value).endswith("missing: server 0, worker 1") or str(
+                caught.value
+            ).endswith("missing: server 0")
             assert "scheduler" not in str(caught.value)
         with pytest.raises(errors.ConfigError, match="not in group 2"):
             postoffice.barrier(0, ps.SERVER_GROUP)
@@ -302,7 +333,9 @@ def barriers() -> None:
 
 
 def rejoin(folder: str) -> None:
-    """A worker is killed and started again, three times; the job goes on. The test starts the new ones."""
+    """A worker is killed and started again, three times; the job goes on. The test starts the new
+    ones.
+    """
     generation = len(list(Path(folder).iterdir()))
     if os.environ["DMLC_ROLE"] != "worker":
         ps.start(0)
@@ -326,7 +359,9 @@ def rejoin(folder: str) -> None:
 
 
 def rejoin_launched(folder: str) -> None:
-    """As rejoin, and the launcher starts the new ones: the first dies by kill -9, the second asks for it by 254."""
+    """As rejoin, and the launcher starts the new ones: the first dies by kill -9, the second asks
+    for it by 254.
+    """
     attempt = int(os.environ.get("DMLC_NUM_ATTEMPT", "0"))
     if os.environ["DMLC_ROLE"] != "worker":
         ps.start(0)
@@ -350,13 +385,18 @@ def rejoin_launched(folder: str) -> None:
 
 
 def elastic(folder: str) -> None:
-    """A job of elastic tables, whose scheduler is the master: its server is killed, and comes back from its checkpoint."""
+    """A job of elastic tables, whose scheduler is the master: its server is killed, and comes back
+    from its checkpoint.
+    """
     role, path = os.environ["DMLC_ROLE"], Path(folder)
     address = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
     if role == "scheduler":
         with Master(address):
             (path / "master").touch()
-            wait_until(lambda: all((path / f"{each} left").exists() for each in ("server", "worker")), "the others' leave")
+            wait_until(
+                lambda: all((path / f"{each} left").exists() for each in ("server", "worker")),
+                "the others' leave",
+            )
         return
     wait_until(lambda: (path / "master").exists(), "the master")
     with RpcService(address) as service:
@@ -394,7 +434,9 @@ def _kill(pid: int) -> None:
 
 
 def lost_server() -> None:
-    """A server dies: what is under way fails, with a typed error, and the node is known to be dead."""
+    """A server dies: what is under way fails, with a typed error, and the node is known to be
+    dead.
+    """
     ps.start(0)
     if ps.is_server():
         server = ps.KVServer(0)
@@ -422,7 +464,9 @@ def lost_server() -> None:
 
 
 def replaced_server(folder: str) -> None:
-    """A server is killed and started again: the worker, which stays, finds it under the same node id."""
+    """A server is killed and started again: the worker, which stays, finds it under the same node
+    id.
+    """
     role, path = os.environ["DMLC_ROLE"], Path(folder)
     if role == "server" and (path / "killed").exists():
         assert ps.start_async(0) == 8
@@ -461,7 +505,9 @@ def dead_in_barrier(folder: str) -> None:
 
 
 def joint() -> None:
-    """Processes that are a server and a worker each: both ids, both ranks, exact sums, barriers of either group."""
+    """Processes that are a server and a worker each: both ids, both ranks, exact sums, barriers of
+    either group.
+    """
     ps.start(0)
     if ps.is_scheduler():
         ps.finalize(0, True)

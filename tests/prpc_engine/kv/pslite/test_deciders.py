@@ -1,4 +1,6 @@
-"""What decides: ids, ranges, slices, priorities, lost messages, sums, settings. No processes here."""
+"""What decides: ids, ranges, slices, priorities, lost messages, sums, settings.
+No processes here.
+"""
 
 from __future__ import annotations
 
@@ -107,11 +109,23 @@ def test_a_slicer_that_loses_or_doubles_keys_is_found_out() -> None:
         (lambda: check_vals("pull", "vals", np.array(["a"])), "vals are <U1[1]"),
         (lambda: check_vals("pull", "vals", np.zeros((4, 4))[:, 0]), "not contiguous"),
         (lambda: check_vals("pull", "vals", np.broadcast_to(1.0, 1), is_written=True), "read-only"),
-        (lambda: check_layout("push", keys(1, 2), floats(1, 2, 3), None), "3 vals for 2 keys do not divide"),
+        (
+            lambda: check_layout("push", keys(1, 2), floats(1, 2, 3), None),
+            "3 vals for 2 keys do not divide",
+        ),
         (lambda: check_layout("push", keys(), floats(1), None), "1 vals for 0 keys"),
-        (lambda: check_layout("push", keys(1), floats(1), np.array([1])), "lens are int64[1]; a numpy array int32[1]"),
-        (lambda: check_layout("push", keys(1), floats(1), np.array([2], np.int32)), "lens add up to 2, and there are 1"),
-        (lambda: check_layout("push", keys(1, 2), floats(1), np.array([2, -1], np.int32)), "lens[1] is -1; 0 and more"),
+        (
+            lambda: check_layout("push", keys(1), floats(1), np.array([1])),
+            "lens are int64[1]; a numpy array int32[1]",
+        ),
+        (
+            lambda: check_layout("push", keys(1), floats(1), np.array([2], np.int32)),
+            "lens add up to 2, and there are 1",
+        ),
+        (
+            lambda: check_layout("push", keys(1, 2), floats(1), np.array([2, -1], np.int32)),
+            "lens[1] is -1; 0 and more",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit_are_named(attempt: object, said: str) -> None:
@@ -148,22 +162,38 @@ def test_bytes_on_their_way_are_bounded_but_one_message_may_always_go() -> None:
     assert [outbox.take(), outbox.take()] == [["small"], ["other"]]
 
 
-def test_messages_of_a_kind_wait_for_each_other_once_some_are_on_their_way_and_then_leave_together() -> None:
+def test_messages_of_a_kind_wait_for_each_other_once_some_are_on_their_way_and_then_leave_together() -> (
+    None
+):
     outbox: Outbox[int] = Outbox()
     kind = "kind", 1000
     assert all(outbox.admit(1, ALONE_MAX) for _ in range(ALONE_MAX))
     assert not outbox.admit(1, ALONE_MAX)
-    assert [outbox.put(number, 1, 0, kind) for number in range(TOGETHER_MAX)] == [False] * (TOGETHER_MAX - 1) + [True]
+    assert [outbox.put(number, 1, 0, kind) for number in range(TOGETHER_MAX)] == [False] * (
+        TOGETHER_MAX - 1
+    ) + [True]
     outbox.put(100, 1, 0, kind)
     outbox.put(101, 1, 1, kind)
-    assert [outbox.take(), outbox.take(), outbox.take()] == [[101], list(range(TOGETHER_MAX)), [100]]
+    assert [outbox.take(), outbox.take(), outbox.take()] == [
+        [101],
+        list(range(TOGETHER_MAX)),
+        [100],
+    ]
     assert not outbox.finished(TOGETHER_MAX, TOGETHER_MAX)
 
 
 def test_what_leaves_together_is_of_one_kind_and_bounded_in_bytes_and_number() -> None:
     outbox: Outbox[str] = Outbox(messages_max=6)
     one, two = ("one", 1000), ("two", 15)
-    for name, kind in [("a", one), ("b", one), ("c", two), ("d", None), ("e", None), ("f", two), ("g", two)]:
+    for name, kind in [
+        ("a", one),
+        ("b", one),
+        ("c", two),
+        ("d", None),
+        ("e", None),
+        ("f", two),
+        ("g", two),
+    ]:
         outbox.put(name, 10, 0, kind)
     left = []
     while items := outbox.take():
@@ -184,7 +214,8 @@ def test_draws_are_independent_and_repeatable() -> None:
     dice = Dice(10, 7, 8)
     many = [dice.drops() for _ in range(10_000)]
     assert 800 < sum(many) < 1200
-    assert sum(one and two for one, two in itertools.pairwise(many)) < 200  # ps-lite loses whole seconds
+    # ps-lite loses whole seconds
+    assert sum(one and two for one, two in itertools.pairwise(many)) < 200
 
 
 LANE = (77, 0)
@@ -214,13 +245,17 @@ def test_a_message_that_comes_again_gets_the_first_answer_and_is_not_handled() -
 def test_messages_are_handled_in_order_whichever_comes_first() -> None:
     arrivals = Arrivals(ahead_max=8)
     handled: list[int] = []
-    answers = {number: arrivals.answer(LANE, number, 0, lambda number=number: handled.append(number)) for number in (2, 1, 3)}
+    answers = {
+        number: arrivals.answer(LANE, number, 0, lambda number=number: handled.append(number))
+        for number in (2, 1, 3)
+    }
     assert (handled, answers[1].done()) == ([], False)  # 0 was lost
     arrivals.answer(LANE, 0, 0, lambda: handled.append(0))
     assert handled == [0, 1, 2, 3]
     assert all(answer.done() for answer in answers.values())
     arrivals.answer(LANE, 6, 4, lambda: handled.append(6))
-    arrivals.answer(LANE, 7, 6, lambda: handled.append(7))  # 4 and 5 were given up: nobody waits for them
+    # 4 and 5 were given up: nobody waits for them
+    arrivals.answer(LANE, 7, 6, lambda: handled.append(7))
     assert handled == [0, 1, 2, 3, 6, 7]
     with pytest.raises(Backpressure, match="20 is 14 ahead"):
         arrivals.answer(LANE, 20, 6, lambda: None)
@@ -271,11 +306,14 @@ def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() ->
     assert not meetings.arrive(group, expected, [8, 9], Future())  # the next one
 
 
-def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted_for_the_next() -> None:
+def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted_for_the_next() -> (
+    None
+):
     meetings, group, expected = Barriers(), 4, (9, 11, 13)
     behind, newcomer, ahead = Future(), Future(), Future()
     assert not meetings.arrive(group, expected, [11], behind, 6)
-    assert not meetings.arrive(group, expected, [9], newcomer)  # it took a place, and counts for any
+    # it took a place, and counts for any
+    assert not meetings.arrive(group, expected, [9], newcomer)
     assert not meetings.arrive(group, expected, [13], ahead, 7)
     assert (behind.result(), newcomer.done(), ahead.done()) == ((), False, False)
     assert meetings.arrive(group, expected, [11], Future(), 6)  # again, as the answer was lost
@@ -292,9 +330,17 @@ def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted
 def test_pairs_arrive_as_they_were_packed(dtype: str, length: int, varying: bool) -> None:
     asked, vals = keys(1, ids.KEY_MAX), np.ones(2 * length, dtype)
     lens = np.array([length, length], np.int32) if varying else None
-    (head, *arrays), nbytes = wire.pack(3, 9, 1, -7, 1 << 40, wire.PUSH, KVPairs(asked, vals, lens, priority=-2))
+    (head, *arrays), nbytes = wire.pack(
+        3, 9, 1, -7, 1 << 40, wire.PUSH, KVPairs(asked, vals, lens, priority=-2)
+    )
     fields = wire.Head(*wire.read_head(head))
-    assert (fields.app_id, fields.sender, fields.customer_id, fields.cmd, fields.timestamp) == (3, 9, 1, -7, 1 << 40)
+    assert (fields.app_id, fields.sender, fields.customer_id, fields.cmd, fields.timestamp) == (
+        3,
+        9,
+        1,
+        -7,
+        1 << 40,
+    )
     got = wire.read_pairs(head, fields, tuple(arrays))
     assert (got.keys.tolist(), got.vals.dtype, got.priority) == (asked.tolist(), vals.dtype, -2)
     np.testing.assert_array_equal(got.vals, vals)
@@ -305,9 +351,14 @@ def test_pairs_arrive_as_they_were_packed(dtype: str, length: int, varying: bool
     np.testing.assert_array_equal(answer, vals)
 
 
-@pytest.mark.parametrize(("n_keys", "width", "beside"), [(1, 10, 0), (1, 5000, 1), (600, 20, 1), (3000, 0, 3), (3000, 1, 3)])
+@pytest.mark.parametrize(
+    ("n_keys", "width", "beside"),
+    [(1, 10, 0), (1, 5000, 1), (600, 20, 1), (3000, 0, 3), (3000, 1, 3)],
+)
 @pytest.mark.parametrize("varying", [False, True])
-def test_small_keys_travel_in_the_head_of_what_is_beside_it(n_keys: int, width: int, beside: int, varying: bool) -> None:
+def test_small_keys_travel_in_the_head_of_what_is_beside_it(
+    n_keys: int, width: int, beside: int, varying: bool
+) -> None:
     asked, vals = np.arange(n_keys, dtype=np.uint64), np.arange(n_keys * width, dtype=np.float32)
     lens = np.full(n_keys, width, np.int32) if varying else None
     (head, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(asked, vals, lens))
@@ -327,7 +378,9 @@ def test_values_in_another_byte_order_go_beside_the_head() -> None:
     vals = np.arange(3, dtype=">f4")
     (head, *arrays), _ = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(keys(1), vals))
     got = wire.read_pairs(head, wire.read_head(head), tuple(arrays))
-    assert got.keys.tolist() == [1] and got.vals.dtype == vals.dtype and got.vals.tolist() == [0, 1, 2]
+    assert (
+        got.keys.tolist() == [1] and got.vals.dtype == vals.dtype and got.vals.tolist() == [0, 1, 2]
+    )
 
 
 def test_truth_values_go_beside_the_head_where_their_bytes_are_looked_at() -> None:
@@ -371,10 +424,15 @@ def test_ps_lites_names_stand_beside_the_tables_and_each_points_at_the_other() -
 def test_the_default_handle_sums_each_key_whatever_its_length(seed: int) -> None:
     random = np.random.default_rng(seed)
     handle, expected = KVServerDefaultHandle(), {}
-    lengths = {int(key): int(random.integers(0, 5)) for key in np.unique(random.integers(0, 1 << 64, 300, np.uint64))}
+    lengths = {
+        int(key): int(random.integers(0, 5))
+        for key in np.unique(random.integers(0, 1 << 64, 300, np.uint64))
+    }
     everything = sorted(lengths)
     for _ in range(30):
-        asked = sorted(everything[at] for at in random.permutation(len(everything))[: random.integers(1, 200)])
+        asked = sorted(
+            everything[at] for at in random.permutation(len(everything))[: random.integers(1, 200)]
+        )
         lens = np.array([lengths[key] for key in asked], np.int32)
         vals = random.integers(0, 100, int(lens.sum())).astype(np.float32)
         handle.push(KVPairs(keys(*asked), vals, lens))
@@ -390,9 +448,13 @@ def test_the_default_handle_sums_each_key_whatever_its_length(seed: int) -> None
 def test_a_push_that_does_not_fit_adds_nothing() -> None:
     handle = KVServerDefaultHandle()
     handle.push(KVPairs(keys(1, 2), floats(1, 2, 3, 4)))
-    with pytest.raises(BadArguments, match="values are float32 since the first push, and complex64 were pushed now"):
+    with pytest.raises(
+        BadArguments, match="values are float32 since the first push, and complex64 were pushed now"
+    ):
         handle.push(KVPairs(keys(3), np.zeros(2, np.complex64)))
-    with pytest.raises(BadArguments, match="key 2 has 2 values since its first push, and 1 were pushed now"):
+    with pytest.raises(
+        BadArguments, match="key 2 has 2 values since its first push, and 1 were pushed now"
+    ):
         handle.push(KVPairs(keys(2, 3), floats(9, 9)))
     assert handle.pull(keys(1, 2))[0].tolist() == [1, 2, 3, 4]
     assert len(handle) == 2
@@ -415,19 +477,33 @@ def test_scalars_read_as_zero_before_their_first_push_and_answers_are_copies() -
 
 
 def test_the_environment_says_who_this_process_is() -> None:
-    settings = JobSettings.from_environment({**JOB, "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "250", "DMLC_RANK": "2"})
+    settings = JobSettings.from_environment(
+        {**JOB, "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "250", "DMLC_RANK": "2"}
+    )
     assert (settings.role, settings.servers, settings.workers, settings.rank) == ("worker", 2, 3, 2)
-    assert (str(settings.root), settings.host, settings.transports) == ("127.0.0.1:8000", "127.0.0.1", ("shm", "unix", "tcp"))
+    assert (str(settings.root), settings.host, settings.transports) == (
+        "127.0.0.1:8000",
+        "127.0.0.1",
+        ("shm", "unix", "tcp"),
+    )
     assert settings.resend_s == 0.25
     other = JobSettings.from_environment({**JOB, "DMLC_LOCAL": "1"}, role="server", rank=1)
-    assert (other.role, other.rank, other.transports, other.resend_s) == ("server", 1, ("shm", "unix"), 0)
+    assert (other.role, other.rank, other.transports, other.resend_s) == (
+        "server",
+        1,
+        ("shm", "unix"),
+        0,
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"DMLC_ROLE": ""}, "DMLC_ROLE must be set"),
-        ({"DMLC_ROLE": "master"}, "DMLC_ROLE='master': scheduler, server, worker, joint are allowed"),
+        (
+            {"DMLC_ROLE": "master"},
+            "DMLC_ROLE='master': scheduler, server, worker, joint are allowed",
+        ),
         ({"DMLC_NUM_SERVER": "0"}, "DMLC_NUM_SERVER='0': a whole number from 1 to"),
         ({"DMLC_NUM_WORKER": "two"}, "DMLC_NUM_WORKER='two'"),
         ({"DMLC_PS_ROOT_PORT": "65536"}, "DMLC_PS_ROOT_PORT='65536'"),
@@ -435,7 +511,10 @@ def test_the_environment_says_who_this_process_is() -> None:
         ({"DMLC_NODE_HOST": "10.0.0.256"}, "DMLC_NODE_HOST='10.0.0.256': "),
         ({"DMLC_PS_VAN_TYPE": "ibverbs"}, "DMLC_PS_VAN_TYPE='ibverbs': zmq, p3"),
         ({"DMLC_ENABLE_RDMA": "fabric"}, "DMLC_ENABLE_RDMA='fabric'"),
-        ({"DMLC_ENABLE_UCX": "1"}, "DMLC_ENABLE_UCX='1': there is no transport over UCX here; leave it at 0"),
+        (
+            {"DMLC_ENABLE_UCX": "1"},
+            "DMLC_ENABLE_UCX='1': there is no transport over UCX here; leave it at 0",
+        ),
         ({"DMLC_LOCAL": "1", "DMLC_PS_VAN_TYPE": "tcpp"}, "DMLC_PS_VAN_TYPE='tcpp': zmq, p3"),
         ({"PS_VERBOSE": "very"}, "PS_VERBOSE='very': a whole number from 0 to"),
         (
@@ -443,9 +522,15 @@ def test_the_environment_says_who_this_process_is() -> None:
             "3 different hosts are allowed, one for each worker, and one of them is this node",
         ),
         ({"BYTEPS_ORDERED_HOSTS": "a,b,a"}, "BYTEPS_ORDERED_HOSTS='a,b,a': 3 different hosts"),
-        ({"BYTEPS_ORDERED_HOSTS": "a,b,c"}, "this node's, 127.0.0.1 (DMLC_NODE_HOST) or 127.0.0.1:0"),
+        (
+            {"BYTEPS_ORDERED_HOSTS": "a,b,c"},
+            "this node's, 127.0.0.1 (DMLC_NODE_HOST) or 127.0.0.1:0",
+        ),
         ({"PS_RESEND_TIMEOUT": "soon"}, "PS_RESEND_TIMEOUT='soon': a whole number from 1 to"),
-        ({"BYTEPS_ENABLE_MIXED_MODE": "1"}, "BYTEPS_ENABLE_MIXED_MODE='1': ranks do not follow hosts here"),
+        (
+            {"BYTEPS_ENABLE_MIXED_MODE": "1"},
+            "BYTEPS_ENABLE_MIXED_MODE='1': ranks do not follow hosts here",
+        ),
         ({"DMLC_GROUP_SIZE": "2"}, "instances of one worker stay together, so give it a DMLC_RANK"),
         ({"DMLC_NUM_PORTS": "2"}, "a node has one port here"),
         ({"DMLC_RANK": "3"}, "rank 3 (argument, or DMLC_RANK) of a job with 3 workers: 0 to 2"),
@@ -461,7 +546,9 @@ def test_a_bad_variable_is_named_with_what_is_allowed(change: dict[str, str], sa
 
 @pytest.mark.parametrize("uri", ["::1", "[::1]"])
 def test_a_variable_that_is_empty_is_as_one_not_set_and_ipv6_needs_no_brackets(uri: str) -> None:
-    settings = JobSettings.from_environment({**JOB, "DMLC_PORT": "", "PORT": "81", "DMLC_NUM_PORTS": "", "DMLC_PS_ROOT_URI": uri})
+    settings = JobSettings.from_environment(
+        {**JOB, "DMLC_PORT": "", "PORT": "81", "DMLC_NUM_PORTS": "", "DMLC_PS_ROOT_URI": uri}
+    )
     assert (settings.port, settings.root.host) == (81, "::1")
 
 

@@ -23,25 +23,45 @@ def command(flow: str, *arguments: str) -> list[str]:
 
 
 def run(
-    flow: str, *arguments: str, servers: int = 2, workers: int = 2, customers: bool = False, joint: bool = False, **more: str
+    flow: str,
+    *arguments: str,
+    servers: int = 2,
+    workers: int = 2,
+    customers: bool = False,
+    joint: bool = False,
+    **more: str,
 ) -> JobReport:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
-    return launch(command(flow, *arguments), servers, workers, TIMEOUT_S, customers, environment, joint)
+    return launch(
+        command(flow, *arguments), servers, workers, TIMEOUT_S, customers, environment, joint
+    )
 
 
 @pytest.mark.parametrize(
-    ("flow", "arguments"), [("connection", ()), ("simple_app", ()), ("kv_app", ()), ("kv_app_benchmark", ("1000000",))]
+    ("flow", "arguments"),
+    [("connection", ()), ("simple_app", ()), ("kv_app", ()), ("kv_app_benchmark", ("1000000",))],
 )
 def test_what_ps_lite_tests_holds_here(flow: str, arguments: tuple[str, ...]) -> None:
     report = run(flow, *arguments)
     assert report.code == 0, str(report)
-    assert sorted(each.name for each in report.ended) == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
+    assert sorted(each.name for each in report.ended) == [
+        "scheduler",
+        "server 0",
+        "server 1",
+        "worker 0",
+        "worker 1",
+    ]
 
 
 def test_a_worker_process_may_have_several_customers() -> None:
     report = run("kv_app_multi_workers", customers=True)
     assert report.code == 0, str(report)
-    assert sorted(each.name for each in report.ended) == ["scheduler", "server 0", "server 1", "worker 0"]
+    assert sorted(each.name for each in report.ended) == [
+        "scheduler",
+        "server 0",
+        "server 1",
+        "worker 0",
+    ]
 
 
 def test_all_verbs_do_what_they_say_or_raise_what_they_say() -> None:
@@ -79,7 +99,12 @@ def test_lost_messages_are_sent_again_and_handled_once(flow: str, seed: int) -> 
 
 
 def test_messages_that_are_sent_again_are_handled_in_order(seed: int) -> None:
-    lossy = {"PS_DROP_MSG": "20", "PS_RESEND": "1", "PS_RESEND_TIMEOUT": "50", "PS_DROP_SEED": str(seed)}
+    lossy = {
+        "PS_DROP_MSG": "20",
+        "PS_RESEND": "1",
+        "PS_RESEND_TIMEOUT": "50",
+        "PS_DROP_SEED": str(seed),
+    }
     report = run("order", servers=1, workers=1, **lossy)
     assert report.code == 0, str(report)
 
@@ -110,7 +135,9 @@ def test_requests_are_awaited_in_a_coroutine() -> None:
     assert report.code == 0, str(report)
 
 
-@pytest.mark.parametrize(("nbytes", "mode"), [("1024", "both"), ("1024000", "push"), ("1024000", "pull")])
+@pytest.mark.parametrize(
+    ("nbytes", "mode"), [("1024", "both"), ("1024000", "push"), ("1024000", "pull")]
+)
 def test_what_bytedances_benchmark_moves_arrives_whole(nbytes: str, mode: str) -> None:
     report = run("own_benchmark", nbytes, mode)
     assert report.code == 0, str(report)
@@ -139,7 +166,11 @@ def test_the_first_failure_ends_the_job_and_is_its_exit_code() -> None:
     report = run("crash", servers=1)
     assert report.code == 7
     assert [each.name for each in report.ended if not each.by_us] == ["worker 1"]
-    assert sorted(each.name for each in report.ended if each.by_us) == ["scheduler", "server 0", "worker 0"]
+    assert sorted(each.name for each in report.ended if each.by_us) == [
+        "scheduler",
+        "server 0",
+        "worker 0",
+    ]
     assert "worker 1 ended with 7" in str(report)
 
 
@@ -148,7 +179,11 @@ def test_the_log_tells_who_comes_and_goes_if_asked_to(capfd: pytest.CaptureFixtu
         report = run("connection", servers=1, workers=1, PS_VERBOSE=verbose)
         assert report.code == 0, str(report)
         log = capfd.readouterr().err
-        assert log.count("worker 0 (id 9) has joined the job at 127.0.0.1:") == log.count("worker has left the job") == said
+        assert (
+            log.count("worker 0 (id 9) has joined the job at 127.0.0.1:")
+            == log.count("worker has left the job")
+            == said
+        )
 
 
 def test_a_job_that_takes_too_long_is_ended() -> None:
@@ -162,7 +197,9 @@ def test_a_job_that_takes_too_long_is_ended() -> None:
 
 def launched_again(flow: str, folder: Path, restarts: int) -> JobReport:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return launch(command(flow, str(folder)), 1, 1, TIMEOUT_S, environment=environment, restarts=restarts)
+    return launch(
+        command(flow, str(folder)), 1, 1, TIMEOUT_S, environment=environment, restarts=restarts
+    )
 
 
 def test_a_worker_that_dies_or_asks_for_it_is_started_again_and_rejoins(
@@ -175,7 +212,10 @@ def test_a_worker_that_dies_or_asks_for_it_is_started_again_and_rejoins(
         "1": "[2.0, 2.0]",
         "2": "[3.0, 3.0]",
     }
-    assert [each.code for each in report.ended if each.came_again] == [128 + signal.SIGKILL, START_AGAIN]
+    assert [each.code for each in report.ended if each.came_again] == [
+        128 + signal.SIGKILL,
+        START_AGAIN,
+    ]
     said = capsys.readouterr().err
     assert "worker 0 ended with 137; attempt 1 begins; restarts left: 1" in said
     assert "worker 0 ended with 254; attempt 2 begins; restarts left: 0" in said
@@ -191,22 +231,30 @@ def test_who_dies_once_more_than_there_are_restarts_ends_the_job(tmp_path: Path)
 def test_an_elastic_server_that_is_killed_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
     report = launched_again("elastic", tmp_path, 1)
     assert report.code == 0, str(report)
-    assert [(each.name, each.code) for each in report.ended if each.came_again] == [("server 0", 128 + signal.SIGKILL)]
+    assert [(each.name, each.code) for each in report.ended if each.came_again] == [
+        ("server 0", 128 + signal.SIGKILL)
+    ]
 
 
 def test_a_scheduler_that_dies_and_an_exit_code_of_its_own_end_the_job() -> None:
     code = "import os, signal; os.environ['DMLC_ROLE'] == '%s' and (%s); signal.pause()"
-    for role, end, wanted in (("scheduler", "os.kill(os.getpid(), 9)", 137), ("worker", "os._exit(3)", 3)):
+    for role, end, wanted in (
+        ("scheduler", "os.kill(os.getpid(), 9)", 137),
+        ("worker", "os._exit(3)", 3),
+    ):
         report = launch([sys.executable, "-c", code % (role, end)], 1, 1, TIMEOUT_S, restarts=9)
         assert report.code == wanted
         assert not any(each.came_again for each in report.ended)
 
 
 class Processes:
-    """Nodes that the test starts one by one, as it needs them. A context manager: none outlives it."""
+    """Nodes that the test starts one by one, as it needs them. A context manager:
+    none outlives it.
+    """
 
     def __init__(self, servers: int, workers: int) -> None:
-        self._port = socket.socket()  # bound, so that nobody else is given its port; the scheduler may listen there all the same
+        # bound, so that nobody else is given its port; the scheduler may listen there all the same
+        self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._port.bind(("127.0.0.1", 0))
         self._environment = {
@@ -236,10 +284,15 @@ class Processes:
 
 def test_a_worker_that_dies_is_replaced_as_often_as_it_dies(tmp_path: Path) -> None:
     with Processes(1, 1) as job:
-        others = [job.start("scheduler", "rejoin", str(tmp_path)), job.start("server", "rejoin", str(tmp_path))]
+        others = [
+            job.start("scheduler", "rejoin", str(tmp_path)),
+            job.start("server", "rejoin", str(tmp_path)),
+        ]
         for generation in range(3):
             worker = job.start("worker", "rejoin", str(tmp_path))
-            wait_until(lambda name=str(generation): (tmp_path / name).exists(), f"worker {generation}")
+            wait_until(
+                lambda name=str(generation): (tmp_path / name).exists(), f"worker {generation}"
+            )
             worker.kill()
             worker.wait(PATIENCE_S)
         last = job.start("worker", "rejoin", str(tmp_path))
@@ -249,7 +302,8 @@ def test_a_worker_that_dies_is_replaced_as_often_as_it_dies(tmp_path: Path) -> N
 def test_a_server_that_dies_is_replaced_under_its_node_id(tmp_path: Path) -> None:
     with Processes(1, 1) as job:
         scheduler, server, worker = (
-            job.start(role, "replaced_server", str(tmp_path)) for role in ("scheduler", "server", "worker")
+            job.start(role, "replaced_server", str(tmp_path))
+            for role in ("scheduler", "server", "worker")
         )
         wait_until(lambda: (tmp_path / "pushed").exists(), "the first push")
         server.kill()
@@ -262,7 +316,8 @@ def test_a_server_that_dies_is_replaced_under_its_node_id(tmp_path: Path) -> Non
 def test_a_server_that_dies_in_a_barrier_does_not_count_as_there(tmp_path: Path) -> None:
     with Processes(1, 1) as job:
         scheduler, server, worker = (
-            job.start(role, "dead_in_barrier", str(tmp_path)) for role in ("scheduler", "server", "worker")
+            job.start(role, "dead_in_barrier", str(tmp_path))
+            for role in ("scheduler", "server", "worker")
         )
         wait_until(lambda: (tmp_path / "waits").exists(), "the server in the barrier")
         server.kill()
@@ -272,7 +327,9 @@ def test_a_server_that_dies_in_a_barrier_does_not_count_as_there(tmp_path: Path)
 
 def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead() -> None:
     with Processes(1, 1) as job:
-        scheduler, server, worker = (job.start(role, "lost_server") for role in ("scheduler", "server", "worker"))
+        scheduler, server, worker = (
+            job.start(role, "lost_server") for role in ("scheduler", "server", "worker")
+        )
         assert worker.wait(TIMEOUT_S) == 0
         assert server.wait(TIMEOUT_S) == -signal.SIGKILL
         assert scheduler.wait(TIMEOUT_S) == 0
@@ -281,15 +338,21 @@ def test_a_server_that_dies_fails_what_was_asked_of_it_and_is_known_to_be_dead()
 @pytest.mark.parametrize("length", ["1", "10000"])
 def test_small_requests_that_leave_together_end_each_by_itself(length: str) -> None:
     with Processes(1, 1) as job:
-        scheduler, server, worker = (job.start(role, "together", length) for role in ("scheduler", "server", "worker"))
+        scheduler, server, worker = (
+            job.start(role, "together", length) for role in ("scheduler", "server", "worker")
+        )
         assert worker.wait(TIMEOUT_S) == 0
         assert server.wait(TIMEOUT_S) == -signal.SIGKILL
         assert scheduler.wait(TIMEOUT_S) == 0
 
 
-def test_the_worker_that_holds_a_barrier_is_killed_and_its_successor_holds_it(tmp_path: Path) -> None:
+def test_the_worker_that_holds_a_barrier_is_killed_and_its_successor_holds_it(
+    tmp_path: Path,
+) -> None:
     with Processes(1, 3) as job:
-        scheduler, server = (job.start(role, "holder", str(tmp_path)) for role in ("scheduler", "server"))
+        scheduler, server = (
+            job.start(role, "holder", str(tmp_path)) for role in ("scheduler", "server")
+        )
         workers = [job.start("worker", "holder", str(tmp_path), rank=rank) for rank in range(3)]
         assert workers[0].wait(TIMEOUT_S) == -signal.SIGKILL
         (tmp_path / "killed").touch()

@@ -29,14 +29,19 @@ if os.environ["DMLC_ROLE"] == "worker":
     sys.exit(0 if attempt == "2" else 254)
 """
 
-PAUSE = "import os, pathlib, signal, sys; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); signal.pause()"
+PAUSE = (
+    "import os, pathlib, signal, sys; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); "
+    "signal.pause()"
+)
 
 
 def runs(folder: Path) -> dict[str, int]:
     return {path.name: len(path.read_text()) for path in folder.iterdir()}
 
 
-def test_it_runs_every_role_and_repeats_until_the_first_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_it_runs_every_role_and_repeats_until_the_first_failure(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     job = ["launch", "-s", "1", "-w", "2", "--timeout-s", "60", "--repeat"]
     assert main([*job, "2", "--", sys.executable, "-c", NODE, str(tmp_path)]) == 0
     assert runs(tmp_path) == {"scheduler": 2, "server": 2, "worker": 4}
@@ -57,7 +62,24 @@ def test_one_that_asks_for_it_is_started_again_so_often_and_told_its_attempt(
 
 
 def test_several_customers_are_one_process_that_is_told_its_role(tmp_path: Path) -> None:
-    assert main(["launch", "-s", "1", "-w", "3", "--customers", "--", sys.executable, "-c", NODE, str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                "launch",
+                "-s",
+                "1",
+                "-w",
+                "3",
+                "--customers",
+                "--",
+                sys.executable,
+                "-c",
+                NODE,
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
     assert runs(tmp_path) == {"schedulerscheduler": 1, "serverserver": 1, "workerworker": 1}
 
 
@@ -66,14 +88,28 @@ def test_several_customers_are_one_process_that_is_told_its_role(tmp_path: Path)
     [
         (["-s", "0", "-w", "1", "--", "true"], "0 servers: 1 to"),
         (["-s", "1", "-w", "1"], "no command to run"),
-        (["-s", "1", "-w", "1", "--repeat", "0", "--", "true"], "--repeat=0: a whole number from 1"),
-        (["-s", "1", "-w", "1", "--timeout-s", "inf", "--", "true"], "a job of inf seconds: more than 0 and at most"),
-        (["-s", "1", "-w", "1", "--timeout-s", "-1", "--", "true"], "a job of -1.0 seconds: more than 0 and at most"),
+        (
+            ["-s", "1", "-w", "1", "--repeat", "0", "--", "true"],
+            "--repeat=0: a whole number from 1",
+        ),
+        (
+            ["-s", "1", "-w", "1", "--timeout-s", "inf", "--", "true"],
+            "a job of inf seconds: more than 0 and at most",
+        ),
+        (
+            ["-s", "1", "-w", "1", "--timeout-s", "-1", "--", "true"],
+            "a job of -1.0 seconds: more than 0 and at most",
+        ),
         (["-s", "1", "-w", "1", "--restarts", "-1", "--", "true"], "-1 restarts: 0 to"),
-        (["-s", "1", "-w", "1", "--", "/no/such/command"], "'/no/such/command' cannot be run: No such file"),
+        (
+            ["-s", "1", "-w", "1", "--", "/no/such/command"],
+            "'/no/such/command' cannot be run: No such file",
+        ),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_said_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["launch", *arguments]) == 2
     assert said in capsys.readouterr().err
 
@@ -100,4 +136,6 @@ def test_a_launcher_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> N
     launcher.kill()
     launcher.wait(PATIENCE_S)
     for path in tmp_path.iterdir():
-        wait_until(lambda pid=path.name: not os.path.exists(f"/proc/{pid}/exe"), "the end of a process")
+        wait_until(
+            lambda pid=path.name: not os.path.exists(f"/proc/{pid}/exe"), "the end of a process"
+        )

@@ -1,4 +1,6 @@
-"""One process of a job, beside others that stand still, fail, or start customers at the same moment."""
+"""One process of a job, beside others that stand still, fail, or start customers at the same
+moment.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ import pytest
 from prpc_engine import RpcClient, RpcService
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, Rejected, RpcError, Stopping
 from prpc_engine.master.client import MasterClient
-from prpc_engine.pslite import KVPairs, KVServer, KVServerDefaultHandle, KVWorker, ids, postoffice, simple_app, wire
+from prpc_engine.pslite import (
+    KVPairs,
+    KVServer,
+    KVServerDefaultHandle,
+    KVWorker,
+    ids,
+    postoffice,
+    simple_app,
+    wire,
+)
 from prpc_engine.pslite.customer import Customer
 from prpc_engine.pslite.customer_router import KV, CustomerRouter
 from prpc_engine.pslite.endpoint import NodeEndpoint
@@ -57,7 +68,8 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"), [("call_to", DeadlineExceeded), ("call_to", Stopping), ("refresh", DeadlineExceeded)]
+    ("asked", "error"),
+    [("call_to", DeadlineExceeded), ("call_to", Stopping), ("refresh", DeadlineExceeded)],
 )  # the node itself; the scheduler, where it is
 def test_who_stands_still_for_longer_than_one_attempt_or_is_leaving_is_asked_again(
     scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch, asked: str, error: type[RpcError]
@@ -74,7 +86,9 @@ def test_who_stands_still_for_longer_than_one_attempt_or_is_leaving_is_asked_aga
     assert getattr(RpcClient, asked) is ask
 
 
-def test_a_scheduler_that_was_slow_to_begin_its_job_finds_what_it_has_begun(join: Join, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_was_slow_to_begin_its_job_finds_what_it_has_begun(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait = MasterClient.tree_wait
 
     def be_slow_once(*_: Any) -> Any:
@@ -86,7 +100,9 @@ def test_a_scheduler_that_was_slow_to_begin_its_job_finds_what_it_has_begun(join
     assert scheduler.job == scheduler.incarnation
 
 
-def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_customer_that_could_not_start_keeps_no_place(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def be_away(*_: Any) -> int:
         raise DeadlineExceeded("the master is away")
 
@@ -97,9 +113,12 @@ def test_a_customer_that_could_not_start_keeps_no_place(scheduler: Postoffice, m
     assert scheduler.add_customer(0, timeout_s=PATIENCE_S) == ids.SCHEDULER
 
 
-def test_a_customer_that_is_refused_waits_for_nobody_to_leave(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_customer_that_is_refused_waits_for_nobody_to_leave(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
-        raise Rejected("join before registering a server")  # the scheduler has ended the session meanwhile, say
+        # the scheduler has ended the session meanwhile, say
+        raise Rejected("join before registering a server")
 
     with monkeypatch.context() as patched:
         patched.setattr(RpcService, "create_server", refuse)
@@ -108,12 +127,16 @@ def test_a_customer_that_is_refused_waits_for_nobody_to_leave(scheduler: Postoff
     assert scheduler.add_customer(0) == ids.SCHEDULER
 
 
-def test_customers_may_start_while_others_come_to_a_barrier(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_customers_may_start_while_others_come_to_a_barrier(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Members(tuple[int, ...]):
         """Another customer begins to start while somebody looks who belongs to a group."""
 
         def __contains__(self, node: object) -> bool:
-            starting = threading.Thread(target=scheduler._places.setdefault, args=(("scheduler", 1, 0), 0))
+            starting = threading.Thread(
+                target=scheduler._places.setdefault, args=(("scheduler", 1, 0), 0)
+            )
             starting.start()
             starting.join(PATIENCE_S)
             return super().__contains__(node)
@@ -129,7 +152,10 @@ def test_who_waits_for_nodes_hears_that_the_process_leaves(
     worker = join("worker")
     for customer in range(2):
         worker.add_customer(customer)
-    waits = [threads.submit(worker.connect, (8,), PATIENCE_S), threads.submit(worker.add_customer, 2, -1, PATIENCE_S)]
+    waits = [
+        threads.submit(worker.connect, (8,), PATIENCE_S),
+        threads.submit(worker.add_customer, 2, -1, PATIENCE_S),
+    ]
     wait_until(lambda: len(worker._changed._waiters) == 2, "both of them")  # type: ignore[attr-defined]
     worker.close()
     for each in waits:
@@ -153,7 +179,9 @@ def test_a_barrier_whose_holder_leaves_is_held_by_its_successor(
 
 def test_a_barrier_outlives_the_place_of_its_holder(scheduler: Postoffice, join: Join) -> None:
     class Places(dict[int, NodeEndpoint]):
-        """Another customer that could not start gives its place back once somebody has looked whether it is here."""
+        """Another customer that could not start gives its place back once somebody has looked
+        whether it is here.
+        """
 
         def __contains__(self, node: object) -> bool:
             found = super().__contains__(node)
@@ -168,7 +196,9 @@ def test_a_barrier_outlives_the_place_of_its_holder(scheduler: Postoffice, join:
         worker.barrier(1, ids.WORKER_GROUP, 0.0)
 
 
-def test_a_barrier_ends_though_its_own_reactor_is_busy(scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_barrier_ends_though_its_own_reactor_is_busy(
+    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler.add_customer(0)
     monkeypatch.setattr(postoffice, "BARRIER_ANSWER_S", 0.0)
     never = Future()
@@ -196,7 +226,9 @@ def test_a_worker_is_asked_and_has_its_rank_while_another_of_its_customers_start
     assert worker.driver.prompt
 
 
-def test_who_takes_the_place_of_one_that_died_has_taken_it_whoever_starts_beside_it(scheduler: Postoffice, join: Join) -> None:
+def test_who_takes_the_place_of_one_that_died_has_taken_it_whoever_starts_beside_it(
+    scheduler: Postoffice, join: Join
+) -> None:
     first = join("worker")
     assert first.add_customer(0) == 9
     first.close()
@@ -206,7 +238,9 @@ def test_who_takes_the_place_of_one_that_died_has_taken_it_whoever_starts_beside
 
 
 def test_what_waits_for_an_application_that_is_closed_meanwhile_waits_for_the_next_one() -> None:
-    customer_router = CustomerRouter("server 0", SimpleNamespace(call_soon=lambda function: function()))  # type: ignore[arg-type]
+    customer_router = CustomerRouter(
+        "server 0", SimpleNamespace(call_soon=lambda function: function())
+    )  # type: ignore[arg-type]
     first, second = (customer_router.take(KV, 0, (number,)) for number in range(2))
 
     def close_then_answer(number: int) -> str:
@@ -221,7 +255,9 @@ def test_what_waits_for_an_application_that_is_closed_meanwhile_waits_for_the_ne
     assert not customer_router.early_messages
 
 
-def test_whether_a_request_is_done_is_told_while_another_thread_hears_of_its_call(scheduler: Postoffice) -> None:
+def test_whether_a_request_is_done_is_told_while_another_thread_hears_of_its_call(
+    scheduler: Postoffice,
+) -> None:
     calls = [Future()]
 
     class Heard:
@@ -240,7 +276,8 @@ def test_what_was_under_way_when_the_process_left_is_done(scheduler: Postoffice)
     customer = Customer(scheduler, 0)
     early = customer.request(customer.new_timestamp(), KV, [(8, (b"",), 0)], None)
     scheduler.close()
-    late = customer.request(customer.new_timestamp(), KV, [(8, (b"",), 0)], None)  # by a thread that has not heard of it
+    # by a thread that has not heard of it
+    late = customer.request(customer.new_timestamp(), KV, [(8, (b"",), 0)], None)
     for timestamp in (early, late):
         assert customer.is_done(timestamp)
         with pytest.raises(Closed, match=f"request {timestamp} of app 0 was under way"):
@@ -264,7 +301,9 @@ def test_whoever_else_hears_of_the_call_a_wait_takes_as_long_as_it_may(
     assert sum(waits) == 5.0
 
 
-def test_who_waits_for_a_callback_that_runs_is_told_so(scheduler: Postoffice, threads: ThreadPoolExecutor) -> None:
+def test_who_waits_for_a_callback_that_runs_is_told_so(
+    scheduler: Postoffice, threads: ThreadPoolExecutor
+) -> None:
     customer, runs, go_on = Customer(scheduler, 0), threading.Event(), threading.Event()
 
     def finish(timestamp: int, answers: list[Any]) -> None:
@@ -296,20 +335,30 @@ def test_a_request_that_comes_as_its_server_is_closed_waits_for_the_next_one(
 
     monkeypatch.setattr(wire, "read_pairs", close_meanwhile)
     customer = Customer(scheduler, 0)
-    arguments, nbytes = wire.pack(0, 9, 0, 0, 0, wire.PUSH, KVPairs(np.array([1], np.uint64), np.ones(1, np.float32)))
+    arguments, nbytes = wire.pack(
+        0, 9, 0, 0, 0, wire.PUSH, KVPairs(np.array([1], np.uint64), np.ones(1, np.float32))
+    )
     timestamp = customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None)
-    wait_until(lambda: joined.customer_router(8).early_messages or customer.is_done(timestamp), "the request")
+    wait_until(
+        lambda: joined.customer_router(8).early_messages or customer.is_done(timestamp),
+        "the request",
+    )
     KVServer(0).set_request_handle(KVServerDefaultHandle())
     customer.wait(timestamp)
     closed.close()  # again: the next one keeps its handle
-    customer.wait(customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None), PATIENCE_S / 2)
+    customer.wait(
+        customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None),
+        PATIENCE_S / 2,
+    )
 
 
 def test_a_request_is_put_together_as_it_was_cut_though_the_slicer_is_changed_meanwhile(
     scheduler: Postoffice, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crossed(pairs: KVPairs, ranges: object) -> list[KVPairs]:
-        return [KVPairs(pairs.keys[half], pairs.vals[half]) for half in (slice(1, None), slice(0, 1))]
+        return [
+            KVPairs(pairs.keys[half], pairs.vals[half]) for half in (slice(1, None), slice(0, 1))
+        ]
 
     def crossed_for_the_last_time(pairs: KVPairs, ranges: object) -> list[KVPairs]:
         kv.set_slicer(by_ranges)  # as another thread may
@@ -322,7 +371,11 @@ def test_a_request_is_put_together_as_it_was_cut_though_the_slicer_is_changed_me
         if role == "server":
             KVServer(0).set_request_handle(KVServerDefaultHandle())
     kv = KVWorker(0, 0)
-    keys, vals, got = np.array([1, 2], np.uint64), np.array([10, 20], np.float32), np.zeros(2, np.float32)
+    keys, vals, got = (
+        np.array([1, 2], np.uint64),
+        np.array([10, 20], np.float32),
+        np.zeros(2, np.float32),
+    )
     kv.set_slicer(crossed)
     kv.wait(kv.push(keys, vals))
     kv.set_slicer(crossed_for_the_last_time)
