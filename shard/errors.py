@@ -24,7 +24,9 @@ from __future__ import annotations
 
 
 class ShardError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The root of all errors that the engine raises on purpose. Each subclass says who has to act;
+    the text names what was asked, the limit and what to try.
+    """
 
 
 class ClosedError(ShardError):
@@ -32,7 +34,9 @@ class ClosedError(ShardError):
 
 
 class CancelledError(ShardError):
-    """The result is not wanted any more."""
+    """This side gave a call, task or wait up, so there is no result. Raised where somebody still
+    asks for it; there is nothing to mend.
+    """
 
 
 class ForkedError(ShardError):
@@ -40,15 +44,21 @@ class ForkedError(ShardError):
 
 
 class PeerLostError(ShardError):
-    """The other side died or hung up."""
+    """The other process died or hung up; the text says how that was noticed. Reconnect, or use
+    another peer. What was sent before may have been handled.
+    """
 
 
 class UnreachableError(ShardError):
-    """Nobody answers at that address."""
+    """No process accepts connections at the address asked for, or none answered in time. Start the
+    peer, or correct the address.
+    """
 
 
 class AddressInUseError(ShardError):
-    """The address to listen on is taken."""
+    """Another process listens at the address already. Choose another port, or port 0 for any free
+    one, which the listener then names.
+    """
 
 
 class AuthenticationError(ShardError):
@@ -56,7 +66,9 @@ class AuthenticationError(ShardError):
 
 
 class BackpressureError(ShardError):
-    """A queue's bound is reached; nothing was queued."""
+    """A bounded queue is full and nothing of the message was queued. The text has the bound; send
+    more slowly, or try again later.
+    """
 
 
 class ShmFull(ShardError, MemoryError):
@@ -68,7 +80,9 @@ class FailpointError(ShardError):
 
 
 class ProtocolError(ShardError):
-    """The wire format was broken."""
+    """The wire format was broken: LocalProtocolError if by this side, RemoteProtocolError if by the
+    peer. Only these two are raised.
+    """
 
 
 class LocalProtocolError(ProtocolError):
@@ -76,7 +90,9 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that the format does not allow."""
+    """The peer sent something that the format does not allow, or that is over a limit. The
+    connection ends; the peer is of another version, damaged or hostile.
+    """
 
 
 class ForeignProtocolError(RemoteProtocolError):

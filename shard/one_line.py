@@ -28,7 +28,9 @@ class Lines(str):
 
 
 class OneLine(logging.Filter):
-    """Lets every record through, on one line."""
+    """A logging filter that escapes control characters, so that no text of a peer begins a line of
+    its own in the log or moves a terminal's cursor. It drops no record.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite a record that holds control characters; others cost one look."""

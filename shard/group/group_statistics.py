@@ -9,7 +9,10 @@ from shard.memory.counters import CounterRow
 
 @dataclass(frozen=True)
 class ShardStatistics:
-    """One shard."""
+    """A snapshot of one shard of a group, from ShardGroup.statistics(): its process, its state and
+    the figures that it wrote last. It needs no answer of the shard, so it is there for one that
+    stalls or has died, too.
+    """
 
     index: int
     pid: int  # of the present incarnation, or the last
@@ -24,7 +27,10 @@ class ShardStatistics:
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """The group as seen from the application."""
+    """A snapshot of a whole group, from ShardGroup.statistics(): one ShardStatistics a shard in
+    order of index, and the application's own row. calls_in_flight counts calls of the
+    application that have no answer yet.
+    """
 
     shards: tuple[ShardStatistics, ...]
     application: CounterRow  # its side of the lanes

@@ -23,7 +23,9 @@ LANE_LIMITS = Limits(ring_bytes=256 << 10)
 
 
 class InheritedFd:
-    """A descriptor that travels to a child that is being started."""
+    """A file descriptor that a child process gets with its arguments while it is being started.
+    Pickling it duplicates the descriptor for that child, so it works only while one is spawned.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -99,7 +99,9 @@ class Tally:
 
 
 class Submitted(Future, kw_only=True):
-    """The result to come of a function sent to another shard."""
+    """The future of a function that was sent to another shard by submit_to(). It completes with the
+    function's value or error, or with the error that ended the lane; cancel() gives it up.
+    """
 
     lane: ShardChannel
     call_id: int

@@ -60,7 +60,10 @@ logger = logging.getLogger("shard")
 
 @dataclass
 class Birth:
-    """What a shard's process is started with."""
+    """The arguments of a shard's process: which shard of how many it is, where it runs, and its
+    ends of the lanes to the application and to other shards. Pickled once, when the process is
+    spawned. drain_s and stall_budget_s are in seconds.
+    """
 
     index: int
     size: int

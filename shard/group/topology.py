@@ -30,7 +30,9 @@ CGROUPS = "sys/fs/cgroup"
 
 @dataclass(frozen=True)
 class Core:
-    """What the kernel calls a cpu: one hardware thread."""
+    """One hardware thread that this process may use (the kernel calls it a cpu), with its NUMA node
+    and the hardware threads that share its physical core.
+    """
 
     number: int
     node: int  # whose memory is near
@@ -40,7 +42,9 @@ class Core:
 
 @dataclass(frozen=True)
 class Topology:
-    """The usable cores, in order of their numbers; at least one."""
+    """The hardware threads that this process may use, in order of their numbers (at least one), and
+    how much CPU time its cgroup allows. Shards are placed by it.
+    """
 
     cores: tuple[Core, ...]
     # CPU time that the cgroup allows in each period, in cores; None: no limit

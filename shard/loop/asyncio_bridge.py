@@ -74,7 +74,9 @@ class _Watched:
 
 
 class Lead(Protocol):
-    """Who may turn the reactor now. A Driver is one (driver.py)."""
+    """What an AsyncioBridge needs of its Driver: the reactor, and the right to turn it, which one
+    thread has at a time.
+    """
 
     reactor: Reactor
     polling: bool

@@ -38,7 +38,10 @@ SPIN_TURNS = 256
 
 
 class Idle(Protocol):
-    """The face of a strategy; one object per reactor."""
+    """An idle strategy decides what a loop does after an empty turn: poll again, or park and for
+    how long. One object for each reactor; it neither sleeps nor reads a clock: `now` is in
+    seconds.
+    """
 
     spin_turns: int  # what to hand to Reactor.spin() before asking here
 
@@ -117,7 +120,9 @@ class Adaptive:
 
 
 class Park:
-    """Park in the first turn that finds nothing."""
+    """The idle strategy that never spins: it parks in the first turn that finds nothing. For a
+    process that works seldom, and for tests of parking.
+    """
 
     spin_turns = 0
 

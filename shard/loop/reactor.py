@@ -67,7 +67,9 @@ LATE_BELL_S = 0.01
 
 
 class Source(Protocol):
-    """Something polled every turn."""
+    """Something that a reactor polls in every turn, such as a shared-memory connection. All methods
+    are called in the reactor's thread.
+    """
 
     def poll(self) -> int:
         """Do a bounded batch of work; how much was done."""

@@ -66,7 +66,9 @@ logger = logging.getLogger("shard")
 
 
 class Turning(Protocol):
-    """What is watched of a reactor."""
+    """What the stall watchdog reads of a reactor from another thread: how many turns and parks
+    there have been, and whether it is parked now.
+    """
 
     turns: int
     parks: int
@@ -74,7 +76,9 @@ class Turning(Protocol):
 
 
 class StallFinding(NamedTuple):
-    """What one look has to tell."""
+    """What StallCheck.check() has to report of a stall: how many seconds it has lasted, whether it
+    is over, and how many stalls were not reported since the last that was.
+    """
 
     lasted_s: float
     over: bool

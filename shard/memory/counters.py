@@ -56,7 +56,11 @@ LATENCY_BUCKETS = 32  # the last one also holds what is longer than 2 s
 
 
 class CounterRow(NamedTuple):
-    """One process's figures, in the order of the table."""
+    """One process's figures in the shared table of counters: a snapshot, all zero before the
+    process wrote any. Fields that end in _ns are nanoseconds, in bytes or _bytes bytes, all
+    others counts since the incarnation began, but for the three last ones of leases and slab,
+    which are of now.
+    """
 
     incarnation: int = 0
     up_ns: int = 0
@@ -117,7 +121,12 @@ def size_for(rows: int) -> int:
 
 
 class Counters:
-    """A view of the table. One writer a row; not owned by anyone."""
+    """The table of counters of a group in shared memory: one row for each shard, the last for the
+    application. Each process writes its own row with write() and may read all; nobody waits for
+    another.
+
+    memory: the mapped table, as format() laid it out. RemoteProtocolError when it is none.
+    """
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("Q")

@@ -48,7 +48,7 @@ _MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has
 
 @dataclass(frozen=True)
 class HugePageOffer:
-    """What there is right now."""
+    """Which huge pages this host offers to shared memory at the moment."""
 
     transparent: bool  # memfds may get them
     reserved_free_bytes: int  # in the pool, and promised to nobody

@@ -23,7 +23,9 @@ OUR_PACKAGES = ("shard", "prpc_engine")  # frames of these are how a send came a
 
 @dataclass(frozen=True)
 class Lease:
-    """One peer's right to read one block of ours."""
+    """A snapshot of one lease, as the lender has it: the right of a peer to read one block of our
+    slab, which cannot be used again before the lease comes back.
+    """
 
     number: int
     """Counts from 1 on each connection; with `borrower` it names the lease, and the borrower's Held

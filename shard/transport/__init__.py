@@ -52,7 +52,9 @@ BEGINNING_BYTES = 64  # of a body: what the layer above needs to know its own me
 
 
 class OnMessage(Protocol):
-    """What a connection calls for each message."""
+    """The callback of a connection, called once for each message in the thread that turns the
+    reactor.
+    """
 
     def __call__(self, body: memoryview, blocks: Blocks = ()) -> None:
         """Take one message. body is good until this returns; blocks are the receiver's to keep."""
@@ -279,7 +281,9 @@ class Listener(ABC):
 
 @dataclass(frozen=True)
 class Traffic:
-    """One connection, or several, so far."""
+    """How much has gone over one connection since it began, or over several when added with +:
+    bytes and counts.
+    """
 
     bytes_sent: int = 0  # written to its ring or socket, and arrays lent in place
     bytes_received: int = 0
@@ -299,7 +303,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Node:
-    """What all connections of one process share."""
+    """What all connections of one process have in common: the secret that they prove, the limits,
+    and the incarnation by which peers tell this process from an earlier one.
+    """
 
     secret: bytes = field(repr=False)  # b"": none
     incarnation: int
@@ -315,7 +321,9 @@ Accept = Callable[[Connection[Any]], None]
 
 
 class Transport(ABC):
-    """A way of talking to other processes. `scheme` begins its addresses: "tcp://host:port"."""
+    """A way of talking to other processes: it says whether it can be used here, listens and
+    connects. `scheme` begins its addresses, as in "tcp://host:port".
+    """
 
     scheme: str
 

@@ -35,7 +35,10 @@ NAME_BYTES = 8
 
 @dataclass(frozen=True)
 class CallerKey:
-    """One connector's key at one acceptor, and its name there."""
+    """The key that a node shares with one acceptor since their first handshake, and the name that
+    the acceptor knows it by. Later handshakes prove the key, so that no other member of the job
+    can take the name.
+    """
 
     name: int
     key: bytes

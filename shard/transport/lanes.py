@@ -35,7 +35,12 @@ class _HalfMade(Generic[Item]):
 
 
 class HalfMade(Generic[Item]):
-    """All half-made connections of one listener."""
+    """The connections of one listener of which some lanes have arrived and others have not. join()
+    adds a lane and says when its connection is whole.
+
+    most: how many connections may be half made at a time; a further one is refused with
+    RemoteProtocolError.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

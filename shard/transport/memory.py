@@ -47,7 +47,10 @@ class Weather:
 
 
 class MemoryConnection(Connection[Message]):
-    """One end of a pair made by pair()."""
+    """One end of a connection inside one process; pair() makes both. It keeps the contract of all
+    transports, and its `weather` can delay messages, refuse them and cut the connection, for
+    tests; order is always kept.
+    """
 
     transport = "memory"
 
@@ -186,7 +189,9 @@ def pair(
 
 
 class MemoryListener(Listener):
-    """An entry in the transport's table of addresses."""
+    """Accepts connections at one address of a MemoryTransport until it is closed. `forget` takes
+    the address out of the transport's table.
+    """
 
     def __init__(self, address: str, forget: Callable[[], object]) -> None:
         self.address = address
@@ -197,7 +202,12 @@ class MemoryListener(Listener):
 
 
 class MemoryTransport(Transport):
-    """Addresses "memory://name" within this object."""
+    """Connects nodes of one process with each other, without sockets or rings. Addresses
+    "memory://name" are known within this object only.
+
+    weather: what happens to messages on the way, for tests; None: nothing. UnreachableError for an
+    address at which nobody listens.
+    """
 
     scheme = "memory"
 

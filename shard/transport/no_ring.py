@@ -11,7 +11,10 @@ from shard.transport import Buffer
 
 
 class NoRing:
-    """Takes all, gives none; remembers the figures of both rings."""
+    """Takes the place of both rings when a connection has ended, so that a send() or poll() under
+    way in another thread finds something harmless: writes are swallowed, reads find nothing. It
+    keeps the figures that the rings had.
+    """
 
     broken = None
 

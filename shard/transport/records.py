@@ -33,7 +33,9 @@ pack_prefix, pack_descriptor, unpack_descriptor, pack_lease = (
 
 # made in C, at a third of what a NamedTuple takes
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """A message ready for the ring, and the leases to undo if it is never written."""
+    """A message ready to be written into a ring as one record, with what to undo if it is never
+    written: the leases of lent blocks and the bytes copied for the peer.
+    """
 
     payload: bytes
     tag: int

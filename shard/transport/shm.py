@@ -25,7 +25,10 @@ KIND = 2  # in the handshake
 
 
 class ShmListener(Listener):
-    """A Unix socket without a name in the file system; its name is a secret of 128 bits."""
+    """Accepts peers of this host that talk through shared memory. They meet at an abstract Unix
+    socket, which has no name in the file system; its name is a secret of 128 bits. The peer
+    brings the segment with the rings.
+    """
 
     def __init__(
         self,

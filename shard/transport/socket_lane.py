@@ -63,7 +63,11 @@ BUFFERS_MAX = 1024
 
 
 class SocketLane(Connection[list[memoryview]]):
-    """One stream socket, past its handshake, which it owns."""
+    """One stream socket, tcp, Unix or TLS, that carries framed messages after its handshake. It is
+    a connection by itself, or one lane of a LanedConnection. It owns the socket.
+
+    is_bulk: it carries the large messages of a connection. Arrays arrive in blocks of `slab`.
+    """
 
     def __init__(
         self, sock: socket.socket, peer: str, node: Node, slab: Slab, is_bulk: bool = False

@@ -41,7 +41,12 @@ def format_address(host: str, port: int) -> str:
 
 
 class TcpListener(LanedListener):
-    """A port, which several processes may share."""
+    """Accepts peers at a tcp port; several processes may share the port (shared_port.py). It owns
+    the socket and closes it.
+
+    tls: what every connection is encrypted with; None: none is. accept: called with each connection
+    once its peer has proved the secret and all its lanes are there.
+    """
 
     def __init__(
         self,

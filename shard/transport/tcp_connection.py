@@ -20,7 +20,13 @@ from shard.transport.silence import LOOKS_PER_BOUND, Silence, keep_alive, silenc
 
 
 class TcpConnection(LanedConnection):
-    """One peer."""
+    """A connection to one peer over one or several tcp sockets (lanes). It ends with PeerLostError
+    when the peer's host has not answered for limits.peer_silent_s seconds, though the peer's
+    process may be busy for as long as it likes.
+
+    socks: the connected sockets after their handshake, the lane of small messages first; it owns
+    them.
+    """
 
     transport = "tcp"
 

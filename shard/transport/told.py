@@ -13,7 +13,9 @@ from shard.transport.control_channel import SEGMENT, ControlChannel
 
 
 class ToldSegments:
-    """Owned by one connection. Thread-safe."""
+    """Which segments of our slab one peer has been handed, so that each is handed over once, before
+    the first block in it is lent. Owned by one connection; thread-safe.
+    """
 
     def __init__(self, slab: Slab, notes: ControlChannel) -> None:
         self.numbers: set[int] = set()

@@ -29,7 +29,9 @@ SEND_BUFFER_BYTES = 4 << 20
 
 
 class UnixConnection(LanedConnection):
-    """One peer: a process of this host and user."""
+    """A connection to one process of this host and user, over one or several Unix sockets (lanes)
+    that it owns.
+    """
 
     transport = "unix"
 

@@ -26,7 +26,10 @@ from shard.loop.reactor import Reactor
 
 
 class WaitingPeer:
-    """One of them. `give_up` is called once its time is over."""
+    """An accepted socket that waits in a WaitingRoom, unread, for its turn to prove itself.
+    give_up: called with it after limit_s seconds, unless its timer is cancelled before. host:
+    what peers are counted by.
+    """
 
     def __init__(
         self,
