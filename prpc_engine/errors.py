@@ -80,7 +80,9 @@ __all__ = [
 
 
 class RpcError(Exception):
-    """The root of everything this package raises on purpose."""
+    """The root of all errors that this package raises on purpose. Each subclass says who has to
+    act; the text says what was asked, of whom, what is allowed and what to try.
+    """
 
 
 class NotSent(RpcError):
@@ -88,7 +90,7 @@ class NotSent(RpcError):
 
 
 class MasterUnreachable(NotSent):
-    """No master answers at the given address."""
+    """No master answers at that address: start one, or correct the address. Nothing was sent."""
 
 
 class NoPath(NotSent):
@@ -111,35 +113,43 @@ class NoPath(NotSent):
 
 
 class NoServer(NotSent):
-    """No live server of that service is known."""
+    """No live server of that service is known to the master. Start one, or wait longer; nothing was
+    sent.
+    """
 
 
 class NotAPeer(NotSent):
-    """A server of another protocol, such as gRPC, listens at that address."""
+    """A server of another protocol, such as gRPC, listens at that address, so that trying again is
+    useless. Correct the address.
+    """
 
 
 class Rejected(RpcError):
-    """The request was refused before its handler ran."""
+    """The server refused the request before its handler ran, so that nothing has changed there. The
+    subclass says what has to be mended before it is sent again.
+    """
 
 
 class UnknownService(Rejected):
-    """The peer does not offer the service asked for."""
+    """The peer does not offer the service asked for: its name is another, or that server was
+    closed.
+    """
 
 
 class UnknownMethod(Rejected):
-    """The service has no public method of that name."""
+    """The service has no public method of that name; the text lists those that there are."""
 
 
 class NotAllowed(Rejected):
-    """The server does not let this caller call that method."""
+    """The server's allow list does not let this caller call that method."""
 
 
 class Stopping(Rejected):
-    """The server is ending and takes on nothing new."""
+    """The server is ending and takes on no new requests. Another server of the service may."""
 
 
 class NoSuchNode(Rejected):
-    """The master's tree has no node at that path."""
+    """The master's tree has no node at that path. Add it first."""
 
 
 class NodeExists(Rejected):
@@ -153,15 +163,21 @@ class Forgotten(Rejected):
 
 
 class VersionMismatch(Rejected):
-    """A node has another version than a compare-and-set expected."""
+    """A compare-and-set came too late: the node has another version than it expected. Read the node
+    again.
+    """
 
 
 class BadArguments(Rejected, TypeError):
-    """A value cannot be put into a message, or does not fit the handler."""
+    """A value cannot be put into a message, or is not what the handler or verb takes. A TypeError,
+    too.
+    """
 
 
 class Backpressure(Rejected):
-    """A queue is full in calls or bytes."""
+    """A queue is full in calls or bytes, here or at the server, and the request was not queued.
+    Send more slowly, or try again later.
+    """
 
 
 class MaybeExecuted(RpcError):
@@ -215,7 +231,7 @@ class Closed(RpcError):
 
 
 class AuthenticationFailed(RpcError):
-    """The peer proved no knowledge of the job secret."""
+    """The peer did not prove that it holds the job's secret. Give both sides the same one."""
 
 
 class SessionExpired(RpcError):
@@ -223,11 +239,13 @@ class SessionExpired(RpcError):
 
 
 class JournalError(RpcError):
-    """A master's journal is held by another one, is damaged, or cannot be written."""
+    """A master's journal is held by another master, is damaged, or cannot be written; the text
+    names the file and the place.
+    """
 
 
 class AddressInUse(RpcError):
-    """The address to listen on is taken."""
+    """Another process listens at that address: choose another port, or 0 for any free one."""
 
 
 class ShmFull(RpcError, shard.ShmFull):
@@ -240,7 +258,9 @@ class ShmFull(RpcError, shard.ShmFull):
 
 
 class ConfigError(RpcError, ValueError):
-    """A setting has a value that is not allowed."""
+    """A setting or an argument has a value that is not allowed; the text names it and what is
+    allowed. A ValueError, too.
+    """
 
 
 def is_number(value: object) -> bool:

@@ -109,7 +109,7 @@ class Elementwise(Aggregator):
 
 
 class Sum(Elementwise, kind="sum"):
-    """The sum; `value` is 0 before anything came."""
+    """Adds up numbers or arrays of one shape. `value` is the sum, 0 before anything came."""
 
     plain = frozenset({int, float})
 
@@ -150,7 +150,9 @@ class Sum(Elementwise, kind="sum"):
 
 
 class Max(Elementwise, kind="max"):
-    """The largest value; `value` is None before anything came."""
+    """Keeps the largest number, or of arrays the largest of each element. `value` is None before
+    anything came; NaN is refused.
+    """
 
     plain = frozenset({int})
     refuses_nan = True
@@ -193,14 +195,18 @@ class Max(Elementwise, kind="max"):
 
 
 class Min(Max, kind="min"):
-    """The smallest value; `value` is None before anything came."""
+    """Keeps the smallest number, or of arrays the smallest of each element. `value` is None before
+    anything came; NaN is refused.
+    """
 
     _of_numbers = min
     _of_arrays = np.minimum
 
 
 class Avg(Elementwise, kind="avg"):
-    """The mean; `total` and `count` are exact as those of Sum."""
+    """The mean of numbers, or of arrays element by element. `value` is None before anything came;
+    `total` and `count` are exact as those of Sum.
+    """
 
     plain = frozenset({int, float})
 

@@ -28,7 +28,7 @@ ENTRIES_MAX = 256
 
 @dataclass
 class WriteEntry:
-    """One counter's share of a batch."""
+    """What one counter adds to a batch: an aggregate of so many writes."""
 
     counter: Counter
     aggregate: Aggregator
@@ -46,7 +46,7 @@ class WriteEntry:
 
 @dataclass
 class WriteBatch:
-    """What is pushed at once."""
+    """What a client pushes to its server at once: an entry for each counter that was written to."""
 
     entries: list[WriteEntry]
     maybe_applied: bool = False  # it was sent, and no answer came

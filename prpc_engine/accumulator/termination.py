@@ -21,7 +21,9 @@ logger = logging.getLogger("prpc")
 
 
 class Closable(Protocol):
-    """What has something to save."""
+    """What on SIGTERM is closed before the process ends, so that nothing is lost that waits to be
+    pushed.
+    """
 
     def close(self) -> None:
         """Save it."""

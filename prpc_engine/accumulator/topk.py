@@ -34,7 +34,9 @@ WHOSE = "a topk counter"
 
 
 class Hit(NamedTuple):
-    """One key, and the range that its true count lies in."""
+    """One of the largest keys of a top-k counter. The sketch does not know its count exactly: it
+    lies between count_min and count_max, both included.
+    """
 
     key: str | int | bytes
     count_min: int

@@ -34,7 +34,9 @@ ClientKey = tuple[int, int]  # id, incarnation
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with a push."""
+    """What a server does with a push: `action` is APPLY (count it), DUPLICATE (answer, count
+    nothing) or UNKNOWN (refuse it).
+    """
 
     action: str
     lost: int = 0  # pushes of this client that were counted, and are counted no more

@@ -76,7 +76,9 @@ PROBE_S_MAX = 5.0
 
 
 class Outcome(enum.Enum):
-    """What became of one attempt at one server."""
+    """How one attempt at one server ended, as far as it says something about the server's health.
+    The balancer is told.
+    """
 
     OK = "ok"  # it answered: with a value, or that its handler raised
     UNSENT = "unsent"  # it could not be reached, or takes on nothing (more)
@@ -184,7 +186,9 @@ R = TypeVar("R", bound=Routable)
 
 
 class Policy(Protocol):
-    """Chooses one of several routes: two at least."""
+    """A balance policy chooses the route of a call from those that may be used. It is given two at
+    least.
+    """
 
     def choose(self, routes: Sequence[R]) -> R:
         """Any thread may ask."""
@@ -218,7 +222,7 @@ class LeastOutstanding:
 
 
 class RandomChoice:
-    """Each as likely as the others."""
+    """The policy "random": each server is as likely as the others."""
 
     def __init__(self, random: Random, local_advantage: int) -> None:
         self._random = random.random
@@ -243,7 +247,9 @@ class RoundRobin:
 
 
 class LocalFirst:
-    """Local servers as long as there are any."""
+    """The policy that uses servers of this host alone as long as there are any: least outstanding
+    calls among them, and among all where there is none.
+    """
 
     def __init__(self, random: Random, local_advantage: int) -> None:
         self._least = LeastOutstanding(random, 0).choose
@@ -283,7 +289,7 @@ class ServerState(enum.Enum):
 
 @dataclass(slots=True)
 class Health:
-    """What is kept of a server that is not well."""
+    """What the balancer keeps of a server that failed lately. One that is well has none."""
 
     state: ServerState = ServerState.SUSPECT
     failures: int = 0  # in a row
@@ -295,7 +301,9 @@ class Health:
 
 @dataclass(frozen=True)
 class RouteStatistics:
-    """One server that is not well."""
+    """A snapshot of one server that failed lately: whether it is suspect or ejected, and in how
+    many seconds it is probed.
+    """
 
     server_id: int
     rank: int
@@ -307,7 +315,7 @@ class RouteStatistics:
 
 @dataclass(frozen=True)
 class BalancerStatistics:
-    """Who is not getting calls, and why."""
+    """A snapshot of a client's balancer: which servers get no calls at present, and why."""
 
     policy: str
     routes: int

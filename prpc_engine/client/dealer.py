@@ -49,7 +49,7 @@ REQUESTS_MAX = 65536
 
 
 class ErrorCode(enum.IntEnum):
-    """What became of a request, by pRPC's numbers."""
+    """How a dealer's request ended, by pRPC's names and numbers. RpcResponse.error_code is one."""
 
     SUCC = 0
     ENOSUCHSERVER = 101
@@ -97,7 +97,11 @@ class _Values:
 
 
 class RpcRequest(_Values):
-    """A request: `sid` or `dest_rank` says who shall get it, None leaves it to the client."""
+    """A request that a dealer sends or has received, with its values.
+
+    sid: the server id that shall get it; dest_rank: the rank whose server shall; None, both: the
+    client's balance policy chooses.
+    """
 
     def __init__(self, *values: Any, sid: int | None = None, dest_rank: int | None = None) -> None:
         super().__init__(*values)
@@ -123,7 +127,9 @@ class RpcRequest(_Values):
 
 
 class RpcResponse(_Values):
-    """A response: made from the request it answers, or received for the one it belongs to."""
+    """The response to a request of a dealer, with its values. Who answers makes it from the
+    request; who asked receives it, with `error` set when it failed.
+    """
 
     def __init__(self, request: RpcRequest, *values: Any) -> None:
         super().__init__(*values)
@@ -143,7 +149,7 @@ class RpcResponse(_Values):
 
 
 class DealerClient(Protocol):
-    """What a dealer needs of an RpcClient."""
+    """What a Dealer needs of an RpcClient: servers by rank, and verbs that do not wait."""
 
     @property
     def ranks(self) -> tuple[int, ...]: ...

@@ -77,7 +77,9 @@ logger = logging.getLogger("prpc")
 
 
 class Notice(Call):
-    """A notification on the slow path: done when it was sent."""
+    """A notification that could not be sent at once. Its future is done when it has left, or failed
+    with the reason why it could not.
+    """
 
 
 class Named:

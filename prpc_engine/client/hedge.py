@@ -111,7 +111,9 @@ class LatencyQuantile:
 
 @dataclass(frozen=True)
 class HedgeStatistics:
-    """Whether hedging is worth what it costs."""
+    """A snapshot of a hedging client: how many hedges it sent, and how many of them answered first,
+    which is what they are for.
+    """
 
     delay_s: float | None  # before a hedge; None: not known yet, so none is sent
     hedges: int  # sent

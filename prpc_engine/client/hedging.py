@@ -40,7 +40,9 @@ from shard import VALUE, Future, Timer
 
 
 class Hedge(Call):
-    """One more attempt of a call."""
+    """A second attempt of a call that is taking long, at another server. The first answer of the
+    two completes the call.
+    """
 
     is_attempt: ClassVar[bool] = True
 

@@ -214,7 +214,7 @@ class GiveUp:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One that failed."""
+    """One failed attempt of a call, for the text of its final error."""
 
     where: str
     error: str  # the type's name

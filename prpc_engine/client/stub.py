@@ -40,7 +40,7 @@ _POSITIONAL = (
 
 
 class Verbs(Protocol):
-    """What a stub calls its service with. An RpcClient has them."""
+    """The verbs that a stub calls its service by. An RpcClient has them."""
 
     @property
     def call(self) -> Callable[..., Any]:

@@ -24,7 +24,9 @@ HELLO, RECEIVE, ABORT = "hello", "receive", "abort"
 
 @dataclass(frozen=True)
 class Facts:
-    """What one task says of itself."""
+    """What a task answers to hello() at its control port: which cluster and task it is, which
+    incarnation, and where its data goes.
+    """
 
     plan: str
     task: str

@@ -55,7 +55,9 @@ logger = logging.getLogger("prpc")
 
 @dataclass(frozen=True)
 class Place:
-    """What an endpoint is made of."""
+    """The settings of a task's endpoint: who it is, where it listens, by which transports, with
+    which secret and how many shards.
+    """
 
     task: str
     plan: str

@@ -22,11 +22,15 @@ from prpc_engine.errors import Backpressure, NotSent, Rejected, RemoteError, Rpc
 
 
 class StepAborted(RpcError):
-    """The step was given up, here or by another task."""
+    """The step was aborted, by this task or another one. Its sends and receives fail; begin another
+    step.
+    """
 
 
 class TaskRestarted(StepAborted):
-    """A task that took part in the step is another process by now."""
+    """A task that took part in the step was started again, so that its tensors are lost. Begin
+    another step.
+    """
 
 
 class TaskLost(RpcError):
@@ -44,7 +48,7 @@ class TaskAbsent(TaskUnreachable):
 
 
 class Duplicate(Rejected):
-    """A key of a step is sent, or received, a second time."""
+    """A key of a step was sent, or received, a second time. A key is used once a step."""
 
 
 _TYPED = {kind.__name__: kind for kind in (StepAborted, TaskRestarted, Duplicate, Backpressure)}

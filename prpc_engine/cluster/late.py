@@ -36,7 +36,9 @@ logger = logging.getLogger("prpc")
 
 
 class Straggler(Future, kw_only=True):
-    """A request that nobody waits for; done when its answer has come, whatever that was."""
+    """A receive whose deadline has passed while its request was under way. It is done when the
+    answer has come, with whatever that was, so that a tensor which comes late is not lost.
+    """
 
     source: int
     step: int

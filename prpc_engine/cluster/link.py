@@ -59,7 +59,9 @@ logger = logging.getLogger("prpc")
 
 @dataclass(frozen=True)
 class LinkStatistics:
-    """The way to one other task."""
+    """A snapshot of the connection to one other task: its state, its transport, and the requests
+    that wait for it.
+    """
 
     state: str  # "down", "connecting", "up"
     transport: str  # "" when it is not up

@@ -35,7 +35,9 @@ def device(task: Task) -> str:
 
 
 class Names:
-    """The tasks of one cluster by number and by device."""
+    """The tasks of one cluster by number and by device name: every task numbers them alike.
+    ConfigError for a device that none of them has.
+    """
 
     def __init__(self, cluster: ClusterSpec) -> None:
         self.cluster = cluster

@@ -72,7 +72,9 @@ logger = logging.getLogger("prpc")
 
 @dataclass(frozen=True)
 class RelaySettings:
-    """What a shard must know."""
+    """The settings of a task's shards: where the application's node is, which port they serve, and
+    the distributor's address and key.
+    """
 
     task: str
     application: tuple[str, ...]  # addresses of the task's data node

@@ -85,7 +85,9 @@ class TensorRequest:
 
 @dataclass
 class Step:
-    """One step."""
+    """What a rendezvous holds of one step: its tensors and receives by key, the incarnations of the
+    tasks that take part, and why it was aborted, if it was.
+    """
 
     entries: dict[tuple[int, str], TensorEntry] = field(default_factory=dict)
     incarnations: dict[int, int] = field(default_factory=dict)  # by number of the task

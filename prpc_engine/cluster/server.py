@@ -82,7 +82,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class ServerDef:
-    """Who a server is."""
+    """Which task of which cluster a Server is, and the protocol that was asked for."""
 
     cluster: ClusterSpec
     job_name: str

@@ -60,7 +60,9 @@ class TreeValue(NamedTuple):
 
 @dataclass(frozen=True)
 class CommInfo:
-    """A node: its rank, and "ip:port" or the addresses it is reached at."""
+    """A node of the job: its rank, and the addresses that it is reached at, the preferred one
+    first.
+    """
 
     global_rank: int
     addresses: tuple[str, ...]
@@ -77,7 +79,7 @@ class CommInfo:
 
 
 class ServerInfo(NamedTuple):
-    """A server of a service."""
+    """A server of a service, as the master knows it: its id, and the rank of its node."""
 
     server_id: int
     global_rank: int
@@ -85,7 +87,7 @@ class ServerInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class RpcServiceInfo:
-    """A service and its servers, in order of server id."""
+    """A service that the master knows: name, number, and its servers in order of server id."""
 
     rpc_service_name: str
     rpc_id: int

@@ -39,13 +39,15 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class Claim(_Asked, frozen=True):
-    """Of one lock by one acquire."""
+    """A session's wish for one lock, made by one acquire and kept until it has the lock or gives
+    up.
+    """
 
     label: str
 
 
 class Arrival(_Asked, frozen=True):
-    """Of one member at one barrier."""
+    """That one member has come to one barrier, and waits for `count` of them in all."""
 
     count: int
     member: str

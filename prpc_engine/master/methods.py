@@ -81,7 +81,9 @@ WAITING = ("acquire_lock", "alloc_role_rank", "barrier", "lookup", "tree_wait")
 
 @dataclass(frozen=True)
 class MasterStatistics:
-    """What one asks first when it is stuck."""
+    """A snapshot of a master: how much it holds, how many clients are connected, and how many verbs
+    wait.
+    """
 
     version: int
     sessions: int

@@ -57,15 +57,17 @@ def check_root(root: object) -> None:
 
 
 class RegistryError(ValueError):
-    """A request that the registry refuses; the text says why."""
+    """The registry refuses a request; the text says why. MasterClient raises Rejected, or a
+    subclass of it, with that text.
+    """
 
 
 class NoSuchNode(RegistryError):
-    """There is no node at that path."""
+    """The tree has no node at that path. MasterClient raises prpc_engine.NoSuchNode for it."""
 
 
 class NodeExists(RegistryError):
-    """There is one already."""
+    """The tree has a node at that path already; MasterClient raises prpc_engine.NodeExists."""
 
 
 class VersionMismatch(RegistryError):

@@ -56,7 +56,9 @@ class ServerEntry:
 
 
 class Member(msgspec.Struct, frozen=True):
-    """The value of a node, a shard or a server."""
+    """What the tree stores of a node, a shard or a server: its rank, where it is reached, and of a
+    server its target and what its methods are declared as.
+    """
 
     rank: int
     addresses: tuple[str, ...]

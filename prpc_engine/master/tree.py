@@ -57,7 +57,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
-    """What is known of a session from its beginning to its end."""
+    """What the master keeps of a session for as long as it lasts, also through a restart of the
+    master. lease_s is in seconds.
+    """
 
     token: str  # whoever shows it is the session
     lease_s: float

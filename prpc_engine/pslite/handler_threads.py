@@ -23,7 +23,12 @@ Work = Callable[[], object]
 
 
 class HandlerThreads:
-    """Owned by its KVServer, which closes it."""
+    """Runs a KVServer's request handle in threads of its own, for `KVServer(handler_threads=...)`.
+    Requests of one worker go to one thread, in order; those of several run in parallel.
+
+    name: of the threads. threads: how many. put() raises Backpressure when too many requests wait,
+    Closed after close(). Owned by its KVServer, which closes it.
+    """
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name

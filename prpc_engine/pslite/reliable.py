@@ -56,7 +56,13 @@ class _Lane:
 
 
 class Arrivals:
-    """What was received. Called in the reactor's thread."""
+    """Receives messages that may come again or out of order (PS_RESEND): each is handled once, in
+    the order of its lane, and one that comes again gets the first answer. Used in the reactor's
+    thread.
+
+    lanes_max: lanes that are remembered. ahead_max: how far ahead of the first open one a message
+    may be.
+    """
 
     def __init__(self, lanes_max: int = LANES_MAX, ahead_max: int = AHEAD_MAX) -> None:
         self._lanes_max, self._ahead_max = lanes_max, ahead_max

@@ -13,7 +13,9 @@ MISSING = object()  # an answer that has not come; None is one
 
 
 class Timestamp(Future):
-    """One timestamp."""
+    """The state of one ps-lite request from its push or pull until wait() returns: which nodes have
+    not answered yet, and their answers. ps-lite knows it by the number `timestamp`.
+    """
 
     timestamp: int = 0
     missing: int = 0
@@ -26,7 +28,9 @@ class Timestamp(Future):
 
 
 class NodePart(msgspec.Struct, eq=False):
-    """What goes to one node."""
+    """The part of a request that goes to one node, on its way through the outbox. deadline: on
+    time.monotonic(), in seconds.
+    """
 
     request: Timestamp
     index: int

@@ -64,7 +64,7 @@ _from_bytes = np.frombuffer  # a third faster than np.ndarray(), and read-only a
 
 
 class Head(NamedTuple):
-    """The fields of a request, in their order."""
+    """The numbers at the front of a ps-lite request on the wire, in this order."""
 
     app_id: int
     sender: int

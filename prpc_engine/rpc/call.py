@@ -45,7 +45,9 @@ SENDING_S, SENDING_LOOKS_MAX = 0.001, 1000
 
 
 class CallOwner(Protocol):
-    """Who made a call."""
+    """What is told of a call's failure before its future is, and may send it again: an RpcClient,
+    or Named.
+    """
 
     def failed(self, call: Call, error: BaseException) -> bool:
         """An attempt failed; True: the call stays pending, and will be ended by the client."""

@@ -23,7 +23,9 @@ from shard import Future, ShardError
 
 
 class AnswerDropped(ShardError):
-    """A handler returned a Deferred and let go of it without an answer."""
+    """A handler returned a Deferred and dropped it without reply() or fail(). The caller gets it as
+    RemoteError, instead of waiting for ever.
+    """
 
 
 class Deferred(Future, weakref=True):

@@ -67,7 +67,9 @@ class Expired(DeadlineExceeded):
 
 
 class Job(msgspec.Struct, eq=False):
-    """One request. Made and changed in the reactor's thread."""
+    """A request that is not answered in the turn it arrived in: queued, then running, then
+    answered. Made and changed in the reactor's thread.
+    """
 
     peer: Caller  # who gets the answer
     call_id: int  # 0: a notification

@@ -50,7 +50,9 @@ TIMEOUT_S_MAX = 4_000_000.0  # 46 days: milliseconds that 32 bits hold
 
 
 class Status(enum.IntEnum):
-    """Why there is no value. Numbers are part of the protocol."""
+    """Why a request has no value: the code of a FAILURE message. The numbers are part of the
+    protocol.
+    """
 
     UNKNOWN_SERVICE = 1
     UNKNOWN_METHOD = 2

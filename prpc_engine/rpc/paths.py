@@ -44,7 +44,9 @@ PAIRS_MAX = 4096  # that are remembered: the longest known is forgotten first
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a path was not taken."""
+    """Why one path to a node was not taken: its transport, the reason, and whether a user may want
+    to mend it.
+    """
 
     transport: str
     reason: str
@@ -57,7 +59,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the path of one connection was chosen."""
+    """Which transport a connection took, and why those that are preferred were not. Shown by
+    RpcService.transports and in the log.
+    """
 
     transport: str
     peer: str  # where it leads

@@ -93,7 +93,7 @@ class Destination(Protocol):
 
 @dataclass(frozen=True)
 class PeerStatistics:
-    """One connection to another node."""
+    """A snapshot of one connection to another node: its transport, calls and traffic."""
 
     peer: str
     transport: str

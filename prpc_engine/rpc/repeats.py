@@ -89,7 +89,9 @@ class Repeats:
 
 
 class WayBack:
-    """Answers one job, and keeps the answer."""
+    """How a job of a `once` method is answered: over the newest connection of its caller, and the
+    answer is kept for when the call comes again.
+    """
 
     def __init__(self, repeats: Repeats, job: Job) -> None:
         self._window = repeats.window

@@ -69,7 +69,9 @@ Blocks = list[NDArray[np.uint8]] | tuple[()]
 
 @dataclass(frozen=True)
 class ServedStatistics:
-    """What one server did."""
+    """A snapshot of one server: how many requests it ran, refused and dropped since it began, and
+    how many run and wait now.
+    """
 
     requests: int = 0  # and notifications, whose handler ran or is queued
     failures: int = 0  # handlers that raised, for requests and notifications

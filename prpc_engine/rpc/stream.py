@@ -85,7 +85,7 @@ def incoming() -> Incoming:
 
 
 class Carrier(Protocol):
-    """What a stream is opened over: a Peer."""
+    """What a stream sends items and notes over: a Peer."""
 
     def send_item(self, call_id: int, side: int, item: Any) -> None:
         """One item of a stream, whose window has let it through. Raises NotSent, Backpressure,

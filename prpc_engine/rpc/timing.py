@@ -37,7 +37,9 @@ logger = logging.getLogger("prpc")
 
 @dataclass(frozen=True)
 class Timing:
-    """What RpcService was told. Raises ConfigError."""
+    """How handlers are timed, for RpcService(timing=). Raises ConfigError unless slow_call_s is
+    above 0 or None.
+    """
 
     slow_call_s: float | None = None  # a handler that takes so long is logged; None: none is
 

@@ -33,7 +33,9 @@ AFTER_LEASE_S = 10.0
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What a shard must know to take part in the job."""
+    """What a service tells its shards, so that each can listen and join the master. lease_s is in
+    seconds.
+    """
 
     master: str
     rank: int

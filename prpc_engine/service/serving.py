@@ -31,7 +31,10 @@ logger = logging.getLogger("prpc")
 
 
 class RpcServer:
-    """A server made by RpcService.create_server(). close() takes it back."""
+    """A server of this process, made by RpcService.create_server(), or one instance of it in every
+    shard. close() takes it back: nothing new is taken on, and what has begun may go on for as
+    long as close() is told.
+    """
 
     def __init__(
         self,

@@ -32,7 +32,9 @@ logger = logging.getLogger("prpc")
 
 @dataclass(eq=False)
 class ShardedServer:
-    """One server. Changed by ShardedServers."""
+    """One server that has an instance in every shard, as its service keeps it for shards that are
+    started again. Changed by ShardedServers alone.
+    """
 
     number: int  # of this service: shards know it by that
     name: str

@@ -35,7 +35,7 @@ logger = logging.getLogger("prpc")
 
 @dataclass(frozen=True)
 class TaskStatistics:
-    """What one task did."""
+    """A snapshot of one periodic function of a Monitor. Times are in seconds."""
 
     runs: int  # that have ended
     failures: int  # of those, that raised

@@ -17,7 +17,9 @@ from typing import Any
 
 
 class Functions:
-    """Of one graph's library."""
+    """The functions of one graph's library, which are brought into the library of another graph
+    under names that say what they do.
+    """
 
     def __init__(self, library: Any) -> None:
         self._functions = {one.signature.name: one for one in library.function}

@@ -40,7 +40,7 @@ class Argument(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What every node of one op has in common."""
+    """The inputs and outputs of an op's nodes, and whether the op is stateful."""
 
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]

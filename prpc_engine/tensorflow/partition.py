@@ -74,7 +74,7 @@ Frame = tuple[str, ...]
 
 
 class Branch(NamedTuple):
-    """What comes of one output of a Switch."""
+    """One side of a conditional: what runs when a Switch passes its input to that output."""
 
     predicate: Edge
     side: int  # of two: 1 where it is true
@@ -106,12 +106,14 @@ READS = frozenset({OpKind.READ, OpKind.VALUED_READ})
 
 
 class Unsupported(ValueError):
-    """A graph that cannot be cut here; its text names the op."""
+    """A graph cannot be cut, because of an op that its text names."""
 
 
 @dataclass
 class Stage:
-    """What one RunGraph does."""
+    """A part of a step that one other task runs at once (one RunGraph): its nodes, what it is fed
+    and what it fetches.
+    """
 
     number: int
     task: Task
@@ -128,7 +130,9 @@ class Stage:
 
 @dataclass
 class Plan:
-    """A step, cut."""
+    """A step that has been cut: which nodes run at the own task, which stages at others, and which
+    values they exchange.
+    """
 
     graph: Graph
     own: Task

@@ -28,14 +28,16 @@ from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Graph, GraphNod
 
 
 class Misplaced(ValueError):
-    """A node names a task or device that is not there, or two that disagree."""
+    """A node names a task or device that is not there, or is tied to nodes that name different
+    ones.
+    """
 
 
 _PART = re.compile(r"/(job|replica|task|device|cpu|gpu|xla_cpu|xla_gpu):([^/]*)", re.IGNORECASE)
 
 
 class Device(NamedTuple):
-    """A device string, as far as it says something."""
+    """The job, task and kind that a device string names; None for what it leaves open."""
 
     job: str | None
     task: int | None
@@ -59,7 +61,11 @@ class Device(NamedTuple):
 
 
 class Placer:
-    """Places graphs of sessions at one task of a cluster."""
+    """Decides which task each node of a session's graph runs at.
+
+    tasks: of the cluster. own: the session's task. soft: as allow_soft_placement: another place,
+    where one can be had, instead of Misplaced.
+    """
 
     def __init__(self, tasks: Iterable[Task], own: Task, soft: bool = False) -> None:
         self._tasks = frozenset(tasks)

@@ -24,7 +24,9 @@ VARIABLE = "PRPC_TF_PLANE"
 
 
 class Plane(Protocol):
-    """Runs the steps of one session."""
+    """Runs the steps of one session over the tasks of its cluster. There are two: star.py and
+    sendrecv.py.
+    """
 
     @property
     def tasks(self) -> frozenset[Any]:

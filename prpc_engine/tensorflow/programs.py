@@ -72,7 +72,7 @@ def pack_block(block: StageBlock, handle: int) -> list[Any]:
 
 @dataclass(frozen=True)
 class ProgramsStatistics:
-    """What a task did for steps of others."""
+    """A snapshot of the programs that a task runs for steps of other tasks' sessions."""
 
     programs: int
     steps: int

@@ -65,7 +65,9 @@ _VALUE_OPS = {
 
 @dataclass
 class Fixed:
-    """A node that is made once: its NodeDef, behind those of what its inputs are made of."""
+    """A node that is made once and kept from step to step, such as a variable: its NodeDef, behind
+    those of its inputs.
+    """
 
     definitions: list[Any]
     is_private: bool  # made once a session of a user, else once a task

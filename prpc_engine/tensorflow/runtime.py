@@ -40,7 +40,9 @@ IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
 
 
 class Loaded:
-    """A part that can be run, by several threads at a time."""
+    """A part of a graph that is loaded into TensorFlow and can be run by several threads at a time.
+    run() raises errors of TensorFlow.
+    """
 
     def __init__(
         self, session: Any, options: Any, functions: Sequence[Callable[..., Any]] = ()

@@ -61,7 +61,9 @@ _ENGINE_ERRORS = (engine_errors.RpcError, ShardError)
 
 @dataclass(frozen=True)
 class SendRecvStatistics:
-    """What the steps of one session took."""
+    """A snapshot of one session of the plane "sendrecv": how many steps and messages its tasks
+    needed.
+    """
 
     steps: int
     programs: int  # RunGraph: one a task and step

@@ -92,7 +92,7 @@ def _unpack_fixed(packed: Sequence[Any]) -> dict[str, Fixed]:
 
 @dataclass(frozen=True)
 class StagesStatistics:
-    """What a task did for others."""
+    """A snapshot of the stages that a task has registered and runs for sessions of other tasks."""
 
     stages: int  # registered
     idle: int  # of those, that no open session has: kept for the next one
@@ -103,7 +103,7 @@ class StagesStatistics:
 
 
 class Registered:
-    """One that was registered."""
+    """A stage that sessions of other tasks have registered here, loaded and ready to run."""
 
     def __init__(self, loaded: Loaded | WaitingPart, content: bytes, is_private: bool) -> None:
         self.loaded, self.content, self.is_private = loaded, content, is_private

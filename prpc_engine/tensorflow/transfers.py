@@ -57,7 +57,9 @@ class TransferRequest(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A tensor that a stage has ready for another task once it has run; a token has no value."""
+    """A tensor that a stage has ready for another task once it has run; a token has no value and
+    only says that.
+    """
 
     destination: Task
     key: str
@@ -66,7 +68,9 @@ class Sent(NamedTuple):
 
 @dataclass
 class StageBlock:
-    """One stage of a program. Values are known by their keys."""
+    """One stage of a program, with the requests that bring its inputs and the values that others
+    fetch from it, all by key.
+    """
 
     stage: Stage
     receives: list[TransferRequest] = field(default_factory=list)

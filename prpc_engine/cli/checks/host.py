@@ -8,7 +8,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Host:
-    """Where the files of the examined machine lie."""
+    """The machine that `prpc doctor` examines, by its files. `root` is where they lie: tests show
+    it a machine that is not there.
+    """
 
     root: Path = Path("/")
 

@@ -42,7 +42,9 @@ class BeforeChange(Protocol):
 
 
 class Table(Protocol):
-    """What is used of a table, sparse or dense."""
+    """What a checkpoint needs of a sparse or dense table to cut it: its live arrays, its scalars,
+    and a call before rows change.
+    """
 
     before_change: BeforeChange | None
 

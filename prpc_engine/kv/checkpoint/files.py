@@ -34,7 +34,9 @@ def checked_folder(folder: object, root: str | None) -> Path:
 
 
 class Files:
-    """The real ones. Every method raises OSError."""
+    """The file operations of checkpoints, on the real file system. Tests put others in their place
+    that fail or lose what was not synced. Every method raises OSError.
+    """
 
     def make_folder(self, path: Path) -> None:
         """With those above it, whose names are on the disk when this returns; one that is there is

@@ -328,7 +328,9 @@ def _columns_of(table: SparseTable | DenseTable, file: TableFile) -> dict[str, A
 
 
 class ReadRows(Protocol):
-    """Fill `into` with rows of a column, from row `begin` on."""
+    """Reads rows of one column of a saved table into `into`, from row `begin` on, as many as it has
+    room for.
+    """
 
     def __call__(self, column: str, begin: int, into: Array) -> None: ...
 

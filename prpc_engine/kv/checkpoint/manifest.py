@@ -88,7 +88,9 @@ class TooLate(CheckpointError, DeadlineExceeded):
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of a file: axis 0 counts the table's rows."""
+    """One tensor of a checkpoint's file, as the manifest describes it. Axis 0 of its shape counts
+    the table's rows; crc32 is of its data.
+    """
 
     name: str
     type_code: str
@@ -144,7 +146,9 @@ class TableFile(StoredFile, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class ServerPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one server wrote."""
+    """What one server wrote for a checkpoint: its files, and `extras`, which hold its ledger of
+    pushes.
+    """
 
     part: int
     tables: tuple[TableFile, ...]

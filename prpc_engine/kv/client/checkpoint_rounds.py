@@ -74,7 +74,9 @@ logger = logging.getLogger("prpc")
 
 
 class Submit(Protocol):
-    """Call a method of one server."""
+    """Calls a method of one server, or partition, that runs at most once, and returns its future.
+    timeout_s is the deadline in seconds.
+    """
 
     def __call__(
         self, server_id: int, method: str, timeout_s: float, /, *args: Any

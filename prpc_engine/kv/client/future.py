@@ -20,7 +20,9 @@ Value = TypeVar("Value")
 
 
 class PartFuture(Protocol):
-    """What is used of the future of one call."""
+    """What a KVFuture needs of the future of one request to one partition: the future of a call, or
+    a PartitionRequest.
+    """
 
     def done(self) -> bool:
         """Whether it has a value or an error."""

@@ -87,7 +87,9 @@ class LocalService:
 
 
 class LocalClient:
-    """Calls the servers' methods."""
+    """The client of a LocalService: calls methods of servers in this process at once, in the
+    calling thread, with arguments as they would arrive over the wire.
+    """
 
     FIRST_ID = 11  # ids are names, not positions: nobody may count on 0
 

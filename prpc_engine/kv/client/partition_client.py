@@ -77,7 +77,13 @@ def fixed(client: TableClient, name: str, expected_servers: int) -> list[Partiti
 
 
 class PartitionRequest:
-    """One request, as its caller sees it."""
+    """The future of one request to one partition, as TableWorker's verbs wait for it. It is the
+    future of the first call until that is lost; after that PartitionClient sends the request
+    again, and `settled` has the outcome.
+
+    deadline: on time.monotonic(), in seconds. sequence: the push's number, 0 of a request that is
+    none.
+    """
 
     __slots__ = (
         "args",

@@ -237,7 +237,13 @@ def _answered(verb: Waiting) -> bool:
 
 
 class Bound(BarrierScheduler):
-    """ssp."""
+    """Lets verbs of an ssp table run while their worker is at most `bound` pushes ahead of the
+    slowest one, and holds those of a faster worker until the slowest comes on. Owned by one
+    table; in the reactor's thread.
+
+    pull() and push() return what run() returns, or a Deferred; that fails with WorkersBehind when
+    too much of its caller's time is over.
+    """
 
     def __init__(self, table: str, consistency: Ssp) -> None:
         super().__init__(table, consistency)

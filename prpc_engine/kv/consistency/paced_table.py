@@ -32,7 +32,9 @@ Array = npt.NDArray[Any]
 
 
 class Paced:
-    """What they all do."""
+    """What tables under a consistency model add to those of table.py, whichever the model: which
+    workers are present, and how far each is behind.
+    """
 
     _pace: BarrierScheduler
 

@@ -9,7 +9,7 @@ from shard import Future
 
 
 class HasVersion(Protocol):
-    """A table."""
+    """What with_version() needs of a table: the number of pushes that it has applied."""
 
     @property
     def version(self) -> int:

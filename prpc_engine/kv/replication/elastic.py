@@ -37,7 +37,9 @@ DRAIN_TIMEOUT_S = 600.0  # for hundreds of GB to move
 
 
 class ElasticClient(Calls, Protocol):
-    """What is used of the client of our own service."""
+    """What an ElasticServer needs of the RpcClient of its own service, with which its servers call
+    each other.
+    """
 
     def submit_to(
         self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...
@@ -47,7 +49,9 @@ class ElasticClient(Calls, Protocol):
 
 
 class ElasticService(Protocol):
-    """What is used of prpc_engine.RpcService."""
+    """What an ElasticServer needs of its RpcService: the master's tree, its lease in seconds, a
+    server, a client, and a way into the reactor's thread.
+    """
 
     shards: int
 
@@ -73,7 +77,9 @@ class ElasticService(Protocol):
 
 @dataclass(frozen=True)
 class ElasticStatistics:
-    """What one server has and does."""
+    """A snapshot of one ElasticServer: which partitions it serves and copies, and how far its
+    replicas are behind. The first thing to look at when pushes with ack="replicated" are slow.
+    """
 
     primaries: tuple[int, ...]  # partitions that it serves
     copies: tuple[int, ...]  # partitions that it has, or is getting, a copy of

@@ -61,7 +61,9 @@ logger = logging.getLogger("prpc")
 
 
 class Calls(Protocol):
-    """What is used of the client of our own service."""
+    """What a Reconciler needs of the RpcClient of its own service: a call of one server, with a
+    deadline in seconds.
+    """
 
     def call_to(
         self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...

@@ -58,7 +58,7 @@ def _json(value: object) -> bytes:
 
 
 class HasMaster(Protocol):
-    """What is used of a service."""
+    """What beginnings_of() needs of a service: the tree of its master, if it has one."""
 
     @property
     def master_client(self) -> MasterTree:

@@ -40,7 +40,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Sparse:
-    """Rows of `dim` numbers."""
+    """What a worker knows of a sparse table that it has created: what is needed to cut keys by
+    partition and to encode gradients.
+
+    dim: numbers in a row. asked: the table's name and epoch in one text, as requests carry it.
+    """
 
     dim: int
     compression: Compressor | None = None

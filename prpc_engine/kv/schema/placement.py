@@ -52,7 +52,10 @@ NOBODY = -1
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """One partition."""
+    """Where one partition is: which servers hold it in which role, in which epoch, and which
+    checkpoint its state came from. Part of the Placement, which is one value in the master's
+    tree; roles are server ids, NOBODY for none.
+    """
 
     primary: int
     epoch: int = 1

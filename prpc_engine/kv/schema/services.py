@@ -26,7 +26,9 @@ class TableClient(Protocol):
 
 
 class CallingService(Protocol):
-    """What is used of prpc_engine.RpcService."""
+    """What a TableWorker needs of its RpcService: a client of the servers, the master's tree, and
+    the driver that a waiting thread turns.
+    """
 
     def create_client(
         self,
@@ -51,7 +53,9 @@ class CallingService(Protocol):
 
 
 class ServingService(Protocol):
-    """The same, for servers."""
+    """What a TableServer needs of its RpcService: a server, the number of its shards, and the
+    master's tree.
+    """
 
     @property
     def shards(self) -> int:

@@ -16,7 +16,9 @@ ASK_TIMEOUT_S = 2.0  # for a master that is there; one that is away is asked aga
 
 
 class MasterTree(Protocol):
-    """What is used of prpc_engine.MasterClient."""
+    """What tables need of a MasterClient: nodes of the tree, watches, counters and locks. Times are
+    in seconds.
+    """
 
     def tree_node_add(
         self, path: str, value: str = "", ephemeral: bool = False, timeout_s: float = ...

@@ -58,7 +58,10 @@ def from_spec(spec: object) -> Admission | None:
 
 
 class Doorkeeper:
-    """The counters of one table."""
+    """Counts pushes of each key of one table in a sketch of fixed size, and so decides which keys
+    get a row. A count may be too high, when keys share counters, never too low until all are
+    halved.
+    """
 
     def __init__(self, admission: Admission) -> None:
         self._min_count = admission.min_count

@@ -139,7 +139,12 @@ class Int8(Compressor):
 
 @dataclass(frozen=True)
 class TopK(Compressor):
-    """At least one element, as there would be no progress else."""
+    """Sends the largest elements of a dense gradient only; the worker adds what was left out to its
+    next push.
+
+    fraction: of the elements, above 0 and at most 1; one at least is sent. ConfigError for any
+    other.
+    """
 
     name = "top_k"
     needs_feedback = True

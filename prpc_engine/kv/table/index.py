@@ -71,7 +71,9 @@ _TRIANGLES = np.cumsum(np.arange(SEGMENT_SLOTS + PROBES_FEW))
 
 
 class KeyIndex:
-    """len(index) keys and their rows. Owned by one table."""
+    """Maps int64 keys to row numbers, a batch at a time; len(index) is the number of keys. Owned by
+    one table; not thread-safe. It grows by a segment at a time.
+    """
 
     def __init__(self) -> None:
         self._length = 0

@@ -46,7 +46,7 @@ class Initializer(ABC):
 
 @dataclass(frozen=True)
 class Constant(Initializer):
-    """Every element is `value`."""
+    """Rows start with `value` in every element. ConfigError unless that is a finite number."""
 
     name = "constant"
     value: float = 0.0

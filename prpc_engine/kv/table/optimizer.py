@@ -91,7 +91,9 @@ class Optimizer(ABC):
 
 @dataclass(frozen=True)
 class Assign(Optimizer):
-    """The value becomes what was pushed."""
+    """A push sets values instead of changing them by a gradient: the row becomes what was pushed.
+    It has no learning rate and no state.
+    """
 
     name = "assign"
 
