@@ -144,6 +144,6 @@ def _forget_output() -> None:
 
 def _tell(error: Exception, code: int, more: str = "") -> int:
     first_line = str(error).partition("\n")[0]
-    # it may be a peer's
+    # the text may be a peer's
     print(f"prpc: {escaped(first_line) or type(error).__name__}{more}", file=sys.stderr)
     return code

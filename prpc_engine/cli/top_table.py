@@ -6,8 +6,7 @@
     served_per_s  requests and notifications whose handlers ran or were queued, of all its servers
     made_per_s    requests that it sent
     p50_us        of its handlers between the two looks, an upper bound within a factor of two; None
-                  without
-    p99_us          RpcService(timing=True), and where nothing ran
+      p99_us      without RpcService(timing=True), and where nothing ran
     running       handlers that run as tasks now
     queued        requests that wait for one of those to end
     failures      handlers that raised, so far

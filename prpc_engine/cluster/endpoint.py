@@ -10,9 +10,10 @@ Both live in this process. Communication shards (relay.py) take the answers over
 where somebody asks for them; they share the data port.
 
     setting    without shards: the thread in run(), and else the progress thread  with shards
-    polling    run(), and threads that wait, never sleep; the progress thread     that, and shards never sleep
-               does, as it would keep the interpreter from threads that compute
-    pin_cores  both stay on one core                                              each shard stays on one of its own
+    polling    run(), and threads that wait, never sleep; the progress thread     that, and shards
+               does, as it would keep the interpreter from threads that compute   never sleep
+    pin_cores  both stay on one core                                              each shard stays
+                                                                                  on one of its own
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 (prpc_engine/errors.py).
 
 RpcError
-├── StepAborted        a task gave the step up             → its text says who and why; begin
-                                                           another step
-│   └── TaskRestarted  a task of the step was started anew → what it held is lost; begin another
-                       step
-├── TaskLost           the task died or hung up            → begin the step again when it is back
+├── StepAborted          a task gave the step up             → its text says who and why; begin
+│   │                                                          another step
+│   └── TaskRestarted    a task of the step was started anew → what it held is lost; begin another
+│                                                              step
+├── TaskLost             the task died or hung up            → begin the step again when it is back
 ├── NotSent
-│  └── TaskUnreachable  it did not come up in time  → start it, or allow more with
-                                                    NETWORK_MAX_CONNECTION_TIMEOUT
-│      └── TaskAbsent   it is not there now         → begin the step again when it is back
+│   └── TaskUnreachable  it did not come up in time          → start it, or allow more with
+│       │                                                      NETWORK_MAX_CONNECTION_TIMEOUT
+│       └── TaskAbsent   it is not there now                 → begin the step again when it is back
 └── Rejected
-    └── Duplicate  one key of one step, twice  → another key or step; a key's tensor is sent once
-                                               and taken once
+    └── Duplicate        one key of one step, twice          → another key or step; a key's tensor
+                                                               is sent once and taken once
 """
 
 from __future__ import annotations

@@ -5,16 +5,14 @@ A tensor is taken from its source once, and its transfer may take longer than it
 a request whose deadline passes, or that is cancelled, stays under way as a straggler, and its
 source is told that nobody waits.
 
-    event                                    straggler              tensors
-    expect()                                 under way
-    settle() with tensors: they were taken   over                   kept; dropped, and logged, where
-                                                                    there is no room
-    settle() without: they were not, or the  over                   at the source still, or lost
-                                                                    with the connection
-      connection was lost
-    forget(): the step ends                  settled for who waits  dropped, and those that come
-                                                                    later too
-    take()                                   waited for before      handed out, once
+    event                             straggler              tensors
+    expect()                          under way
+    settle() with tensors: they were  over                   kept; dropped, and logged, where there
+      taken                                                  is no room
+    settle() without: they were not,  over                   at the source still, or lost with the
+      or the connection was lost                             connection
+    forget(): the step ends           settled for who waits  dropped, and those that come later too
+    take()                            waited for before      handed out, once
 
 Bounds: as many stragglers as calls may be in flight, and the tensors by bytes and by count.
 """

@@ -1,19 +1,17 @@
 """The way to one other task: found through its control address, then its data address; and what
 waits for it.
 
-    state       event                                         next
-    down        something is to be sent                       connecting, in a thread of its own
-    connecting  hello answered, data connected                up: what waits leaves, in its order
-    connecting  no answer there, first time                   connecting; one line in the log; what
-                                                              is not patient fails
-    connecting  no answer there, later                        connecting, with growing pauses
-    connecting  connection timeout, or nothing waits any more down: what waits fails with
-                TaskUnreachable
-    connecting  other cluster, other secret                   down: what waits fails with that, at
-                                                              once
-    up          connection lost                               down: what is under way fails with
-                                                              TaskLost, at once
-    any         close()                                       closed: what waits fails with Closed
+    state       event                           next
+    down        something is to be sent         connecting, in a thread of its own
+    connecting  hello answered, data connected  up: what waits leaves, in its order
+    connecting  no answer there, first time     connecting; one line in the log; what is not patient
+                                                fails
+    connecting  no answer there, later          connecting, with growing pauses
+    connecting  connection timeout, or nothing  down: what waits fails with TaskUnreachable
+                waits any more
+    connecting  other cluster, other secret     down: what waits fails with that, at once
+    up          connection lost                 down: what is under way fails with TaskLost, at once
+    any         close()                         closed: what waits fails with Closed
 
 Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from
 then on.

@@ -1,27 +1,25 @@
 """Communication shards of a task: processes that answer other tasks' receives over tcp, each with
 its own connections and slab, all behind the task's one data port.
 
-    what                                     runs in
-    the table, send(), recv(), hello         the application
-    a receive that comes over shared memory  the application: a hop would gain nothing
-    a receive that comes over tcp, and       a shard: it greets, decodes, asks the application over
-                                             shared memory, and answers
-      whatever else a task may ask here
-    a tcp connection, until its hello        the application, which hands it to the shard with the
-                                             fewest (shard/transport/shared_port.py); while none
-                                             lives, it stays there
-    what this task receives from others      the application, over connections of its own
+    what                                         runs in
+    the table, send(), recv(), hello             the application
+    a receive that comes over shared memory      the application: a hop would gain nothing
+    a receive that comes over tcp, and whatever  a shard: it greets, decodes, asks the application
+      else a task may ask here                   over shared memory, and answers
+    a tcp connection, until its hello            the application, which hands it to the shard with
+                                                 the fewest (shard/transport/shared_port.py);
+                                                 while none lives, it stays there
+    what this task receives from others          the application, over connections of its own
 
 A shard writes a large tensor to its socket out of the application's slab, which lends it.
 
-    a shard died                             its connections end: who waits there gets TaskLost,
-                                             which names what was asked; what the application had
-                                             ready for them is ready again, unless it was on its way
-    meanwhile                                who connects, those tasks among them, gets one of the
-                                             others
-    it is started again (shard/group/restart.py)   it gets the next connections, as it has the
-                                                   fewest
-    it stays down                            the task's log says so, and who answers in its place
+    a shard died                its connections end: who waits there gets TaskLost, which
+                                names what was asked; what the application had ready for
+                                them is ready again, unless it was on its way
+    meanwhile                   who connects, those tasks among them, gets one of the others
+    it is started again         it gets the next connections, as it has the fewest
+      (shard/group/restart.py)
+    it stays down               the task's log says so, and who answers in its place
 
 A shard is a spawned process: who asks for some makes the Server under `if __name__ == "__main__":`.
 """

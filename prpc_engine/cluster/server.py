@@ -117,9 +117,9 @@ class Server:
     receives theirs. Thread-safe. A context manager.
 
     cluster     a ClusterSpec, a dict as it takes, or None: as TF_CONFIG says
-    job_name    which job, and which of its tasks, this process is; None: as TF_CONFIG or TASK_INDEX
-                says, or where only one
-    task_index  is possible
+    job_name    which job this process is of; None: as TF_CONFIG says, or where only one is possible
+    task_index  which of its tasks; None: as TF_CONFIG or TASK_INDEX says, or where only one is
+                possible
     protocol    "prpc" or "grpc++", which mean the same
     config      see ServerConfig
     start       start() at once
@@ -449,9 +449,14 @@ class Server:
         self._late.forget(step)
 
     def ask(
-        self, task: str, method: str, what: str, arguments: Callable[[int], tuple[Any, ...]], timeout_s: float,
+        self,
+        task: str,
+        method: str,
+        what: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        timeout_s: float,
         is_patient: bool = True,
-    ) -> Errand:  # fmt: skip
+    ) -> Errand:
         """Ask a task, this one too, for one of the `methods` of its Server; `what` is for texts,
         `arguments` is told the incarnation of the task, and what is patient waits while the task
         does not come up. Never waits itself; the errand ends as that of Link.submit(). Raises

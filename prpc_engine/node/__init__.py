@@ -1,6 +1,8 @@
 """The process in the network: it listens, connects, and keeps one peer for every other node.
 
-node  listeners and peers; node_info: what it answers of itself; ended: figures of connections that
-      are over
-slab  arrays in shared memory for the caller; process_identity: which process of which boot this is
+node              listeners and peers
+node_info         what it answers of itself
+ended             figures of connections that are over
+slab              arrays in shared memory for the caller
+process_identity  which process of which boot this is
 """

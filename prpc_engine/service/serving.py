@@ -184,7 +184,7 @@ class Servers:
                 self.session.register_server(name, given, target).result()
             except BaseException as error:
                 self.node.servers.pop(target, None)
-                # another one has got that id meanwhile
+                # NodeExists: another one has got that id meanwhile
                 if not isinstance(error, errors.NodeExists):
                     raise
             else:

@@ -1,12 +1,12 @@
 """`.endpoint_map`: from the control address of each task, as the cluster has it, to where its data
 goes. No I/O here.
 
-    file   = { line "\\n" }                  "\\r", spaces and tabs around a line, a key and a value
-                                             do not count
-    line   = [ key "=" value ] [ "#" comment ]
-    key    = a control address               that of the task in the cluster
-    value  = a data address                  where other tasks connect to it for data; the task
-                                             itself takes only the port of it
+    file    = { line "\\n" }     "\\r", spaces and tabs around a line, a key and a value do not
+                                 count
+    line    = [ key "=" value ] [ "#" comment ]
+    key     = a control address  that of the task in the cluster
+    value   = a data address     where other tasks connect to it for data; the task itself takes
+                                 only the port of it
     address = address.py
 
 What GRPC++ reads, this reads in the same way; comments, empty lines, spaces and "[IPv6]:port" are

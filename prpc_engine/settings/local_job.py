@@ -1,16 +1,15 @@
 """The processes of a job on this machine, watched until all that work have ended.
 
-    event                              what follows
-    a process ends with 0              the others go on
-    one that may come again dies by a  it is started again in its place, told the number of that
-                                       attempt, while restarts
-    signal, or ends with START_AGAIN   are left; the others go on, and how this one ended is not the
-                                       job's exit code
-    the last that works ends with 0    those that serve get SIGTERM, after GRACE_S seconds SIGKILL;
-                                       the job's exit code is 0
-    a process ends otherwise           all of the rest gets them; its exit code is the job's
-    the time limit passes              the same; the job's exit code is 124, as timeout(1) has it
-    this process ends, or Ctrl-C       the same; a kill -9 too: the kernel sends them SIGTERM then
+    event                               what follows
+    a process ends with 0               the others go on
+    one that may come again dies by a   it is started again in its place, told the number of that
+      signal, or ends with START_AGAIN  attempt, while restarts are left; the others go on, and how
+                                        this one ended is not the job's exit code
+    the last that works ends with 0     those that serve get SIGTERM, after GRACE_S seconds
+                                        SIGKILL; the job's exit code is 0
+    a process ends otherwise            all of the rest gets them; its exit code is the job's
+    the time limit passes               the same; the job's exit code is 124, as timeout(1) has it
+    this process ends, or Ctrl-C        the same; a kill -9 too: the kernel sends them SIGTERM then
 
 The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process
 group of its own, which is what

@@ -5,31 +5,32 @@ Each variable of GRPC++ has a twin of ours. Ours is looked at first; both are al
 the same. They are read once, when the task starts. Those of other jobs are not read. tensor_fuse
 has no variable there: it is a field of ConfigProto.
 
-    setting                 of the jobs         variable, and our name for it          allowed         default
-    cores                   ps                  NETWORK_PS_CORE_NUMBER                 from 1 on       8
-                                                PRPC_PS_CORE_NUMBER
-                            worker, chief       NETWORK_WORKER_CORE_NUMBER             from 1 on       2
-                                                PRPC_WORKER_CORE_NUMBER
-                            others              none                                                   2
-    polling                 all but worker and  PS_ENABLE_POLLING                      0 false off     false
-                            chief               PRPC_PS_ENABLE_POLLING                 1 true on
-                            worker, chief       WORKER_ENABLE_POLLING                  the same        false
-                                                PRPC_WORKER_ENABLE_POLLING
-    pin_cores: the          all but worker and  PS_DISABLE_PIN_CORES                   the same        true
-      opposite of what      chief               PRPC_PS_DISABLE_PIN_CORES
-      the variable says     worker, chief       WORKER_DISABLE_PIN_CORES               the same        true
-                                                PRPC_WORKER_DISABLE_PIN_CORES
-    connection_timeout_s    all                 NETWORK_MAX_CONNECTION_TIMEOUT         ms, 1 to a day  120000
-                                                PRPC_MAX_CONNECTION_TIMEOUT
-    endpoint_map_folder     all                 TF_SEASTAR_ENDPOINT_MAP_PATH           a folder        "", the working one
-                                                PRPC_ENDPOINT_MAP
-    data_port_offset        all                 PRPC_DATA_PORT_OFFSET                  ports, not 0    none
-    task_index              all                 TASK_INDEX, PRPC_TASK_INDEX            from 0 on       none
-    ps_graph_fusion: for    all                 TF_ENABLE_PS_GRAPH_FUSION              the same        true
-      a TensorFlow layer                        PRPC_ENABLE_PS_GRAPH_FUSION
-    flow_control_max: of    all                 REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE  from 1 on     none
-      cluster/rendezvous.py                     PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE
-    tensor_fuse             all                 PRPC_TENSOR_FUSE                       the same        false
+    setting               variable, and our name for it            allowed            default
+    cores                 NETWORK_PS_CORE_NUMBER                   from 1 on          8
+      of a ps             PRPC_PS_CORE_NUMBER
+      of worker, chief    NETWORK_WORKER_CORE_NUMBER               from 1 on          2
+                          PRPC_WORKER_CORE_NUMBER
+      of others           none                                                        2
+    polling               PS_ENABLE_POLLING                        0 false, 1 true    false
+                          PRPC_PS_ENABLE_POLLING                   off, on
+      of worker, chief    WORKER_ENABLE_POLLING                    the same           false
+                          PRPC_WORKER_ENABLE_POLLING
+    pin_cores: the        PS_DISABLE_PIN_CORES                     the same           true
+      opposite of it      PRPC_PS_DISABLE_PIN_CORES
+      of worker, chief    WORKER_DISABLE_PIN_CORES                 the same           true
+                          PRPC_WORKER_DISABLE_PIN_CORES
+    connection_timeout_s  NETWORK_MAX_CONNECTION_TIMEOUT           ms, 1 to a day     120000
+                          PRPC_MAX_CONNECTION_TIMEOUT
+    endpoint_map_folder   TF_SEASTAR_ENDPOINT_MAP_PATH             a folder           "", the
+                          PRPC_ENDPOINT_MAP                                           working one
+    data_port_offset      PRPC_DATA_PORT_OFFSET                    ports, not 0       none
+    task_index            TASK_INDEX, PRPC_TASK_INDEX              from 0 on          none
+    ps_graph_fusion: for  TF_ENABLE_PS_GRAPH_FUSION                0 false, 1 true    true
+      a TensorFlow layer  PRPC_ENABLE_PS_GRAPH_FUSION              off, on
+    flow_control_max: of  REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE  from 1 on          none
+      cluster/rendezvous  PRPC_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE
+    tensor_fuse           PRPC_TENSOR_FUSE                         0 false, 1 true    false
+                                                                   off, on
 
 ps_graph_fusion merges the subgraphs of a ps that a worker runs: without a graph nothing is merged,
 so nothing here acts on it.

@@ -4,10 +4,10 @@
     node   = text { "[" range { "," range } "]" text }  each combination, the last bracket turning
                                                         fastest
            | "[" IPv6 address "]"                       itself; Slurm has none
-    range  = number [ "-" number ]                       as wide as the first number is written:
-                                                         08-10 is 08, 09, 10
+    range  = number [ "-" number ]                      as wide as the first number is written:
+                                                        08-10 is 08, 09, 10
     counts = count { "," count }
-    count  = number [ "(x" number ")" ]                    2(x3),1 is 2, 2, 2, 1
+    count  = number [ "(x" number ")" ]                 2(x3),1 is 2, 2, 2, 1
 
 At most NODES_MAX nodes, and as many counts, are written out.
 """
