@@ -258,8 +258,8 @@ def _check(args: argparse.Namespace) -> int:
 
 def _pairs(endpoint_map: EndpointMap, tf_config: str | None) -> list[tuple[Address, Address]]:
     """Control and data address of each task of the cluster; without one, of each entry. Raises
-    ConfigError for what tasks would
-    refuse: entries that share an address, tasks without an entry, and none at all."""
+    ConfigError for what tasks would refuse: entries that share an address, tasks without an entry,
+    and none at all."""
     if not endpoint_map.entries:
         raise ConfigError(f"{endpoint_map.file} has no line for any task: {LINE_EXPECTED}")
     if tf_config is None:

@@ -65,9 +65,8 @@ def check_task(facts: Facts, expected: str, address: Address) -> None:
 
 def data_addresses(facts: Facts, control: Address, data: Address | None) -> list[str]:
     """Where to connect to for the task's data. `data`: by rule "file" or "offset". By rule
-    "exchange", the host is the one that
-    we reached its control port at: it may listen at all of its addresses, and does not know which
-    of them we can reach."""
+    "exchange", the host is the one that we reached its control port at: it may listen at all of its
+    addresses, and does not know which of them we can reach."""
     found = []
     for told in facts.data:
         if told.startswith("tcp://"):

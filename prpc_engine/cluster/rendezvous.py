@@ -12,10 +12,9 @@ it hands the lock in.
     taken   Duplicate  Duplicate
 
 A request names one key or more and is answered when all their tensors are there: one that comes
-early waits. Then take() takes
-them, in the thread that also ends requests: so what ends unanswered has taken nothing. A tensor is
-taken at most once; that of a request that ended before it was answered (deadline, lost or cancelled
-receiver) is ready again.
+early waits. Then take() takes them, in the thread that also ends requests: so what ends unanswered
+has taken nothing. A tensor is taken at most once; that of a request that ended before it was
+answered (deadline, lost or cancelled receiver) is ready again.
 
 One that names a key of another that still waits replaces it: a receiver whose deadline has passed
 may ask again before the end of its first request is known here. Should somebody wait for the first

@@ -229,8 +229,8 @@ class TlsSettings:
 
 def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
     """The argument, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of the file named
-    by PRPC_CONFIG (paths there
-    are relative to its folder), else None: no TLS. Raises ConfigError."""
+    by PRPC_CONFIG (paths there are relative to its folder), else None: no TLS. Raises ConfigError.
+    """
     if given is not None:
         return _checked(given, secret, "tls=")
     values = {name: os.environ.get(variable, "") for name, variable in TLS_VARIABLES.items()}

@@ -12,9 +12,8 @@
     this process ends, or Ctrl-C        the same; a kill -9 too: the kernel sends them SIGTERM then
 
 The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process
-group of its own, which is what
-the signals go to: what a process started ends with it. Where the environment gives no secret, they
-get one of this job by theirs.
+group of its own, which is what the signals go to: what a process started ends with it. Where the
+environment gives no secret, they get one of this job by theirs.
 """
 
 from __future__ import annotations
