@@ -2,11 +2,9 @@
 and over a socket.
 
 No core waits for another one here and nothing is parked, so a figure depends on what is executed
-and little on what else the
-machine does: what is put into the path of a small call, or taken out of it, shows, be it 0.05 us.
-It is no time of a call between
-two cores: cache lines that change cores are missing, and what follows a send is in it, which there
-is done while the other works.
+and little on what else the machine does: what is put into the path of a small call, or taken out of
+it, shows, be it 0.05 us. It is no time of a call between two cores: cache lines that change cores
+are missing, and what follows a send is in it, which there is done while the other works.
 
 Expected, from its pieces timed alone (Python 3.11, 2 cores of a VM):
     shm  client.call() and Peer.request() up to the send 1.2 us; a record sent, found and taken out

@@ -2,16 +2,15 @@
 whether everybody is served.
 
 A client is here what a server sees of one: a connection past its handshake, with a call table of
-its own. One process holds all
-of them, on one reactor: a thousand processes would measure the kernel's scheduler. Nodes made of
-RpcService would each bring a reactor and two threads to the client's side, and nothing to the
-server's.
+its own. One process holds all of them, on one reactor: a thousand processes would measure the
+kernel's scheduler. Nodes made of RpcService would each bring a reactor and two threads to the
+client's side, and nothing to the server's.
 
 Expected:
     clients in turn  one call at a time, the connections one after the other: a send, an epoll_wait
                      and a recv on each side, whatever their number, for epoll tells of those that
-                     are ready only: 15 us. With 1,000 their state is no
-                     longer in the cache: half as much again.
+                     are ready only: 15 us. With 1,000 their state is no longer in the cache: half
+                     as much again.
     64 in flight     each call is a send and a recv of its own on both sides, but for one
                      connection, where one recv takes several: some 10 us, both sides at once. With
                      1,000 twice that: each buffer is a page that was last touched a thousand calls
@@ -21,8 +20,8 @@ Expected:
                      call at a time; from 10 on as above.
     idle             a connection costs its Python objects, those pages of its two lanes' buffers
                      that messages reached, and the kernel's sockets (which are not in the process's
-                     size): 25 KB. Connecting takes a handshake of two
-                     messages each way for each lane: 0.5 ms.
+                     size): 25 KB. Connecting takes a handshake of two messages each way for each
+                     lane: 0.5 ms.
 
     python -m perf.bench_clients [--json] [--quick]
 """

@@ -11,8 +11,8 @@ bound as shards are added. A connection has one call under way all the time. A c
 Expected:
     calls   what bench_clients shows for one process, 50 to 100 k/s, times the shards while each
             shard and each process of clients has a core; no more than the cores allow beyond that.
-            p99 is as many calls' time as connections share a
-            shard: 1 to 2 ms for 100, 10 to 20 ms for 1,000.
+            p99 is as many calls' time as connections share a shard: 1 to 2 ms for 100, 10 to 20 ms
+            for 1,000.
     shares  the connection with the fewest calls has most of the mean of its shard, and of all.
             Oversubscribed, the kernel decides which shard and which clients run: with few
             connections in a short time the fewest may be a tenth of the mean, and none of them is

@@ -4,8 +4,8 @@ between several of each.
 Expected, beside the same table called in this process with no message at all:
     64 keys x 16, pull or push  a call (6 us over shm, 14 over tcp), key arrays wrapped on both
                                 sides, the table's lookup of 64 keys (some 20 us with numpy): 40 us.
-                                With 16 under way the two processes
-                                overlap: the slower one's work, 25 us.
+                                With 16 under way the two processes overlap: the slower one's work,
+                                25 us.
     10,000 keys x 16            640 kB of rows, 80 kB of keys: the table's work, 0.5 ms or more,
                                 outweighs the transport, some 0.1 ms for the copies. Over tcp, 0.3
                                 ms more.

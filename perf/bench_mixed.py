@@ -4,9 +4,9 @@ Expected:
     alone          the call as bench_rpc has it.
     beside, busy   small calls one after the other. The client's interpreter runs one thread at a
                    time and changes after 5 ms at the latest, so many small calls go between two
-                   arrays: p50 is that of a call alone. p99 and above are calls
-                   that met an array: shm copies 5 MiB into the slab in 1 ms, tcp moves it through
-                   the kernel in 2 to 5.
+                   arrays: p50 is that of a call alone. p99 and above are calls that met an array:
+                   shm copies 5 MiB into the slab in 1 ms, tcp moves it through the kernel in 2 to
+                   5.
     beside, paced  a small call every 0.5 ms, as a control message would come: most meet an array,
                    for the bulk thread goes on meanwhile. p50 is a part of an array's time, p99 one
                    or two arrays'. tcp has one lane, where a small message waits for the array that

@@ -2,17 +2,16 @@
 once.
 
 Three servers, twelve partitions, ROWS rows; pushes that touch every partition, acknowledged as
-replicated, one after the other.
-An operation is one kill -9: from before the signal to the answer of a push sent right after it.
-Then another server is started, and the next kill waits until every partition has its copy again.
+replicated, one after the other. An operation is one kill -9: from before the signal to the answer
+of a push sent right after it. Then another server is started, and the next kill waits until every
+partition has its copy again.
 
 Expected:
     promoted  the kernel takes the process apart in 5 to 20 ms; the master sees its socket end, and
               tells the others; one of
     them
                  changes the placement (two messages), tells its reactor, and the worker, which has
-                 tried again after 5, 10, 20
-                 ms, finds it: some 50 ms.
+                 tried again after 5, 10, 20 ms, finds it: some 50 ms.
     loaded  without replicas the partition's rows are read from the newest checkpoint: some 10 ms
             for these few rows more,
     and the

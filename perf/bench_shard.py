@@ -10,8 +10,8 @@ Expected:
     array lent       a descriptor, one book entry on each side, one array object made and dropped, a
                      lease back: 3 us more than the same call without, for 64 KiB as for 64 MiB. The
                      books alone, in one process: 2 us. That leaves nothing for numpy's own pickle
-                     by reference, which takes 4.2 us to write and 2.9 to
-                     read (CPython 3.11, numpy 2.4): 10 us and more while arrays go that way.
+                     by reference, which takes 4.2 us to write and 2.9 to read (CPython 3.11, numpy
+                     2.4): 10 us and more while arrays go that way.
     wake-up          a doorbell is a byte on a Unix socket: what a process blocked in recv() takes,
                      20 to 50 us on a virtual machine, and 3 us for the call itself.
     idle             the application and the shards sleep in epoll and wake a few times a second:

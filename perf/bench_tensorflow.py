@@ -9,9 +9,8 @@ computes), two calls of the ps of some 40 us each, in which it runs a stage in t
 the request: 0.15 ms above what one process takes. Stock: two rounds of some 0.35 ms, through a
 master, two workers, and a change of threads at each edge. A dense variable of 64 MB: some 20 ms of
 arithmetic, half of it page faults of its 64 MB results, and one copy of 64 MB into shared memory in
-each direction (3 ms each,
-and not less with two threads: one takes all that the memory gives); stock makes three or four, each
-into fresh pages.
+each direction (3 ms each, and not less with two threads: one takes all that the memory gives);
+stock makes three or four, each into fresh pages.
 
     python -m perf.bench_tensorflow [--json] [--quick]          TensorFlow 2.15 is needed
 """

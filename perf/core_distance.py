@@ -2,10 +2,9 @@
 
 Every message through a socket moves some dozens of cache lines from core to core, so this decides
 its time more than the program does. On a virtual machine it changes by itself, within seconds, when
-the host moves its virtual processors. Measured by loops in
-C, on 2 cores of a VM: a line takes 0.2, 0.5 or 1.6 us there and back, and 64 bytes over a bare
-spinning socket 2.8, 10 or 30 us with it. Two figures can be compared only where this one is alike.
-Python's own loop is in it: some 0.2 us more.
+the host moves its virtual processors. Measured by loops in C, on 2 cores of a VM: a line takes 0.2,
+0.5 or 1.6 us there and back, and 64 bytes over a bare spinning socket 2.8, 10 or 30 us with it. Two
+figures can be compared only where this one is alike. Python's own loop is in it: some 0.2 us more.
 """
 
 from __future__ import annotations

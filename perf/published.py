@@ -2,8 +2,8 @@
 nothing is judged by them.
 
 Source: the documentation of DI-engine, page "high-performance RPC framework", table "intra-node
-P2P" in ms. Pods with A100-80GB.
-Arrays are of float32, and their sizes binary: 5 x 64 Ki items are its "1.25 MB".
+P2P" in ms. Pods with A100-80GB. Arrays are of float32, and their sizes binary: 5 x 64 Ki items are
+its "1.25 MB".
 
     shm                 GPU memory copied to shared memory, a message, copied out and back to a GPU:
                         the round trip of a queue

@@ -2,11 +2,9 @@
 and sockets say it.
 
 Python may find it at any moment, in any thread, in the middle of anything that makes objects.
-Closing waits for the reactor,
-which that very thread may be turning: so it has a thread of its own, which is started without a
-lock. At the end of the
-interpreter, and in a fork, nothing is done: the process's end closes what it had, and a fork's
-parent goes on with it.
+Closing waits for the reactor, which that very thread may be turning: so it has a thread of its own,
+which is started without a lock. At the end of the interpreter, and in a fork, nothing is done: the
+process's end closes what it had, and a fork's parent goes on with it.
 """
 
 from __future__ import annotations

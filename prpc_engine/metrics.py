@@ -33,10 +33,9 @@ that answer for it (relay.py).
 Each shard has peers, servers (sharded=True) and a slab of its own: families of peers, servers and
 slabs have the label `shard`, which is empty for the service's own process. Shards are asked at each
 scrape. One that does not answer in time (shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the
-values of its process only, and counts in prpc_service_... and in
-prpc_transport_... with what it said last: so these fall neither while it is busy, nor when it dies
-or is started again. What a shard did between its last answer to a scrape and its death is in none
-of them.
+values of its process only, and counts in prpc_service_... and in prpc_transport_... with what it
+said last: so these fall neither while it is busy, nor when it dies or is started again. What a
+shard did between its last answer to a scrape and its death is in none of them.
 
     metrics.register(service)           # or a Server, into prometheus_client's registry of the
                                         process, or your own

@@ -8,9 +8,8 @@ order and any grouping:
     changes nothing
 
 That is what lets every process count alone, merge what it has not sent yet, and send it late. A
-kind is known by its name in
-this table, and by nothing else: what comes over the wire is a name and plain values, and a name
-that no class here has is refused. To add one, subclass:
+kind is known by its name in this table, and by nothing else: what comes over the wire is a name and
+plain values, and a name that no class here has is refused. To add one, subclass:
 
     class Product(Aggregator, kind="product"):
         def __init__(self) -> None: self.value = 1

@@ -11,8 +11,7 @@ the value is off by no more than
     error_bound = sum over bins(negatives * positives) / (2 * all negatives * all positives)
 
 which is known exactly (0 while exact), and printed with the value. Whether scores end in bins
-depends on all of them together and
-not on the order: the number of different scores never shrinks.
+depends on all of them together and not on the order: the number of different scores never shrinks.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ into the lowest kept. Which are kept depends on all values together, so the orde
 nothing.
 
 quantile(q) is the value of rank floor(q * (count - 1)), from 0, up to relative_error (and the
-rounding of a float), but for the
-`collapsed` values: those were counted in a bucket above their own (in magnitude), and every text
-says how many they are.
+rounding of a float), but for the `collapsed` values: those were counted in a bucket above their own
+(in magnitude), and every text says how many they are.
 
 The default of buckets_max holds values that fill DECADES powers of ten without a gap, whatever the
 error asked for.
@@ -62,9 +61,8 @@ class Histogram(Aggregator, kind="histogram"):
     buckets_max     buckets kept of each sign; None: enough for values that fill 36 powers of ten
 
     Values are finite numbers, or arrays of them, each element a value. `collapsed` is how many of
-    them the error does not hold
-    for, because there were too many buckets: 0 unless values fill more powers of ten than
-    `buckets_max` was made for.
+    them the error does not hold for, because there were too many buckets: 0 unless values fill more
+    powers of ten than `buckets_max` was made for.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
 Sums of ints are exact. Arrays are added up as int64 or float64, whatever they came as; an array
 without dimensions is a number. What would overflow is refused and changes nothing (arithmetic.py),
-and so are elements that int64 cannot hold. One counter is of
-numbers or of arrays of one shape: the first value decides. Max and Min refuse NaN, which would make
-the answer depend on the order; Sum and Avg become NaN.
+and so are elements that int64 cannot hold. One counter is of numbers or of arrays of one shape: the
+first value decides. Max and Min refuse NaN, which would make the answer depend on the order; Sum
+and Avg become NaN.
 """
 
 from __future__ import annotations

@@ -230,9 +230,9 @@ class AccumulatorServer:
     With a snapshot_path, the end of the interpreter closes a server that nobody closed. So does
     SIGTERM, where the program leaves that signal as it was (SIG_DFL) and makes the server in its
     main thread: the server stops taking pushes and saves, then the process dies of the signal as it
-    would have. A program with a handler of its own calls close() there or after it. Shards
-    are processes: a supervisor should signal the main process alone (systemd: KillMode=mixed),
-    which ends them.
+    would have. A program with a handler of its own calls close() there or after it. Shards are
+    processes: a supervisor should signal the main process alone (systemd: KillMode=mixed), which
+    ends them.
 
     Raises ConfigError for a snapshot that cannot be read, that another server saved, that was made
     by another number of servers, or whose path is in use.
@@ -380,9 +380,9 @@ class AccumulatorServer:
         """Save a snapshot, in `path` or where all go: whole, or not at all. Raises OSError.
 
         With shards, each of them is saved at a moment of its own. What cannot be saved is the
-        answer, {what: why}, and in a
-        warning of the log: a shard that does not answer (the file goes on holding what was saved of
-        it before), or a counter of an aggregator that cannot say its state. All others are saved.
+        answer, {what: why}, and in a warning of the log: a shard that does not answer (the file
+        goes on holding what was saved of it before), or a counter of an aggregator that cannot say
+        its state. All others are saved.
         """
         where = self._path if path is None else Path(path)
         if where is None:

@@ -62,10 +62,9 @@ def register(
     as a decorator.
 
     `name` is what both sides call it, by default its module and qualified name (a class of a script
-    that is run is
-    `__main__.Name` there: give it a name). `pack` and `unpack` go together and are needed for
-    classes other than those in the table above. Raises ConfigError for those without, and when the
-    name belongs to another class.
+    that is run is `__main__.Name` there: give it a name). `pack` and `unpack` go together and are
+    needed for classes other than those in the table above. Raises ConfigError for those without,
+    and when the name belongs to another class.
 
     `unpack`, and a class that is called, run in the reactor in the middle of reading a message:
     they must not make calls or wait, since messages that come meanwhile may take the place of the

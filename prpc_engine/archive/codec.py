@@ -19,11 +19,10 @@ class Archive:
     a time.
 
     `allow_pickle`: send any object to a peer, and run what it pickled: only for authenticated peers
-    who agreed to the same.
-    `compression`: None, "zlib", "zstd" or "lz4", of what is sent; what comes may be any of them
-    that is installed.
-    `in_process`: the peer is in this process, and gets the very object of a Lazy; for_peer() when
-    it turns out that it is not. Raises ConfigError for a compression that is not there.
+    who agreed to the same. `compression`: None, "zlib", "zstd" or "lz4", of what is sent; what
+    comes may be any of them that is installed. `in_process`: the peer is in this process, and gets
+    the very object of a Lazy; for_peer() when it turns out that it is not. Raises ConfigError for a
+    compression that is not there.
     """
 
     def __init__(

@@ -25,9 +25,8 @@ goes; one that then goes to another process is encoded anew when it does.
                                                               then
 
 So when a call fails, is_handed_over says who has the value; an attempt that has taken it is the
-last. The value's size counts
-nowhere: bounds on bytes do not see it, those on messages do, and each Lazy is one of the arrays
-that a message may have.
+last. The value's size counts nowhere: bounds on bytes do not see it, those on messages do, and each
+Lazy is one of the arrays that a message may have.
 """
 
 from __future__ import annotations

@@ -184,8 +184,8 @@ class RpcClient:
 
         Where the server is not connected yet, it leaves later: that it could not is logged then; or
         `wait` for it here, for TIMEOUT_S seconds at most, and it is raised. Order is kept among
-        messages below 256 KiB; over tcp a small one may overtake
-        a larger one: call() where order matters."""
+        messages below 256 KiB; over tcp a small one may overtake a larger one: call() where order
+        matters."""
         self._notify(self._only or self._pick(), method, args, self, wait)
 
     def notify_to(self, server_id: int, method: str, *args: Any, wait: bool = False) -> None:

@@ -204,8 +204,8 @@ class Directory:
 
     def after_look(self, then: Then) -> None:
         """Call then(what the look failed with, or None) in the reactor's thread, after a look at
-        the master that begins now or
-        later: the one under way may have been answered before there was what is looked for."""
+        the master that begins now or later: the one under way may have been answered before there
+        was what is looked for."""
         with self._guard:
             if self._looking is not None:
                 self._next.append(then)

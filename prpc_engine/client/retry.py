@@ -53,9 +53,8 @@ from shard import is_count, is_finite
 # longer each time.
 ATTEMPTS_MAX = 3
 # How long a call without a deadline is tried while it reaches nobody: what others have that were
-# given none of their own. With a
-# deadline it is tried until then: a server that is started again, or later than its clients, is
-# waited for.
+# given none of their own. With a deadline it is tried until then: a server that is started again,
+# or later than its clients, is waited for.
 UNSENT_S_MAX = TIMEOUT_S
 # Kinds of failures that the error of a call names, in the order they came; how many there were, it
 # says of all.

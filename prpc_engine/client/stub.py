@@ -7,8 +7,8 @@
 
 Arguments are resolved against the Protocol's signature before anything is sent: calls carry
 positional arguments only, so keywords and defaults become positional ones, and wrong ones raise
-TypeError here. A default of `...` stands for the server's own
-default: what is left out is then not sent.
+TypeError here. A default of `...` stands for the server's own default: what is left out is then not
+sent.
 """
 
 from __future__ import annotations

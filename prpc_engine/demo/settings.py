@@ -22,10 +22,10 @@ class DemoSettings:
 
     Asynchronous workers take the same steps from slightly older values, so where the curve still
     climbs steeply they trail the baseline, and where it is flat they meet it. 4096 examples a batch
-    make 64 batches an epoch. Gradients are
-    means over the batch, some 1e-3 an element: beside an initial_accumulator of 0.1 Adagrad would
-    never adapt and only crawl, hence 1e-5 (test AUC after the first epoch 0.70 instead of 0.65).
-    initial_scale must not be 0: where all embeddings are 0, so are their gradients.
+    make 64 batches an epoch. Gradients are means over the batch, some 1e-3 an element: beside an
+    initial_accumulator of 0.1 Adagrad would never adapt and only crawl, hence 1e-5 (test AUC after
+    the first epoch 0.70 instead of 0.65). initial_scale must not be 0: where all embeddings are 0,
+    so are their gradients.
     """
 
     epochs: int = 5

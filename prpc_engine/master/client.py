@@ -7,10 +7,9 @@ processes of a job.
         client.barrier("epoch", 8, timeout_s=60.0)
 
 Every verb blocks for `timeout_s` seconds at most, goes on over a master that is restarted
-meanwhile, and raises the errors of
-prpc_engine.errors: Rejected and its kin where the master refuses, DeadlineExceeded with who is
-missing, MasterUnreachable where nobody answers, MaybeExecuted where the session expired in the
-middle. Paths are those of the client's root.
+meanwhile, and raises the errors of prpc_engine.errors: Rejected and its kin where the master
+refuses, DeadlineExceeded with who is missing, MasterUnreachable where nobody answers, MaybeExecuted
+where the session expired in the middle. Paths are those of the client's root.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ is the master's.
                                                       up
 
 All are ephemeral: what a dead session held or waited for goes with it. Both may be asked again
-under the same request number,
-of a restarted master too: a claim is found by its request, and an opened barrier leaves its answer
-with every member's session. A token grows with every claim, over restarts of the master too: it
-fences off writes of holders that lost the lock unaware.
+under the same request number, of a restarted master too: a claim is found by its request, and an
+opened barrier leaves its answer with every member's session. A token grows with every claim, over
+restarts of the master too: it fences off writes of holders that lost the lock unaware.
 """
 
 from __future__ import annotations

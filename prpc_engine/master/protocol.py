@@ -18,9 +18,9 @@ RPC.
 
 A connection belongs to the session opened over it. A request is the client's number for what
 changes something or waits: asked again under that number it is not served twice. Items of a
-snapshot are [path, value, version of the node], parents first; else
-they are deltas: [version of the tree, Kind.PUT or Kind.DELETE, path, value, version of the node]. A
-client that misses a number of `changed` watches again from the version it knows.
+snapshot are [path, value, version of the node], parents first; else they are deltas: [version of
+the tree, Kind.PUT or Kind.DELETE, path, value, version of the node]. A client that misses a number
+of `changed` watches again from the version it knows.
 """
 
 from __future__ import annotations

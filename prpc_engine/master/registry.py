@@ -202,8 +202,7 @@ class Registry(Namespace):
         marks: Marks | None = None,
     ) -> list[int]:
         """[server id, target, rpc_id] for a server at this session's node, or at that rank's; -1
-        takes the smallest id free.
-        `target`: what prepare_server() gave, or 0."""
+        takes the smallest id free. `target`: what prepare_server() gave, or 0."""
         member, full, server_id = self._place(session, api, service, server_id, rank)
         rpc_id = self.register_rpc_service(session, api, service)
         target = target or self.count("#targets", self._first_target)

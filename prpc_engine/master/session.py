@@ -11,8 +11,7 @@ connection, replaced when it expired.
                                       for what was asked
 
 One thread, the keeper, connects and sends heartbeats, so that they go on while a handler has the
-reactor. All answers come
-through futures: requests are made from any thread, and awaited in shards.
+reactor. All answers come through futures: requests are made from any thread, and awaited in shards.
 """
 
 from __future__ import annotations

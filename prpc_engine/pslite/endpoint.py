@@ -56,8 +56,7 @@ class NodeEndpoint:
 
     def kv_many(self, patience_s: float, *messages: Any) -> Any:
         """Several small ones in order, each head followed by the array beside it if there is one,
-        each with an answer of its own:
-        batcher.py. None: all are answered by None.
+        each with an answer of its own: batcher.py. None: all are answered by None.
 
         What is not answered yet can be asked for by late() for patience_s seconds."""
         answers = []

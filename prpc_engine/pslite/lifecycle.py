@@ -91,8 +91,8 @@ def finalize(
     customer_id: int = 0, do_barrier: bool = True, timeout_s: float = BARRIER_TIMEOUT_S
 ) -> None:
     """Leave the job; with do_barrier when all have come here. Only customer 0 ends this process's
-    part in it, also where the
-    barrier fails, whose error is raised then: DeadlineExceeded says who is missing."""
+    part in it, also where the barrier fails, whose error is raised then: DeadlineExceeded says who
+    is missing."""
     postoffice = get_postoffice()
     is_open = False
     try:

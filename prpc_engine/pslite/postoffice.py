@@ -10,9 +10,8 @@
                                                               as when the process dies
 
 A place is a role, a customer and an instance. Its node id is the server id of a server of one
-service, which the master gives to
-one living session only: so the id of a process that died is free when its session is over, and
-whoever starts next takes it: as often as wanted.
+service, which the master gives to one living session only: so the id of a process that died is free
+when its session is over, and whoever starts next takes it: as often as wanted.
 
 A barrier is one call to the node that holds it, answered when the last one has come: to the
 scheduler where it is one of the group, else to the group's first, so that nobody else has to run

@@ -153,8 +153,7 @@ class CallTable:
 
     def find_late(self, now: float) -> bool:
         """Find all whose deadline has passed, for end_late(); whether there are any. `soonest` is
-        exact after it, but for calls
-        made meanwhile: those arm a look of their own."""
+        exact after it, but for calls made meanwhile: those arm a look of their own."""
         # before the look: a deadline set after it is compared with this, one set before is seen
         soonest = self.soonest = NEVER
         for call in list(self.in_flight.values()):

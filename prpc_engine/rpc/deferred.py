@@ -69,8 +69,7 @@ def canceller(
     any more.
 
     It holds no Deferred itself: a handler may let go of its own, which is answered for then. An
-    answer that is there already
-    leaves: what it hands over was taken from where it was."""
+    answer that is there already leaves: what it hands over was taken from where it was."""
     held: Callable[[], Future | None] = (
         ref(answer) if isinstance(answer, Deferred) else lambda: answer
     )

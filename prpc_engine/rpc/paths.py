@@ -14,9 +14,9 @@ one before it leaves a Refusal:
     connected, and broke                              the error                        -       yes
 
 "failed" is what a user may want to mend, so that the choice is logged as a warning; the rest is as
-it should be. A failure counts
-only where another path connects: else it was the node. One that was lost counts at once; should its
-node have died, nobody comes back to that count, as addresses are of one incarnation.
+it should be. A failure counts only where another path connects: else it was the node. One that was
+lost counts at once; should its node have died, nobody comes back to that count, as addresses are of
+one incarnation.
 
     failures in a row     what follows
     up to FAILURES_MAX-1  the path keeps its place

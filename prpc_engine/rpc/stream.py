@@ -183,10 +183,9 @@ class Stream:
     result() for what it returns.
 
     One thread or task iterates, one sends. What has not ended is cancelled when its `with` is left,
-    by close(), and when the last
-    reference to the stream goes: after `break`, or an error, in a loop over it. What kept it from
-    being opened is raised by whichever of these comes first; `async with` waits until it is open,
-    and raises that itself.
+    by close(), and when the last reference to the stream goes: after `break`, or an error, in a
+    loop over it. What kept it from being opened is raised by whichever of these comes first; `async
+    with` waits until it is open, and raises that itself.
     """
 
     def __init__(

@@ -10,8 +10,8 @@
                                              that
 
 The grid of a task is submission + delay_s + n * period_s: a late run does not move those after it.
-Points that pass while
-functions run are skipped and counted: two runs of one task are never caught up in a row.
+Points that pass while functions run are skipped and counted: two runs of one task are never caught
+up in a row.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Beside the op that waits, the part waits at a queue of its own. Whichever comes 
                               may be there already
 
 A queue is of one run at a time: so many runs wait at once, so many copies of the part there are. A
-run that failed may leave
-something in its queue: "prpc_gate_clear" takes it out before the next one.
+run that failed may leave something in its queue: "prpc_gate_clear" takes it out before the next
+one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 A lock is held as long as its descriptor is open: to the end of the process, however that comes.
 Tasks that see another folder, as in another container, do not see each other's locks; those allowed
-on other cores do not meet at all. Files stay when nobody holds
-them: one that were removed could be locked by one task while another makes it anew.
+on other cores do not meet at all. Files stay when nobody holds them: one that were removed could be
+locked by one task while another makes it anew.
 """
 
 from __future__ import annotations

@@ -50,11 +50,10 @@ def placing_order(machine: Topology) -> list[int]:
     """All usable cores, the best for a shard first.
 
     The application keeps the first core; its hyper-threads are next to last. Before them come whole
-    physical cores, then the
-    other hyper-threads of these: two that poll on one physical core slow each other down by more
-    than a hop to the other node costs. In each of these groups the application's NUMA node is
-    filled before the next one (its rings and arrays lie there), and the last core comes first,
-    because systems put their own work on the first ones.
+    physical cores, then the other hyper-threads of these: two that poll on one physical core slow
+    each other down by more than a hop to the other node costs. In each of these groups the
+    application's NUMA node is filled before the next one (its rings and arrays lie there), and the
+    last core comes first, because systems put their own work on the first ones.
     """
     application = machine.cores[0]
 

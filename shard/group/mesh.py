@@ -130,8 +130,7 @@ class ShardChannel:
         on_lost: Callable[[ShardChannel, ShardError], None],
     ) -> None:
         """`slab`: this process's, for what is copied to be sent; `gate`: the other end's tasks pass
-        it; `on_stop`: it says STOP;
-        `on_lost`: the lane ended, whoever ended it."""
+        it; `on_stop`: it says STOP; `on_lost`: the lane ended, whoever ended it."""
         self.connection = connection
         self._send = connection.send
         self._reactor = reactor

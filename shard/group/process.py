@@ -11,8 +11,8 @@ it.
 
 STOP comes from the application once it has seen all shards empty (group.py). SIGTERM, from whoever,
 drains this shard alone; a second one ends it at once, and so does the end of drain_s, even when a
-handler never returns. The application's death ends it at
-once: by PR_SET_PDEATHSIG, and by the end of its lane should that signal have been missed.
+handler never returns. The application's death ends it at once: by PR_SET_PDEATHSIG, and by the end
+of its lane should that signal have been missed.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class Shard:
 
     def take_handovers(self) -> None:
         """Connect lanes that the application has handed over by now. What it asks for next may need
-        them, and comes through the
-        ring: faster than the socket is looked at, after a function that took long."""
+        them, and comes through the ring: faster than the socket is looked at, after a function that
+        took long."""
         notes = self._lanes[APPLICATION].connection.notes
         # to the last: each read ends behind the first note with descriptors, which may be another
         # one

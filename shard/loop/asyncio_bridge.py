@@ -62,9 +62,8 @@ LATE_S = 0.02
 
 class _Watched:
     """A descriptor of the loop's own for the reactor's epoll. It stays that until the loop has let
-    go of it, whenever the reactor
-    is closed: so the loop never watches a number that has been used again. Closes with its last
-    holder."""
+    go of it, whenever the reactor is closed: so the loop never watches a number that has been used
+    again. Closes with its last holder."""
 
     def __init__(self, fd: int) -> None:
         self.fd = os.dup(fd)

@@ -9,9 +9,8 @@ at its exit. A maker that a signal ends (SIGKILL; SIGTERM too, where it has no h
 name behind until `prpc gc` or collect_garbage().
 
 Who takes an end locks one byte of the segment for it, by an open file description lock (fcntl(2))
-that goes with the end's
-mapping: the kernel takes it back when the end is dropped, or its process dies, however it does. A
-second taker would write records over those of the first.
+that goes with the end's mapping: the kernel takes it back when the end is dropped, or its process
+dies, however it does. A second taker would write records over those of the first.
 
 The ends can wait. There is no doorbell on a bare ring, so a waiting end looks again and again:
 WAIT_SPINS times at once, then with pauses that grow to PAUSE_S_MAX. A peer that died is a wait that

@@ -9,10 +9,9 @@ host has never given it yet takes 200-400 ms either way. Two offers, and how eac
     reserved     sysctl vm.nr_hugepages=N                                         set aside for all processes of the machine
 
 Transparent ones come first: the reserved pool may have been set aside for somebody else. Segments
-are memfds, which lie in no
-mounted file system: so the mount option huge= of /dev/shm says nothing about them, and
-shmem_enabled does, with the file of the same name for pages of 2 MiB, where the kernel has that,
-above it (Linux, Documentation/admin-guide/mm/transhuge.rst).
+are memfds, which lie in no mounted file system: so the mount option huge= of /dev/shm says nothing
+about them, and shmem_enabled does, with the file of the same name for pages of 2 MiB, where the
+kernel has that, above it (Linux, Documentation/admin-guide/mm/transhuge.rst).
 
 Either way every page is there before a segment is used. Transparent ones are ordinary pages of the
 file, huge or not, and posix_fallocate sees to all of them; on the reserved ones posix_fallocate

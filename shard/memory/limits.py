@@ -78,8 +78,8 @@ class Limits:
     connections_per_peer: int = 2
     # A tcp peer that answers nothing for so long is lost: above the hiccups of a network (a few
     # lost packets in a row take 1 to 3 s), below what a user takes for a hang. Its kernel answers,
-    # so how busy it is does not count. While nothing is under way
-    # the kernel counts whole seconds: 2 s is the least there.
+    # so how busy it is does not count. While nothing is under way the kernel counts whole seconds:
+    # 2 s is the least there.
     peer_silent_s: float = 5.0
 
     def __post_init__(self) -> None:

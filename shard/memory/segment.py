@@ -16,17 +16,15 @@ there before it maps anything, so a descriptor of something else, a sparse file 
 nothing but an error that names it.
 
 `posix_fallocate` takes every page at creation, step by step, and before each step memory_room.py
-says whether the host and the
-cgroup have room for it: lack of memory is ShmFull then, and neither SIGBUS nor the out-of-memory
-killer later. Segments of whole huge pages (a slab's; never rings) get those where they are offered:
-huge_pages.py.
+says whether the host and the cgroup have room for it: lack of memory is ShmFull then, and neither
+SIGBUS nor the out-of-memory killer later. Segments of whole huge pages (a slab's; never rings) get
+those where they are offered: huge_pages.py.
 
 Only a segment made with `keep_name=True` lies in /dev/shm, under a name, until unlink(). Its maker
 holds a lock on the file (flock) for so long, which the kernel takes back when the process ends,
-however it ends: `collect_garbage` removes what nobody has
-locked. A pid alone would not do: in the PID namespace of another container the same number is
-nobody, or somebody else. What has no lock and a pid that lives is left alone, too: it is being
-made. The name says whose it is:
+however it ends: `collect_garbage` removes what nobody has locked. A pid alone would not do: in the
+PID namespace of another container the same number is nobody, or somebody else. What has no lock and
+a pid that lives is left alone, too: it is being made. The name says whose it is:
 
     /prpc.<uid>.<job>.<pid>.<start>.<random>  start: the owner's start time in clock ticks since
                                               boot, from /proc/pid/stat
@@ -203,9 +201,8 @@ class Segment:
     @classmethod
     def create(cls, size_bytes: int, keep_name: bool = False, lent: bool = False) -> Segment:
         """Zeroed, fully reserved memory of `size_bytes`, readable by this user alone; of huge pages
-        where it can be and
-        PRPC_HUGE_PAGES lets it. `lent`: others are to read it only, so nobody but this mapping can
-        ever write to it.
+        where it can be and PRPC_HUGE_PAGES lets it. `lent`: others are to read it only, so nobody
+        but this mapping can ever write to it.
 
         Raises ShmFull when host, cgroup, RLIMIT_FSIZE or (with `keep_name`) /dev/shm have no room,
         ValueError for a bad PRPC_HUGE_PAGES, and ShardError where there is no memfd_create.
@@ -253,8 +250,8 @@ class Segment:
         size_bytes_max: int | None = None,
     ) -> Segment:
         """Map a whole segment received as a descriptor, which belongs to it from then on, but stays
-        the caller's when this
-        fails. No page is touched: what nobody reads or writes here costs nothing here.
+        the caller's when this fails. No page is touched: what nobody reads or writes here costs
+        nothing here.
 
         `size_bytes` is what was announced, `size_bytes_max` what is allowed. With `writable=False`
         it has to be a segment that was made to be lent, and arrays on the memory are read-only.

@@ -2,10 +2,9 @@
 reference.
 
 A slab belongs to one process. It grows by whole segments up to a bound, cuts blocks of certain
-sizes from them (arena.py), and
-keeps freed blocks in one list per size: they are warm, and the next array of that size finds its
-pages already mapped. (First touch of fresh shared memory runs at 0.3-0.7 GB/s, a warm copy at
-10-20.)
+sizes from them (arena.py), and keeps freed blocks in one list per size: they are warm, and the next
+array of that size finds its pages already mapped. (First touch of fresh shared memory runs at
+0.3-0.7 GB/s, a warm copy at 10-20.)
 
     block   64-byte aligned; sizes grow by a quarter of a power of two, so at most a fifth of a
             block is unused
@@ -102,8 +101,8 @@ class Slab:
 
     release(), the ends of arrays and those of connections never wait, so they may happen in
     destructors, whenever the collector runs one, and at the interpreter's end. The other methods
-    wait for a lock that is held for some microseconds, and while a
-    segment is added for its 50 ms: a destructor must not make or send arrays.
+    wait for a lock that is held for some microseconds, and while a segment is added for its 50 ms:
+    a destructor must not make or send arrays.
     """
 
     def __init__(
@@ -633,8 +632,8 @@ _made_here: weakref.WeakSet[Slab] = weakref.WeakSet()
 
 def _refuse_in_fork() -> None:
     """A child made by fork() maps the same memory as its parent: both would hand out the same
-    blocks. Pids alone do not tell them
-    apart for sure: in a PID namespace of its own the child may have its parent's number."""
+    blocks. Pids alone do not tell them apart for sure: in a PID namespace of its own the child may
+    have its parent's number."""
     for slab in list(_made_here):
         slab._pid = _NOBODY
 

@@ -29,8 +29,8 @@ class SlabStatistics:
     """Lost in used blocks because sizes are rounded up: used_bytes less what was asked for."""
     external_bytes: int
     """In free blocks that can serve no other size, because their segment has a used block too. Free
-    blocks of segments
-    without any are not counted: when memory is short they are cut anew for any size."""
+    blocks of segments without any are not counted: when memory is short they are cut anew for any
+    size."""
     fragmentation: float
     """(internal_bytes + external_bytes) / reserved_bytes: the share of the memory taken that holds
     nothing and cannot hold just anything. 0.0 when nothing is reserved."""

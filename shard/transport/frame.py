@@ -17,10 +17,9 @@ memory that its reader will see:
     destination() -> where to receive  next_frame(n) -> n bytes are there: a frame, or None  next_frame() -> one more
 
 Most reads bring one whole small message without blocks, and nothing else. For those there is a
-short way beside it, while `more`
-is False: receive n bytes into `front`; if n >= HEADER_BYTES and first_word[0] == PLAIN + n, then
-front[HEADER_BYTES:n] is the body of such a frame, and the decoder need not hear of it. If not,
-next_frame(n) goes on.
+short way beside it, while `more` is False: receive n bytes into `front`; if n >= HEADER_BYTES and
+first_word[0] == PLAIN + n, then front[HEADER_BYTES:n] is the body of such a frame, and the decoder
+need not hear of it. If not, next_frame(n) goes on.
 """
 
 from __future__ import annotations
@@ -118,9 +117,8 @@ class FrameDecoder:
         self._body_bytes_max = limits.body_bytes_max
         self._allocate = allocate
         # The header with the lengths of all blocks must fit. numpy leaves the memory as the system
-        # gives it, where a bytearray
-        # writes zeros: pages that no message reaches are never there, and an idle connection costs
-        # one or two of them.
+        # gives it, where a bytearray writes zeros: pages that no message reaches are never there,
+        # and an idle connection costs one or two of them.
         self._staging_bytes = max(
             STAGING_BYTES_BULK if is_bulk else STAGING_BYTES, HEADER_BYTES + 8 * limits.blocks_max
         )

@@ -6,8 +6,7 @@ behind a large one.
     bulk 1..n   1..n     the others, each over the lane where least waits; in the order sent on each
 
 How the sockets of one connection find each other is in laned.py and lanes.py; what one of them does
-in socket_lane.py. The lanes
-share one fate: what ends one ends the connection with the same error.
+in socket_lane.py. The lanes share one fate: what ends one ends the connection with the same error.
 
     event                              what follows
     a lane breaks: reset, a bad frame  all lanes are closed at once

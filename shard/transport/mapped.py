@@ -5,9 +5,9 @@ A segment is a stranger's until it has been looked at: Segment.attach() asks for
 announced size and its pages.
 
 One that cannot be mapped, for want of address space (RLIMIT_AS), mappings (vm.max_map_count) or
-descriptors, is no fault of the
-peer, and its arrays are not lost: their bytes are read from the segment's descriptor, each array
-into memory of its own, and the lease goes back at once. Mapping is tried again with each of them.
+descriptors, is no fault of the peer, and its arrays are not lost: their bytes are read from the
+segment's descriptor, each array into memory of its own, and the lease goes back at once. Mapping is
+tried again with each of them.
 """
 
 from __future__ import annotations
@@ -94,9 +94,8 @@ class MappedSegments(dict[int, Segment]):
 
     def find(self, number: int, read_notes: Callable[[], int]) -> Segment | None:
         """A segment that has not been found mapped: after the notes that are on their way, or tried
-        again. None for one that
-        still cannot be mapped: copy_out() reads it. Raises RemoteProtocolError for one that was
-        never handed over."""
+        again. None for one that still cannot be mapped: copy_out() reads it. Raises
+        RemoteProtocolError for one that was never handed over."""
         reads_left = NOTE_READS_MAX
         while number not in self and number not in self._unmapped:
             if not reads_left or not read_notes():

@@ -52,9 +52,8 @@ READS_PER_TURN = 8
 SHORT_BYTES_MAX = 16 << 10
 
 # A slab that grows takes every page at once. For a block that is only announced it grows by no more
-# than this, or than the peer
-# has sent before: else a few bytes would cost gigabytes, and the reactor their first touch. Other
-# blocks get pages as bytes come.
+# than this, or than the peer has sent before: else a few bytes would cost gigabytes, and the
+# reactor their first touch. Other blocks get pages as bytes come.
 ANNOUNCED_BYTES_MAX = 1 << 20
 
 # sendmsg takes at most this many buffers (UIO_MAXIOV); a message of more is written in several

@@ -1,7 +1,6 @@
 """The unix transport: for two processes of one host that cannot share memory. Messages go as over
-tcp, lanes and all, but through
-Unix sockets (unix_rendezvous.py): no TCP is between the two, and no port that another user could
-reach.
+tcp, lanes and all, but through Unix sockets (unix_rendezvous.py): no TCP is between the two, and no
+port that another user could reach.
 
     a peer that dies, however  its sockets end, and we are told at once: no host vanishes from
                                itself, so nobody looks for silence (silence.py)

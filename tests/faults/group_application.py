@@ -208,8 +208,7 @@ class Application:
 
     def _wait_for_end(self, victim: int, watch: Future) -> None:
         """Of a watch() or hold() for a victim that is dead. Whoever lacked a core before it called
-        may have come to the next
-        incarnation: release() ends that, and no call to the dead."""
+        may have come to the next incarnation: release() ends that, and no call to the dead."""
         deadline = time.monotonic() + WAIT_S
         while not watch.done():
             assert time.monotonic() < deadline, self._what(

@@ -1,9 +1,8 @@
 """Processes to be killed by the hundred: one instrumented Python that forks a child for each round.
 
 Starting Python and importing numpy and shard takes 150 ms, forking a process that has done so 2 ms.
-The zygote does nothing
-else: it never holds a ring, a slab or a connection, so its children start as clean as new
-processes.
+The zygote does nothing else: it never holds a ring, a slab or a connection, so its children start
+as clean as new processes.
 
     with Zygote() as zygote:
         victim = zygote.start(some_function, arg, fds=[fd], arm=("ring.after_payload", "kill9", 17))

@@ -150,9 +150,8 @@ class Network:
     @contextlib.contextmanager
     def black_hole(self, host: int, mtu: int) -> Iterator[None]:
         """The switch's port to it passes packets of up to so many bytes, in both directions, and
-        drops larger ones without a
-        word (no ICMP: a switch has no address); the cards go on believing in theirs, and send with
-        DF."""
+        drops larger ones without a word (no ICMP: a switch has no address); the cards go on
+        believing in theirs, and send with DF."""
         run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", str(mtu))
         yield
         run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", "1500")

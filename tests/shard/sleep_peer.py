@@ -4,9 +4,8 @@ test_sleep.py runs.
     python -m tests.shard.sleep_peer SOCKET_FD SEGMENT_FD SEED right|broken PATIENCE_S  the other; prints its report
 
 Each message is followed by a second one, a random moment later, so that a message meets its
-receiver in every phase of falling
-asleep: the gap covers its waking up (some 30 us), its handling of the first, and its way back to
-sleep.
+receiver in every phase of falling asleep: the gap covers its waking up (some 30 us), its handling
+of the first, and its way back to sleep.
 """
 
 from __future__ import annotations

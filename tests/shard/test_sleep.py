@@ -24,8 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 PARKS = 100_000  # of both sides together
 PATIENCE_S = 120.0  # it takes some 10 s
 # The broken handshake loses a wake-up in 1 of some hundred pairs; on a machine where the two are
-# seldom awake together, in 1 of
-# many thousands: PATIENCE_S is the bound then.
+# seldom awake together, in 1 of many thousands: PATIENCE_S is the bound then.
 BROKEN_PAIRS_MAX = 1_000_000
 
 

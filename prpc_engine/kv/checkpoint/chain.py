@@ -7,9 +7,8 @@ disk in this file.
     full    base=None          tables: all in full
 
 A base is named by its folder's name and by the CRC-32 of its manifest, so another that came to have
-that name is none. Each part
-goes back to the same part below it: a chain is written by one set of servers without a restart,
-else the next one is full.
+that name is none. Each part goes back to the same part below it: a chain is written by one set of
+servers without a restart, else the next one is full.
 """
 
 from __future__ import annotations

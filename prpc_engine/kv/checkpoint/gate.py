@@ -1,8 +1,8 @@
 """A table whose pushes wait, so that all servers can be cut at one moment.
 
 While a TableShard is held its tables stand behind these, in the dicts where its methods look them
-up: the path of a push that
-nobody holds pays nothing for it. Pulls pass: what they see is what the cut will have.
+up: the path of a push that nobody holds pays nothing for it. Pulls pass: what they see is what the
+cut will have.
 """
 
 from __future__ import annotations

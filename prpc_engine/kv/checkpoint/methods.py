@@ -373,8 +373,7 @@ class CheckpointMethods:
 
     def checkpoint_settled(self, load_id: str) -> bool | None:
         """Whether what checkpoint_swap() put in place is everywhere where it is to be; elastic
-        servers ask the master and their
-        replicas. None: it was lost again."""
+        servers ask the master and their replicas. None: it was lost again."""
         return True
 
     def checkpoint_forget(self, load_id: str) -> None:

@@ -189,8 +189,8 @@ class Rounds:
 
     def _enter(self, save_id: str, folder: str) -> list[Base | None]:
         """Hold pushes everywhere: the checkpoint since which each server knows what changed. The
-        first server is asked first, by
-        all who save: so of two one goes on, and the other waits without holding anything."""
+        first server is asked first, by all who save: so of two one goes on, and the other waits
+        without holding anything."""
         enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
         ends = self._ask("checkpoint_enter", self._server_ids[:1], enter[:1])
         try:
@@ -256,8 +256,7 @@ class Rounds:
 
     def _settle(self, load_id: str) -> None:
         """Wait until the master knows of it, so that other workers are told, and replicas have what
-        was restored: a server that
-        is lost now takes nothing along. Busy: one was lost before."""
+        was restored: a server that is lost now takes nothing along. Busy: one was lost before."""
         while True:
             try:
                 settled = self._ask_all("checkpoint_settled", load_id)

@@ -76,8 +76,7 @@ class LocalService:
         retry: RetryPolicy | None = None,
     ) -> LocalClient:
         """A client of the servers there are; NoServer when they are too few, as none can come while
-        we wait. No call is tried
-        again, whatever `retry` says: it cannot fail to arrive."""
+        we wait. No call is tried again, whatever `retry` says: it cannot fail to arrive."""
         servers = self.servers.get(name, [])
         if len(servers) < expected_servers:
             raise NoServer(

@@ -201,10 +201,9 @@ class TableWorker:
         (kv.Eviction), else none. compression: how gradients travel (kv.Cast, kv.Int8), else as they
         are. consistency: how far workers may run apart (kv.Sync, kv.Ssp), else as they like.
         cache: rows that this worker keeps, and reads for so long (kv.Cache), else none; it does not
-        go with a consistency, nor
-        with monotonic. nonfinite: what becomes of a gradient that is NaN or infinite: "refuse"
-        fails its push with BadArguments, and nothing changes; "skip" leaves its row as it is, and
-        counts (rows_skipped of statistics()); "apply" applies it.
+        go with a consistency, nor with monotonic. nonfinite: what becomes of a gradient that is NaN
+        or infinite: "refuse" fails its push with BadArguments, and nothing changes; "skip" leaves
+        its row as it is, and counts (rows_skipped of statistics()); "apply" applies it.
         ConfigError: a value is not allowed, or another table has the name.
         """
         start = initializer or Constant()

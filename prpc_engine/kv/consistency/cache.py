@@ -31,9 +31,8 @@ applied: so a worker reads what it wrote. What other workers push is seen stalen
 worst. When state went back (session.py) all rows go.
 
 Pulls of 64 / 4096 keys, dim 16, from 2 shards over shared memory: 329 / 701 us, from here 55 / 250;
-4096 keys that are not here,
-in a full cache: 2.6 ms instead of 0.65. So a cache is for keys that come again: between four and
-five hits pay for a miss.
+4096 keys that are not here, in a full cache: 2.6 ms instead of 0.65. So a cache is for keys that
+come again: between four and five hits pay for a miss.
 """
 
 from __future__ import annotations
@@ -227,8 +226,7 @@ class RowCache:
         which: npt.NDArray[np.intp] | None,
     ) -> Callable[[list[Floats]], Floats]:
         """What makes the values of a pull of keys[which] of what look_up() found, and of the
-        servers' answers for `keys`, which
-        are the missing ones: pulled(answers)."""
+        servers' answers for `keys`, which are the missing ones: pulled(answers)."""
 
         def assemble(answers: list[Floats]) -> Floats:
             if len(keys):

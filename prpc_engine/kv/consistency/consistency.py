@@ -33,8 +33,8 @@ synchronous parallel parameter server" (NIPS 2013); with bound 0 it is bulk sync
                                               that comes is it again
 
 Whoever comes enters at the slowest clock, so that it neither holds others up for the past nor is
-ahead. A push that comes again
-(ledger.py) is in one step, and ticks once: it is never given to the table twice.
+ahead. A push that comes again (ledger.py) is in one step, and ticks once: it is never given to the
+table twice.
 
 Tables of elastic servers have no consistency but async. To pace them, four things would have to be
 so that are not:

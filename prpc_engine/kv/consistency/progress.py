@@ -8,8 +8,8 @@ have waited for them.
                                                               the wait's end
 
 Each figure is of a present worker (consistency.py); one that is gone takes its figures along. Who
-is only awaited has none:
-WorkersBehind counts these. Decides only: told of each change, with the time.
+is only awaited has none: WorkersBehind counts these. Decides only: told of each change, with the
+time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from prpc_engine.kv.consistency.consistency import Clocks
 
 class Lag(NamedTuple):
     """Of one worker. steps: pushes that it is behind the one farthest ahead; since_s: for how long
-    it has been behind by now;
-    held_up_s: seconds in all in which verbs of others waited while nobody was slower."""
+    it has been behind by now; held_up_s: seconds in all in which verbs of others waited while
+    nobody was slower."""
 
     steps: int
     since_s: float

@@ -20,10 +20,9 @@ and versions (decisions.py). What pulls have left since the primary told last is
 hands over.
 
 A push is replicated when every stream that is live, and every replica by the placement, has it, and
-the placement names a
-replica: when this server dies, a replica that the master knows of takes over, and no other copy,
-however complete. A stream that breaks counts until the placement says that it is no replica any
-more: else a server that may be promoted would lack the push.
+the placement names a replica: when this server dies, a replica that the master knows of takes over,
+and no other copy, however complete. A stream that breaks counts until the placement says that it is
+no replica any more: else a server that may be promoted would lack the push.
 
 In the reactor's thread.
 """

@@ -13,9 +13,8 @@ each with its number.
     any          refused, or KEPT_BYTES_MAX are kept  broken: it is filled anew
 
 Numbers count what the partition has applied, from its beginning, on every server that holds it. The
-receiver takes them in order,
-and each once (replica.py): it does not matter how often a message was sent, nor which of the
-connection's lanes it took.
+receiver takes them in order, and each once (replica.py): it does not matter how often a message was
+sent, nor which of the connection's lanes it took.
 
 In the reactor's thread.
 """

@@ -146,9 +146,8 @@ class TableShard(CheckpointMethods):
 
         epoch, life: see epochs.py. Where this server has no such epoch and another life, the
         table's rows are lost: None, and verbs are answered with RowsLost. An older epoch of the
-        table is dropped; Outdated: a newer one is here. ConfigError when
-        another table has its name: an epoch of a table is never changed or replaced under its
-        users.
+        table is dropped; Outdated: a newer one is here. ConfigError when another table has its
+        name: an epoch of a table is never changed or replaced under its users.
         """
         wanted = from_dict(spec)
         present = self._specs.get(wanted.table)

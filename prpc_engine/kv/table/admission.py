@@ -5,12 +5,10 @@
 
 Most keys of a click log come once, and a row for each would be most of the memory. Exact counts
 would need memory for each of them, too, so a count-min sketch counts (Cormode and Muthukrishnan,
-2005), with conservative update (Estan and
-Varghese, 2002: only the least counters rise). It may count a key too high, never too low, until the
-counters have taken
-AGING_ADDITIONS each on average: then all are halved, as in TinyLFU (Einziger, Friedman, Manes,
-2017), and a key that comes slowly may wait longer. Both ways only the moment is approximate at
-which a key gets its row.
+2005), with conservative update (Estan and Varghese, 2002: only the least counters rise). It may
+count a key too high, never too low, until the counters have taken AGING_ADDITIONS each on average:
+then all are halved, as in TinyLFU (Einziger, Friedman, Manes, 2017), and a key that comes slowly
+may wait longer. Both ways only the moment is approximate at which a key gets its row.
 """
 
 from __future__ import annotations

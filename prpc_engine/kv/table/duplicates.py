@@ -2,8 +2,7 @@
 
 A formula like Adagrad's must see one gradient for a key, not several, and a scatter into rows would
 keep only the last of them. Batches are mostly free of repeats, and often sorted (np.unique makes
-them so), which one comparison of
-neighbours shows: then no gradient is moved.
+them so), which one comparison of neighbours shows: then no gradient is moved.
 """
 
 from __future__ import annotations

@@ -18,16 +18,14 @@ Growth is Litwin's (VLDB 1980). Of `segments`, with 2**level the power of two no
 
 To grow is to split segment `segments - 2**level`: those of its keys whose number has bit `level` go
 to a new segment at the end. So the array grows where it is, by one segment for every so many keys,
-and a push moves two keys or so for each new one, however
-large the table is: 100 k of them in 10 M split 10 segments, in 11 ms of 16 (an index that doubled
-at once held one push of 80 up for 0.7 s). While there is one segment alone and it is small, it
-doubles.
+and a push moves two keys or so for each new one, however large the table is: 100 k of them in 10 M
+split 10 segments, in 11 ms of 16 (an index that doubled at once held one push of 80 up for 0.7 s).
+While there is one segment alone and it is small, it doubles.
 
 Invariants: of a segment that has not been split yet LOAD_MAX of the slots have keys, or fewer, give
 or take what chance does (1 %). With those removed it stays below LOAD_MAX + 1 / CLEANING, since
-inserts clean segments in turn. None is fuller than
-FULL_MAX: keys that were made to meet are refused. So every walk ends, and soon. A key takes 2 * 16
-/ LOAD_MAX = 53 bytes always.
+inserts clean segments in turn. None is fuller than FULL_MAX: keys that were made to meet are
+refused. So every walk ends, and soon. A key takes 2 * 16 / LOAD_MAX = 53 bytes always.
 
 Why a slot is a pair: key and row then come from one cache line, and in a big table the cache miss
 is the price.

@@ -13,10 +13,9 @@
 An optimizer is a formula over arrays of one shape: values, gradients, and one state array for each
 entry of `state_initial`. A dense table applies it to every element; a sparse one gathers the rows
 that got a gradient (each once), applies it, and scatters them back. So a formula is written once,
-and knows nothing of keys. A row without a
-gradient stays as it is: its momentum and means do not fade meanwhile ("lazy", as in TensorFlow's
-LazyAdam), and the t of Adam counts the gradients of that row. Keys that repeat in one push have
-their gradients summed first, with assign too.
+and knows nothing of keys. A row without a gradient stays as it is: its momentum and means do not
+fade meanwhile ("lazy", as in TensorFlow's LazyAdam), and the t of Adam counts the gradients of that
+row. Keys that repeat in one push have their gradients summed first, with assign too.
 """
 
 from __future__ import annotations
@@ -272,9 +271,9 @@ class Ftrl(Descent):
     that gradient.
 
     Algorithm 1 has one learning rate. With a schedule each value keeps the rate of its last
-    gradient, from which follows what e
-    was: z divided by the e of another rate would make all values smaller as the rate falls. A step
-    whose rate is below RATE_MIN, as at the end of a schedule that falls to 0, changes nothing.
+    gradient, from which follows what e was: z divided by the e of another rate would make all
+    values smaller as the rate falls. A step whose rate is below RATE_MIN, as at the end of a
+    schedule that falls to 0, changes nothing.
     """
 
     name = "ftrl"

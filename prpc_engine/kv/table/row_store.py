@@ -9,10 +9,9 @@
     changes    uint32[rows, 1]     when the row was last changed, while that is tracked (changes.py)
 
 Invariant: rows are exactly 0..len-1, and the index says of keys[r] that it is in r. When rows go,
-the last ones move into
-the gaps: so nothing has to know of gaps, and a table that has shrunk is read as fast as a new one.
-Rows are filled and moved BLOCK_ELEMENTS at a time: scratch then stays in the second-level cache,
-and is never mapped anew.
+the last ones move into the gaps: so nothing has to know of gaps, and a table that has shrunk is
+read as fast as a new one. Rows are filled and moved BLOCK_ELEMENTS at a time: scratch then stays in
+the second-level cache, and is never mapped anew.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Tables: the values of a model and the state of their optimizer, changed where they live.
 
 `DenseTable` is a slice of a named tensor; `SparseTable` maps int64 keys to rows and grows as keys
-are pushed. Neither
-locks: each belongs to one shard, whose handlers run one at a time. Neither writes to what it is
-given, and neither gives out its own memory, except to who saves it:
+are pushed. Neither locks: each belongs to one shard, whose handlers run one at a time. Neither
+writes to what it is given, and neither gives out its own memory, except to who saves it:
 
     columns()         the live arrays by name, axis 0 counts rows: what a checkpoint holds of the
                       table, with
@@ -484,8 +483,7 @@ class SparseTable(Replicated):
 
     def used_since(self, moment: float, but: Rows) -> npt.NDArray[np.int64] | None:
         """[key, stamp] of the rows stamped at that moment of the table's time or later, without
-        those in `but`: int64[n, 2].
-        None: they have no stamps."""
+        those in `but`: int64[n, 2]. None: they have no stamps."""
         if self._evictor is None:
             return None
         used = self._stamps() >= moment

@@ -4,9 +4,8 @@ killed.
     python -m tests.prpc_engine.kv.workers MASTER SERVERS
 
 A line on standard input is JSON: [[verb of TableWorker, arguments...], keywords]; lists given to
-pull and push are arrays. It is
-answered by a line: {"value": ...} or {"error": text}. The end of standard input ends it, so that it
-does not outlive the test.
+pull and push are arrays. It is answered by a line: {"value": ...} or {"error": text}. The end of
+standard input ends it, so that it does not outlive the test.
 """
 
 from __future__ import annotations
