@@ -148,6 +148,7 @@ def run(
             p50_ns=statistics.median(medians[name]),
             ops_per_s=statistics.median(rates[name]),
             figures=figures[name],
+            each={"p50_ns": medians[name], "ops_per_s": rates[name]},
             work={"steps": steps // rounds * rounds},
         )
         for name in case.ways

@@ -6,13 +6,16 @@ import argparse
 import importlib
 import json as json_text
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import harness, machine, plot, report, table
+from prpc_engine.errors import ConfigError
+
+from . import change, harness, history_file, machine, plot, report, table
 from .targets import judge
-from .timing import FULL, QUICK
+from .timing import FULL, QUICK, Effort
 
 SUBJECTS = (
     *(
@@ -48,16 +51,60 @@ def main(
     pinned: bool = True,
     case: str | None = None,
     plot_path: Path | None = None,
+    record: bool = False,
+    compare: str | None = None,
+    finished: Path | None = None,
+    folder: Path = history_file.FOLDER,
 ) -> int:
     """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed or no plot can be drawn,
     130 after Ctrl-C.
 
     `plot_path` is where curves go, of a benchmark that has some: its module has a draw(results,
     path). `case` keeps only cases with that text in their name. A target that is missed is shown,
-    and is no failure: it is judged by people, who know what else the machine was doing.
+    and is no failure: it is judged by people, who know what else the machine was doing. So is a
+    figure that has become worse.
+
+    `record` appends the figures to perf/history/. `compare` shows them beside earlier ones: "" the
+    last of this machine, else a commit, or a file. `finished` is a run that --json printed, to take
+    in place of measuring. `folder` holds the histories. Raises ConfigError where one of these three cannot be had.
     """
     if subject not in SUBJECTS:
         raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
+    past = None if compare is None else history_file.past(subject, compare, folder)
+    if record:
+        history_file.check_writable(folder)
+    if finished is not None:
+        code, run = EXIT_OK, history_file.read_run(finished, subject)
+    else:
+        code, run = measure(
+            subject, QUICK if quick else FULL, json, markdown, pinned, case, plot_path
+        )
+    try:
+        if past is not None:
+            changes = change.changes(past[0], run, past[1])
+            if json:
+                _print_records(map(report.change_record, changes))
+            else:
+                table.show_changes(changes)
+        if record and run:
+            lines = change.lines_of(run)
+            path = history_file.append(lines, subject, folder)
+            print(f"{len(lines)} lines appended to {path}", file=sys.stderr)
+    except change.BadLine as error:
+        raise ConfigError(f"{finished}: {error}") from error
+    return code
+
+
+def measure(
+    subject: str,
+    effort: Effort,
+    json: bool,
+    markdown: bool,
+    pinned: bool,
+    case: str | None,
+    plot_path: Path | None,
+) -> tuple[int, list[report.Record]]:
+    """Run a benchmark and show it: main()'s exit code, and the records of the results."""
     bench: ModuleType = importlib.import_module(f".bench_{subject}", __package__)
     draws = hasattr(bench, "draw")
     if plot_path is not None:
@@ -67,9 +114,9 @@ def main(
             plot.check_possible()
         except plot.NoPlot as reason:
             print(reason, file=sys.stderr)
-            return EXIT_FAILED
-    effort = QUICK if quick else FULL
+            return EXIT_FAILED, []
     facts = machine.facts()
+    stamp = history_file.stamp()
     before = machine.cpu_seconds()
     results: list[harness.Result] = []
     chosen = [each for each in bench.CASES if case is None or case in str(each)]
@@ -85,26 +132,19 @@ def main(
                 measured = bench.run(each, effort, progress=progress, pinned=pinned)
             results += measured
             if json:
-                for result in measured:
-                    print(
-                        json_text.dumps(report.result_record(result, facts), default=_plain),
-                        flush=True,
-                    )
+                _print_records(report.result_record(result, facts, stamp) for result in measured)
             elif not markdown:
                 table.show_case(measured)
     except KeyboardInterrupt:
         print("interrupted: all processes of the benchmark have ended", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED, []
     names = {str(each) for each in chosen}
     verdicts = judge([target for target in bench.TARGETS if target.case in names], results)
     _, steal_percent = machine.percent_between(before, machine.cpu_seconds())
     if json:
-        for verdict in verdicts:
-            print(
-                json_text.dumps(report.verdict_record(verdict, subject), default=_plain), flush=True
-            )
+        _print_records(report.verdict_record(verdict, subject) for verdict in verdicts)
     elif markdown:
-        print(report.markdown(report.records(results, verdicts, facts, subject)))
+        print(report.markdown(report.records(results, verdicts, facts, stamp, subject)))
     else:
         table.show_verdicts(verdicts)
         if steal_percent > machine.STEAL_PERCENT_MAX:
@@ -116,9 +156,14 @@ def main(
             )
     if plot_path is not None:
         bench.draw(results, plot_path)
-    return (
-        EXIT_FAILED if any(r.role == "ours" and r.state == "failed" for r in results) else EXIT_OK
-    )
+    failed = any(result.role == "ours" and result.state == "failed" for result in results)
+    run = [report.result_record(result, facts, stamp) for result in results]
+    return EXIT_FAILED if failed else EXIT_OK, run
+
+
+def _print_records(records: Iterable[report.Record]) -> None:
+    for record in records:
+        print(json_text.dumps(record, default=_plain), flush=True)
 
 
 def command_line(subject: str) -> int:

@@ -91,6 +91,7 @@ class Result:
     bytes_per_op: int = 0
     work: dict[str, int] = field(default_factory=dict)  # over all repeats
     figures: dict[str, float] = field(default_factory=dict)
+    each: dict[str, list[float]] = field(default_factory=dict)  # figure -> of each repeat, in order
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -206,7 +207,20 @@ def _result(
             key: statistics.median(sample.figures[key] for sample in samples)
             for key in samples[0].figures
         },
+        each=_each(samples),
     )
+
+
+def _each(samples: list[Sample]) -> dict[str, list[float]]:
+    """The figures that all repeats have, of each of them."""
+    found: dict[str, list[float]] = {}
+    for name in ("p50_ns", "ops_per_s"):
+        values = [getattr(sample, name) for sample in samples]
+        if None not in values:
+            found[name] = values
+    for name in samples[0].figures:
+        found[name] = [sample.figures[name] for sample in samples]
+    return found
 
 
 def as_record(result: Result) -> dict[str, object]:

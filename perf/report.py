@@ -14,16 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from . import units
+from .change import Change, line_record
 from .harness import Result, as_record
+from .history_file import Stamp
 from .machine import Machine
 from .targets import Target, Verdict
 
 Record = dict[str, Any]
 
 
-def result_record(result: Result, facts: Machine) -> Record:
-    """One line of JSON: a result, and the machine that it was measured on."""
-    return {"kind": "result", **as_record(result), "machine": asdict(facts)}
+def result_record(result: Result, facts: Machine, stamp: Stamp) -> Record:
+    """One line of JSON: a result, what was measured and when, and the machine."""
+    return {"kind": "result", **as_record(result), **asdict(stamp), "machine": asdict(facts)}
+
+
+def change_record(change: Change) -> Record:
+    """One line of JSON: a figure then and now, and the two verdicts."""
+    return {
+        "kind": "change",
+        "then": None if change.then is None else line_record(change.then),
+        "now": line_record(change.now),
+        "by_ratio": change.by_ratio,
+        "by_figure": change.by_figure,
+        "why": change.why,
+    }
 
 
 def verdict_record(verdict: Verdict, bench: str) -> Record:
@@ -43,10 +57,14 @@ def verdict_record(verdict: Verdict, bench: str) -> Record:
 
 
 def records(
-    results: Sequence[Result], verdicts: Sequence[Verdict], facts: Machine, bench: str
+    results: Sequence[Result],
+    verdicts: Sequence[Verdict],
+    facts: Machine,
+    stamp: Stamp,
+    bench: str,
 ) -> list[Record]:
     """All of a run."""
-    return [result_record(result, facts) for result in results] + [
+    return [result_record(result, facts, stamp) for result in results] + [
         verdict_record(verdict, bench) for verdict in verdicts
     ]
 

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import units
+from .change import REPEATS_MIN, Change
 from .harness import Result
 from .machine import Machine
 from .report import bound_text, figure_text, target_text, value_text
@@ -121,3 +122,56 @@ def show_verdicts(verdicts: list[Verdict]) -> None:
             style=style,
         )
     _console().print(table)
+
+
+RULE = (
+    "Changed: the ranges of the repeats, then and now, do not meet. Chance does that once in 126 "
+    f"with 5 repeats in both runs, once in 10 with 3; fewer than {REPEATS_MIN} say nothing. Ratios "
+    "are of one run each, and compare across machines; times and rates only on the same machine."
+)
+VERDICT_STYLES = {"better": "green", "worse": "bold red", "the same": "", "unknown": "dim"}
+
+
+def show_changes(changes: list[Change]) -> None:
+    """One table: each figure and its ratio to the peer's of the same run, then and now."""
+    console = _console()
+    table = Table(title="then and now", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("case", no_wrap=True)
+    table.add_column("candidate", no_wrap=True)
+    table.add_column("then at", no_wrap=True)
+    for heading in ("figure", "then", "now", "change", "ratio to", "then", "now", "change"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for each in changes:
+        then, now = each.then, each.now
+        table.add_row(
+            escape(now.case),
+            escape(now.candidate),
+            f"{then.commit} {then.date[:10]}" if then else "-",
+            figure_text(now.figure),
+            value_text(now.figure, then.ours) if then else "-",
+            value_text(now.figure, now.ours),
+            _verdict_text(each.by_figure),
+            escape(now.peer or "-"),
+            units.times(then.ratio) if then else "-",
+            units.times(now.ratio),
+            _verdict_text(each.by_ratio),
+        )
+    console.print(table)
+    reasons: dict[str, int] = {}
+    for each in changes:
+        if each.why:
+            reasons[each.why] = reasons.get(each.why, 0) + 1
+    doubts = [each.then.doubt for each in changes if each.then] + [
+        each.now.doubt for each in changes
+    ]
+    for doubt in filter(None, dict.fromkeys(doubts)):
+        warn(doubt)
+    for why, count in reasons.items():
+        console.print(escape(f"{count} of {len(changes)}: {why}"), style="dim", highlight=False)
+    console.print(RULE, style="dim", highlight=False)
+
+
+def _verdict_text(verdict: str) -> str:
+    style = VERDICT_STYLES[verdict]
+    text = "?" if verdict == "unknown" else verdict
+    return f"[{style}]{text}[/{style}]" if style else text

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prpc_engine import cli
-from prpc_engine.bundled import benchmarks_package
+from prpc_engine.bundled import benchmarks_package, bundled
+from prpc_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from prpc_engine.cli import Commands
@@ -45,10 +47,13 @@ def add_parser(commands: Commands) -> None:
         "bench",
         help=cli.COMMANDS["bench"],
         description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp "
-        "socket, "
-        "and those of "
-        "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc-engine[bench]'; "
-        "torch by itself).",
+        "socket, and those of pyzmq, pynng, grpcio and torch that are installed (pip install "
+        "'prpc-engine[bench]'; torch by itself).",
+        epilog="--compare calls a figure better or worse where the ranges of its repeats, then and "
+        "now, do not meet; two runs that differ by chance alone come apart so once in 126 times "
+        "with five repeats each, once in ten with --quick. Ratios to a peer of the same run are "
+        "compared between any two machines, times and rates only where CPU model, cores, kernel "
+        "and Python are the same.",
     )
     parser.add_argument(
         "subject",
@@ -61,10 +66,48 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="fewer and shorter repeats: figures to look at, not to publish",
     )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="append the figures to perf/history/<subject>.jsonl of this checkout",
+    )
+    parser.add_argument(
+        "--compare",
+        nargs="?",
+        const="",
+        metavar="COMMIT|FILE",
+        help="show the figures beside those of that commit in perf/history/, or of a file that "
+        "--json made; without a value: beside the last line of this machine, else the last line",
+    )
+    parser.add_argument(
+        "--from",
+        dest="finished",
+        type=Path,
+        metavar="FILE",
+        help="compare or record this run, which --json made, and measure nothing",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print."""
-    cli_bench = importlib.import_module(f"{benchmarks_package()}.cli_bench")
-    code: int = cli_bench.main(args.subject, json=args.json, quick=args.quick)
+    """Measure, print. Raises ConfigError."""
+    if args.finished is not None and not args.record and args.compare is None:
+        raise ConfigError("--from takes a finished run for --compare or --record; give one of them")
+    package = benchmarks_package()
+    try:
+        cli_bench = importlib.import_module(f"{package}.cli_bench")
+    except ModuleNotFoundError as error:
+        if error.name not in (package, f"{package}.cli_bench"):
+            raise
+        raise ConfigError(
+            f"no benchmarks here: {bundled('perf')} is missing; the wheel has them (pip install "
+            "prpc-engine), and so does a checkout of the sources"
+        ) from error
+    code: int = cli_bench.main(
+        args.subject,
+        json=args.json,
+        quick=args.quick,
+        record=args.record,
+        compare=args.compare,
+        finished=args.finished,
+    )
     return code

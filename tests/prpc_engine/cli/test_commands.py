@@ -171,17 +171,37 @@ def test_gc_leaves_segments_of_the_living_alone() -> None:
         owner.communicate("\n", timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("options", [[], ["--json"], ["--quick"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--json"], ["--quick"], ["--record"], ["--compare"], ["--compare", "abc"]]
+)
 def test_bench_hands_over_to_perf(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def main(subject: str, *, json: bool, quick: bool) -> int:
-        asked.append((subject, json, quick))
+    def main(subject: str, **given: object) -> int:
+        asked.append((subject, given))
         return 7
 
     monkeypatch.setattr("perf.cli_bench.main", main)
     assert cli.main(["bench", "rpc", *options]) == 7
-    assert asked == [("rpc", "--json" in options, "--quick" in options)]
+    compare = (options[1:] or [""])[0] if "--compare" in options else None
+    expected = {name: f"--{name}" in options for name in ("json", "quick", "record")}
+    assert asked == [("rpc", {**expected, "compare": compare, "finished": None})]
+
+
+def test_bench_says_what_to_do_where_the_benchmarks_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "benchmarks_package", lambda: "nowhere_perf")
+    assert cli.main(["bench", "rpc"]) == cli.WRONG_USAGE
+    said = capsys.readouterr().err
+    assert "no benchmarks here" in said
+    assert "pip install prpc-engine" in said
+
+
+def test_a_finished_run_is_taken_for_something() -> None:
+    ran = prpc("bench", "rpc", "--from", "run.jsonl")
+    assert ran.returncode == cli.WRONG_USAGE
+    assert "--compare or --record" in ran.stderr
 
 
 def test_bench_knows_the_subjects_of_perf() -> None:

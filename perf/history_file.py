@@ -1,0 +1,172 @@
+"""The files of perf/history/: one `<bench>.jsonl` each, extended by `prpc bench <bench> --record`.
+
+A line is a JSON object with the fields of change.Line; the newest stands last. Lines are added and
+never changed, so two branches that both record merge by keeping both. The wheel has the files too:
+an installed `prpc bench --compare` reads them. Only a checkout of the sources is written to.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prpc_engine.errors import ConfigError
+from prpc_engine.release import VERSION
+
+from .change import BadLine, Line, line_of, line_record, lines_of
+
+FOLDER = Path(__file__).resolve().parent / "history"
+COMMIT_LENGTH = 12
+COMMITS_TOLD = 8  # in an error: the last ones
+GIT_S_MAX = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What was measured, and when."""
+
+    commit: str
+    date: str
+
+
+def stamp(now: datetime.datetime | None = None) -> Stamp:
+    """Of a run that starts now."""
+    moment = now or datetime.datetime.now(datetime.timezone.utc)
+    return Stamp(commit_of(checkout()), moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def checkout(folder: Path = FOLDER) -> Path | None:
+    """The checkout that holds the folder of histories; None where the package was installed."""
+    root = folder.parent.parent
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def commit_of(root: Path | None) -> str:
+    """The commit of a checkout, and "+" where files differ from it; "v<version>" without git."""
+    if root is None:
+        return f"v{VERSION}"
+    top = _git(root, "rev-parse", "--show-toplevel")
+    commit = _git(root, "rev-parse", f"--short={COMMIT_LENGTH}", "HEAD")
+    if (
+        not commit or not top or Path(top) != root
+    ):  # no git, no commit, or inside another repository
+        return f"v{VERSION}"
+    measured = (".", ":!perf/history")  # what --record writes is no change of what is measured
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *measured)
+    return commit + ("+" if changed else "")
+
+
+def file_of(bench: str, folder: Path = FOLDER) -> Path:
+    """Where the lines of a benchmark are."""
+    return folder / f"{bench}.jsonl"
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a history, oldest first; none where there is no file. Raises ConfigError."""
+    if not path.exists():
+        return []
+    lines = []
+    for number, record in _records(path):
+        try:
+            lines.append(line_of(record))
+        except BadLine as error:
+            raise ConfigError(f"{path}:{number}: {error}") from error
+    return lines
+
+
+def past(bench: str, asked: str, folder: Path = FOLDER) -> tuple[list[Line], str | None]:
+    """The lines to compare with, and the only commit to look at, if one was asked for.
+
+    `asked` is a file (a run that --json printed, or a history), a commit of the benchmark's
+    history, or "" for all of that history. Raises ConfigError.
+    """
+    if asked and Path(asked).is_file():
+        records = [record for _, record in _records(Path(asked))]
+        if not any("kind" in record for record in records):
+            return read(Path(asked)), None
+        try:
+            return lines_of(read_run(Path(asked), bench)), None
+        except BadLine as error:
+            raise ConfigError(f"{asked}: {error}") from error
+    lines = read(file_of(bench, folder))
+    if asked and not any(line.commit.startswith(asked) for line in lines):
+        known = ", ".join(commits(lines)[-COMMITS_TOLD:]) or "none yet: --record makes the first"
+        raise ConfigError(
+            f"--compare {asked}: no such file, and no such commit in {file_of(bench, folder)}; "
+            f"the last there: {known}"
+        )
+    return lines, asked or None
+
+
+def read_run(path: Path, bench: str) -> list[dict[str, Any]]:
+    """The records of a finished run of a benchmark, as `--json` printed them. Raises ConfigError."""
+    if not path.is_file():
+        raise ConfigError(f"no file {path}: `prpc bench <subject> --json > {path}` makes one")
+    records = [record for _, record in _records(path)]
+    if not any(record.get("kind") == "result" for record in records):
+        raise ConfigError(f"{path} has no results: `prpc bench <subject> --json` prints some")
+    others = {str(record.get("bench")) for record in records} - {bench}
+    if others:
+        raise ConfigError(f"{path} is of {', '.join(sorted(others))}, and {bench} was asked for")
+    return records
+
+
+def append(lines: Iterable[Line], bench: str, folder: Path = FOLDER) -> Path:
+    """Add lines to a benchmark's history; which file. Raises ConfigError, OSError."""
+    check_writable(folder)
+    folder.mkdir(exist_ok=True)
+    path = file_of(bench, folder)
+    text = "".join(json.dumps(line_record(line)) + "\n" for line in lines)
+    with path.open("a") as file:
+        file.write(text)
+    return path
+
+
+def check_writable(folder: Path = FOLDER) -> None:
+    """Raise ConfigError unless histories are kept there."""
+    if checkout(folder) is None:
+        raise ConfigError(
+            f"--record: {folder} belongs to an installed package; the history is kept in a "
+            "checkout of the sources: run `prpc bench` there, or keep a run with --json > FILE"
+        )
+
+
+def commits(lines: Sequence[Line]) -> list[str]:
+    """The commits of a history, oldest first."""
+    return list(dict.fromkeys(line.commit for line in lines))
+
+
+def _records(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Line number and object of each line of a file of JSON lines."""
+    found = []
+    for number, text in enumerate(path.read_text().splitlines(), start=1):
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{path}:{number}: no JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ConfigError(f"{path}:{number}: a JSON object expected, {text[:40]!r} found")
+        found.append((number, record))
+    return found
+
+
+def _git(root: Path, *arguments: str) -> str:
+    """What git says about a checkout; "" where there is no git, or no repository."""
+    try:
+        ran = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_S_MAX,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return ran.stdout.strip() if ran.returncode == 0 else ""

@@ -1,0 +1,123 @@
+"""`prpc bench --record` and `--compare`: a real run of the ring, and what the files then say."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf import cli_bench, history_file
+from perf.timing import Effort
+from prpc_engine import cli
+from prpc_engine.errors import ConfigError
+from tests.imports import ROOT
+
+CASE = "round trip, 64 B"
+# --quick in its shape, three repeats in fresh processes, and as little timed in each as may be.
+SHORT = Effort(repeats=3, warm_s=0.0, timed_s=0.0, ops_min=3, ops_max=3, idle_s=0.1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """perf/history of another checkout."""
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "perf").mkdir()
+    return tmp_path / "perf" / "history"
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What --json prints of a real run."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(cli_bench, "QUICK", SHORT)
+        assert cli_bench.main("ring", quick=True, case=CASE, json=True) == 0
+    path = tmp_path_factory.mktemp("finished") / "run.jsonl"
+    path.write_text(printed.getvalue())
+    return path
+
+
+def records(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_run_is_recorded_and_the_next_is_compared_with_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_bench, "QUICK", SHORT)
+    assert cli_bench.main("ring", quick=True, case=CASE, record=True, folder=folder) == 0
+    lines = history_file.read(folder / "ring.jsonl")
+    assert [line.candidate for line in lines] == ["shard.Ring", "shard.Ring, in place"]
+    for line in lines:
+        assert (line.case, line.figure, line.unit, line.repeats) == (CASE, "p50_ns", "ns", 3)
+        assert line.peer == "multiprocessing.Pipe"
+        assert line.ours_low is not None
+        assert line.ours_high is not None
+        assert 0 < line.ours_low <= line.ours <= line.ours_high
+        assert line.ratio_low is not None
+        assert line.ratio_high is not None
+        assert line.ratio is not None
+        assert 0 < line.ratio_low <= line.ratio <= line.ratio_high
+        assert line.commit == history_file.commit_of(ROOT)
+    capsys.readouterr()
+
+    assert cli_bench.main("ring", quick=True, case=CASE, compare="", json=True, folder=folder) == 0
+    changes = [each for each in records(capsys.readouterr().out) if each["kind"] == "change"]
+    assert [each["then"]["candidate"] for each in changes] == [line.candidate for line in lines]
+    for each in changes:
+        assert each["why"] == ""
+        assert {each["by_ratio"], each["by_figure"]} <= {"better", "worse", "the same"}
+    assert history_file.read(folder / "ring.jsonl") == lines, "a comparison records nothing"
+
+
+def test_a_finished_run_compared_with_itself_is_the_same(
+    run_file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And says so to people, with the rule by which it is judged."""
+    told = {"finished": run_file, "folder": folder}
+    assert cli_bench.main("ring", compare=str(run_file), json=True, **told) == 0
+    for each in records(capsys.readouterr().out):
+        assert (each["by_ratio"], each["by_figure"]) == ("the same", "the same")
+    assert cli_bench.main("ring", compare=str(run_file), record=True, **told) == 0
+    said = capsys.readouterr().out
+    assert "do not meet" in said
+    assert said.count("the same") >= 4
+    commit = history_file.read(folder / "ring.jsonl")[0].commit
+    assert cli_bench.main("ring", compare=commit[:6], json=True, **told) == 0
+    assert records(capsys.readouterr().out)[0]["then"]["commit"] == commit
+
+
+def test_without_earlier_lines_a_comparison_says_so(
+    run_file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli_bench.main("ring", compare="", finished=run_file, folder=folder) == 0
+    assert "2 of 2: no earlier line of this figure" in capsys.readouterr().out
+
+
+def test_a_commit_that_has_no_line_is_refused_before_anything_is_measured(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such commit in .*none yet: --record"):
+        cli_bench.main("ring", compare="abcdef", folder=folder)
+
+
+def test_a_run_of_another_benchmark_is_refused(run_file: Path, folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is of ring, and rpc was asked for"):
+        cli_bench.main("rpc", compare="", finished=run_file, folder=folder)
+
+
+def test_wrong_files_are_told_in_one_line(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.jsonl"
+    each = [{**record, "each": None} for record in records(run_file.read_text())]
+    for record in each:
+        del record["each"]
+    old.write_text("\n".join(map(json.dumps, each)))
+    for name in (str(tmp_path / "nothing"), str(old)):
+        assert cli.main(["bench", "ring", "--compare", "--from", name]) == cli.WRONG_USAGE
+        said = capsys.readouterr().err
+        assert name in said
+        assert len(said.splitlines()) == 1
