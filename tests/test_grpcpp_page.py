@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine import cli
+from prpc_engine.cli.commands import load
 from prpc_engine.settings import network
 from tests.pasted import run_pasted
 
@@ -113,8 +113,8 @@ def test_a_cluster_prints_what_stands_below_its_script(tmp_path: Path) -> None:
 def test_every_command_on_it_is_understood() -> None:
     assert {name for name, _ in COMMANDS} == {"run"}
     for name, rest in COMMANDS:
-        args = cli.make_parser(name).parse_args([name, *rest.split()])
-        assert args.script.endswith(".py"), rest
+        context = load(name).make_context(name, rest.split())
+        assert context.params["script"].endswith(".py"), rest
 
 
 def test_every_test_it_names_is_there() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from prpc_engine import cli
+import click
+
 from prpc_engine.bundled import benchmarks_package, bundled
+from prpc_engine.cli.commands import command, path
 from prpc_engine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from prpc_engine.cli import Commands
 
 SUBJECTS = {
     "ring": "records between two processes through a ring in shared memory",
@@ -41,56 +38,52 @@ SUBJECTS = {
 }
 
 
-def add_parser(commands: Commands) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "bench",
-        help=cli.COMMANDS["bench"],
-        description="Measure one subject in the same run as multiprocessing.Pipe, a raw tcp "
-        "socket, and those of pyzmq, pynng, grpcio and torch that are installed (pip install "
-        "'prpc-engine[bench]'; torch by itself).",
-        epilog="--compare calls a figure better or worse where the ranges of its repeats, then and "
-        "now, do not meet; two runs that differ by chance alone come apart so once in 126 times "
-        "with five repeats each, once in ten with --quick. Ratios to a peer of the same run are "
-        "compared between any two machines, times and rates only where CPU model, cores, kernel "
-        "and Python are the same.",
-    )
-    parser.add_argument(
-        "subject",
-        choices=SUBJECTS,
-        help="; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()),
-    )
-    parser.add_argument("--json", action="store_true", help="JSON lines instead of tables")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="fewer and shorter repeats: figures to look at, not to publish",
-    )
-    parser.add_argument(
-        "--record",
-        action="store_true",
-        help="append the figures to perf/history/<subject>.jsonl of this checkout",
-    )
-    parser.add_argument(
-        "--compare",
-        nargs="?",
-        const="",
-        metavar="COMMIT|FILE",
-        help="show the figures beside those of that commit in perf/history/, or of a file that "
-        "--json made; without a value: beside the last line of this machine, else the last line",
-    )
-    parser.add_argument(
-        "--from",
-        dest="finished",
-        type=Path,
-        metavar="FILE",
-        help="compare or record this run, which --json made, and measure nothing",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+@command(
+    "bench",
+    "Measure one subject in the same run as multiprocessing.Pipe, a raw tcp socket, and those of "
+    "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc-engine[bench]'; torch by "
+    "itself).\n\n\b\n" + "\n".join(f"{name:12} {what}" for name, what in SUBJECTS.items()),
+    epilog="--compare calls a figure better or worse where the ranges of its repeats, then and "
+    "now, do not meet; two runs that differ by chance alone come apart so once in 126 times "
+    "with five repeats each, once in ten with --quick. Ratios to a peer of the same run are "
+    "compared between any two machines, times and rates only where CPU model, cores, kernel "
+    "and Python are the same.",
+)
+@click.argument("subject", type=click.Choice(list(SUBJECTS)), metavar="SUBJECT")
+@click.option("--json", "as_json", is_flag=True, help="JSON lines instead of tables")
+@click.option(
+    "--quick", is_flag=True, help="fewer and shorter repeats: figures to look at, not to publish"
+)
+@click.option(
+    "--record",
+    is_flag=True,
+    help="append the figures to perf/history/<subject>.jsonl of this checkout",
+)
+@click.option(
+    "--compare",
+    is_flag=False,
+    flag_value="",  # without a value
+    metavar="[COMMIT|FILE]",
+    help="show the figures beside those of that commit in perf/history/, or of a file that "
+    "--json made; without a value: beside the last line of this machine, else the last line",
+)
+@click.option(
+    "--from",
+    "finished",
+    type=path(),
+    metavar="FILE",
+    help="compare or record this run, which --json made, and measure nothing",
+)
+def run(
+    subject: str,
+    as_json: bool,
+    quick: bool,
+    record: bool,
+    compare: str | None,
+    finished: str | None,
+) -> int:
     """Measure, print. Raises ConfigError."""
-    if args.finished is not None and not args.record and args.compare is None:
+    if finished is not None and not record and compare is None:
         raise ConfigError("--from takes a finished run for --compare or --record; give one of them")
     package = benchmarks_package()
     try:
@@ -103,11 +96,11 @@ def run(args: argparse.Namespace) -> int:
             "prpc-engine), and so does a checkout of the sources"
         ) from error
     code: int = cli_bench.main(
-        args.subject,
-        json=args.json,
-        quick=args.quick,
-        record=args.record,
-        compare=args.compare,
-        finished=args.finished,
+        subject,
+        json=as_json,
+        quick=quick,
+        record=record,
+        compare=compare,
+        finished=None if finished is None else Path(finished),
     )
     return code

@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+import click
 
 from prpc_engine import cli
 from prpc_engine.bundled import bundled
+from prpc_engine.cli.commands import command
 from prpc_engine.cli.settings import all_settings, unread
 
-if TYPE_CHECKING:
-    from prpc_engine.cli import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "config",
-        help=cli.COMMANDS["config"],
-        description="Say what holds for nodes and tasks that are started in this environment and "
-        "folder, "
-        "a setting a line: name, "
-        "value, and where it comes from. Exit code 2 when one of them makes no sense. "
-        "What a program passes as an argument goes "
-        "before all of these. A secret is never shown.",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON array: name, value, origin, error"
-    )
-    parser.add_argument(
-        "--example",
-        action="store_true",
-        help="print configs/default.toml, each limit with its default and reason, "
-        "to begin your own file for PRPC_CONFIG",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+@command(
+    "config",
+    "Say what holds for nodes and tasks that are started in this environment and folder, a setting "
+    "a line: name, value, and where it comes from. Exit code 2 when one of them makes no sense. "
+    "What a program passes as an argument goes before all of these. A secret is never shown.",
+)
+@click.option("--json", "as_json", is_flag=True, help="one JSON array: name, value, origin, error")
+@click.option(
+    "--example",
+    is_flag=True,
+    help="print configs/default.toml, each limit with its default and reason, to begin your own "
+    "file for PRPC_CONFIG",
+)
+def run(as_json: bool, example: bool) -> int:
     """Print them; what is wrong on standard error, a line each."""
-    if args.example:
+    if example:
         print((bundled("configs") / "default.toml").read_text(), end="")
         return cli.OK
     settings = all_settings()
-    if args.json:
+    if as_json:
         print(json.dumps([asdict(setting) for setting in settings], indent=1))
     else:
         names, values = (

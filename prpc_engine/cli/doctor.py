@@ -4,60 +4,51 @@ With --peer the same of the way to another node."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+import click
 
 from prpc_engine import cli
 from prpc_engine.cli.checks import Finding, Verdict, examine, examine_peer
+from prpc_engine.cli.commands import command, path
 from prpc_engine.cli.console import make_console
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.config import secret_from
 from shard import escaped
 
-if TYPE_CHECKING:
-    from prpc_engine.cli import Commands
-
 COLOURS: dict[Verdict, str] = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
-def add_parser(commands: Commands) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "doctor",
-        help=cli.COMMANDS["doctor"],
-        description="Look at this machine. Exit code 1 when something is bad: "
-        "the engine will not work like this. With --peer "
-        "look at the way to another node instead: which transports connect, "
-        "which one a client takes, and why not the others.",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON array: fact, value, verdict, advice"
-    )
-    parser.add_argument(
-        "--peer",
-        metavar="ADDRESS",
-        help="host:port of a service or a master, or its shm:// address",
-    )
-    parser.add_argument(
-        "--secret-file",
-        metavar="F",
-        help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, "
-        "else this user's)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+@command(
+    "doctor",
+    "Look at this machine. Exit code 1 when something is bad: the engine will not work like this. "
+    "With --peer look at the way to another node instead: which transports connect, which one a "
+    "client takes, and why not the others.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="one JSON array: fact, value, verdict, advice"
+)
+@click.option(
+    "--peer",
+    metavar="ADDRESS",
+    help="host:port of a service or a master, or its shm:// address",
+)
+@click.option(
+    "--secret-file",
+    type=path(),
+    metavar="F",
+    help="the job's secret for --peer (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this "
+    "user's)",
+)
+def run(as_json: bool, peer: str | None, secret_file: str | None) -> int:
     """Examine, print."""
-    if args.secret_file is not None and args.peer is None:
+    if secret_file is not None and peer is None:
         raise ConfigError("--secret-file is for --peer alone")
     findings = (
-        examine()
-        if args.peer is None
-        else list(examine_peer(args.peer, secret_from(None, args.secret_file)))
+        examine() if peer is None else list(examine_peer(peer, secret_from(None, secret_file)))
     )
-    if args.json:
+    if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
         show(findings)

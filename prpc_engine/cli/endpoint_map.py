@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
+
+import click
 
 from prpc_engine import cli
+from prpc_engine.cli.commands import Command, path
 from prpc_engine.cli.probe import probe_all
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.address import PORT_MAX, Address
@@ -26,9 +28,6 @@ from prpc_engine.settings.endpoint_map_file import EndpointMapFile
 from prpc_engine.settings.network import ENDPOINT_MAP_FOLDER, FoundValue
 from prpc_engine.settings.nodelist import expand_counts, expand_nodes
 
-if TYPE_CHECKING:
-    from prpc_engine.cli import Commands
-
 BASE_PORT = 2222  # what TensorFlow's own examples use
 PORT_OFFSET = 1000  # from control to data; above the number of tasks on any one host
 # a connection within a data centre takes a millisecond, a lost first packet one second more
@@ -37,126 +36,155 @@ TIMEOUT_S_MAX = 60.0
 TASKS_PER_NODE_MAX = PORT_OFFSET
 
 
-def add_parser(commands: Commands) -> None:
-    """Describe the command and its two parts."""
-    parser = commands.add_parser(
-        "endpoint-map",
-        help=cli.COMMANDS["endpoint-map"],
-        description=f"{FILE_NAME} says where the data of each task of a TensorFlow-style cluster "
-        "goes, "
-        "one line a task: "
-        "control host:port=data host:port. Without one, tasks tell each other.",
-    )
-    parts = parser.add_subparsers(title="parts", dest="part", metavar="<part>", required=True)
-    make = parts.add_parser(
-        "make",
-        help="write one for a cluster",
-        description="Write a map for the cluster in TF_CONFIG, or the one that the options "
-        "describe: "
-        "data goes to the same host "
-        "as control, at a port that is --port-offset higher. GRPC++ can read it too.",
-    )
-    make.add_argument(
-        "--ps-hosts", "--ps_hosts", metavar="H:P,...", help="control addresses of the ps"
-    )
-    make.add_argument(
-        "--worker-hosts",
-        "--worker_hosts",
-        metavar="H:P,...",
-        help="control addresses of the workers",
-    )
-    make.add_argument(
-        "--slurm",
-        action="store_true",
-        help="the nodes of this Slurm job, SLURM_TASKS_PER_NODE tasks on each",
-    )
-    make.add_argument(
-        "--hosts", metavar="LIST", help="hosts, as Slurm writes them too: node[01-03,7],[fd00::1]"
-    )
-    make.add_argument(
-        "--tasks-per-node",
-        type=int,
-        metavar="N",
-        help="for --slurm and --hosts (default: Slurm's, else 1)",
-    )
-    make.add_argument(
-        "--base-port",
-        type=int,
-        metavar="PORT",
-        help=f"for --slurm and --hosts: control port of a host's first task ({BASE_PORT})",
-    )
-    make.add_argument(
-        "--port-offset",
-        type=int,
-        default=PORT_OFFSET,
-        metavar="N",
-        help="from control to data (default: %(default)s)",
-    )
-    make.add_argument(
-        "-o", "--output", metavar="FILE", help="where to write it (default: standard output)"
-    )
-    check = parts.add_parser(
-        "check",
-        help="look at the one that is there",
-        description="Read the map, hold it against the cluster in TF_CONFIG when there is one, "
-        "look up its hosts and connect to "
-        "its ports. Exit code 1 when one of them does not answer, "
-        "2 when the map or the cluster is wrong.",
-    )
-    check.add_argument(
-        "--dir",
-        metavar="DIR",
-        help=f"the folder it is in (default: {ENDPOINT_MAP_FOLDER.names[0]}, else this one)",
-    )
-    check.add_argument(
-        "--no-probe",
-        action="store_true",
-        help="do not connect: tasks that have not started cannot answer",
-    )
-    check.add_argument(
-        "--timeout",
-        type=float,
-        default=TIMEOUT_S,
-        metavar="S",
-        help="for a connection (default: %(default)s)",
-    )
+class ClusterOptions(NamedTuple):
+    """The cluster as the options of `make` describe it; None: not given."""
+
+    ps_hosts: str | None
+    worker_hosts: str | None
+    slurm: bool
+    hosts: str | None
+    tasks_per_node: int | None
+    base_port: int | None
 
 
-def run(args: argparse.Namespace) -> int:
+@click.group(
+    "endpoint-map",
+    no_args_is_help=False,
+    subcommand_metavar="<part> ...",
+    help=f"{FILE_NAME} says where the data of each task of a TensorFlow-style cluster goes, one "
+    "line a task: control host:port=data host:port. Without one, tasks tell each other.",
+)
+def run() -> None:
     """Make or check."""
-    return _make(args) if args.part == "make" else _check(args)
 
 
-def _make(args: argparse.Namespace) -> int:
-    check_number("--port-offset", args.port_offset, 1 - PORT_MAX, PORT_MAX - 1)
-    cluster = _cluster_from(args, os.environ)
+@run.command(
+    "make",
+    cls=Command,
+    short_help="write one for a cluster",
+    help="Write a map for the cluster in TF_CONFIG, or the one that the options describe: data "
+    "goes to the same host as control, at a port that is --port-offset higher. GRPC++ can read it "
+    "too.",
+)
+@click.option("--ps-hosts", "--ps_hosts", metavar="H:P,...", help="control addresses of the ps")
+@click.option(
+    "--worker-hosts",
+    "--worker_hosts",
+    metavar="H:P,...",
+    help="control addresses of the workers",
+)
+@click.option(
+    "--slurm", is_flag=True, help="the nodes of this Slurm job, SLURM_TASKS_PER_NODE tasks on each"
+)
+@click.option(
+    "--hosts", metavar="LIST", help="hosts, as Slurm writes them too: node[01-03,7],[fd00::1]"
+)
+@click.option(
+    "--tasks-per-node",
+    type=int,
+    metavar="N",
+    help="for --slurm and --hosts (default: Slurm's, else 1)",
+)
+@click.option(
+    "--base-port",
+    type=int,
+    metavar="PORT",
+    help=f"for --slurm and --hosts: control port of a host's first task (default: {BASE_PORT})",
+)
+@click.option(
+    "--port-offset", type=int, default=PORT_OFFSET, metavar="N", help="from control to data"
+)
+@click.option(
+    "-o",
+    "--output",
+    type=path(),
+    metavar="FILE",
+    help="where to write it (default: standard output)",
+)
+def make(port_offset: int, output: str | None, **cluster_options: Any) -> int:
+    """Write it, or print it."""
+    check_number("--port-offset", port_offset, 1 - PORT_MAX, PORT_MAX - 1)
+    cluster = _cluster_from(ClusterOptions(**cluster_options), os.environ)
     if not cluster.addresses:
         raise ConfigError("the cluster has no tasks: a map needs one at least")
-    text = render(cluster, data_endpoints(cluster, None, args.port_offset).addresses)
-    if args.output is None:
+    text = render(cluster, data_endpoints(cluster, None, port_offset).addresses)
+    if output is None:
         sys.stdout.write(text)
     else:
-        _write(Path(args.output), text)
-        print(f"{args.output}: {len(cluster.addresses)} tasks")
+        _write(Path(output), text)
+        print(f"{output}: {len(cluster.addresses)} tasks")
     return cli.OK
 
 
-def _cluster_from(args: argparse.Namespace, environ: Mapping[str, str]) -> ClusterSpec:
+@run.command(
+    "check",
+    cls=Command,
+    short_help="look at the one that is there",
+    help="Read the map, hold it against the cluster in TF_CONFIG when there is one, look up its "
+    "hosts and connect to its ports. Exit code 1 when one of them does not answer, 2 when the map "
+    "or the cluster is wrong.",
+)
+@click.option(
+    "--dir",
+    "folder_name",
+    type=path(),
+    metavar="DIR",
+    help=f"the folder it is in (default: {ENDPOINT_MAP_FOLDER.names[0]}, else this one)",
+)
+@click.option(
+    "--no-probe", is_flag=True, help="do not connect: tasks that have not started cannot answer"
+)
+@click.option("--timeout", type=float, default=TIMEOUT_S, metavar="S", help="for a connection")
+def check(folder_name: str | None, no_probe: bool, timeout: float) -> int:
+    """Look, tell."""
+    if not 0 < timeout <= TIMEOUT_S_MAX:
+        raise ConfigError(
+            f"--timeout={timeout:g}: more than 0 and at most {TIMEOUT_S_MAX:g} seconds are allowed"
+        )
+    folder = (
+        ENDPOINT_MAP_FOLDER.find(os.environ)
+        if folder_name is None
+        else FoundValue(folder_name, f"--dir={folder_name!r}")
+    )
+    file = EndpointMapFile.read(folder)
+    endpoint_map = file.parse()
+    if endpoint_map is None:
+        raise ConfigError(
+            f"{file.path} is not there: `prpc endpoint-map make -o {FILE_NAME}` writes one, "
+            "--dir names another folder"
+        )
+    pairs = _pairs(endpoint_map, os.environ.get("TF_CONFIG"))
+    answers = probe_all(
+        (address for pair in pairs for address in pair), timeout, connect=not no_probe
+    )
+    for control, data in pairs:
+        print(f"control {control}  {answers[control].text}")
+        print(f"data    {data}  {answers[data].text}")
+    good = sum(answer.ok for answer in answers.values())
+    done = "resolve" if no_probe else "answer"
+    print(
+        f"{file.path}: {len(pairs)} tasks, {len(answers)} addresses: {good} {done}, "
+        f"{len(answers) - good} do not"
+    )
+    return cli.OK if good == len(answers) else cli.FAILED
+
+
+def _cluster_from(options: ClusterOptions, environ: Mapping[str, str]) -> ClusterSpec:
     """The cluster in the one place that was named; TF_CONFIG when none was."""
-    by_address = args.ps_hosts is not None or args.worker_hosts is not None
-    by_node = args.slurm or args.hosts is not None
-    if by_address + args.slurm + (args.hosts is not None) > 1:
+    by_address = options.ps_hosts is not None or options.worker_hosts is not None
+    by_node = options.slurm or options.hosts is not None
+    if by_address + options.slurm + (options.hosts is not None) > 1:
         raise ConfigError(
             "--ps-hosts with --worker-hosts, --slurm, --hosts: one of the three is allowed"
         )
-    if not by_node and (args.tasks_per_node is not None or args.base_port is not None):
+    if not by_node and (options.tasks_per_node is not None or options.base_port is not None):
         raise ConfigError(
             "--tasks-per-node and --base-port are allowed with --slurm and --hosts alone"
         )
     if by_address:
-        return ClusterSpec.from_hosts(ps=args.ps_hosts or "", worker=args.worker_hosts or "")
+        return ClusterSpec.from_hosts(ps=options.ps_hosts or "", worker=options.worker_hosts or "")
     if by_node:
-        return _cluster_of_nodes(args, environ)
+        return _cluster_of_nodes(options, environ)
     if "TF_CONFIG" not in environ:
         raise ConfigError(
             "no cluster: set TF_CONFIG, or give --ps-hosts and --worker-hosts, --slurm, or --hosts"
@@ -164,17 +192,17 @@ def _cluster_from(args: argparse.Namespace, environ: Mapping[str, str]) -> Clust
     return parse_tf_config(environ["TF_CONFIG"]).cluster
 
 
-def _cluster_of_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> ClusterSpec:
+def _cluster_of_nodes(options: ClusterOptions, environ: Mapping[str, str]) -> ClusterSpec:
     """Tasks in the order of the nodes, those of one node at ports beside each other."""
-    nodelist = environ.get("SLURM_JOB_NODELIST") if args.slurm else args.hosts
+    nodelist = environ.get("SLURM_JOB_NODELIST") if options.slurm else options.hosts
     if nodelist is None:
         raise ConfigError(
             "--slurm: SLURM_JOB_NODELIST is not set; it is within a job of Slurm, else use --hosts"
         )
     nodes = expand_nodes(nodelist)
-    if args.tasks_per_node is not None:
-        counts = [args.tasks_per_node] * len(nodes)
-    elif args.slurm and "SLURM_TASKS_PER_NODE" in environ:
+    if options.tasks_per_node is not None:
+        counts = [options.tasks_per_node] * len(nodes)
+    elif options.slurm and "SLURM_TASKS_PER_NODE" in environ:
         counts = expand_counts(environ["SLURM_TASKS_PER_NODE"])
     else:
         counts = [1] * len(nodes)
@@ -187,7 +215,7 @@ def _cluster_of_nodes(args: argparse.Namespace, environ: Mapping[str, str]) -> C
     for count in set(counts):
         check_number("tasks per node", count, 1, TASKS_PER_NODE_MAX)
     base = check_number(
-        "--base-port", BASE_PORT if args.base_port is None else args.base_port, 1, PORT_MAX
+        "--base-port", BASE_PORT if options.base_port is None else options.base_port, 1, PORT_MAX
     )
     return ClusterSpec(
         {
@@ -220,40 +248,6 @@ def _write(path: Path, text: str) -> None:
     finally:
         if written.exists():
             written.unlink()
-
-
-def _check(args: argparse.Namespace) -> int:
-    if not 0 < args.timeout <= TIMEOUT_S_MAX:
-        raise ConfigError(
-            f"--timeout={args.timeout:g}: more than 0 and at most {TIMEOUT_S_MAX:g} seconds are "
-            "allowed"
-        )
-    folder = (
-        ENDPOINT_MAP_FOLDER.find(os.environ)
-        if args.dir is None
-        else FoundValue(args.dir, f"--dir={args.dir!r}")
-    )
-    file = EndpointMapFile.read(folder)
-    endpoint_map = file.parse()
-    if endpoint_map is None:
-        raise ConfigError(
-            f"{file.path} is not there: `prpc endpoint-map make -o {FILE_NAME}` writes one, "
-            "--dir names another folder"
-        )
-    pairs = _pairs(endpoint_map, os.environ.get("TF_CONFIG"))
-    answers = probe_all(
-        (address for pair in pairs for address in pair), args.timeout, connect=not args.no_probe
-    )
-    for control, data in pairs:
-        print(f"control {control}  {answers[control].text}")
-        print(f"data    {data}  {answers[data].text}")
-    good = sum(answer.ok for answer in answers.values())
-    done = "resolve" if args.no_probe else "answer"
-    print(
-        f"{file.path}: {len(pairs)} tasks, {len(answers)} addresses: {good} {done}, "
-        f"{len(answers) - good} do not"
-    )
-    return cli.OK if good == len(answers) else cli.FAILED
 
 
 def _pairs(endpoint_map: EndpointMap, tf_config: str | None) -> list[tuple[Address, Address]]:

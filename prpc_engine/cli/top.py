@@ -6,7 +6,6 @@ the ordinary RPC.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -17,9 +16,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
+import click
 import msgspec
 
 from prpc_engine import cli, errors
+from prpc_engine.cli.commands import command, path
 from prpc_engine.cli.console import make_console
 from prpc_engine.cli.top_table import HEADINGS, NodeAnswer, Row, cells, rows
 from prpc_engine.cli.visitor import visiting_node
@@ -36,8 +37,6 @@ from shard import escaped
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from prpc_engine.cli import Commands
-
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 # for the master to answer: a person looks on, and it has most likely been there for long
 MASTER_TIMEOUT_S = 3.0
@@ -46,72 +45,56 @@ TIMEOUT_S = 2.0  # for one process to connect, at each of its addresses, and to 
 ASKED_AT_ONCE_MAX = 32
 
 
-def add_parser(commands: Commands) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "top",
-        help=cli.COMMANDS["top"],
-        description="Watch a job: each of its nodes and shards, and its master, until Ctrl-C. "
-        "Percentiles are those of handlers, "
-        "and there only where RpcService(timing=True) measures them. "
-        "A process that does not answer is listed with the reason.",
-    )
-    parser.add_argument("master", metavar="HOST:PORT", help="the job's master")
-    parser.add_argument(
-        "--root",
-        default=DEFAULT_ROOT,
-        metavar="NAME",
-        help="of the job at that master (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--interval",
-        type=float,
-        default=1.0,
-        metavar="S",
-        help="seconds between looks (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="two looks, an interval apart, one table, and no more"
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="one JSON object a line: time_s, and rows with the columns' names",
-    )
-    parser.add_argument(
-        "--secret-file",
-        metavar="F",
-        help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+@command(
+    "top",
+    "Watch a job: each of its nodes and shards, and its master, until Ctrl-C. Percentiles are those "
+    "of handlers, and there only where RpcService(timing=True) measures them. A process that does "
+    "not answer is listed with the reason.",
+)
+@click.argument("master", metavar="HOST:PORT")
+@click.option("--root", default=DEFAULT_ROOT, metavar="NAME", help="of the job at that master")
+@click.option("--interval", type=float, default=1.0, metavar="S", help="seconds between looks")
+@click.option("--once", is_flag=True, help="two looks, an interval apart, one table, and no more")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="one JSON object a line: time_s, and rows with the columns' names",
+)
+@click.option(
+    "--secret-file",
+    type=path(),
+    metavar="F",
+    help="the job's secret (default: PRPC_SECRET_FILE, else PRPC_SECRET, else this user's)",
+)
+def run(
+    master: str, root: str, interval: float, once: bool, as_json: bool, secret_file: str | None
+) -> int:
     """Look, wait, look again. Raises ConfigError, MasterUnreachable, AuthenticationFailed."""
-    if not (math.isfinite(args.interval) and INTERVAL_S_MIN <= args.interval <= INTERVAL_S_MAX):
+    if not (math.isfinite(interval) and INTERVAL_S_MIN <= interval <= INTERVAL_S_MAX):
         raise errors.ConfigError(
-            f"--interval {args.interval}: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds are "
-            "allowed"
+            f"--interval {interval}: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds are allowed"
         )
-    address = str(Address.parse(args.master))
-    with contextlib.closing(_looks(address, args)) as looks:
-        if args.json:
+    address = str(Address.parse(master))
+    secret = secret_from(None, secret_file)
+    with contextlib.closing(_looks(address, root, secret, interval, once)) as looks:
+        if as_json:
             for found in looks:
                 print(
                     json.dumps({"time_s": time.time(), "rows": [asdict(row) for row in found]}),
                     flush=True,
                 )
         else:
-            _show(looks, args.once)
+            _show(looks, once)
     return cli.OK
 
 
-def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None, None]:
-    """The rows of each look after the first; one with --once."""
-    secret = secret_from(None, args.secret_file)
+def _looks(
+    address: str, root: str, secret: bytes, interval_s: float, once: bool
+) -> Generator[list[Row], None, None]:
+    """The rows of each look after the first; of one such look with `once`."""
     with (
-        MasterClient(
-            address, args.root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S
-        ) as master,
+        MasterClient(address, root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S) as master,
         visiting_node("prpc-top", transports_from(None), secret) as node,
         ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
     ):
@@ -121,10 +104,10 @@ def _looks(address: str, args: argparse.Namespace) -> Generator[list[Row], None,
 
         then, before = look()
         while True:
-            time.sleep(args.interval)
+            time.sleep(interval_s)
             now, answers = look()
             yield rows(before, answers, now - then)
-            if args.once:
+            if once:
                 return
             then, before = now, answers
 

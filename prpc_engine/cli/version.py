@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import platform
-from typing import TYPE_CHECKING
+
+import click
 
 import prpc_engine
 from prpc_engine import cli
+from prpc_engine.cli.commands import command
 
-if TYPE_CHECKING:
-    from prpc_engine.cli import Commands
-
-DEPENDENCIES = ("numpy", "msgspec", "multiprocess", "posix_ipc", "psutil", "rich")
-
-
-def add_parser(commands: Commands) -> None:
-    """Describe the command."""
-    parser = commands.add_parser(
-        "version", help=cli.COMMANDS["version"], description="Say which versions these are."
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+DEPENDENCIES = ("click", "numpy", "msgspec", "multiprocess", "posix_ipc", "psutil", "rich")
 
 
 def versions() -> dict[str, str]:
@@ -34,10 +24,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def run(args: argparse.Namespace) -> int:
+@command("version", "Say which versions these are.")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object")
+def run(as_json: bool) -> int:
     """Print them."""
     found = versions()
-    if args.json:
+    if as_json:
         print(json.dumps(found))
         return cli.OK
     for name, version in found.items():

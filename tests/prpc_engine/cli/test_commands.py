@@ -44,15 +44,16 @@ def test_help_names_every_command(arguments: list[str]) -> None:
 def test_every_command_has_a_help_of_its_own(command: str) -> None:
     ran = prpc(command, "--help")
     assert ran.returncode == 0, ran.stderr
-    assert f"usage: prpc {command}" in ran.stdout
+    assert ran.stdout.startswith(f"Usage: prpc {command} ")
 
 
-def test_a_command_that_is_not_there_is_wrong_usage_and_says_which_are() -> None:
+def test_a_command_that_is_not_there_is_wrong_usage_and_says_who_knows_which_are() -> None:
     ran = prpc("trainify")
-    assert ran.returncode == 2
-    assert "trainify" in ran.stderr
-    assert "doctor" in ran.stderr
-    assert ran.stdout == ""
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.splitlines() == [
+        "Usage: prpc [OPTIONS] <command> ...",
+        "prpc: No such command 'trainify'. (`prpc --help` says more)",
+    ]
 
 
 @pytest.mark.parametrize(

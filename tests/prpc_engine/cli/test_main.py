@@ -52,10 +52,10 @@ def test_an_error_with_a_name_is_one_line_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(args: object) -> int:
+    def fail(dry_run: bool) -> int:
         raise error
 
-    monkeypatch.setattr(gc, "run", fail)
+    monkeypatch.setattr(gc.run, "callback", fail)
     assert cli.main(["gc"]) == code
     captured = capsys.readouterr()
     assert captured.err == line + "\n"
@@ -63,6 +63,6 @@ def test_an_error_with_a_name_is_one_line_and_an_exit_code(
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc, "run", lambda args: 1 // 0)
+    monkeypatch.setattr(gc.run, "callback", lambda dry_run: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["gc"])

@@ -41,11 +41,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     def ran(*arguments: str, **env: str) -> Ran:
         for name, value in {"PRPC_SECRET": "", "PRPC_SECRET_FILE": "", **env}.items():
             monkeypatch.setenv(name, value)
-        try:
-            code = cli.main(arguments)
-        except SystemExit as ended:  # argparse's
-            code = int(ended.code or 0)
-        return Ran(code, *capsys.readouterr())
+        return Ran(cli.main(arguments), *capsys.readouterr())
 
     return ran
 
@@ -63,10 +59,36 @@ def test_an_option_that_is_not_there_is_wrong_usage(run: Callable[..., Ran], com
         "bench": ["ring"],
         "endpoint-map": ["make"],
         "launch": ["-s", "1", "-w", "1"],
+        "completion": ["bash"],
     }
     ran = run(command, *needed.get(command, []), "--no-such-option")
+    usage, error = ran.stderr.splitlines()
     assert (ran.returncode, ran.stdout) == (2, "")
-    assert "usage: prpc" in ran.stderr
+    assert usage.startswith(f"Usage: prpc {command} ")
+    assert error.startswith(f"prpc {command}")
+    assert "No such option '--no-such-option'" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["docter"], "'doctor'"),
+        (["--versio"], "'--version'"),
+        (["gc", "--dry-rum"], "'--dry-run'"),
+        (["endpoint-map", "mak"], "'make'"),
+        (["endpoint-map", "make", "--ps-host", "a:1"], "'--ps-hosts'"),
+        (["launch", "-s", "1", "-w", "1", "--timeout", "4", "--", "true"], "'--timeout-s'"),
+    ],
+)
+def test_a_misspelt_or_shortened_word_is_wrong_usage_and_says_which_is_meant(
+    run: Callable[..., Ran], arguments: list[str], meant: str
+) -> None:
+    ran = run(*arguments)
+    usage, error = ran.stderr.splitlines()
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert usage.startswith("Usage: prpc ")
+    assert "Did you mean" in error
+    assert meant in error
 
 
 @pytest.mark.parametrize(
