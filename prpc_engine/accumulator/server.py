@@ -303,8 +303,7 @@ class AccumulatorServer:
             saved_name, saved_id = state.get("name", self.name), state.get("server_id", -1)
             if type(saved_id) is not int:
                 raise ConfigError(
-                    f"{self._path} holds what this program cannot go on from: "
-                    f"server_id {saved_id!r:.80}"
+                    f"{self._path} cannot be restored by this program: server_id {saved_id!r:.80}"
                 )
             if saved_name != self.name or (
                 server_id >= 0 and saved_id >= 0 and saved_id != server_id + at
@@ -321,7 +320,7 @@ class AccumulatorServer:
                 # whatever a file does that somebody else has made up, or an aggregator of the
                 # user's own
                 raise ConfigError(
-                    f"{self._path} holds what this program cannot go on from: {_reason(error)}"
+                    f"{self._path} cannot be restored by this program: {_reason(error)}"
                 ) from error
         return list(states)
 
@@ -358,7 +357,7 @@ class AccumulatorServer:
         """
         answers, failed = self._ask_all("output_info")
         if failed:
-            logger.warning("the counters of %s are not told", self._who(failed))
+            logger.warning("the counters of %s are left out", self._who(failed))
         return dict(
             sorted((name, text) for info in answers.values() for name, text in info.items())
         )
@@ -405,7 +404,7 @@ class AccumulatorServer:
             )
         if missing:
             text = "; ".join(f"{what}: {why}" for what, why in missing.items())
-            logger.warning("the snapshot in %s lacks what is new of %s", where, text)
+            logger.warning("the snapshot in %s does not have the newest state of %s", where, text)
         return missing
 
     def _empty(self, at: int) -> dict[str, Any]:

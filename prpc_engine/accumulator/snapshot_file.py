@@ -111,7 +111,7 @@ class Lock:
             ) from error
         except ValueError as error:  # "", ".", "/", or a NUL in it
             raise ConfigError(
-                f"snapshot_path={str(path)!r} is the name of no file: {error}"
+                f"snapshot_path={str(path)!r} is not a file's name: {error}"
             ) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

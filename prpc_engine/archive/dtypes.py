@@ -131,7 +131,7 @@ def dtype_of(spec: Spec, depth: int = 0) -> np.dtype[Any]:
         return _dtypes.get(spec) or _dtype_of_name(spec)
     if type(spec) is not list or depth > NESTING_MAX:
         raise ArchiveError(
-            f"dtype {str(spec)[:100]!r} is none, or is nested deeper than {NESTING_MAX} records"
+            f"{str(spec)[:100]!r} is no dtype, or is nested deeper than {NESTING_MAX} records"
         )
     try:
         # outside of a record numpy has made it part of the array's shape
@@ -191,7 +191,7 @@ def _dtype_of_name(name: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     else:
         if not _STRING.fullmatch(name):
-            raise ArchiveError(f"dtype {name[:100]!r} is none that can be sent")
+            raise ArchiveError(f"dtype {name[:100]!r} cannot be sent")
         try:
             dtype = np.dtype(name)
         except (ValueError, TypeError, OverflowError, SyntaxError) as error:

@@ -232,7 +232,7 @@ def _write(path: Path, text: str) -> None:
     """All of it at once: a task that starts meanwhile reads the old map or the new one."""
     if not path.name:
         raise ConfigError(
-            f"--output={str(path)!r} is the name of no file: one such as {FILE_NAME} is expected"
+            f"--output={str(path)!r} is not a file's name: one such as {FILE_NAME} is expected"
         )
     written = path.with_name(f"{path.name}.{os.getpid()}")
     try:

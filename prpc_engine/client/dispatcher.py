@@ -432,7 +432,7 @@ class Dispatcher:
                 self._end_gone(
                     call,
                     errors.MaybeExecuted(
-                        f"{method!r} was sent to a process that {peer.connection.peer} is not"
+                        f"{method!r} was sent to an earlier process than {peer.connection.peer}"
                     ),
                 )
         except Exception as error:  # NotSent, Backpressure, ShmFull; or a bug

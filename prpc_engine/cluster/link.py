@@ -384,7 +384,9 @@ class Link:
                 self._why = ""
                 self._up(peer)
                 if is_told:
-                    logger.info("%s is there, after %.3g s", self._text, time.monotonic() - started)
+                    logger.info(
+                        "%s is connected, after %.3g s", self._text, time.monotonic() - started
+                    )
                 return
             self._wake.wait(min(pause_s, max(0.0, self._patience_s - waited_s)))
             pause_s = min(PAUSE_S_MAX, 2 * pause_s)
@@ -423,7 +425,8 @@ class Link:
             facts = Facts.read(call.result(), self._control)
         except errors.UnknownService:
             raise errors.NotSent(
-                f"who listens at {self._control} is no task of a cluster, or has not started yet"
+                f"the process that listens at {self._control} is no task of a cluster, "
+                "or has not started yet"
             ) from None
         check_plan(me.plan, me.task, facts.plan, self.task)
         check_task(facts, self.task, self._control)

@@ -154,7 +154,7 @@ class Relays:
             self._staying.discard(index)
             others = ", ".join(map(str, sorted(self._staying)))
             logger.error(
-                "%s: communication shard %d stays down: what was asked through it ended with "
+                "%s: communication shard %d stays down: requests through it ended with "
                 "TaskLost, and %s in its place (%s)",
                 self._task,
                 index,

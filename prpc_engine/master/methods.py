@@ -392,7 +392,7 @@ class MasterMethods:
         if self._reactor.clock() < asker.deadline:
             return False
         if asker.peer.lost:
-            raise RegistryError("who asked is gone")
+            raise RegistryError("the connection that asked was lost")
         return True
 
     async def _acquire_lock(self, asker: _Asker, name: str) -> int:

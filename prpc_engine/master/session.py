@@ -437,7 +437,7 @@ class MasterSession:
         done.wait(OPEN_TIMEOUT_S + ANSWER_S)
         if not future.done():  # the shard's reactor has stopped
             raise errors.Closed(
-                f"nobody drives the connection to the master at {self.address} any more"
+                f"the reactor of the connection to the master at {self.address} has stopped"
             )
         return future.result()
 
@@ -471,7 +471,7 @@ class MasterSession:
                     break
                 if not isinstance(error, errors.RpcError):
                     logger.exception(
-                        "the session at the master at %s has an error it did not expect",
+                        "unexpected error in the session at the master at %s; it is tried again",
                         self.address,
                     )
                 self._last_error = str(error).partition("\n")[0]

@@ -242,7 +242,7 @@ class Batcher:
         left_s = part.deadline - self._clock()
         if left_s <= 0:
             raise errors.DeadlineExceeded(
-                f"{ids.name_of(self._node)} took too long with what was sent before: slow down"
+                f"{ids.name_of(self._node)} took too long with earlier requests: send more slowly"
             )
         return left_s
 

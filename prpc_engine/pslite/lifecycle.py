@@ -60,7 +60,7 @@ def start(
         elif role not in (None, postoffice.role):
             raise errors.ConfigError(
                 f"start({customer_id}, {role!r}): this process is a {postoffice.role}, "
-                "all of its customers"
+                "and so are all of its customers"
             )
     try:
         if not is_first:

@@ -62,6 +62,6 @@ def check_slices(slices: Sequence[KVPairs | None], keys: Keys, ranges: Sequence[
     )
     if not np.array_equal(np.concatenate([keys[:0], *used]), keys):
         raise BadArguments(
-            "the slicer's slices are not the keys cut into runs: every key goes to one server, "
-            "and neighbours stay so"
+            "the slicer must cut the sorted keys into consecutive runs, so that each key is in "
+            "one slice"
         )

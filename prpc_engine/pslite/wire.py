@@ -193,4 +193,4 @@ def read_answer(answer: Any) -> tuple[int, Vals, Lens | None]:
             _from_bytes(answer, _LEN, n_keys, ANSWER_BYTES + nbytes) if flags & HAS_LENS else None,
         )
     except (struct.error, KeyError, TypeError, ValueError) as error:
-        raise BadArguments(f"an answer of {len(answer)} bytes that is none") from error
+        raise BadArguments(f"a malformed answer of {len(answer)} bytes") from error

@@ -569,7 +569,7 @@ class Peer:
     def _on_end(self, inbox: Inbox, side: int, count: int) -> None:
         if not inbox.expect(count):
             self.connection.close(
-                RemoteProtocolError(f"a stream that ended after {count} items, which cannot be")
+                RemoteProtocolError(f"a stream cannot have ended after {count} items")
             )
         elif side == FROM_CALLER:
             inbox.finish()  # ours ends with the server's answer, which says how
@@ -660,7 +660,7 @@ class Peer:
         try:
             name, text, more = self.decoder.decode(body, blocks)
             if not type(name) is type(text) is type(more) is str:
-                raise ValueError("its texts are none")
+                raise ValueError("its name, text and traceback must be str")
             reason = Status(status)
         except DECODE_ERRORS as error:
             call.set_error(

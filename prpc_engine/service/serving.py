@@ -251,15 +251,18 @@ class Servers:
             except errors.DeadlineExceeded as error:
                 # it is asked no longer, and knows when the session ends
                 logger.warning(
-                    "server %d of %r goes unheard: %s", server.server_id, server.service, str(error)
+                    "server %d of %r is closed without the master: %s",
+                    server.server_id,
+                    server.service,
+                    str(error),
                 )
                 return
             except TimeoutError:
                 # what was asked goes on waiting for it in the session
                 if not self.session.connected:
                     logger.warning(
-                        "server %d of %r goes, and the master at %s, which is away, "
-                        "hears of it when it is back",
+                        "server %d of %r is closed; the master at %s is away, and is told when "
+                        "it is back",
                         server.server_id,
                         server.service,
                         self.session.address,

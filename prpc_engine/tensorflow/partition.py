@@ -546,7 +546,7 @@ class _Cutter:
         if not inside and not stage.gates:
             raise Unsupported(
                 f"{stage.members[0]!r} is in a loop of {device(self.own)}, "
-                f"and nothing tells {device(stage.task)} of its turns"
+                f"and no value tells {device(stage.task)} when it iterates"
             )
         for gate in stage.gates:
             self._use(gate.predicate)

@@ -319,7 +319,7 @@ class ShardGroup:
             if self._on_change is not None:
                 self._on_change(index, state, text)
         except Exception:
-            logger.exception("what was to hear that %s failed", text)
+            logger.exception("on_change raised when it was told: %s", text)
 
     def _lane_lost(
         self, index: int, incarnation: int, lane: ShardChannel, error: ShardError
@@ -562,8 +562,8 @@ def _multiprocess() -> Any:
         # dill looks for a folder for temporary files, and writes to it, when it is imported
         raise ShardError(
             f"shards cannot be started without a folder for temporary files ({error.strerror}): "
-            "let TMPDIR name one that takes a "
-            "file, with a byte in it (`ulimit -f` above 0, and room on the disk)"
+            "set TMPDIR to a folder in which a file can be written (room on its disk, and "
+            "`ulimit -f` above 0)"
         ) from error
     return multiprocess
 

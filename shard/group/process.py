@@ -130,7 +130,7 @@ class Shard:
                 f"there is no shard {index!r:.100}: this group has shards 0 to {self.size - 1}"
             )
         return PeerLostError(
-            f"shard {index} is gone: {self._lost.get(index, 'it never met this one')}"
+            f"shard {index} is gone: {self._lost.get(index, 'it was never connected to this one')}"
         )
 
     def at_stop(self, closer: Callable[[], None]) -> None:
@@ -255,7 +255,7 @@ class Shard:
             try:
                 closer()
             except Exception:
-                logger.exception("shard %d: what was to run at its stop failed", self.index)
+                logger.exception("shard %d: a function that runs at its stop raised", self.index)
         # failpoint: group.before_flush
         lanes = list(self._lanes.values())
         deadline = time.monotonic() + FLUSH_TIMEOUT_S

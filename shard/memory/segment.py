@@ -125,7 +125,7 @@ def _new_memfd() -> int:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise ShmFull(_refused_text(0, None, error)) from error
         raise ShardError(
-            f"this machine makes no shared memory without a name (memfd_create: {error.strerror})"
+            f"this machine cannot make anonymous shared memory (memfd_create: {error.strerror})"
         ) from error
     os.fchmod(fd, 0o600)
     return fd
@@ -349,8 +349,8 @@ def _checked_size(fd: int, seals_wanted: int) -> int:
         )
     if status.st_size < 1 or status.st_blocks * 512 < status.st_size:
         raise RemoteProtocolError(
-            f"segment of {status.st_size} bytes of which {status.st_blocks * 512} are there: "
-            "the rest would be taken from us"
+            f"segment of {status.st_size} bytes of which {status.st_blocks * 512} are reserved: "
+            "its maker must reserve all of it before it hands it over"
         )
     return status.st_size
 

@@ -375,8 +375,8 @@ class Door:
             if self._out_of_descriptors:
                 self._out_of_descriptors = False
                 logger.warning(
-                    "accepting connections again: %d were hung up on for want of descriptors so "
-                    "far",
+                    "accepting connections again: %d were closed so far because this process had "
+                    "no file descriptor left",
                     self._shed,
                 )
             self._greet(sock, address)
@@ -487,7 +487,7 @@ class Door:
         elif not self._out_of_descriptors:
             self._out_of_descriptors = True
             logger.warning(
-                "no descriptors left: hanging up on who connects; raise `ulimit -n`, "
+                "no file descriptors left: new connections are closed; raise `ulimit -n`, "
                 "or lower limits.connections_max"
             )
         if self._spare >= 0:

@@ -68,12 +68,12 @@ class HalfMade(Generic[Item]):
             return None
         if found is None:
             raise RemoteProtocolError(
-                f"lane {lane.number} of a connection that nobody has opened here: a stranger, "
-                "or it came after its time"
+                f"lane {lane.number} of a connection that is not known here: the peer never opened "
+                "it, or it was given up since"
             )
         if found.who != who:
             raise RemoteProtocolError(
-                f"lane {lane.number} of a connection that somebody else has opened"
+                f"lane {lane.number} of a connection that another peer has opened"
             )
         if found.count != lane.count or lane.number in found.lanes:
             raise RemoteProtocolError(

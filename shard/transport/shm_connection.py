@@ -310,7 +310,7 @@ class ShmConnection(Connection[Record]):
             if self._spill_writer is None:
                 self._spill_writer = SpillWriter(self.notes)
                 logger.warning(
-                    "an array for %s goes over a socket, as all that find no room will: %s",
+                    "an array for %s goes over a socket, as shared memory has no room: %s",
                     self.peer,
                     str(full),
                 )

@@ -256,10 +256,10 @@ class Tls:
         try:
             self._accepting, self._connecting = _contexts(self._files)
         except ShardError as error:
-            logger.warning("changed files of TLS are not taken, and those before go on: %s", error)
+            logger.warning("changed TLS files cannot be used, those loaded before stay: %s", error)
         else:
             logger.info(
-                "TLS goes on with what is now in %s, %s, %s",
+                "TLS uses the changed files from now on: %s, %s, %s",
                 self._files.cert,
                 self._files.key,
                 self._files.ca or "no CA",

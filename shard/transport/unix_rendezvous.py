@@ -85,7 +85,7 @@ def dial(address: str, deadline: float) -> socket.socket:
         while (failure := sock.connect_ex(f"\0prpc.{token}")) == errno.EAGAIN:
             if time.monotonic() >= deadline:
                 raise UnreachableError(
-                    f"nobody was taken in at {address} in time: {LISTEN_BACKLOG} or so wait there"
+                    f"{address} accepted no connection in time: {LISTEN_BACKLOG} or so wait there"
                 )
             time.sleep(FULL_PAUSE_S)
         if failure:

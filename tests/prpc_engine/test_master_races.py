@@ -535,4 +535,4 @@ def test_a_server_goes_although_the_master_does_not_say_in_time_that_it_has_hear
         closing.start()
         closing.join(PATIENCE_S)
         assert not closing.is_alive()
-        assert "server 0 of 'test' goes unheard: no answer" in caplog.text
+        assert "server 0 of 'test' is closed without the master: no answer" in caplog.text

@@ -114,7 +114,7 @@ def test_a_segment_arrives_as_announced_and_costs_one_descriptor(stranger: Stran
         (4096, lambda: memfd(8192, LENT), "segment of 8192 bytes, 4096 were announced"),
         (8192, lambda: memfd(8192, SIZE_SEALS), "could change it under us"),
         (8192, lambda: memfd(8192, SEAL_FUTURE_WRITE), "could change it under us"),
-        (3 << 30, lambda: memfd(3 << 30, LENT, sparse=True), "of which 0 are there"),
+        (3 << 30, lambda: memfd(3 << 30, LENT, sparse=True), "of which 0 are reserved"),
         (
             8192,
             lambda: os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR),

@@ -33,12 +33,12 @@ def test_a_connection_is_whole_with_its_last_lane_whatever_their_order(made: Hal
 @pytest.mark.parametrize(
     ("lane", "who", "text"),
     [
-        (Lane(OTHER, 1, 3), WHO, "lane 1 of a connection that nobody has opened here"),
-        (Lane(TOKEN, 1, 3), (PeerIdentity(secret="job"), 8), "somebody else has opened"),
+        (Lane(OTHER, 1, 3), WHO, "lane 1 of a connection that is not known here"),
+        (Lane(TOKEN, 1, 3), (PeerIdentity(secret="job"), 8), "another peer has opened"),
         (
             Lane(TOKEN, 1, 3),
             (PeerIdentity(secret="job", subjects=("other",)), 7),
-            "somebody else has opened",
+            "another peer has opened",
         ),
         (Lane(TOKEN, 1, 2), WHO, "lane 1 of 2 does not fit its connection of 3"),
         (Lane(TOKEN, 2, 3), WHO, "lane 2 of 3 does not fit"),
@@ -61,7 +61,7 @@ def test_what_is_given_up_is_forgotten_and_handed_back(made: HalfMade[str]) -> N
     made.join(Lane(OTHER, 0, 2), WHO, "another")
     assert made.give_up(TOKEN) == ["zero", "two"]
     assert made.give_up(TOKEN) == []
-    with pytest.raises(RemoteProtocolError, match="nobody has opened"):
+    with pytest.raises(RemoteProtocolError, match="not known here"):
         made.join(Lane(TOKEN, 1, 3), WHO, "late")
     assert made.give_up_all() == ["another"]
 

@@ -207,7 +207,7 @@ def test_a_sparse_segment_is_refused_before_a_page_of_it_is_ours_to_pay() -> Non
     fd = memfd(3 << 30, SIZE_SEALS | SEAL_FUTURE_WRITE, sparse=True)
     with pytest.raises(
         RemoteProtocolError,
-        match="segment of 3221225472 bytes of which 0 are there: the rest would be taken from us",
+        match="segment of 3221225472 bytes of which 0 are reserved: its maker must reserve",
     ):
         Segment.attach(fd, writable=False)
     assert os.fstat(fd).st_blocks == 0
@@ -253,7 +253,7 @@ def test_a_descriptor_of_something_else_is_the_peers_fault() -> None:
         RemoteProtocolError, match=f"descriptor {shm} is no sealed shared-memory segment"
     ):
         Segment.attach(shm)
-    with pytest.raises(RemoteProtocolError, match="segment of 0 bytes of which 0 are there"):
+    with pytest.raises(RemoteProtocolError, match="segment of 0 bytes of which 0 are reserved"):
         Segment.attach(empty)
     for fd in (reading, writing, folder, device, shm, empty):
         os.close(fd)

@@ -103,7 +103,7 @@ def test_changed_files_that_cannot_be_used_are_told_once_and_those_before_go_on(
     assert [
         line
         for line in records
-        if line.startswith("changed files of TLS are not taken, and those before go on: ")
+        if line.startswith("changed TLS files cannot be used, those loaded before stay: ")
     ] == records
     assert len(records) == 1
     put(authority.issue("worker-10"), renewed)

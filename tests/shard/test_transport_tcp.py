@@ -446,9 +446,10 @@ class TestTcp(TransportContract):
             record.getMessage() for record in caplog.records if "refused" not in record.getMessage()
         ]
         assert said == [
-            "no descriptors left: hanging up on who connects; raise `ulimit -n`, "
+            "no file descriptors left: new connections are closed; raise `ulimit -n`, "
             "or lower limits.connections_max",
-            "accepting connections again: 4 were hung up on for want of descriptors so far",
+            "accepting connections again: 4 were closed so far because this process had no file "
+            "descriptor left",
         ]
 
     def test_a_flood_of_refusals_is_counted_but_not_all_of_it_logged(

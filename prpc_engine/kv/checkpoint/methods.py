@@ -249,7 +249,7 @@ class CheckpointMethods:
             self._committing.add(save_id)
             return _plain(await in_background(self._commit, path, unfinished, *settings))
         except msgspec.ValidationError as error:
-            raise ConfigError(f"the parts of a checkpoint are none: {error}") from error
+            raise ConfigError(f"the parts of the checkpoint are malformed: {error}") from error
         except OSError as error:
             raise _unwritable(folder, error) from error
         finally:

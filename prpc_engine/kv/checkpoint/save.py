@@ -356,7 +356,7 @@ def commit(
         _remove_old(files, folder, keep, now)
     except OSError as error:
         logger.warning(
-            "%s: what is old cannot be removed: %s; the new checkpoint is good", folder, str(error)
+            "%s: old checkpoints cannot be removed: %s; the new one is good", folder, str(error)
         )
     return Base(final.name, line_crc32(data), manifest.links)
 

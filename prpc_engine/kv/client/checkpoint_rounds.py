@@ -146,7 +146,8 @@ class Rounds:
             self._ask_all("checkpoint_durable", save_id)
         except (RpcError, TimeoutError) as error:
             logger.warning(
-                "the checkpoint %s is good, but who waits for it is told after the next: %s",
+                "the checkpoint %s is good, but pushes that wait for it are answered after the "
+                "next one: %s",
                 saved["name"],
                 str(error),
             )
@@ -270,9 +271,8 @@ class Rounds:
                 return
             if time.monotonic() + MOVED_PAUSE_S >= self._until:
                 logger.warning(
-                    "the checkpoint is restored, but replicas have not got all of it by the "
-                    "deadline: a server that is lost "
-                    "before they have takes rows along"
+                    "the checkpoint is restored, but not all replicas have all of it at the "
+                    "deadline: if a server is lost before they have, its rows are lost, too"
                 )
                 return
             time.sleep(MOVED_PAUSE_S)
@@ -300,7 +300,7 @@ class Rounds:
                 elif not lost_until:
                     lost_until = time.monotonic() + self._lost_s
                     logger.warning(
-                        "%s yet, and another attempt is made, as a server was lost: %s",
+                        "%s yet: a server was lost; trying again: %s",
                         failed,
                         _line(error),
                     )
@@ -317,7 +317,7 @@ class Rounds:
         except Closed:
             raise
         except RpcError as error:  # the master is away: those known here may do
-            logger.warning("it is not known where partitions are now: %s", _line(error))
+            logger.warning("the placement of partitions cannot be read now: %s", _line(error))
 
     def _told(self, failed: str) -> str:
         if self._in_doubt is None:

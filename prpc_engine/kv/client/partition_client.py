@@ -475,7 +475,7 @@ class PartitionClient:
             return error
         return MaybeExecuted(
             f"push {request.sequence} to {self} was sent, and may have been applied, once; "
-            f"nobody is there to ask: {error}"
+            f"no server can be asked: {error}"
         )
 
     def _late(self, request: PartitionRequest) -> DeadlineExceeded:

@@ -73,7 +73,7 @@ class Recovery:
             except Exception as error:
                 # whatever it is, those who wait for these lanes are told at their deadlines
                 logger.warning(
-                    "what was lost of %s waits: %s",
+                    "lost requests to %s wait: %s",
                     ", ".join(map(str, lanes)),
                     str(error).partition("\n")[0],
                 )

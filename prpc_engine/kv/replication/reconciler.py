@@ -163,7 +163,7 @@ class Reconciler:
                 return
             except (RpcError, ShardError, TimeoutError) as error:
                 logger.info(
-                    "server %d cannot see to its partitions now: %s",
+                    "server %d cannot reconcile its partitions now: %s",
                     self._host.server_id,
                     str(error).partition("\n")[0],
                 )
@@ -171,7 +171,8 @@ class Reconciler:
                 # whatever it is: without this thread the lease runs out here, and all its
                 # partitions with it
                 logger.exception(
-                    "server %d goes on after an error it did not expect", self._host.server_id
+                    "server %d: unexpected error while reconciling; the next look goes on",
+                    self._host.server_id,
                 )
             self._wake.wait(self._lease_s / LOOKS_PER_LEASE)
             self._wake.clear()
@@ -261,7 +262,7 @@ class Reconciler:
         if placed.primary == me and not placed.loading:
             if hosted is None and self._now(partial(self._host.lacks, index)):
                 logger.error(
-                    "server %d is to serve partition %d and has nothing of it: it is lost",
+                    "server %d should serve partition %d and has no state of it: its rows are lost",
                     me,
                     index,
                 )

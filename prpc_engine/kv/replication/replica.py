@@ -453,7 +453,7 @@ class Replica:
             found = self._tables.get(name)
         if found is None:
             raise BadArguments(
-                f"the copy of partition {self.index} has no table {name!r}: it is to be made anew"
+                f"the copy of partition {self.index} has no table {name!r}: copy it again"
             )
         return found
 

@@ -142,7 +142,7 @@ class Beginnings:
                     pass
                 except RpcError as error:
                     logger.warning(
-                        "the master does not know how %s began, and is told at its next news: %s",
+                        "the master was not told how %s began; it is told with the next change: %s",
                         path,
                         str(error),
                     )

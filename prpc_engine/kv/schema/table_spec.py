@@ -120,9 +120,9 @@ class SparseSpec(TableSpec):
         self._settle("consistency", consistency.from_spec)
         if self.compression is not None and self.compression.needs_feedback:
             raise ConfigError(
-                f"table {self.table!r}: compression {self.compression.name!r} needs what it "
-                "leaves to be kept for the next push, "
-                f"which is done for dense tables; a sparse one may have: cast, int8"
+                f"table {self.table!r}: compression {self.compression.name!r} adds what it leaves "
+                "out to the next push, which is done for dense tables only; sparse ones may have: "
+                "cast, int8"
             )
 
     def make(self, clock: Callable[[], float] = time.monotonic) -> SparseTable:

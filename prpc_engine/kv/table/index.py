@@ -186,8 +186,8 @@ class KeyIndex:
             raise BadArguments(
                 f"{used.max()} keys agree in the {self._level} bits of their hashes that choose a "
                 "segment; "
-                f"{int(self._segment_slots * FULL_MAX)} are allowed: that is no chance, "
-                "they were made to; they are not stored"
+                f"{int(self._segment_slots * FULL_MAX)} are allowed: no chance makes such keys, "
+                "and are not stored"
             )
 
     def _first_positions(self, keys: Keys) -> Rows:

@@ -111,8 +111,7 @@ class Replicated:
         keys, grads, count = self._summed(keys, parts)
         if len(decided.has_row) != len(keys):
             raise BadArguments(
-                f"a push of {len(keys)} different keys, of which {len(decided.has_row)} were "
-                "decided on"
+                f"a push of {len(keys)} different keys with decisions for {len(decided.has_row)}"
             )
         self._begin_as_decided(decided)
         rows = self._store.index.lookup(keys)
@@ -127,7 +126,7 @@ class Replicated:
         if not np.array_equal(rows >= 0, decided.has_row):
             raise BadArguments(
                 "keys of a push have rows here that they do not have at the primary: "
-                "this copy is to be made anew"
+                "copy the partition again"
             )
         if self._evictor is not None:
             self._stamp(rows[rows >= 0], decided.moment)
@@ -153,8 +152,7 @@ class Replicated:
         rows = self._store.index.lookup(decided.evicted)
         if len(rows) and rows.min() < 0:
             raise BadArguments(
-                "keys lose their rows at the primary that have none here: "
-                "this copy is to be made anew"
+                "keys lose their rows at the primary that have none here: copy the partition again"
             )
         if self._evictor is not None:
             self._evictor.catch_up(decided.moment)

@@ -96,7 +96,7 @@ def test_a_state_with_a_fitting_checksum_that_is_none_is_refused(
     path = tmp_path / "snapshot"
     snapshot_file.save(path, [STATES[name]])
     with pytest.raises(
-        ConfigError, match=f"{path} (holds what this program cannot go on from|was saved by server)"
+        ConfigError, match=f"{path} (cannot be restored by this program|was saved by server)"
     ):
         AccumulatorServer(service, snapshot_path=path)
     snapshot_file.save(path, [state_of_one()])

@@ -141,8 +141,8 @@ def test_an_argument_of_another_type_is_wrong_usage(
         ),
         (["run", "/nowhere.py"], "'/nowhere.py' is not there"),
         (["run", "/"], "'/' is not there"),
-        (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", ""], "the name of no file"),
-        (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", "/"], "the name of no file"),
+        (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", ""], "is not a file's name"),
+        (["endpoint-map", "make", "--ps-hosts", "a:1", "-o", "/"], "is not a file's name"),
         (
             ["endpoint-map", "make", "--ps-hosts", "a:1", "-o", "/nowhere/x"],
             "cannot be written: No such file",

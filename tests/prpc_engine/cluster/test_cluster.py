@@ -287,7 +287,7 @@ def test_a_service_at_the_address_of_a_task_is_named(
     with (
         Master(f"{host}:2222"),
         Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker,
-        pytest.raises(TaskUnreachable, match=f"who listens at {host}:2222 is no task of a cluster"),
+        pytest.raises(TaskUnreachable, match=f"the process that listens at {host}:2222 is no task"),
     ):
         worker.recv("first", source=PS0, step=0)
 

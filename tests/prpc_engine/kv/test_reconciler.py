@@ -156,7 +156,7 @@ def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(
     reconciler._look()
     assert not host.hosted
     assert reconciler.placement is new
-    assert "it is lost" not in caplog.text
+    assert "its rows are lost" not in caplog.text
 
 
 def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_empty(

@@ -266,7 +266,7 @@ def test_more_servers_than_expected_are_refused_since_workers_would_disagree() -
         ),
         (
             lambda w: w.create_sparse("t", 1, SGD, compression=TopK()),
-            "a sparse one may have: cast, int8",
+            "sparse ones may have: cast, int8",
         ),
         (lambda w: w.create_sparse("t", 2, SGD, Uniform([1.0])), "1 scales for rows of 2 columns"),
         (lambda w: w.create_dense("t", (3, 0), SGD), "an extent of its shape is 0"),

@@ -353,7 +353,7 @@ def miscounted() -> None:
     ps.start(0)
     if ps.is_worker():
         with pytest.raises(
-            errors.ConfigError, match="this process is a worker, all of its customers"
+            errors.ConfigError, match="this process is a worker, and so are all of its customers"
         ):
             ps.start(1, role="server")
     ps.finalize(0, True)

@@ -225,7 +225,7 @@ def verbs() -> None:
         with pytest.raises(errors.RemoteError, match="never pushed"):
             kv.wait(kv.pull(other, np.empty(2)))
         kv.set_slicer(lambda pairs, ranges: [pairs, pairs])
-        with pytest.raises(errors.BadArguments, match="every key goes to one server"):
+        with pytest.raises(errors.BadArguments, match="each key is in one slice"):
             kv.push(other, np.array([1.0, 2.0]))
         kv.set_slicer(by_ranges)
         one = np.array([1], np.uint64)

@@ -390,7 +390,7 @@ def test_truth_values_go_beside_the_head_where_their_bytes_are_looked_at() -> No
     assert wire.pack_answer(1, vals, None) is vals
     forged = bytearray(wire.pack_answer(1, np.array([2, 0, 1], np.uint8), None))
     forged[1] = vals.dtype.num
-    with pytest.raises(BadArguments, match="an answer"):
+    with pytest.raises(BadArguments, match="a malformed answer"):
         wire.read_answer(bytes(forged))
 
 
@@ -402,7 +402,7 @@ def test_what_was_not_packed_here_is_refused() -> None:
     with pytest.raises(BadArguments, match="no number of 32 bits"):
         wire.pack(0, 9, 0, 1 << 31, 0, wire.PUSH, KVPairs(keys(1), floats(1)))
     for bad in (b"", b"\x00\xff\x00\x00\x01\x00\x00\x00", b"\x04\x0b\x00\x00\xff\x00\x00\x00"):
-        with pytest.raises(BadArguments, match="an answer"):
+        with pytest.raises(BadArguments, match="a malformed answer"):
             wire.read_answer(bad)
 
 
