@@ -10,9 +10,8 @@ Expected, beside the same table called in this process with no message at all:
                                 outweighs the transport, some 0.1 ms for the copies. Over tcp, 0.3
                                 ms more.
     10,000 keys x 64, of 10 k   the table grows from 2.6 MB, which fits a second-level cache, to 2.6
-                                GB, which fits none: a
-      to 10 M                   key costs three times as much, and no more, as the index is asked in
-                                one pass.
+      to 10 M                   GB, which fits none: a key costs three times as much, and no more,
+                                as the index is asked in one pass.
     dense 4 MB                  pull: a copy by the table, sent by reference: 0.5 ms. push: one copy
                                 to send, one pass of the optimizer: 1.5 ms. push_pull: both.
     100,000 keys x 64, of 10 M  25.6 MB of rows, each with its cache misses in 2.6 GB: 5 ms to

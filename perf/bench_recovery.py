@@ -8,14 +8,10 @@ partition has its copy again.
 
 Expected:
     promoted  the kernel takes the process apart in 5 to 20 ms; the master sees its socket end, and
-              tells the others; one of
-    them
-                 changes the placement (two messages), tells its reactor, and the worker, which has
-                 tried again after 5, 10, 20 ms, finds it: some 50 ms.
-    loaded  without replicas the partition's rows are read from the newest checkpoint: some 10 ms
-            for these few rows more,
-    and the
-                 backoff of the worker has doubled once more.
+              tells the others; one of them changes the placement (two messages), tells its reactor,
+              and the worker, which has tried again after 5, 10, 20 ms, finds it: some 50 ms.
+    loaded    without replicas the partition's rows are read from the newest checkpoint: some 10 ms
+              for these few rows more, and the backoff of the worker has doubled once more.
 
     python -m perf.bench_recovery [--json] [--quick]
 """

@@ -1,39 +1,45 @@
 """What can go wrong with a call, sorted by who has to act.
 
 RpcError
-├── NotSent              it never left this process        → safe to send again, elsewhere
-│   ├── MasterUnreachable   no master answers there         → start one, or mend the address
-│   ├── NoPath              none of our transports connects → the text says why, one each
-│   ├── NoServer            no live server of that service  → start one, or wait longer
-│   └── NotAPeer            a server of another kind is there → mend the address, or start ours
-                            there
-├── Rejected             the server refused before running → safe to send again when mended
-│   ├── UnknownService      nobody there has that name      → mend the name
-│   ├── UnknownMethod       the service lacks that method   → mend the name
-│   ├── NotAllowed          this caller may not call that   → ask for it in the server's allow list
-│   ├── Stopping            the server takes on nothing new → another server of that service
-│   ├── NoSuchNode          the master's tree lacks it      → add it first
-│   ├── NodeExists          it is there already             → another name, or take that one
-│   ├── Forgotten           it came again too late        → ask the service whether it was done
-│   ├── VersionMismatch     compare-and-set came too late   → read it again
-│   ├── BadArguments        the arguments cannot be sent    → change their types (a TypeError, too)
-│   └── Backpressure        a queue's bound is reached      → slow down, or retry later
-├── MaybeExecuted        sent, then the peer was lost      → only a caller who knows the method may
-                                                           retry
-├── RemoteError          the handler raised                → read its traceback below the first line
-├── DeadlineExceeded     no answer in time                 → a larger timeout_s, or find what is
-                                                           slow (a TimeoutError, too)
-├── Cancelled            this side gave the call up
-├── Closed               this side closed the thing first  → fix the caller
-├── AuthenticationFailed the peer does not hold our secret → the same PRPC_SECRET_FILE on both sides
-├── SessionExpired  the master ended our session      → the text says what went with it; ask again
-                                                      over the new one
-├── JournalError    a master cannot keep its journal  → another folder, more room, or the file
-                                                      restored
-├── AddressInUse    the port is taken                 → another port, or 0 for any
-├── ShmFull         no memory for shared segments     → the text says how much there is (a
-                                                      MemoryError, and shard.ShmFull)
-└── ConfigError     a setting is not allowed          → the text names it and what is allowed
+├── NotSent                 it never left this process          → safe to send again, elsewhere
+│   ├── MasterUnreachable   no master answers there             → start one, or mend the address
+│   ├── NoPath              none of our transports connects     → the text says why, one each
+│   ├── NoServer            no live server of that service      → start one, or wait longer
+│   └── NotAPeer            a server of another kind is there   → mend the address, or start ours
+│                                                                 there
+├── Rejected                the server refused before running   → safe to send again when mended
+│   ├── UnknownService      nobody there has that name          → mend the name
+│   ├── UnknownMethod       the service lacks that method       → mend the name
+│   ├── NotAllowed          this caller may not call that       → ask for it in the server's allow
+│   │                                                             list
+│   ├── Stopping            the server takes on nothing new     → another server of that service
+│   ├── NoSuchNode          the master's tree lacks it          → add it first
+│   ├── NodeExists          it is there already                 → another name, or take that one
+│   ├── Forgotten           it came again too late              → ask the service whether it was
+│   │                                                             done
+│   ├── VersionMismatch     compare-and-set came too late       → read it again
+│   ├── BadArguments        the arguments cannot be sent        → change their types (a TypeError,
+│   │                                                             too)
+│   └── Backpressure        a queue's bound is reached          → slow down, or retry later
+├── MaybeExecuted           sent, then the peer was lost        → only a caller who knows the method
+│                                                                 may retry
+├── RemoteError             the handler raised                  → read its traceback below the first
+│                                                                 line
+├── DeadlineExceeded        no answer in time                   → a larger timeout_s, or find what
+│                                                                 is slow (a TimeoutError, too)
+├── Cancelled               this side gave the call up
+├── Closed                  this side closed the thing first    → fix the caller
+├── AuthenticationFailed    the peer does not hold our secret   → the same PRPC_SECRET_FILE on both
+│                                                                 sides
+├── SessionExpired          the master ended our session        → the text says what went with it;
+│                                                                 ask again over the new one
+├── JournalError            a master cannot keep its journal    → another folder, more room, or the
+│                                                                 file restored
+├── AddressInUse            the port is taken                   → another port, or 0 for any
+├── ShmFull                 no memory for shared segments       → the text says how much there is (a
+│                                                                 MemoryError, and shard.ShmFull)
+└── ConfigError             a setting is not allowed            → the text names it and what is
+                                                                  allowed
 
 Every first line says what was asked, of whom, over what, after how long, and what to try.
 """

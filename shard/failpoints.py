@@ -6,9 +6,9 @@ With the variable set when `shard` is imported, its modules are compiled from so
 line replaced, in place, by a call of passed(); nothing is read from or written to .pyc files then.
 Processes started by spawn or forkserver inherit the variable and do the same.
 
-    PRPC_FAILPOINTS=armed                                        (or "on") put the calls in and arm
-                                                                 nothing: arm() does, later
-    PRPC_FAILPOINTS=ring.after_payload=kill9,slab.after_copy=delay:50@17     name=action[:argument][@n], and arm these as well
+    PRPC_FAILPOINTS=armed  (or "on") put the calls in and arm nothing: arm() does, later
+    PRPC_FAILPOINTS=ring.after_payload=kill9,slab.after_copy=delay:50@17
+                           name=action[:argument][@n], and arm these as well
 
     action       the n-th time (default 1) that the process passes there, counted from arming, and
                  never again

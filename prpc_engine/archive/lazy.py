@@ -14,15 +14,15 @@ No table names it, so a message that is dropped anywhere leaves nothing behind, 
 can send one: what arrives from there are bytes. A request is encoded so before it is known where it
 goes; one that then goes to another process is encoded anew when it does.
 
-    the message                                                  the value is with
-    is encoded, in flight, in an outbox; was not sent, was lost  the Lazy: it can be sent again,
-                                                                 here or elsewhere
-    is refused (UnknownMethod, Stopping, Backpressure, ...), is  the Lazy, the same
-    an answer or item that nobody waits for, cannot be read
-    was decoded, and its request waits in the server's queue  the receiver's Handover
-    its request is dropped from there: cancelled, too late    the Lazy again
-    reaches its handler, caller or stream                     the receiver, whatever becomes of it
-                                                              then
+    the message                                                            the value is with
+    is encoded, in flight, in an outbox; was not sent, was lost            the Lazy: it can be sent
+                                                                           again, here or elsewhere
+    is refused (UnknownMethod, Stopping, Backpressure, ...), is an answer  the Lazy, the same
+      or item that nobody waits for, cannot be read
+    was decoded, and its request waits in the server's queue               the receiver's Handover
+    its request is dropped from there: cancelled, too late                 the Lazy again
+    reaches its handler, caller or stream                                  the receiver, whatever
+                                                                           becomes of it then
 
 So when a call fails, is_handed_over says who has the value; an attempt that has taken it is the
 last. The value's size counts nowhere: bounds on bytes do not see it, those on messages do, and each

@@ -1,9 +1,10 @@
 """Dealers: requests and responses as messages, for those who come from pRPC.
 
-    client.create_dealer()   sends requests and receives their responses, in any order; one a thread
-    server.create_dealer()   receives requests, and answers them whenever, from whichever dealer;
-                             several share one queue
-    service.create_dealer(name)   both at once: peers of one name that address each other by rank
+    client.create_dealer()       sends requests and receives their responses, in any order; one a
+                                 thread
+    server.create_dealer()       receives requests, and answers them whenever, from whichever
+                                 dealer; several share one queue
+    service.create_dealer(name)  both at once: peers of one name that address each other by rank
 
     who waits      what ends the wait
     recv_request   a request; timeout_s passed: TimeoutError

@@ -1,13 +1,13 @@
 """The servers of one service, as one client knows them: who gets a call, and when the master is
 asked who serves now.
 
-    asked                     by                             waits for
-    refresh()                 a user                         a look that begins after it was asked
-    after_look(then)          the dispatcher                     the same
-    changed()                 the watch of the service       nothing: it is repeated until a look
-                                                             succeeds
-    after_look_if_stale(...)  the dispatcher, after a failure    the look under way; if is_stale()
-                                                                 says so, a new one; or nothing
+    asked                     by                               waits for
+    refresh()                 a user                           a look that begins after it was asked
+    after_look(then)          the dispatcher                   the same
+    changed()                 the watch of the service         nothing: it is repeated until a look
+                                                               succeeds
+    after_look_if_stale(...)  the dispatcher, after a failure  the look under way; if is_stale()
+                                                               says so, a new one; or nothing
 
 One look is made at a time, in a thread of its own: the reactor's may be what asks, and the answer
 needs it. A look that fails (the master is away) leaves those known here as they are.

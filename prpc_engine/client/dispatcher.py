@@ -1,20 +1,17 @@
 """The slow path of a client's calls: those that could not be sent at once, and those that failed.
 It blocks neither who calls nor the reactor.
 
-    a call that                                waits for                    where
-    goes to a server not known here            a look at the master         the look's thread
-                                                                            (directory.py)
-    goes to a server that is not connected     the connection               Route.waiting; a
-                                                                            connector thread,
-                                                                            short-lived
-    could not be sent to the server it is for  that server                  a timer; then a look,
-                                                                            and the same again
-    failed, and may have run; the master does  the word on its idempotence  DESCRIBE, asked of
-                                                                            several servers at once
-      not know whether it may be repeated
-    is to be tried again later                 the time                     a timer of the reactor
-    is on its way again                        the answer                   the peer's table, as any
-                                                                            call
+    a call that                                    waits for        where
+    goes to a server not known here                a look at the    the look's thread
+                                                   master           (directory.py)
+    goes to a server that is not connected         the connection   Route.waiting; a connector
+                                                                    thread, short-lived
+    could not be sent to the server it is for      that server      a timer; then a look, and the
+                                                                    same again
+    failed, and may have run; the master does not  the word on its  DESCRIBE, asked of several
+      know whether it may be repeated              idempotence      servers at once
+    is to be tried again later                     the time         a timer of the reactor
+    is on its way again                            the answer       the peer's table, as any call
 
 Invariant: a call is at one of these places at most; who takes it out puts it into the next or ends
 it. Wherever it is, a timer ends it at its own deadline, cancel() and close() end it at once, and

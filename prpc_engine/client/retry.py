@@ -1,16 +1,18 @@
 """What follows an attempt that failed: another one, elsewhere or later, or the error. Decides only:
 no clock, no I/O.
 
-    error                    again?  when                         costs the budget
-    NotSent (also NoServer)  yes     at once at a new server (1)  no: it put load on nobody
-    NoPath at every server, where our transports lead nowhere else: no
-    Stopping, UnknownService           yes                at once at a new server (1)   yes
-    Backpressure                       yes                after a backoff               yes
-    MaybeExecuted                      idempotent only    after a backoff               yes
-    MaybeExecuted of a `once` method   there only (3)     after a backoff               yes
-    DeadlineExceeded, ours left (2)    idempotent only    after a backoff               yes
-    every other Rejected               no: every server would refuse it
-    RemoteError and all others         no: that is the answer
+    error                             again?           when                         costs the budget
+    NotSent (also NoServer)           yes              at once at a new server (1)  no: it put load
+                                                                                    on nobody
+    NoPath at every server, where     no
+      our transports lead nowhere else
+    Stopping, UnknownService          yes              at once at a new server (1)  yes
+    Backpressure                      yes              after a backoff              yes
+    MaybeExecuted                     idempotent only  after a backoff              yes
+    MaybeExecuted of a `once` method  there only (3)   after a backoff              yes
+    DeadlineExceeded, ours left (2)   idempotent only  after a backoff              yes
+    every other Rejected              no: every server would refuse it
+    RemoteError and all others        no: that is the answer
 
 (1) While each attempt met a server that this call had not tried before; after that with a backoff.
 (2) An attempt's own time (RetryPolicy.attempt_s) is over, or the server cut it, and the call's

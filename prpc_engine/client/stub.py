@@ -1,9 +1,14 @@
 """Typed stubs: a client behind the methods of a Protocol, which type checkers then see.
 
-    class Shop(Protocol):                                     shop = client.bind(Shop)
-        def buy(self, count: int, gift: bool = False) -> str: ...     shop.buy(3)             client.call("buy", 3, False)
-        async def stock(self, what: str) -> int: ...                  await shop.stock("a")   await client.submit("stock", "a")
-        def orders(self) -> Iterator[str]: ...                        for x in shop.orders()  client.stream("orders")
+    class Shop(Protocol):
+        def buy(self, count: int, gift: bool = False) -> str: ...
+        async def stock(self, what: str) -> int: ...
+        def orders(self) -> Iterator[str]: ...
+
+    shop = client.bind(Shop)
+    shop.buy(3)              # client.call("buy", 3, False)
+    await shop.stock("a")    # await client.submit("stock", "a")
+    for x in shop.orders():  # for x in client.stream("orders"):
 
 Arguments are resolved against the Protocol's signature before anything is sent: calls carry
 positional arguments only, so keywords and defaults become positional ones, and wrong ones raise

@@ -4,8 +4,9 @@ service.
     settings, flights = Settings(), load_flights()
     create_tables(kv, settings)
     for progress in train(kv, flights, settings, rank, workers): ...
-    evaluate(kv, prepare(flights.test, flights.vocabulary)).auc  against  train_baseline(flights,
-                                                                          settings).auc
+    evaluate(kv, prepare(flights.test, flights.vocabulary)).auc
+    # against
+    train_baseline(flights, settings).auc
 
 Needs the extra: pip install "prpc-engine[demo]".
 """

@@ -6,9 +6,8 @@ rows live.
              kv.create_sparse("clicks", dim=9, optimizer={"name": "adagrad", "learning_rate": 0.05})
              rows = kv.pull("clicks", keys)
              kv.push("clicks", keys, grads)
-             kv.save("/checkpoints/job", step=1000, keep=3)      # and
-                                                                 kv.restore("/checkpoints/job") ->
-                                                                 1000
+             kv.save("/checkpoints/job", step=1000, keep=3)
+             kv.restore("/checkpoints/job")  # answers 1000
 
 Where servers come and go, ElasticServer takes the place of TableServer, and TableWorker(service,
 elastic=True) finds them: elastic.py.

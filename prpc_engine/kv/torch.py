@@ -3,19 +3,22 @@ imported only when asked for.
 
     from prpc_engine.kv import torch as kv_torch
 
-    model = Model(kv_torch.EmbeddingBag(kv, "words", 64, {"name": "adagrad"}), ...)  # nn.Modules, inside and outside of it
+    # nn.Modules, inside of the model and outside of it
+    model = Model(kv_torch.EmbeddingBag(kv, "words", 64, {"name": "adagrad"}), ...)
     optimizer = kv_torch.Optimizer(model, kv, "model", {"name": "adam", "learning_rate": 1e-3})
     for keys, labels in batches:
         optimizer.zero_grad()
         loss(model(keys), labels).backward()
         optimizer.step()
 
-    what                 lives in         a batch                                 memory
-    parameters, float32  a dense table    step(): one push_pull for all of them   views of one array, as are
-    on the CPU           (parameters.py)                                          their gradients: no copies
-    other parameters     the same         the same                                copied to and fro
-    embeddings           a sparse table   forward(): the batch's rows are pulled  one leaf tensor, to which
-                                          step(): their gradients are pushed      backward() goes: no copies
+    what                 lives in         a batch                           memory
+    parameters, float32  a dense table    step(): one push_pull for all of  views of one array, as
+      on the CPU         (parameters.py)  them                              are their gradients: no
+                                                                            copies
+    other parameters     the same         the same                          copied to and fro
+    embeddings           a sparse table   forward(): the batch's rows are   one leaf tensor, to
+                                          pulled; step(): their gradients   which backward() goes:
+                                          are pushed                        no copies
 
 The table holds the parameters themselves, under the names of the model's state_dict: a file of a
 checkpoint loads into a model without any server, and a restored checkpoint is every worker's model

@@ -1,17 +1,15 @@
 """What the master and its clients say to each other; requests and notifications of the ordinary
 RPC.
 
-    to MASTER_TARGET  arguments                                     answer
-    open_session      session or 0, token, lease_s, root,           [session, token, version of the
-                                                                    tree]
-                      label, home
-    heartbeat                                                       how many notifications were
-                                                                    pushed to the session
-    end_session                                                     whether there was one
-    ask               request or 0, verb, its arguments, timeout_s  the verb's
-    watch             path, version known or -1                     [version, pushes, whether a
-                                                                    snapshot, items]
-    unwatch           path                                          whether it was watched
+    to MASTER_TARGET  arguments                   answer
+    open_session      session or 0, token,        [session, token, version of the tree]
+                      lease_s, root, label, home
+    heartbeat                                     how many notifications were pushed to the session
+    end_session                                   whether there was one
+    ask               request or 0, verb, its     the verb's
+                      arguments, timeout_s
+    watch             path, version known or -1   [version, pushes, whether a snapshot, items]
+    unwatch           path                        whether it was watched
 
     to WATCH_TARGET (at the client, a notification)
     changed                    its number among the session's, items

@@ -1,10 +1,12 @@
 """The master's state: a tree of named nodes that changes only by changes, which are also what is
 written and told. No I/O here.
 
-    part      what it is                                                                    changed by
-    nodes     path -> value, version, owner (a session, or 0: it stays), names of children  PUT, DELETE
-    counters  key -> the next number: sequence nodes, ids, ranks of locks, targets          COUNT
-    sessions  id -> token, lease, what it owns, its latest answers                          OPEN, END, ANSWER
+    part      what it is                                                            changed by
+    nodes     path -> value, version, owner (a session, or 0: it stays), names of   PUT,
+              children                                                              DELETE
+    counters  key -> the next number: sequence nodes, ids, ranks of locks, targets  COUNT
+    sessions  id -> token, lease, what it owns, its latest answers                  OPEN, END,
+                                                                                    ANSWER
 
 One list of changes serves three readers: the journal writes it, watchers are told of its PUT and
 DELETE, and replaying it from the beginning, or a snapshot (the changes that make today's tree from

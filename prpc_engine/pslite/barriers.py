@@ -1,16 +1,15 @@
 """Barriers, at the node that holds them: who has come to which group's. No I/O and no clock here.
 
-    event                                  what follows
-    nodes come, others are missing         they wait
-    the last ones come                     all that wait are answered at once: (); the group's next
-                                           barrier begins
-    their patience is over                 answered with the ids of those that are missing, and they
-                                           wait no more
-    their call has ended (dead, given up)  they wait no more
-    one comes that has passed more of      those with fewer did not hear that theirs was open (its
-                                           holder died while it told
-    them than others                       them, say): they are answered now, and the barrier goes
-                                           on without them
+    event                                        what follows
+    nodes come, others are missing               they wait
+    the last ones come                           all that wait are answered at once: (); the group's
+                                                 next barrier begins
+    their patience is over                       answered with the ids of those that are missing,
+                                                 and they wait no more
+    their call has ended (dead, given up)        they wait no more
+    one comes that has passed more of them than  those with fewer did not hear that theirs was open
+      others                                     (its holder died while it told them, say): they are
+                                                 answered now, and the barrier goes on without them
 
 One call may bring several nodes: those that one process is. It says how many barriers of the group
 it has passed; ANY, where it cannot know, because it took the place of a process that died.

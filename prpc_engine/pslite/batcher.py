@@ -15,11 +15,14 @@ A message leaves at once, alone, while few are on their way. Small ones that com
 other, until there are enough of them, an answer comes, or somebody makes progress, as a thread that
 waits does:
 
-    bytes of its arrays, and of its answer's      leave together                   why
-    up to INLINE_BYTES_MAX, all in the head       up to INLINE_TOGETHER_BYTES_MAX  the engine packs them in one piece
-    up to BESIDE_BYTES_MAX, and if it has arrays  up to BESIDE_TOGETHER_BYTES_MAX  a call costs more than copying them;
-    beside the head they stay as they are                                          the other side begins before all came
-    more                                          never                            both sides should be at work
+    bytes of its arrays, and of its answer's  leave together             why
+    up to INLINE_BYTES_MAX, all in the head   up to                      the engine packs them in
+                                              INLINE_TOGETHER_BYTES_MAX  one piece
+    up to BESIDE_BYTES_MAX, and if it has     up to                      a call costs more than
+      arrays beside the head they stay as     BESIDE_TOGETHER_BYTES_MAX  copying them; the other
+      they are                                                           side begins before all came
+    more                                      never                      both sides should be at
+                                                                         work
 
 Of a call that left alone and answers a whole request, with nothing to be done at its end, nobody is
 told when it ends: who waits for the request looks at the call, and the lane does once the next one

@@ -1,13 +1,12 @@
 """Requests of one customer: each has a timestamp, goes to some nodes, and is done when all of them
 have answered, or one failed.
 
-    state  event                                next
-    open   an answer comes, others are missing  open
-    open   the last answer comes                done: finish(timestamp, answers) runs, then wait()
-                                                returns
-    open   a part fails: lost peer, deadline,   failed: wait() raises that error; answers of others
-                                                are dropped
-           handler raised; or finish() raises
+    state  event                                                  next
+    open   an answer comes, others are missing                    open
+    open   the last answer comes                                  done: finish(timestamp, answers)
+                                                                  runs, then wait() returns
+    open   a part fails: lost peer, deadline, handler raised; or  failed: wait() raises that error;
+           finish() raises                                        answers of others are dropped
 
 Timestamps are 0, 1, 2, ... for each customer. Every part has a deadline, so every wait ends. What
 is done is forgotten; errors are kept for wait(), the last FAILED_MAX of them.

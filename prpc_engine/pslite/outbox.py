@@ -7,7 +7,8 @@ counts, and not in a transport that keeps its own order. One message may always 
     on their way are      a message
     fewer than ALONE_MAX  leaves at once, alone
     as many               of a kind waits for others of it, so that they leave together: its owner
-                          says when of none leaves alone, at once while there is room
+                          says when
+                          of none leaves alone, at once while there is room
 
 Messages leave together, within bounds, when they are of one priority and of one kind, which says
 how many bytes of them may.

@@ -1,13 +1,12 @@
 """This process's place in a job: its node ids, the way to all other nodes, and their barriers.
 
-    state   event                                             next
-    new     the scheduler's master answers                    member
-    member  a customer starts: node ids of its roles are free one more place for each; what is sent
-            there is answered here
-    member  all ids of the role are taken by living nodes     waits until one is free, by the
-                                                              deadline
-    any     close()                                           closed: the places are free at once,
-                                                              as when the process dies
+    state   event                                          next
+    new     the scheduler's master answers                 member
+    member  a customer starts: node ids of its roles are   one more place for each; what is sent
+            free                                           there is answered here
+    member  all ids of the role are taken by living nodes  waits until one is free, by the deadline
+    any     close()                                        closed: the places are free at once, as
+                                                           when the process dies
 
 A place is a role, a customer and an instance. Its node id is the server id of a server of one
 service, which the master gives to one living session only: so the id of a process that died is free

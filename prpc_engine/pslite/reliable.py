@@ -1,16 +1,14 @@
 """Messages that get lost and are sent again: who draws the lots, and who knows what has come
 before. No I/O here.
 
-    at the sender                        at the receiver, for each lane (a customer of one
-                                         incarnation of a process)
-    each message of a lane has the next  the next number is handled; one further on is held until
-                                         all before it have
-    number, and says below which number  been, or are below the floor
-    nothing is waited for any more (floor)
-    no answer within resend_s: again,  a number that came before is not handled again: it gets the
-                                       answer of the first
-    twice as patient                   one, at once or when there is one; answers below the floor
-                                       are forgotten
+    at the sender                                at the receiver, for each lane (a customer of one
+                                                 incarnation of a process)
+    each message of a lane has the next number,  the next number is handled; one further on is held
+      and says below which number nothing is     until all before it have been, or are below the
+      waited for any more (floor)                floor
+    no answer within resend_s: again, twice as   a number that came before is not handled again: it
+      patient                                    gets the answer of the first one, at once or when
+                                                 there is one; answers below the floor are forgotten
 
 So order is kept, though any message may be lost, and what is remembered is what a sender still
 waits for.

@@ -96,7 +96,8 @@ def pack(
     try:
         if nbytes <= INLINE_BYTES_MAX and number in _TYPES and dtype.isnative:
             head = _pack(
-                app_id, sender, customer_id, cmd, timestamp, pairs.priority, flags | IS_INLINE, number, 0, len(keys), len(vals)
+                app_id, sender, customer_id, cmd, timestamp, pairs.priority,
+                flags | IS_INLINE, number, 0, len(keys), len(vals),
             )  # fmt: skip
             if lens is None:
                 return (head + keys.tobytes() + vals.tobytes(),), nbytes

@@ -6,12 +6,13 @@ common. They are tried in our order of preference (RpcService(transports=), else
 else shm, unix, tcp), those that rest after all others, and the first that connects is taken. Every
 one before it leaves a Refusal:
 
-    the path                                          reason                           failed  counted
-    is not offered by the other node                  not offered by ADDRESS           no      no
-    leads to another host, network namespace or user  what the transport says          no      no
-    rests, and another one connected                  the last failure, and until when yes     no
-    does not connect: ShmFull, attach, handshake      the error                        yes     yes
-    connected, and broke                              the error                        -       yes
+    the path                                          reason                       failed  counted
+    is not offered by the other node                  not offered by ADDRESS       no      no
+    leads to another host, network namespace or user  what the transport says      no      no
+    rests, and another one connected                  the last failure, and until  yes     no
+                                                      when
+    does not connect: ShmFull, attach, handshake      the error                    yes     yes
+    connected, and broke                              the error                    -       yes
 
 "failed" is what a user may want to mend, so that the choice is logged as a warning; the rest is as
 it should be. A failure counts only where another path connects: else it was the node. One that was

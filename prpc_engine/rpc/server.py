@@ -1,15 +1,14 @@
 """One server of a service: a table of methods, and what becomes of a request that names one.
 
-    handler                  runs                                           answers
-    plain function           at once, in the turn that its request arrived  with its value, in that
-                                                                            turn
-                             in                                             a Future or Deferred:
-                                                                            when that is done
-    async def                as a task of the reactor (job.py)              with its value
-    plain function, @bulk    as a task in its class, in one step            with its value
-    plain function, @once    as a job, at once or when its turn comes       with its value, as above
-    generator, async or not  as a task; only for client.stream()            with items as they are
-                                                                            taken, then the end
+    handler                  runs                                      answers
+    plain function           at once, in the turn that its request     with its value, in that
+                             arrived in                                turn; a Future or Deferred:
+                                                                       when that is done
+    async def                as a task of the reactor (job.py)         with its value
+    plain function, @bulk    as a task in its class, in one step       with its value
+    plain function, @once    as a job, at once or when its turn comes  with its value, as above
+    generator, async or not  as a task; only for client.stream()       with items as they are
+                                                                       taken, then the end
 
 Every request is answered: with the value, or with what went wrong. Two methods are there by
 themselves: prpc.health and prpc.describe.

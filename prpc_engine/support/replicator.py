@@ -1,13 +1,13 @@
 """One channel's items to every one of several channels, by one thread.
 
-    source  event                      then
-    open    items come                 each output gets all of them, in order; the slowest sets the
-                                       pace
-    closed  drained                    the outputs are closed: their readers end when they have read
-                                       what is in them
-    open    a reader closes its output that output gets no more, the others go on
-    open    all readers have           the source is closed: its producers must not fill a channel
-                                       that nobody empties
+    source  event                       then
+    open    items come                  each output gets all of them, in order; the slowest sets the
+                                        pace
+    closed  drained                     the outputs are closed: their readers end when they have
+                                        read what is in them
+    open    a reader closes its output  that output gets no more, the others go on
+    open    all readers have            the source is closed: its producers must not fill a channel
+                                        that nobody empties
 
 Made with no outputs at all it drops what comes. What had begun its way and reaches nobody is
 logged.

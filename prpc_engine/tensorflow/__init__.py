@@ -9,8 +9,10 @@ name.
 Or `prpc run script.py ...`, for a script without these two lines. TensorFlow 2.15 is what it is
 made and tested for.
 
-    install  ->  plane  ->  sendrecv  ->  star  ->  server  ->  programs  ->  stages  ->  runtime  ->  rewrite  ->  partition
-    sendrecv, programs  ->  transfers  ->  partition  ->  place  ->  nodes        errors, tensors, proto, traffic
+    install  ->  plane  ->  sendrecv  ->  star  ->  server  ->  programs  ->  stages  ->  runtime
+    runtime  ->  rewrite  ->  partition
+    sendrecv, programs  ->  transfers  ->  partition  ->  place  ->  nodes
+    errors, tensors, proto, traffic
 """
 
 from __future__ import annotations

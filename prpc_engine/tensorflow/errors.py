@@ -1,10 +1,9 @@
 """Errors of the engine and of other tasks as those of TensorFlow, and how a typed one gets through
 an op.
 
-    the engine's                                     TensorFlow's             what its sessions do
-    TaskLost, TaskAbsent, NotSent, MaybeExecuted, Closed
-                                                     UnavailableError  a recoverable session is made
-                                                                       again
+    the engine's                      TensorFlow's            what its sessions do
+    TaskLost, TaskAbsent, NotSent,    UnavailableError        a recoverable session is made again
+      MaybeExecuted, Closed
     TaskRestarted                     AbortedError            the same
     StepAborted                       CancelledError          another task's error ended the step
     DeadlineExceeded                  DeadlineExceededError   as operation_timeout_in_ms promises

@@ -1,17 +1,15 @@
 """Functional control flow (If, Case, While, calls of functions) becomes plain nodes, where no task
 can run it as one op.
 
-    handles that the op takes                    the op
-    of the own task, or none                     stays as it is
-    of one other task; it takes and gives        stays as it is, and runs there
-      no variants
-    of several tasks; of another one, and there  is lowered: Switch and Merge, Enter and Exit, and
-                                                 the bodies' own ops, each
-      are variants, as with a gradient             of which has a place of its own
-    any; a seeded random kernel is in its function is lowered, too: TensorFlow does that before it
-    runs a graph, so that the
-                                                     kernel is one of the graph's, which goes on
-                                                     from step to step
+    handles that the op takes                          the op
+    of the own task, or none                           stays as it is
+    of one other task; it takes and gives no variants  stays as it is, and runs there
+    of several tasks; of another one, and there are    is lowered: Switch and Merge, Enter and Exit,
+      variants, as with a gradient                     and the bodies' own ops, each of which has a
+                                                       place of its own
+    any; a seeded random kernel is in its function     is lowered, too: TensorFlow does that before
+                                                       it runs a graph, so that the kernel is one of
+                                                       the graph's, which goes on from step to step
 
 TensorFlow's optimizer lowers, as it does in any session: the nodes have the names that they have on
 its own servers. What functions do besides their values is done, as there: "prpc_ran_<k>", a target

@@ -2,19 +2,18 @@
 and when. No I/O here.
 
     a node of another task   is
-    Const                    copied wherever it is needed; not when it has control inputs: those
-                             carry order, or a dead branch
-    handle                   (variable, queue, table, iterator) there once; a stage that uses it has
-                             it by name
-    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the handle,
-                             waits for the branch, and for what the alias comes after
-    read of a reference      copied into each stage that uses it: it is the variable itself, read
-                             when it is used
-    control flow of values,  run at the own task, where the executor knows frames, dead branches and
-                             what lives for a step
-      stacks, TensorArrays
-    anything else            an op of a stage: one RunGraph for all ops with one task, round, frame
-                             and set of branches
+    Const                    copied wherever it is needed; not when it has control inputs:
+                             those carry order, or a dead branch
+    handle                   (variable, queue, table, iterator) there once; a stage that uses
+                             it has it by name
+    alias of a handle        (Switch, Enter, Identity on one) not run: who uses it gets the
+                             handle, waits for the branch, and for what the alias comes after
+    read of a reference      copied into each stage that uses it: it is the variable itself,
+                             read when it is used
+    control flow of values,  run at the own task, where the executor knows frames, dead
+      stacks, TensorArrays   branches and what lives for a step
+    anything else            an op of a stage: one RunGraph for all ops with one task, round,
+                             frame and set of branches
 
     round   first all ops of the own task that are ready; then of every other task, those that are
             ready and what of it follows
@@ -214,8 +213,9 @@ class _Cutter:
             self._use(edge)
         dead = any(self._branches_of(edge) for edge in self.fetches)
         return Plan(
-            self.graph, self.own, self.kinds, self.controls, self.branches, self.frames, self.fetches, self.targets, self.feeds,
-            self.local, self.stages, self.stage_of, self.roots, dead,
+            self.graph, self.own, self.kinds, self.controls, self.branches, self.frames,
+            self.fetches, self.targets, self.feeds, self.local, self.stages, self.stage_of,
+            self.roots, dead,
         )  # fmt: skip
 
     # -- what there is -----------------------------------------------------------------------------

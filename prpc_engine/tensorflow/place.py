@@ -1,19 +1,18 @@
 """Which task each node of a graph runs at. No I/O here.
 
-what the node has                                                 where it goes
-a reference or resource input, a dataset                          with what that comes from: a
-                                                                  handle never leaves its task
-`_class` loc:@other                                               with the other
-a stack or a TensorArray, which live for one step                 the session's own task, whatever
-                                                                  else they say
-a device that names job and task                                  there
-a device that names a job only                                    the session's own task if it is of
-                                                                  that job, else task 0
-none of these                                                     the session's own task
-two of these that disagree: a handle's own device                 wins over its users', that of a
-                                                                  stack over all but a handle's
-                            otherwise, with allow_soft_placement  the first in the graph's order
-                            otherwise                             InvalidArgument
+what the node has                         where it goes
+a reference or resource input, a dataset  with what that comes from: a handle never leaves its task
+`_class` loc:@other                       with the other
+a stack or a TensorArray, which live for  the session's own task, whatever else they say
+  one step
+a device that names job and task          there
+a device that names a job only            the session's own task if it is of that job, else task 0
+none of these                             the session's own task
+two of these that disagree: a handle's    wins over its users', that of a stack over all but a
+  own device                              handle's
+two of these that disagree, otherwise,    the first in the graph's order
+  with allow_soft_placement
+otherwise                                 InvalidArgument
 """
 
 from __future__ import annotations

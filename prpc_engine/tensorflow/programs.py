@@ -1,22 +1,19 @@
 """What a task runs of the steps of others in the plane "sendrecv": all of its part of a step for
 one request.
 
-    verb     arguments                           answer                     what it does
-    program  stages with what each gets and      [0, handle]; [code, text]  remembers them
-             gives: see unpack_block()
-    step     handle, step, timeout in seconds,   [0, RunMetadata...];       asks for all that its
-                                                                            stages are fed, at once;
-             steps that are over, RunOptions to  [code, text]               runs each when it is all
-                                                                            there, in their order
-             trace it by or b""
-    give_up  steps                               [0]                        those that go on end
-                                                                            with Cancelled
+    verb     arguments                         answer            what it does
+    program  stages with what each gets and    [0, handle];      remembers them
+             gives: see unpack_block()         [code, text]
+    step     handle, step, timeout in          [0,               asks for all that its stages are
+             seconds, steps that are over,     RunMetadata...];  fed, at once; runs each when it is
+             RunOptions to trace it by or b""  [code, text]      all there, in their order
+    give_up  steps                             [0]               those that go on end with Cancelled
 
-    a step   begins                            ends
-    goes on  step                              its last stage has run; a stage, or a value, failed;
-                                               give_up; the task that began it is lost
-    ended    its values may still be asked for it is told to be over; give_up; the task that began
-             it is lost
+    a step   begins                             ends
+    goes on  step                               its last stage has run; a stage, or a value, failed;
+                                                give_up; the task that began it is lost
+    ended    its values may still be asked for  it is told to be over; give_up; the task that began
+                                                it is lost
 
 Nothing here waits in a thread: the future of what comes next goes on, in the reactor's turn where
 the stage takes little time.

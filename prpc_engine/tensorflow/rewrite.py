@@ -1,23 +1,20 @@
 """A plan's parts as GraphDefs: one of each stage, and one of the own task, in which an op calls
 each stage. No I/O here.
 
-    in the plan                         in a part
-    a fed tensor, a value from a stage  a Placeholder "prpc_feed_<k>"
-      elsewhere
-    a handle                            not in the graph: it is `fixed`, and made once a task,
-                                        whoever uses it
-    a random op of constants            `fixed` too: its state is the kernel's, and goes on from
-                                        step to step
-    any other seeded random op          PyFunc, which runs the one kernel that all parts of a
-                                        session share (`kernels`)
-    a stage, at the own task            PyFunc "prpc_call_<k>"; where a round has several,
-                                        "prpc_send_<k>" before it, so that all are under way before
-                                        the first is waited for
-    a list or an optional value that    a string: SerializeTensor in the part that makes it,
-                                        ParseTensor in the one that uses it
-      goes to another part
-    a branch that no input tells of     Switch "prpc_branch_<k>" and its side "prpc_side_<k>", to
-                                        wait for
+    in the plan               in a part
+    a fed tensor, a value     a Placeholder "prpc_feed_<k>"
+      from a stage elsewhere
+    a handle                  not in the graph: it is `fixed`, and made once a task, whoever uses it
+    a random op of constants  `fixed` too: its state is the kernel's, and goes on from step to step
+    any other seeded random   PyFunc, which runs the one kernel that all parts of a session share
+      op                      (`kernels`)
+    a stage, at the own task  PyFunc "prpc_call_<k>"; where a round has several, "prpc_send_<k>"
+                              before it, so that all are under way before the first is waited for
+    a list or an optional     a string: SerializeTensor in the part that makes it, ParseTensor in
+      value that goes to      the one that uses it
+      another part
+    a branch that no input    Switch "prpc_branch_<k>" and its side "prpc_side_<k>", to wait for
+      tells of
 
 Devices and colocation are gone: each part runs at one task. Functions come along where they are
 called (functions.py).

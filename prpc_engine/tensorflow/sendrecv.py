@@ -237,10 +237,13 @@ class SendRecvPlane(StarPlane):
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         found = transfers(plan, self._fuse)
         if found.called:
-            logger.info("%d of %d stages are called, as in the plane star: they depend on "
-"branches, "
-"loops or other steps, as %r",
-                        len(found.called), len(plan.stages), found.called[0].members[0])  # fmt: skip
+            logger.info(
+                "%d of %d stages are called, as in the plane star: they depend on branches, "
+                "loops or other steps, as %r",
+                len(found.called),
+                len(plan.stages),
+                found.called[0].members[0],
+            )
         rewriter = Rewriter(plan, graph_pb2.GraphDef)
         registered = [
             [(block, self._submit_register(rewriter, block.stage)) for block in blocks]

@@ -1,21 +1,17 @@
 """What a task does for the sessions of others: it is given stages once, and runs them step after
 step.
 
-    verb      arguments                answer                                   runs in
-    register  session, packed part     [0, handle]; [code, text]                the registering
-                                                                                thread
-    run       handle, session, tensors [0, tensors...]; [code, text]            the turn that found
-                                                                                the request when the
-                                                                                stage took little
-                                                                                time lately; else a
-                                                                                thread
-    trace     handle, session, options [0, metadata, tensors...]; [code, text]  a thread
-              and tensors
-    close     session                  [0]; what runs for it is given up        the turn; frees in
-                                                                                the registering
-                                                                                thread
-    reset     containers               [0]; [code, text]; all stages are freed  the registering
-                                                                                thread
+    verb      arguments                 answer                      runs in
+    register  session, packed part      [0, handle]; [code, text]   the registering thread
+    run       handle, session, tensors  [0, tensors...]; [code,     the turn that found the request
+                                        text]                       when the stage took little time
+                                                                    lately; else a thread
+    trace     handle, session, options  [0, metadata, tensors...];  a thread
+              and tensors               [code, text]
+    close     session                   [0]; what runs for it is    the turn; frees in the
+                                        given up                    registering thread
+    reset     containers                [0]; [code, text]; all      the registering thread
+                                        stages are freed
 
 The registering thread is one, and takes what it is given in the order in which it was asked: what a
 session registered before it was closed is freed.

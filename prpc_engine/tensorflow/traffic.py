@@ -3,10 +3,10 @@ copied. No I/O here.
 
 a tensor                  before it is sent                       after it was received
 of up to SMALL_BYTES_MAX  copied into its message                 copied out of it
-larger, numbers           copied once, from TensorFlow's memory   not at all: fed where it lies, in
-                                                                  the sender's shared memory,
-                          into shared memory (a socket's buffer)  or where the socket put it; copied
-                                                                  when that is not aligned
+larger, numbers           copied once, from TensorFlow's memory   not at all: fed where it lies,
+                          into shared memory (a socket's buffer)  in the sender's shared memory,
+                                                                  or where the socket put it;
+                                                                  copied when that is not aligned
 strings                   joined, and as above                    cut, and as above
 
 TensorFlow gives its ops' memory to Python as it is, and takes aligned arrays as they are: neither

@@ -1,13 +1,11 @@
 """Which values of a cut step go from task to task, under which keys and in which requests. No I/O
 here.
 
-    a stage of another task (partition.py)               belongs to
-    that is dead or alive as a branch is, in a loop, or  those that are called, as in the plane
-                                                         "star": only the own task's
-      waits for another step                             executor knows whether, and how often
-    any other                                            the program of its task: its stages in the
-                                                         order of their rounds, of which each has
-                                                         one at most
+    a stage of another task (partition.py)      belongs to
+    that is dead or alive as a branch is, in a  those that are called, as in the plane "star": only
+      loop, or waits for another step           the own task's executor knows whether, and how often
+    any other                                   the program of its task: its stages in the order of
+                                                their rounds, of which each has one at most
 
     a value that a stage of a program is fed            comes
     made by the own task, or by a stage that is called  from the own task, once for all stages of
@@ -312,9 +310,14 @@ class _Arranger:
         targets = [name for name in plan.targets if self._program(name) is None]
         targets.extend(op.stage.members[0] for op in self._sends)
         return replace(
-            plan, graph=graph, kinds=kinds, feeds=[*plan.feeds, STEP], targets=targets, stages=[*called, *ops],
+            plan,
+            graph=graph,
+            kinds=kinds,
+            feeds=[*plan.feeds, STEP],
+            targets=targets,
+            stages=[*called, *ops],
             stage_of=self._stage_of,
-        )  # fmt: skip
+        )
 
 
 def _done(block: StageBlock) -> str:

@@ -1,11 +1,15 @@
 """A group of pinned processes, the shards, that call functions in one another.
 
-group           the application's side; group_calls, group_statistics; sharded: one object in every
-                shard
-supervisor      starts processes and starts them again; restart: when; process: what a shard does
-                from its start to its end
-mesh            calls between shards; payload, functions: how values and functions are sent
-    lane_handoff    lanes of a shard that was started again
-cpu, topology   which core a shard is pinned to; core_locks: cores that other groups of the host
-                have taken
+group               the application's side
+group_calls         what it runs in its shards for itself
+group_statistics    what it tells of itself
+sharded             one object in every shard
+supervisor          starts processes and starts them again
+restart             when
+process             what a shard does from its start to its end
+mesh                calls between shards
+payload, functions  how values and functions are sent
+lane_handoff        lanes of a shard that was started again
+cpu, topology       which core a shard is pinned to
+core_locks          cores that other groups of the host have taken
 """

@@ -199,9 +199,15 @@ class ShardGroup:
             else:
                 self._join_to_unborn(index)
             lane = ShardChannel(
-                connection, self.driver.reactor, self.driver, self.slab, self._tally, self._gate, nothing,
+                connection,
+                self.driver.reactor,
+                self.driver,
+                self.slab,
+                self._tally,
+                self._gate,
+                nothing,
                 partial(self._lane_lost, index, life.incarnation),
-            )  # fmt: skip
+            )
             # failpoint: group.before_spawn
             birth = self._birth(life, theirs, others)
             child = self._context.Process(

@@ -5,7 +5,7 @@ neither needs a length:
 
     offset  size  field     meaning
          0   ...  payload   CALL, TIMED: the arguments; RESULT: the value alone; both as payload.py
-                            has it ERROR: exception and traceback text; FUNCTION: the function
+                            has it. ERROR: exception and traceback text; FUNCTION: the function
        -16     1  kind      CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP
        -15     1  format    of arguments and values: PICKLE, PLAIN, ARRAYS, each with APART or
                             without

@@ -1,12 +1,13 @@
 """Values as bytes and arrays, and back: what one process of a group sends to another. For peers
 that trust each other.
 
-    format  which values                           bytes                                               arrays
-    PLAIN   all exactly of PLAIN_TYPES             marshal of the tuple: a third of what pickle takes  none
-    ARRAYS  those, arrays of numbers or text, and  marshal of ([values, None for the rest], [(place,   their bytes, where
-            `bytes` from APART_BYTES on            dtype, shape); dtype None: bytes]): numpy's own     they lie
-                                                   pickle takes 7 us more
-    PICKLE  anything else                          pickle, protocol 5                                  its buffers
+    format  which values                 bytes                                        arrays
+    PLAIN   all exactly of PLAIN_TYPES   marshal of the tuple: a third of what        none
+                                         pickle takes
+    ARRAYS  those, arrays of numbers or  marshal of ([values, None for the rest],     their bytes,
+            text, and `bytes` from       [(place, dtype, shape); dtype None:          where they
+            APART_BYTES on               bytes]): numpy's own pickle takes 7 us more  lie
+    PICKLE  anything else                pickle, protocol 5                           its buffers
 
 `| APART`: the bytes are more than APART_BYTES, and travel as one more array, the last. So no value
 is too large for a message (only for the slab), and what is large is copied once, into the slab.

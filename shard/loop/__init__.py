@@ -1,9 +1,13 @@
 """One thread's work: a reactor that looks at sources, runs tasks and timers, and sleeps when there
 is nothing to do.
 
-reactor  turns; queues: classes of tasks; task, timers, future, gate: what runs, when, its result,
-         and who is inside
-driver   which thread turns the reactor; asyncio_bridge: a reactor turned by a loop of asyncio;
-         idle: spin, yield or park
-stall    handlers that hold a turn for too long
+reactor         turns
+queues          classes of tasks
+task, timers    what runs, and when
+future          its result
+gate            who is inside
+driver          which thread turns the reactor
+asyncio_bridge  a reactor turned by a loop of asyncio
+idle            spin, yield or park
+stall           handlers that hold a turn for too long
 """

@@ -1,10 +1,13 @@
 """The loop of one process: poll the sources, run what became ready, fire timers, look at the
 sockets.
 
-    source   anything with poll() -> work_done, bounded per call, and the sleep handshake of its ring    (shared memory)
-    watched  a file descriptor with a callback, looked at through one epoll                           (sockets, doorbells)
-    warm     a watched one that tells of a conversation, and spoke lately: looked at through poll(2)          (tcp sockets)
-    task     a coroutine, run by steps, in classes with shares of the time (queues.py)                     (async handlers)
+    source   anything with poll() -> work_done, bounded per call, and the    (shared memory)
+             sleep handshake of its ring
+    watched  a file descriptor with a callback, looked at through one epoll  (sockets, doorbells)
+    warm     a watched one that tells of a conversation, and spoke lately:   (tcp sockets)
+             looked at through poll(2)
+    task     a coroutine, run by steps, in classes with shares of the time   (async handlers)
+             (queues.py)
     timer    a callback at a time
 
 poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is

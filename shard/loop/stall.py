@@ -4,14 +4,11 @@ named, with its stack.
 One thread of the process looks at each watched reactor twice per budget, so the reactor's path has
 nothing to do for it. Each look goes through a table:
 
-    reactor                     same as at the last look  what it means
-    parked, or nobody turns it  -                         it rests: whatever stall there was has
-                                                          ended
-    turning                     no                        it moves: whatever stall there was has
-                                                          ended
-    turning                     yes                       one turn since then; past the budget: a
-                                                          stall
-    turning, but in no handler  yes                       that too; with `handlers_only` it rests
+    reactor                     same as last time  what it means
+    parked, or nobody turns it  -                  it rests: whatever stall there was has ended
+    turning                     no                 it moves: whatever stall there was has ended
+    turning                     yes                one turn since then; past the budget: a stall
+    turning, but in no handler  yes                that too; with `handlers_only` it rests
 
 A stall is told when it is noticed, each time that it has doubled, and when it is over;
 REPORTS_PER_MINUTE stalls are told, the rest is counted. While the reactor is parked the looks are

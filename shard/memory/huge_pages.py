@@ -5,8 +5,10 @@ MiB: reserving 16 ms instead of 53, attaching at the peer 0.3 ms instead of 7.7;
 pages are as fast as before (7.3 GB/s), scattered reads gain a fifth or so. Memory that the VM's
 host has never given it yet takes 200-400 ms either way. Two offers, and how each is made:
 
-    transparent  echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled  made of free memory
-    reserved     sysctl vm.nr_hugepages=N                                         set aside for all processes of the machine
+    transparent  made of free memory
+                 echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled
+    reserved     set aside for all processes of the machine
+                 sysctl vm.nr_hugepages=N
 
 Transparent ones come first: the reserved pool may have been set aside for somebody else. Segments
 are memfds, which lie in no mounted file system: so the mount option huge= of /dev/shm says nothing

@@ -5,11 +5,12 @@ Segments are memfds: no mount bounds their size, and whoever touches a page that
 cgroup cannot give is killed, not told. So before pages are taken the smallest of these is read, and
 a segment that does not fit is ShmFull:
 
-    proc/meminfo                                       MemAvailable: what the host has, page cache
-                                                       that can go included
-    sys/fs/cgroup/<path>/memory.{max,current,stat}     version 2, for the process's cgroup and each
-                                                       one above it that is visible
-    sys/fs/cgroup/memory/<path>/memory.{limit_in_bytes,usage_in_bytes,stat}      version 1
+    proc/meminfo                                    MemAvailable: what the host has, page cache that
+                                                    can go included
+    sys/fs/cgroup/<path>/memory.{max,current,stat}  version 2, for the process's cgroup and each one
+                                                    above it that is visible
+    sys/fs/cgroup/memory/<path>/memory.{limit_in_bytes,usage_in_bytes,stat}
+                                                    version 1
 
 Of each a margin stays free (MARGIN_PART of it, within bounds): heaps and stacks grow without asking
 anybody.

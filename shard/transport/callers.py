@@ -6,7 +6,7 @@ connector can use again.
                                                          from the key
     the same, once it is accepted: derives the same key  keeps the key by its name
     has a key: claims its name, proves the key           knows the key, and it fits: the peer has
-                                                         that name else: as with name 0, and the
+                                                         that name; else: as with name 0, and the
                                                          connector is told (ANEW)
 
 The key is an HMAC of both hellos, whose nonces only the two ends of that connection have seen (and

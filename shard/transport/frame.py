@@ -14,7 +14,9 @@ them.
 The decoder says where the next bytes belong, so that the socket receives a large block in the very
 memory that its reader will see:
 
-    destination() -> where to receive  next_frame(n) -> n bytes are there: a frame, or None  next_frame() -> one more
+    destination() -> where to receive
+    next_frame(n) -> n bytes are there: a frame, or None
+    next_frame()  -> one more
 
 Most reads bring one whole small message without blocks, and nothing else. For those there is a
 short way beside it, while `more` is False: receive n bytes into `front`; if n >= HEADER_BYTES and

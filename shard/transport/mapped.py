@@ -54,10 +54,12 @@ class MappedSegments(dict[int, Segment]):
             if not self._unmapped and not self.arrays_copied:
                 logger.warning(
                     "a segment of %s with %.1f MiB cannot be mapped (%s): its arrays, "
-"and those of others like it, are copied; "
+                    "and those of others like it, are copied; "
                     "see `ulimit -v` (RLIMIT_AS) and `ulimit -n`",
-                    self._peer, size_bytes / (1 << 20), error.strerror,
-                )  # fmt: skip
+                    self._peer,
+                    size_bytes / (1 << 20),
+                    error.strerror,
+                )
             self._unmapped[number] = fd, size_bytes
         except BaseException:
             os.close(fd)

@@ -4,9 +4,10 @@ when there is a CA.
     files      who proves what
     cert, key  what this node shows, as listener and as connector: PEM, the key without a password
     ca         given: both sides must show a certificate that it signed (mTLS), and their names
-               become the peer's identity "": the channel is encrypted, and who is at its other end
-               is told by the handshake inside, which is bound to this channel (channel_binding):
-               whoever stands in the middle of two channels cannot pass its proofs on
+               become the peer's identity
+               "": the channel is encrypted, and who is at its other end is told by the handshake
+               inside, which is bound to this channel (channel_binding): whoever stands in the
+               middle of two channels cannot pass its proofs on
 
 Names are not compared with addresses: a job's CA signs for the job, and its nodes live at any
 address. So `ca` is the job's own, never a public one. No version but 1.3, no resumption and no

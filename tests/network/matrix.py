@@ -4,14 +4,13 @@ loss named.
     python -m tests.network.matrix [--cases 2000] [--seed N]  one JSON line, and exit code 1 when it
                                                               does not hold
 
-    fault                                                     on connections
-    reset, half-close or stall at a byte of either direction  plain and checked
-    one bit inverted in the handshake of either direction     plain and checked
-    one bit inverted anywhere, bytes repeated, bytes of an    checked: on plain ones such bytes may
-                                                              be any other message
-      earlier connection inserted
-    pieces of 1 byte and more, the least socket buffers       plain and checked, alone or with the
-                                                              above
+    fault                                                           on connections
+    reset, half-close or stall at a byte of either direction        plain and checked
+    one bit inverted in the handshake of either direction           plain and checked
+    one bit inverted anywhere, bytes repeated, bytes of an earlier  checked: on plain ones such
+      connection inserted                                           bytes may be any other message
+    pieces of 1 byte and more, the least socket buffers             plain and checked, alone or
+                                                                    with the above
 
 The same seed makes the same cases; how the kernel cuts their bytes is its own affair.
 """

@@ -1,19 +1,18 @@
 """One server's part of a checkpoint onto its disk, and the commit of all parts: every order of
 calls that durability needs.
 
-    who                what                                                     killed after it
-    each server        tables and extras to unfinished-<id>/part-*, fsync each  nothing counts
-                       fsync of unfinished-<id>
-    one server, after  every file has its size; manifest.json, fsync            nothing counts
-    all have answered  fsync of unfinished-<id>
-                       rename to checkpoint-<n>-<step>                          the old one or the
-                                                                                new one counts
-                       fsync of the folder, and of the one above                the new one counts
-                       what neither the newest `keep` are, nor lie over, is     all that are left
-                                                                                are whole
-                       renamed to removed-* and removed, the newest first; and
-                       what was being removed, or was left by saves of which
-                       nothing was written for LEFT_S
+    who                    what                                               killed after it
+    each server            tables and extras to unfinished-<id>/part-*,       nothing counts
+                           fsync each; fsync of unfinished-<id>
+    one server, after all  every file has its size; manifest.json, fsync;     nothing counts
+      have answered        fsync of unfinished-<id>
+                           rename to checkpoint-<n>-<step>                    the old one or the
+                                                                              new one counts
+                           fsync of the folder, and of the one above          the new one counts
+                           what neither the newest `keep` are, nor lie over,  all that are left
+                           is renamed to removed-* and removed, the newest    are whole
+                           first; and what was being removed, or was left by
+                           saves of which nothing was written for LEFT_S
 
 Others may save to the same folder at the same time, of these tables or of others, on any machine:
 each writes to a folder of its own, and takes the next number that is free. So a folder of another

@@ -1,20 +1,18 @@
 """The tables that one worker knows, and their epochs: how they are created, restored, reset, and
 found to have begun again.
 
-    create    the master knows the table            its epoch is asked for; a server without it is
-                                                    said to have lost it
-              it does not, but servers hold it      the master came back without its journal: it is
-                                                    told
-              neither                               the table is new: the master is told first, with
-                                                    the lives of the servers now
-              as before, with no server left        the rows are lost, however many servers there
-                                                    are now
-              another one, with no server left      is forgotten, and this one is new
-              another one, and servers hold it      ConfigError
-    restore,  servers begin a new epoch, each with  then the master is told. Should this worker die
-                                                    before, whoever creates the
-    reset     its part of the table                 table next is told by a server, and tells the
-                                                    master
+    create    the master knows the table        its epoch is asked for; a server without it is said
+                                                to have lost it
+              it does not, but servers hold it  the master came back without its journal: it is told
+              neither                           the table is new: the master is told first, with the
+                                                lives of the servers now
+              as before, with no server left    the rows are lost, however many servers there are
+                                                now
+              another one, with no server left  is forgotten, and this one is new
+              another one, and servers hold it  ConfigError
+    restore,  servers begin a new epoch, each   then the master is told. Should this worker die
+      reset   with its part of the table        before, whoever creates the table next is told by a
+                                                server, and tells the master
 
 Elastic tables, and those without a master, have no epochs: the placement says of elastic ones who
 holds what, and from which restore (placement.py), and the master is told which there are

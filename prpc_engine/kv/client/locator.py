@@ -1,18 +1,15 @@
 """Where an elastic service's partitions are, for one worker: asked of the master when something was
 lost, and not else.
 
-    the partition's                       this worker is told             requests that its server
-                                                                          has refused
-    history has grown                     EpochChanged, of the partition  are sent to the new one:
-                                                                          with no effect twice
-    new primary begins with less than     the same                        the same
+    the partition's                       this worker is told  requests that its server has refused
+    history has grown                     EpochChanged, of     are sent to the new one: with no
+                                          the partition        effect twice
+    new primary begins with less than     the same             the same
       this worker has seen (session.py)
-    state was restored by another worker  EpochChanged, once a restore    raise that, and are not
-                                                                          done, if they were asked
-                                                                          before the worker was
-                                                                          told: what they push was
-                                                                          worked out with rows of
-                                                                          before the restore
+    state was restored by another worker  EpochChanged, once   raise that, and are not done, if
+                                          a restore            they were asked before the worker
+                                                               was told: what they push was worked
+                                                               out with rows of before the restore
 
 Where no request raises it, the worker's next verb does, once.
 """

@@ -10,10 +10,9 @@ back.
     an answer's version is      asked with the floor          then
     at least the floor          of now, or of before it grew  the floor is at least that from now on
     below the floor; of a push  the same                      state went back: EpochChanged, and the
-                                                              floor is that version
-    not above it
-    anything  of before state went back  it says nothing, and is not seen: the worker is told
-                                         already
+      not above it                                            floor is that version
+    anything                    of before state went back     it says nothing, and is not seen: the
+                                                              worker is told already
 
 Whoever waits for a versioned pull when news of that are there is told, instead of being answered;
 else whoever asks next.

@@ -1,16 +1,13 @@
 """Consistency: how far the workers of one table may run apart. What decides stands here;
 barrier_scheduler.py makes them wait.
 
-    name   a push                           a pull                      who waits
-    async  is applied when it comes         sees what is applied        nobody
-    sync   is applied together with one of  sees whole steps            a push, until all others'
-                                                                        push of that step is there
-           every other worker, as one
-    ssp    is applied when it comes         misses at most what is      a worker's pull or push,
-                                                                        while it is more than
-                                                                        `bound`
-                                            under way within the bound  pushes ahead of the slowest
-                                                                        worker
+    name   a push                           a pull                who waits
+    async  is applied when it comes         sees what is applied  nobody
+    sync   is applied together with one of  sees whole steps      a push, until all others' push
+           every other worker, as one                             of that step is there
+    ssp    is applied when it comes         misses at most what   a worker's pull or push, while
+                                            is under way within   it is more than `bound` pushes
+                                            the bound             ahead of the slowest worker
 
 A worker is a node (an RpcService) that pushes to the table; its clock is its pushes. Each partition
 of a table counts by itself: so in sync and ssp a push goes to every partition, to some without

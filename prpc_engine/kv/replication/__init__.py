@@ -1,8 +1,9 @@
 """Elastic tables: partitions that move, replicas that take over, and the log that keeps them equal.
 
-elastic  ElasticServer; partition_router: which table answers a request; replica: one partition at
-         one server
-replication_log what a primary decided, in order; state_transfer: a whole partition to a server that
-had none
-reconciler      what there should be and what there is: joins, losses, moves
+elastic           ElasticServer
+partition_router  which table answers a request
+replica           one partition at one server
+replication_log   what a primary decided, in order
+state_transfer    a whole partition to a server that had none
+reconciler        what there should be and what there is: joins, losses, moves
 """

@@ -1,25 +1,23 @@
 """What keeps an elastic server's partitions where the placement wants them. Two threads of each
 server; the reactor waits for neither.
 
-    reconciler   each look: reads the placement and who lives, changes what plan() says (one of all
-                 servers wins), tells the
-             host, and sees to its own partitions' streams and heirs. It looks when the master or
-             the host says that something has happened, and LOOKS_PER_LEASE times a lease, which
-             renews the time that the host may serve for
-    filler   loads and copies partitions to this server, one after the other
+    reconciler  each look: reads the placement and who lives, changes what plan() says (one of all
+                servers wins), tells the host, and sees to its own partitions' streams and heirs. It
+                looks when the master or the host says that something has happened, and
+                LOOKS_PER_LEASE times a lease, which renews the time that the host may serve for
+    filler      loads and copies partitions to this server, one after the other
 
-    a partition here that        is
-    has to be loaded             loaded by the filler from the newest whole checkpoint, or made
-                                 empty, with the tables that the master knows (schema.py); then said
-                                 to be loaded, again until the master has heard it
-    is joining here              copied by the filler from its primary, again until it has worked
-    has a stream that caught up  said to have a replica more
-    has a stream that broke      said to have a replica less, which is filled anew
-    was restored                 said to have no replicas
-    has an heir that is a        handed over within HAND_OVER_LEASES of a lease, or kept and tried
-                                 again
-    replica
-    is ours without its state     said to be lost: somebody loads it
+    a partition here that          is
+    has to be loaded               loaded by the filler from the newest whole checkpoint, or made
+                                   empty, with the tables that the master knows (schema.py); then
+                                   said to be loaded, again until the master has heard it
+    is joining here                copied by the filler from its primary, again until it has worked
+    has a stream that caught up    said to have a replica more
+    has a stream that broke        said to have a replica less, which is filled anew
+    was restored                   said to have no replicas
+    has an heir that is a replica  handed over within HAND_OVER_LEASES of a lease, or kept and tried
+                                   again
+    is ours without its state      said to be lost: somebody loads it
 """
 
 from __future__ import annotations

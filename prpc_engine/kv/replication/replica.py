@@ -1,17 +1,16 @@
 """One partition at one of the servers that hold it.
 
-    role     event                                 next
-    (none)   filled, as joining                    replica
-    (none)   loaded a checkpoint, or began empty   primary
-    replica  a forward of its epoch                replica: applied in order of the numbers, and
-                                                   answered
-    replica  the placement names it                primary, of a new epoch
-    primary  a push                                primary: applied, forwarded to every stream
-    primary  its heir is a replica                 handing over: pushes wait; pulls are answered
-    handing  every stream has everything, and the  replica; the pushes that waited are told to go to
-                                                   the new primary
-    over     placement says so
-    any      the placement does not name it        gone: what waits is told to go elsewhere
+    role          event                                next
+    (none)        filled, as joining                   replica
+    (none)        loaded a checkpoint, or began empty  primary
+    replica       a forward of its epoch               replica: applied in order of the numbers, and
+                                                       answered
+    replica       the placement names it               primary, of a new epoch
+    primary       a push                               primary: applied, forwarded to every stream
+    primary       its heir is a replica                handing over: pushes wait; pulls are answered
+    handing over  every stream has everything, and     replica; the pushes that waited are told to
+                  the placement says so                go to the new primary
+    any           the placement does not name it       gone: what waits is told to go elsewhere
 
 The primary alone decides which keys get rows and which rows go, and sees pulls. It forwards
 `replay`, a push with what was decided for it; `catch_up`, what was decided and used beside; and

@@ -8,7 +8,7 @@ each with its number.
                                                       answered
     live         it has all that was kept             has_caught_up: it may count as a replica
     live         a connection was lost                interrupted: what is applied is kept
-    interrupted  resume(): the reconciler looks           live: all that has no answer is sent again
+    interrupted  resume(): the reconciler looks       live: all that has no answer is sent again
     interrupted  for INTERRUPTED_S_MAX                broken
     any          refused, or KEPT_BYTES_MAX are kept  broken: it is filled anew
 

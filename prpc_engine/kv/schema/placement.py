@@ -17,26 +17,24 @@ follows what is decided here.
     restored  the id of the restore that its state comes from; "": it comes from none, or was lost
               since
 
-    what happens                 who changes it  the partition then
-    a joining one has all        primary         it is a replica
-    a replica cannot be reached  primary         it is joining: it is filled anew before it counts
-                                                 again
-    its tables were restored     primary         epoch + 1; replicas are joining, and no spares:
-                                                 what they have is of before; workers that ask with
-                                                 the old epoch are told (locator.py)
-    the heir is a replica        primary         epoch + 1; the heir is primary, the old one a
-                                                 replica: nothing is lost
-    a server ends                who sees it     its replicas and fillings are gone; where it was
-                                                 primary: epoch + 1, a
-    replica is
-                                                      promoted, and other replicas are joining,
-                                                      since each may have had more than it; without
-                                                      a replica: history + 1, somebody loads
-    a server comes       who sees it  moves that balance: it is heir, and joining where it is no
-                                      replica; each partition moves once
-    a server is drained  who sees it  the same, away from it; its replicas are replaced before they
-                                      go
-    too few replicas     who sees it  the least loaded server is joining
+    what happens           who changes it  the partition then
+    a joining one has all  primary         it is a replica
+    a replica cannot be    primary         it is joining: it is filled anew before it counts again
+      reached
+    its tables were        primary         epoch + 1; replicas are joining, and no spares: what
+      restored                             they have is of before; workers that ask with the old
+                                           epoch are told (locator.py)
+    the heir is a replica  primary         epoch + 1; the heir is primary, the old one a replica:
+                                           nothing is lost
+    a server ends          who sees it     its replicas and fillings are gone; where it was
+                                           primary: epoch + 1, a replica is promoted, and other
+                                           replicas are joining, since each may have had more than
+                                           it; without a replica: history + 1, somebody loads
+    a server comes         who sees it     moves that balance: it is heir, and joining where it is
+                                           no replica; each partition moves once
+    a server is drained    who sees it     the same, away from it; its replicas are replaced
+                                           before they go
+    too few replicas       who sees it     the least loaded server is joining
 
 Server ids are given once and never again, so an id is one process's life.
 """

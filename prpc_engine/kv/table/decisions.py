@@ -6,15 +6,15 @@ each pull, and pulls are the primary's alone. So each push travels with what was
 with the stamps that pulls have left since the one before; what pulls leave is also told when
 USES_MAX keys wait, at each look of the reconciler, and when the partition is handed over.
 
-    int64[...]   meaning
-    MOMENT       the table's time (eviction.py) at the push; without one: as it is told
-    PULLS, KEYS_PULLED   of the table in all
-    EVICTED      how many keys follow that have lost their rows
-    COUNTED      how many keys follow that were counted for a push which then failed: for one that
-                 did not, the replica knows
-    USED         how many keys follow that were stamped, with their stamps behind them
-    PUSHED       how many keys the push has, each once; then comes a bit for each, lowest first:
-                 whether it has a row now
+    int64[...]          meaning
+    MOMENT              the table's time (eviction.py) at the push; without one: as it is told
+    PULLS, KEYS_PULLED  of the table in all
+    EVICTED             how many keys follow that have lost their rows
+    COUNTED             how many keys follow that were counted for a push which then failed: for one
+                        that did not, the replica knows
+    USED                how many keys follow that were stamped, with their stamps behind them
+    PUSHED              how many keys the push has, each once; then comes a bit for each, lowest
+                        first: whether it has a row now
 
 Done in this order: rows go, keys are counted, the push, the stamps: those are as of the end of it.
 """

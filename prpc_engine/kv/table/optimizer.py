@@ -6,8 +6,10 @@
     sgd       -              w - r g
     momentum  momentum m     m <- mu m + g;  w - r m,  with nesterov w - r (g + mu m)
     adagrad   accumulator a  a <- a + g g;  w - r g / (sqrt(a) + epsilon)
-    adam      mean, square   running means of g and g g, each divided by 1 - beta ** t;  w - r mean / (sqrt(square) + epsilon)
-    ftrl      z, n           e <- (beta + sqrt(n + g g)) / r;  z <- z + g - (e - what e was before) w;  n <- n + g g;
+    adam      mean, square   running means of g and g g, each divided by 1 - beta ** t;
+                             w - r mean / (sqrt(square) + epsilon)
+    ftrl      z, n           e <- (beta + sqrt(n + g g)) / r;
+                             z <- z + g - (e - what e was before) w;  n <- n + g g;
                              0 where |z| <= l1, else -(z - sign(z) l1) / (e + l2)
 
 An optimizer is a formula over arrays of one shape: values, gradients, and one state array for each

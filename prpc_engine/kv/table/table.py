@@ -4,19 +4,21 @@
 are pushed. Neither locks: each belongs to one shard, whose handlers run one at a time. Neither
 writes to what it is given, and neither gives out its own memory, except to who saves it:
 
-    columns()         the live arrays by name, axis 0 counts rows: what a checkpoint holds of the
-                      table, with
-    scalars()         what there is one of, and arrays of it:
-    singles()         {"sketch": uint8[4, width]}, what admission has counted
-    before_change     when set, called before rows change: with their numbers, each once, or None
-                      for all. Stamps alone change without: one that was saved may be of a pull
-                      after the cut
-    load_scalars(), load(), load_sketch(), load_counters()   put back what those gave, scalars
-                                                             first; a dense table's columns are
-                      written to instead
-    track_changes(), changes, used_since(), remove()   of a sparse table: which rows changed, or
-                                                       were used, since the last save,
-                      and keys that went
+    columns()             the live arrays by name, axis 0 counts rows: what a checkpoint holds of
+                          the table, with
+    scalars()             what there is one of, and arrays of it:
+    singles()             {"sketch": uint8[4, width]}, what admission has counted
+    before_change         when set, called before rows change: with their numbers, each once, or
+                          None for all. Stamps alone change without: one that was saved may be of a
+                          pull after the cut
+    load_scalars(),       put back what those gave, scalars first; a dense table's columns are
+      load(),             written to instead
+      load_sketch(),
+      load_counters()
+    track_changes(),      of a sparse table: which rows changed, or were used, since the last save,
+      changes,            and keys that went
+      used_since(),
+      remove()
 
 and the same table at a replica (replica.py) is brought to be equal in all of this:
 
