@@ -107,7 +107,7 @@ def main():
         uninitialized = v1.report_uninitialized_variables()
         with v1.Session(server.target, config=only) as session:
             until = time.monotonic() + START_S_MAX
-            # of which MonitoredTrainingSession would take a look every 30 s
+            # MonitoredTrainingSession would take such a look every 30 s
             while session.run(uninitialized).size:
                 if time.monotonic() > until:
                     raise SystemExit(

@@ -50,7 +50,7 @@ CLOSE_TIMEOUT_S = 5.0  # at close(), for servers that do not answer
 MIN_ASK_S = 1.0  # when waiting for values took all the time: those who live answer at once
 IDLE_S_MAX = 3600.0  # without counters there is nothing to wake for
 
-# or may run twice: ask again
+# did not run, or may run twice: ask again
 NOT_RUN = (errors.NotSent, errors.UnknownService, errors.MaybeExecuted)
 Failure = (errors.RpcError, ShardError)  # what a call may end with
 

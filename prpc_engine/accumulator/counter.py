@@ -181,7 +181,7 @@ class Counter:
         writers are told.
         """
         aggregate = self._aggregate
-        # which takes one after the other, as below
+        # Aggregator's own takes one after the other, as below
         if type(aggregate).merge_values is not Aggregator.merge_values:
             try:
                 aggregate.merge_values(values)

@@ -35,7 +35,7 @@ MAP_KEYS_MAX = 128
 # Messages of so many bytes may go straight to msgspec: at most some hundred keys.
 PLAIN_BYTES_MAX = 512
 
-# or anything else: what is there besides headers may have these bytes, too
+# a large map, or anything else: what is there besides headers may have these bytes, too
 _LARGE_MAP = re.compile(rb"[\xde\xdf]")
 _ENTRY_BYTES_MIN = 3  # of one that collides: an array or extension type of one byte, and a value
 # extension types whose payload is one value of any kind

@@ -433,7 +433,7 @@ class Dispatcher:
                     ),
                 )
         except Exception as error:  # NotSent, Backpressure, ShmFull; or a bug
-            # which comes back by failed() as far as it can be repeated
+            # it comes back by failed() as far as it can be repeated
             call.set_error(_bare(error))
             return
         self._has_left(call)

@@ -162,7 +162,7 @@ class Mailbox:
         self.is_terminated = True
         with contextlib.suppress(IndexError):  # nobody waits any more
             while True:
-                # which restart() does not take back
+                # restart() does not take this back
                 self._waiting.popleft().set_error(self.terminated())
 
     def close(self, why: str) -> None:

@@ -100,7 +100,7 @@ class Window:
         self._wake()
 
     def _wake(self) -> None:
-        # empty: by this thread, or another one that does the same
+        # IndexError: emptied by this thread, or another one that does the same
         with contextlib.suppress(IndexError):
             while True:
                 self._waiting.popleft().set_result(None)

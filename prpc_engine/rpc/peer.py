@@ -71,11 +71,9 @@ EXPIRED_MAX = 32
 LOOK_S_PER_CALL = 1e-6
 # lines of the log that one connection may cause; after those only each that doubles their number
 WARNINGS_EACH = 8
-UNTOLD_MAX = (
-    # failures that wait for room in the outbox, as many as calls in flight: who asks on without
-    # reading is not told
-    65536
-)
+# failures that wait for room in the outbox, as many as calls in flight: who asks on without reading
+# is not told
+UNTOLD_MAX = 65536
 UNTOLD_TEXT_MAX = 500  # characters of each
 NOTE_AGAIN_S = 0.01  # between tries of a note that found the outbox full
 PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once

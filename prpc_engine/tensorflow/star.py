@@ -300,7 +300,7 @@ class StarPlane:
         self._runs += 1
         if self._ended is not None:
             raise self._ended[0](None, None, self._ended[1])
-        # nothing, as monitored sessions have it
+        # None, as monitored sessions have it: nothing is said
         said = b"" if options is None else tf_session.TF_GetBuffer(options)
         timeout_ms = config_pb2.RunOptions.FromString(said).timeout_in_ms if said else 0
         if not timeout_ms:

@@ -205,7 +205,7 @@ class AsyncioBridge:
             self.loop.add_reader(self._watched.fd, self._turn)
         rest_s += ROUNDING_S
         due = time.monotonic() + rest_s
-        # one that is too early does no harm, and making one costs more than a turn
+        # a timer that is too early does no harm, and making one costs more than a turn
         if self._timer is None or due < self._due:
             if self._timer is not None:
                 self._timer.cancel()

@@ -224,7 +224,8 @@ class Lendings:
         lease = self._next_lease()
         self._lent[lease] = block, nbytes, self._clock(), call_site() if self._debug else None
         # failpoint: lease.lent
-        # by another thread, and hand_over() may not have seen this lease: nobody else would end it
+        # ended by another thread, and hand_over() may not have seen this lease: nobody else would
+        # end it
         if self._connection_ended:
             self.undo(lease)
         return lease
@@ -272,7 +273,7 @@ class Lendings:
     def strike_all(self) -> list[Block]:
         """End all leases: the peer is gone. Their blocks, whose users the caller counts down."""
         blocks = []
-        # empty; a look before each step could be outdated by another thread
+        # KeyError: empty; a look before each step could be outdated by another thread
         with contextlib.suppress(KeyError):
             while True:
                 blocks.append(self._lent.popitem()[1][0])

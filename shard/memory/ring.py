@@ -146,7 +146,7 @@ class _End:
         """
         if self.broken is None:
             self.broken = error
-        # which grows with each raise, and keeps the frames it went through
+        # a traceback grows with each raise, and keeps the frames it went through
         return self.broken.with_traceback(None)
 
     def _break(self, reason: str) -> ShardError:

@@ -215,7 +215,7 @@ class ShmConnection(Connection[Record]):
             for lease in leases:
                 self._lendings.undo(lease)
             if self.error is not None and isinstance(failure, Exception):
-                # by another thread, and the slab may be closed, too
+                # ended by another thread, and the slab may be closed, too
                 raise self._ended() from failure
             raise
         payload = b"".join(parts + inline if inline else parts)

@@ -317,7 +317,7 @@ class SocketLane(Connection[list[memoryview]]):
             self.drain()
         if not self._partial and not self._outbox:
             self._watched = select.EPOLLIN
-            # by another thread that still saw us waiting for room
+            # sent by another thread that still saw us waiting for room
             if self._partial or self._outbox:
                 self._watched |= select.EPOLLOUT
             self._watch()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from prpc_engine.node.slab import empty
 from shard import ShmFull
 
-# below, copying an array once more when it is sent costs less than taking a block of the slab
+# below this, copying an array once more when it is sent costs less than taking a block of the slab
 SLAB_BYTES_MIN = 65536
 
 

@@ -109,7 +109,7 @@ class Replica:
     def learn(self, placed: Placed) -> None:
         """The partition's place has changed, and still names this server."""
         before, self.placed = self.placed, placed
-        # this may be from before the master was told
+        # `placed` may be from before the master was told
         self.promised.intersection_update(placed.joining)
         if before.epoch != placed.epoch:
             self.promised.clear()
@@ -119,7 +119,7 @@ class Replica:
             self._drop_everything("it has another primary, or was restored from a checkpoint")
             self._take_role()
         for server, stream in list(self.streams.items()):
-            # it drops what it has (partition_router.py)
+            # one that is demoted drops what it has (partition_router.py)
             is_demoted = server in before.replicas and server not in placed.replicas
             if (
                 server not in placed.holders

@@ -20,7 +20,7 @@ from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec
 from prpc_engine.kv.table import partition
 from prpc_engine.kv.table.compression import Compressor, Feedback
 
-# below, one message costs more than the copy that a second server would save
+# below this, one message costs more than the copy that a second server would save
 DENSE_SPLIT_BYTES_MIN = 65536
 Floats = npt.NDArray[np.float32]
 
