@@ -20,6 +20,11 @@ from tests.leaks import _started_once, nothing_is_left_behind
 from tests.loops import _uvloop_has_begun, loop
 from tests.network.tally import PROPERTY, Tally
 from tests.turns import turn
+from tests.workers import (
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 # How long an example takes says nothing on a busy machine: faulthandler_timeout ends what hangs.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,6 +40,11 @@ _own_home = None if "PRPC_TEST_HOME" in os.environ else tempfile.mkdtemp(prefix=
 if _own_home is not None:
     os.environ["PRPC_TEST_HOME"] = os.environ["PRPC_HOME"] = _own_home
 
+# Where nobody wants byte code beside the sources, the processes that tests start keep it in that
+# folder: they are thousands, and would compile all that they import, each for itself.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(os.environ["PRPC_TEST_HOME"], "bytecode")
+
 __all__ = [
     "_started_once",
     "_uvloop_has_begun",
@@ -42,6 +52,9 @@ __all__ = [
     "fifo",
     "loop",
     "nothing_is_left_behind",
+    "pytest_collection_modifyitems",
+    "pytest_xdist_auto_num_workers",
+    "pytest_xdist_make_scheduler",
     "seed",
     "tell",
 ]

@@ -11,6 +11,10 @@ Allowed to stay, each for a reason:
     the forkserver     one a process, started by the first group that asks for it and kept for the
                        next, which is quick for that; and our end of the pipe that keeps it alive.
                        Stopped after the last test. Its children count
+    the nursery        one a process, forks the programs of tests (tests/forked.py); it, and our end
+                       of its socket. Ended after the last test. Its children count
+    the nursery          one a process, forks the programs of tests (tests/forked.py): it and our end of
+                         its socket. Ended after the last test. Its children count
     the default slab   one a process, keeps its segments for the next array on purpose: their
                        descriptors may stay
 
@@ -37,6 +41,8 @@ import multiprocess.forkserver
 import multiprocess.resource_tracker
 import psutil
 import pytest
+
+from tests.forked import close_nursery, running
 
 # for what was told to end, on a busy machine; seldom needed
 GRACE_S = float(os.environ.get("PRPC_TEST_GRACE_S", "20.0"))
@@ -75,7 +81,10 @@ def _children() -> dict[int, str]:
                     what = " ".join(process.cmdline()) or process.name()
         except psutil.NoSuchProcess:
             continue
-        if "resource_tracker import main" not in what and process.pid != _forkserver_pid():
+        if "resource_tracker import main" not in what and process.pid not in (
+            _forkserver_pid(),
+            _nursery_pid(),
+        ):
             found[process.pid] = what
     return found
 
@@ -119,7 +128,7 @@ def _fd_targets() -> Counter[str]:
             targets[os.readlink(f"/proc/self/fd/{fd}")] += 1
         except FileNotFoundError:
             continue  # that of the listing itself
-    for target in _slab_targets() | _forkserver_targets():
+    for target in _slab_targets() | _forkserver_targets() | _nursery_targets():
         targets.pop(target, None)
     return targets
 
@@ -132,6 +141,16 @@ def _forkserver_targets() -> set[str]:
     """Our end of the pipe whose closing ends it."""
     fd = multiprocess.forkserver._forkserver._forkserver_alive_fd
     return set() if fd is None else {os.readlink(f"/proc/self/fd/{fd}")}
+
+
+def _nursery_pid() -> int | None:
+    nursery = running()
+    return None if nursery is None else nursery.pid
+
+
+def _nursery_targets() -> set[str]:
+    nursery = running()
+    return set() if nursery is None else {os.readlink(f"/proc/self/fd/{nursery.fileno()}")}
 
 
 def _slab_targets() -> set[str]:
@@ -226,6 +245,7 @@ def _started_once() -> Iterator[None]:
     multiprocessing.resource_tracker.ensure_running()
     yield
     multiprocess.forkserver._forkserver._stop()
+    close_nursery()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Programs that a test starts with `python -m`, talks to by lines, and kills.
+"""Programs that a test starts as `python -m` does, talks to by lines, and kills.
 
 Each ends when its standard input does, which the death of the test brings about too: none outlives
 its test.
@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TextIO, TypeVar
+
+from tests.forked import Forked, can_fork, nursery
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 30.0  # a test that waits longer has failed
-# the same for what may take several processes their turns, or an import of TensorFlow, on a busy
-# machine
+# The same for what may take several processes their turns, or an import of TensorFlow, on a busy
+# machine.
 UNTIL_S = 120.0
 Self = TypeVar("Self", bound="Program")
+Process = TypeVar("Process")
+Streams = tuple[Process, TextIO, TextIO]  # the process, its input, its output
 
 
 def wait_until(happened: Callable[[], object], what: str = "it") -> None:
@@ -52,6 +56,33 @@ def _state(task: Path) -> str:
         return "T"  # a thread that has ended meanwhile
 
 
+def _forked(arguments: Sequence[str], environment: Mapping[str, str]) -> Streams[Forked]:
+    theirs_in, ours_in = os.pipe()
+    ours_out, theirs_out = os.pipe()
+    try:
+        process = nursery().start(list(arguments), environment, theirs_in, theirs_out)
+    finally:
+        os.close(theirs_in)
+        os.close(theirs_out)
+    return process, open(ours_in, "w"), open(ours_out)
+
+
+def _started(
+    arguments: Sequence[str], prefix: Sequence[str], environment: Mapping[str, str]
+) -> Streams[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-m", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process, process.stdin, process.stdout
+
+
 class Program:
     """One of them. A context manager: it must come to a clean end, unless the test ended it before;
     a failing test kills it.
@@ -59,6 +90,7 @@ class Program:
 
     patience_s = PATIENCE_S
     end_signal: signal.Signals | None = None  # for programs that do not read their input
+    is_forked = True  # of a Python that has imported what most need; False: it is a new one
 
     def __init__(
         self, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
@@ -66,17 +98,12 @@ class Program:
         """`prefix` is a command that runs the rest; `env` goes on top of the test's own
         environment.
         """
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env={**os.environ, **(env or {})},
-            text=True,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        environment = {**os.environ, **(env or {})}
+        self.process: Forked | subprocess.Popen[str]
+        if self.is_forked and not prefix and can_fork(environment):
+            self.process, self.stdin, self.stdout = _forked(arguments, environment)
+        else:
+            self.process, self.stdin, self.stdout = _started(arguments, prefix, environment)
         self._said = b""  # and not read yet: kept here, where a look whether there is more sees it
 
     @property

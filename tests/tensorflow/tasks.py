@@ -56,6 +56,7 @@ class TaskProcess(Program):
     """One such process."""
 
     patience_s = PATIENCE_S
+    is_forked = False  # TensorFlow reads its variables when it is imported, and dislikes forks
 
     def __init__(
         self, clusters: dict[str, Any], job: str, index: int, env: dict[str, str] | None = None
