@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -36,9 +37,20 @@ class Module:
         """The top-level package that it is in."""
         return self.name.partition(".")[0]
 
-    def imports(self) -> Iterator[Import]:
+    @cached_property
+    def tree(self) -> ast.Module:
+        """What the source says."""
+        return ast.parse(self.source)
+
+    @cached_property
+    def classes(self) -> list[ast.ClassDef]:
+        """Those in it, wherever they stand."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
         """All imports, in functions too; relative ones by their full name."""
-        yield from self._imports_in(ast.parse(self.source).body, at_import=True, for_types=False)
+        return tuple(self._imports_in(self.tree.body, at_import=True, for_types=False))
 
     def _imports_in(
         self, nodes: Iterable[ast.AST], at_import: bool, for_types: bool
@@ -66,6 +78,7 @@ class Module:
         return ".".join([*above, *([node.module] if node.module else [])])
 
 
+@cache
 def modules_of(*tops: str) -> list[Module]:
     """Every module in these top-level packages."""
     found = []

@@ -90,7 +90,7 @@ def seen_by(module: Module, known: set[str]) -> set[str]:
     """The modules of ours that one imports."""
     return {
         target
-        for imported in module.imports()
+        for imported in module.imports
         for target in targets(imported, known)
         if target in known
     } - {module.name}

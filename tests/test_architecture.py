@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 
@@ -216,7 +217,7 @@ KNOWN = {module.name for module in MODULES}
 
 
 def rooms_that_may_not_be_seen(module: Module) -> Iterator[str]:
-    for imported in module.imports():
+    for imported in module.imports:
         room = imported.module.partition(".")[0]
         if room not in ROOMS or room in ARROWS[module.top]:
             continue
@@ -228,10 +229,11 @@ def rooms_that_may_not_be_seen(module: Module) -> Iterator[str]:
         )
 
 
+@cache
 def exported_by_shard() -> set[str]:
     """The names in shard.__all__."""
-    source = next(module.source for module in MODULES if module.name == "shard")
-    for node in ast.parse(source).body:
+    face = next(module for module in MODULES if module.name == "shard")
+    for node in face.tree.body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets
         ):
@@ -243,7 +245,7 @@ def ways_round_the_face_of_shard(module: Module) -> Iterator[str]:
     if module.top != "prpc_engine":
         return
     exported = exported_by_shard()
-    for imported in module.imports():
+    for imported in module.imports:
         if imported.module.startswith("shard."):
             yield (
                 f"{module.name}:{imported.line} imports {imported.module}: "
@@ -260,7 +262,7 @@ def ways_round_the_face_of_shard(module: Module) -> Iterator[str]:
 def optional_packages_needed_by_all(module: Module) -> Iterator[str]:
     if module.top not in ("shard", "prpc_engine"):
         return
-    for imported in module.imports():
+    for imported in module.imports:
         package = imported.module.partition(".")[0]
         # prpc_engine.kv.torch is for who has torch
         is_adapter = f".{package}." in f"{module.name}."
@@ -274,7 +276,7 @@ def optional_packages_needed_by_all(module: Module) -> Iterator[str]:
 def impurities(module: Module) -> Iterator[str]:
     if module.name not in PURE:
         return
-    for imported in module.imports():
+    for imported in module.imports:
         if imported.module.partition(".")[0] in IMPURE and not imported.for_types:
             yield (
                 f"{module.name}:{imported.line} imports {imported.module}: "
@@ -285,7 +287,7 @@ def impurities(module: Module) -> Iterator[str]:
 def torn_stores(module: Module) -> Iterator[str]:
     if module.name not in NO_PACK_INTO:
         return
-    for node in ast.walk(ast.parse(module.source)):
+    for node in ast.walk(module.tree):
         if isinstance(node, ast.Attribute) and node.attr == "pack_into":
             yield (
                 f"{module.name}:{node.lineno} uses pack_into: the other process may read the zero "
@@ -294,16 +296,15 @@ def torn_stores(module: Module) -> Iterator[str]:
 
 
 def classes_too_wide(module: Module) -> Iterator[str]:
-    for node in ast.walk(ast.parse(module.source)):
-        if isinstance(node, ast.ClassDef) and module.top in ("shard", "prpc_engine"):
-            methods = sum(
-                isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body
+    for node in module.classes if module.top in ("shard", "prpc_engine") else ():
+        methods = sum(
+            isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body
+        )
+        if methods > METHODS_MAX and f"{module.name}.{node.name}" not in WIDE_FOR_A_REASON:
+            yield (
+                f"{module.name}.{node.name} has {methods} methods: "
+                "does it do two things? Divide it, or say why not"
             )
-            if methods > METHODS_MAX and f"{module.name}.{node.name}" not in WIDE_FOR_A_REASON:
-                yield (
-                    f"{module.name}.{node.name} has {methods} methods: "
-                    "does it do two things? Divide it, or say why not"
-                )
 
 
 def arrows_that_point_up(module: Module) -> Iterator[str]:
@@ -313,7 +314,7 @@ def arrows_that_point_up(module: Module) -> Iterator[str]:
     if own not in ORDER:
         yield f"{module.name} is in no package that tests/packages.py knows: give it one"
         return
-    for imported in module.imports():
+    for imported in module.imports:
         for target in targets(imported, KNOWN):
             other = package_of(target) if target in KNOWN else own
             if ORDER.index(other) > ORDER.index(own):
@@ -372,9 +373,8 @@ def test_a_class_that_became_narrow_needs_no_reason_any_more() -> None:
     wide = {
         f"{module.name}.{node.name}"
         for module in MODULES
-        for node in ast.walk(ast.parse(module.source))
-        if isinstance(node, ast.ClassDef)
-        and sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+        for node in module.classes
+        if sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
         > METHODS_MAX
     }
     assert WIDE_FOR_A_REASON.keys() <= wide, WIDE_FOR_A_REASON.keys() - wide
@@ -384,8 +384,8 @@ def classes() -> Iterator[tuple[str, str]]:
     """Each public class of ours, and the module that it is in."""
     for module in MODULES:
         if module.top in ("shard", "prpc_engine"):
-            for node in ast.walk(ast.parse(module.source)):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            for node in module.classes:
+                if not node.name.startswith("_"):
                     yield node.name, module.name
 
 
