@@ -106,32 +106,38 @@ def test_another_secret_is_refused_by_both_sides(ours: bytes, theirs: bytes) -> 
         two.feed(bytes(PROOF_BYTES + CLAIM_BYTES))
 
 
-@pytest.mark.parametrize("position", range(HELLO.size))
-def test_a_connectors_hello_with_any_byte_changed_is_refused(position: int) -> None:
-    hello = bytearray(HELLO_ONE)
-    hello[position] ^= 0x40
-    one, two = connector(), acceptor()
-    one.start()
-    with pytest.raises((AuthenticationError, RemoteProtocolError)):
-        one.feed(two.feed(bytes(hello)))
+def test_a_connectors_hello_with_any_byte_changed_is_refused(subtests: pytest.Subtests) -> None:
+    for position in range(HELLO.size):
+        hello = bytearray(HELLO_ONE)
+        hello[position] ^= 0x40
+        one, two = connector(), acceptor()
+        one.start()
+        with (
+            subtests.test(position=position),
+            pytest.raises((AuthenticationError, RemoteProtocolError)),
+        ):
+            one.feed(two.feed(bytes(hello)))
 
 
-@pytest.mark.parametrize("position", range(HELLO.size + PROOF_BYTES))
-def test_an_acceptors_answer_with_any_byte_changed_is_refused(position: int) -> None:
-    one, two = connector(), acceptor()
-    answer = bytearray(two.feed(one.start()))
-    answer[position] ^= 0x01
-    with pytest.raises((AuthenticationError, RemoteProtocolError)):
-        one.feed(bytes(answer))
+def test_an_acceptors_answer_with_any_byte_changed_is_refused(subtests: pytest.Subtests) -> None:
+    for position in range(HELLO.size + PROOF_BYTES):
+        one, two = connector(), acceptor()
+        answer = bytearray(two.feed(one.start()))
+        answer[position] ^= 0x01
+        with (
+            subtests.test(position=position),
+            pytest.raises((AuthenticationError, RemoteProtocolError)),
+        ):
+            one.feed(bytes(answer))
 
 
-@pytest.mark.parametrize("position", range(PROOF_BYTES + CLAIM_BYTES))
-def test_a_connectors_proof_with_any_byte_changed_is_refused(position: int) -> None:
-    one, two = connector(), acceptor()
-    proof = bytearray(one.feed(two.feed(one.start())))
-    proof[position] ^= 0x80
-    with pytest.raises(AuthenticationError):
-        two.feed(bytes(proof))
+def test_a_connectors_proof_with_any_byte_changed_is_refused(subtests: pytest.Subtests) -> None:
+    for position in range(PROOF_BYTES + CLAIM_BYTES):
+        one, two = connector(), acceptor()
+        proof = bytearray(one.feed(two.feed(one.start())))
+        proof[position] ^= 0x80
+        with subtests.test(position=position), pytest.raises(AuthenticationError):
+            two.feed(bytes(proof))
 
 
 def test_what_was_said_once_proves_nothing_the_next_time() -> None:

@@ -40,16 +40,14 @@ def test_a_full_ring_refuses_the_write_and_keeps_what_it_holds() -> None:
     assert [consumer.try_read(), consumer.try_read()] == [b"b" * 24, b"c"]
 
 
-@pytest.mark.parametrize("start", range(0, 256, 8))
-def test_a_record_of_the_whole_capacity_passes_from_every_offset(start: int) -> None:
-    producer, consumer, _ = make_ring(256)
-    for _ in range(start // 8):
-        assert producer.try_write(b"")
-        assert consumer.try_read() == b""
-    whole = bytes(range(256))[: producer.record_bytes_max]
-    while not producer.try_write(whole):
-        assert consumer.try_read() is None  # takes the padding away
-    assert consumer.try_read() == whole
+def test_a_record_of_the_whole_capacity_passes_from_every_offset(subtests: pytest.Subtests) -> None:
+    for start in range(0, 256, 8):
+        with subtests.test(start=start):
+            producer, consumer = ring_at(start, 256)
+            whole = bytes(range(256))[: producer.record_bytes_max]
+            while not producer.try_write(whole):
+                assert consumer.try_read() is None  # takes the padding away
+            assert consumer.try_read() == whole
 
 
 def ring_at(start: int, capacity: int) -> tuple[RingProducer, RingConsumer]:
@@ -70,15 +68,16 @@ def written_in_at_most_two_tries(
         assert producer.try_write(payload)
 
 
-@pytest.mark.parametrize("length", range(64 - RECORD_HEADER_BYTES + 1))
-def test_a_record_of_every_length_wraps_at_every_offset(length: int) -> None:
-    payload = bytes(range(1, length + 1))
-    for start in range(0, 64, 8):
-        producer, consumer = ring_at(start, 64)
-        for _ in range(9):  # once around and beyond, from wherever the last one ended
-            written_in_at_most_two_tries(producer, consumer, payload)
-            assert consumer.try_read() == payload
-        assert consumer.is_empty()
+def test_a_record_of_every_length_wraps_at_every_offset(subtests: pytest.Subtests) -> None:
+    for length in range(64 - RECORD_HEADER_BYTES + 1):
+        payload = bytes(range(1, length + 1))
+        for start in range(0, 64, 8):
+            with subtests.test(length=length, start=start):
+                producer, consumer = ring_at(start, 64)
+                for _ in range(9):  # once around and beyond, from wherever the last one ended
+                    written_in_at_most_two_tries(producer, consumer, payload)
+                    assert consumer.try_read() == payload
+                assert consumer.is_empty()
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 15, 16, 17, 23, 24, 25, 48])
@@ -99,30 +98,30 @@ def test_batches_wrap_at_every_offset_as_single_records_do(length: int) -> None:
             waiting = waiting[count:]
 
 
-@pytest.mark.parametrize("start", range(0, 64, 8))
 @pytest.mark.parametrize(
     "length", [64 - RECORD_HEADER_BYTES + 1, 64 - 1, 64, 64 + 1, 64 + RECORD_HEADER_BYTES, 1000]
 )
 def test_the_largest_record_is_the_capacity_less_its_header_and_one_larger_is_named(
-    start: int, length: int
+    length: int, subtests: pytest.Subtests
 ) -> None:
-    producer, consumer = ring_at(start, 64)
-    assert producer.record_bytes_max == 56
-    for write in (
-        producer.try_write,
-        producer.try_stage,
-        lambda payload: producer.try_write_many([payload]),
-    ):
-        with pytest.raises(
-            LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"
-        ):
-            write(bytes(length))
-    with pytest.raises(LocalProtocolError, match=f"record of {length} bytes, at most 56 allowed"):
-        producer.claim(length)
-    assert consumer.try_read() is None, "nothing was written"
-    largest = bytes(range(56))
-    written_in_at_most_two_tries(producer, consumer, largest)
-    assert consumer.try_read() == largest
+    named = f"record of {length} bytes, at most 56 allowed"
+    for start in range(0, 64, 8):
+        with subtests.test(start=start):
+            producer, consumer = ring_at(start, 64)
+            assert producer.record_bytes_max == 56
+            for write in (
+                producer.try_write,
+                producer.try_stage,
+                lambda payload, producer=producer: producer.try_write_many([payload]),  # type: ignore[misc]
+            ):
+                with pytest.raises(LocalProtocolError, match=named):
+                    write(bytes(length))
+            with pytest.raises(LocalProtocolError, match=named):
+                producer.claim(length)
+            assert consumer.try_read() is None, "nothing was written"
+            largest = bytes(range(56))
+            written_in_at_most_two_tries(producer, consumer, largest)
+            assert consumer.try_read() == largest
 
 
 def test_a_batch_with_a_record_too_large_publishes_those_before_it() -> None:
