@@ -1,10 +1,11 @@
-"""What this environment sets: each setting, what holds, and where that comes from. Nothing is set
-or decided here.
+"""What this environment sets: each setting, what holds, and where that comes from. Nothing is set or
+decided here.
 
     group    its settings
-    engine   of every node: PRPC_* variables
-    file     of every node: the file that PRPC_CONFIG names
-    task     of a task of a cluster: GRPC++'s variables and their twins (network.py)
+    node     those of NodeConfig, by section: the file that PRPC_CONFIG names, and PRPC_* variables
+    engine   of every process: PRPC_* variables that are in no section
+    task     of a task of a cluster, and of who does the same elsewhere: GRPC++'s variables and
+             their twins (network.py)
     cluster  what follows from those for the cluster in TF_CONFIG: cores by the rule of Min, and the
              rule by which data is found
 
@@ -17,30 +18,31 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.settings import network
+from prpc_engine.settings import layers, network
+from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.cluster_spec import parse_tf_config
 from prpc_engine.settings.config import (
-    POLLING_VARIABLE,
+    SECRET_VARIABLES,
     TLS_VARIABLES,
-    allow_from,
-    limits_from,
-    read_config,
     secret_from,
+    secret_variable,
     slab_bytes_max,
-    tcp_checksum_from,
-    tls_from,
-    transports_from,
 )
+from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
+from prpc_engine.settings.layers import Found
+from prpc_engine.settings.network import DEFAULT
+from prpc_engine.settings.node_config import limits_of, tls_of, value_of
+from prpc_engine.settings.sections import SECTIONS
 from prpc_engine.settings.user_secret import UserSecret
-from shard import Slab, huge_page_policy, polling_enabled
+from shard import Slab, huge_page_policy
 
-DEFAULT = "default"
 OF_TASKS: tuple[network.Variable[Any], ...] = (
     network.PS_CORES,
     network.WORKER_CORES,
@@ -75,15 +77,16 @@ class Setting:
 
 def all_settings() -> list[Setting]:
     """Of this process's environment, in the order of the table."""
-    return [*_of_engine(), *_of_file(), *_of_tasks(), *_of_cluster()]
+    return [*_of_node(), *_of_engine(), *_of_tasks(), *_of_cluster()]
 
 
 def unread() -> dict[str, str]:
     """Each variable that is set, has a name like one of ours, and is read by nothing; with a text
     about it.
     """
-    known = [*_ENGINE, "PRPC_CONFIG", *_SECRET, *TLS_VARIABLES.values(), *ELSEWHERE]
-    known += [name for variable in OF_TASKS for name in variable.names]
+    known = [*_ENGINE, "PRPC_CONFIG", *SECRET_VARIABLES, *TLS_VARIABLES.values(), *ELSEWHERE]
+    variables = (*network.OF_NODES.values(), *OF_TASKS)
+    known += [name for variable in variables for name in variable.names]
     found = {}
     for name in sorted(os.environ.keys() - set(known)):
         if name in network.UNREAD:
@@ -109,53 +112,71 @@ def _debug_leases() -> bool:
 
 # variable -> what it sets, and how it is read
 _ENGINE: dict[str, tuple[str, Callable[[], object]]] = {
-    "PRPC_TRANSPORTS": ("transports", lambda: ", ".join(transports_from(None))),
     "PRPC_SLAB_BYTES_MAX": ("slab_bytes_max", slab_bytes_max),
     "PRPC_HUGE_PAGES": ("huge_pages", huge_page_policy),
     "PRPC_DEBUG_LEASES": ("debug_leases", _debug_leases),
-    POLLING_VARIABLE: (
-        "polling",
-        lambda: polling_enabled(POLLING_VARIABLE, os.environ.get(POLLING_VARIABLE), default=False),
-    ),
 }
-_SECRET = ("PRPC_SECRET_FILE", "PRPC_SECRET")
 
 
 def _of_engine() -> Iterator[Setting]:
     for variable, (name, read) in _ENGINE.items():
         text = os.environ.get(variable)
         yield _setting(name, read, DEFAULT if text is None else f"{variable}={text!r}")
-    # Never the secret itself.
-    by = next((name for name in _SECRET if os.environ.get(name)), DEFAULT)
-    yield _setting("secret", _secret_kind, by)
 
 
-def _of_file() -> Iterator[Setting]:
+def _of_node() -> Iterator[Setting]:
     path = os.environ.get("PRPC_CONFIG", "")
+    found: dict[str, Found] = {}
     try:
-        content = read_config(path) if path else {}
+        found = layers.of_file(ConfigFile.read(path))
     except ConfigError as error:
         yield Setting("file", "", f"PRPC_CONFIG={path!r}", str(error))
-        return
-
-    def origin(section: str, name: str = "") -> str:
-        table = content.get(section, {})
-        is_there = name in table if name and isinstance(table, dict) else bool(table)
-        return f"{path}: [{section}]" if is_there else DEFAULT
-
+    wrong = {}
+    for name, variable in network.OF_NODES.items():
+        try:
+            one = variable.find(os.environ)
+        except ConfigError as error:
+            wrong[name] = Setting(name, "", _as_set(variable), str(error))
+        else:
+            if one.origin != DEFAULT:
+                found[name] = Found(one.value, one.origin, one.origin)
+    with contextlib.suppress(ConfigError):  # which value_of() raises again
+        layers.settle_count(found, None, [])
+    for section, kind in SECTIONS.items():
+        for name in (f"{section}.{field}" for field in kind.__struct_fields__):
+            yield wrong.get(name) or _setting(
+                name, partial(_shown, name, found), _origin(found, name)
+            )
     try:
-        limits = limits_from(None)
+        limits = limits_of(found)
     except ConfigError as error:
-        yield Setting("limits", "", origin("limits"), str(error))
+        by = next(one.origin for name, one in found.items() if name.startswith("limits."))
+        yield Setting("limits", "", by, str(error))
     else:
         for name, value in asdict(limits).items():
-            yield Setting(f"limits.{name}", str(value), origin("limits", name))
-    yield _setting("transport.tcp_checksum", tcp_checksum_from, origin("transport", "tcp_checksum"))
-    by = [f"{name}={os.environ[name]!r}" for name in TLS_VARIABLES.values() if os.environ.get(name)]
-    yield _setting(
-        "tls", lambda: tls_from(None, _secret_or_none()) or "none", ", ".join(by) or origin("tls")
-    )
-    yield _setting("allow", lambda: f"{len(allow_from(None).rules)} rules", origin("allow"))
+            yield Setting(f"limits.{name}", str(value), _origin(found, f"limits.{name}"))
+    # Never the secret itself.
+    yield _setting("secret", _secret_kind, secret_variable() or DEFAULT)
+    found.update(layers.tls_of_environment())
+    yield _setting("tls", lambda: tls_of(found, _secret_or_none()) or "none", _origin(found, "tls"))
+    allow = found["allow"].value if "allow" in found else AllowList()
+    yield Setting("allow", f"{len(allow.rules)} rules", _origin(found, "allow"))
+
+
+def _as_set(variable: network.Variable[Any]) -> str:
+    return ", ".join(f"{one}={os.environ[one]!r}" for one in variable.names if one in os.environ)
+
+
+def _origin(found: Mapping[str, Found], name: str) -> str:
+    return found[name].origin if name in found else DEFAULT
+
+
+def _shown(name: str, found: Mapping[str, Found]) -> str:
+    """A value as it stands in the file, without Python's signs for lists."""
+    value = value_of(name, found)
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return "none" if value is None else str(getattr(value, "kind", value))
 
 
 def _secret_kind() -> str:
@@ -181,10 +202,7 @@ def _of_tasks() -> Iterator[Setting]:
         try:
             found = variable.find(os.environ)
         except ConfigError as error:
-            by = ", ".join(
-                f"{one}={os.environ[one]!r}" for one in variable.names if one in os.environ
-            )
-            yield Setting(name, "", by, str(error))
+            yield Setting(name, "", _as_set(variable), str(error))
         else:
             yield Setting(name, "none" if found.value is None else repr(found.value), found.origin)
 

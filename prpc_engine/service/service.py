@@ -180,7 +180,11 @@ class RpcService:
             raise errors.ConfigError(str(error)) from None
         self._secret = secret_from(secret)
         self._limits = limits_from(limits)
-        self._tls, self._allow, self._advertise = tls, allow_from(allow), advertise_from(advertise)
+        self._tls, self._allow, self._advertise = (
+            tls,
+            allow_from(allow),
+            (None if advertise is None else advertise_from(advertise, f"advertise={advertise!r}")),
+        )
         if self._advertise is None and host in WILDCARDS:
             self._advertise = address_facing(master_host, master_port)
         self._values = Values(allow_pickle, compression)

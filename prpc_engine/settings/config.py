@@ -38,11 +38,17 @@ NO_SECRET_TEXT = "none"  # as PRPC_SECRET
 SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
 # of a TLS key: all but 0600 and 0640, as a group may be one of this job's processes
 KEY_MODE_FORBIDDEN = 0o037
+SECRET_VARIABLES = ("PRPC_SECRET_FILE", "PRPC_SECRET")  # in order of preference
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
 SERVER_ID_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the master holds a look-up
+DEFAULT_ROOT = "root"  # of a job at its master
+# How long a host that vanished stays a member; a process that died on the master's host goes at once.
+LEASE_S = 5.0
+# below: a busy machine ends sessions that live; above: nobody would wait for it
+LEASE_S_MIN, LEASE_S_MAX = 0.1, 3600.0
 # of one thread for another, as of calls: 46 days, and less than any clock or lock of Python takes
 WAIT_S_MAX = 4_000_000.0
 
@@ -128,6 +134,11 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 def has_secret() -> bool:
     """Whether the environment gives this process a secret, or says that there shall be none."""
     return bool(os.environ.get("PRPC_SECRET_FILE") or os.environ.get("PRPC_SECRET"))
+
+
+def secret_variable() -> str:
+    """The variable that gives this process a secret; "": none does."""
+    return next((name for name in SECRET_VARIABLES if os.environ.get(name)), "")
 
 
 def limits_from(given: Limits | None) -> Limits:
@@ -232,11 +243,11 @@ def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
     by PRPC_CONFIG (paths there are relative to its folder), else None: no TLS. Raises ConfigError.
     """
     if given is not None:
-        return _checked(given, secret, "tls=")
+        return check_tls(given, secret, "tls=")
     values = {name: os.environ.get(variable, "") for name, variable in TLS_VARIABLES.items()}
     path = os.environ.get("PRPC_CONFIG")
     if any(values.values()):
-        return _checked(TlsSettings(**values), secret, "PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA")
+        return check_tls(TlsSettings(**values), secret, "PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA")
     table = _table(path, "tls") if path else {}
     if not path or not table:
         return None
@@ -247,14 +258,17 @@ def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
                 f"{', '.join(TLS_VARIABLES)}"
             )
     folder = Path(path).parent
-    return _checked(
+    return check_tls(
         TlsSettings(**{"cert": "", "key": "", **{k: str(folder / v) for k, v in table.items()}}),
         secret,
         f"{path}: [tls]",
     )
 
 
-def _checked(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
+def check_tls(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
+    """Whether these files can be used, by their names, modes and sizes. Raises ConfigError, which
+    begins with `where`.
+    """
     if not isinstance(settings, TlsSettings):
         raise ConfigError(
             f"tls={settings!r:.100}: TlsSettings are expected, such as TlsSettings(cert=..., "
@@ -340,23 +354,20 @@ def check_exposure(host: str, secret: bytes) -> None:
 WILDCARDS = ("0.0.0.0", "::")
 
 
-def advertise_from(given: str | None) -> Address | None:
+def advertise_from(given: object, where: str) -> Address:
     """Where other nodes are told to connect: "host" or "host:port". Port 0, or none: the one bound.
-    Raises ConfigError.
+    Raises ConfigError, which begins with `where`.
     """
-    if given is None:
-        return None
     if not isinstance(given, str):
-        raise ConfigError(f'advertise={given!r}: "host" or "host:port" expected')
+        raise ConfigError(f'{where}: "host" or "host:port" expected')
     has_port = ":" in given.rpartition("]")[2]
     try:
         address = Address.parse(given if has_port else f"{given}:0", port_min=0)
     except ConfigError as error:
-        raise ConfigError(f"advertise={given!r}: {error}") from error
+        raise ConfigError(f"{where}: {error}") from error
     if address.host in WILDCARDS:
         raise ConfigError(
-            f"advertise={given!r}: that is every address of a host; "
-            "name one that other nodes reach this one at"
+            f"{where}: that is every address of a host; name one that other nodes reach this one at"
         )
     return address
 

@@ -49,7 +49,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.address import PORT_MAX
@@ -61,6 +61,8 @@ CONNECTION_TIMEOUT_MS_MAX = 86_400_000  # a day: who sets more means another uni
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")  # as long as an int64
 # as shard.polling_enabled has them
 _SWITCH = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
+
+DEFAULT = "default"  # as an origin
 
 T = TypeVar("T")
 
@@ -96,7 +98,7 @@ class Variable(Generic[T]):
                     f"{found[0].origin} and {other.origin}: they are one setting; unset one, "
                     "or set both alike"
                 )
-        return found[0] if found else FoundValue(self.default, "default")
+        return found[0] if found else FoundValue(self.default, DEFAULT)
 
 
 def _whole(least: int, most: int = INT64_MAX) -> Callable[[str, str], int]:
@@ -127,6 +129,31 @@ def _ports(name: str, text: str) -> int:
     return ports
 
 
+def _shards(name: str, text: str) -> int | str:
+    digits = text.strip()
+    if digits.lower() == "auto":
+        return "auto"
+    if not _NUMBER.fullmatch(digits) or int(digits) < 0:
+        raise ConfigError(f'{name}={text!r}: a whole number from 0 on is allowed, or "auto"')
+    return int(digits)
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    return tuple(one.strip() for one in text.split(","))
+
+
+# Of every node, whatever its role.
+TRANSPORTS: Variable[tuple[str, ...] | None] = Variable(("PRPC_TRANSPORTS",), _names, None)
+SHARDS: Variable[int | str] = Variable(("PRPC_SHARDS",), _shards, 0)
+POLLING = Variable(("PRPC_ENABLE_POLLING",), _switch, False)
+PIN_CORES: Variable[bool | None] = Variable(("PRPC_PIN_CORES",), _switch, None)
+OF_NODES: dict[str, Variable[Any]] = {  # by the names of NodeConfig's settings
+    "node.transports": TRANSPORTS,
+    "shards.count": SHARDS,
+    "shards.polling": POLLING,
+    "shards.pin_cores": PIN_CORES,
+}
+# Of a role.
 PS_CORES = Variable(("PRPC_PS_CORE_NUMBER", "NETWORK_PS_CORE_NUMBER"), _whole(1), 8)
 WORKER_CORES = Variable(("PRPC_WORKER_CORE_NUMBER", "NETWORK_WORKER_CORE_NUMBER"), _whole(1), 2)
 OTHER_CORES = Variable((), _whole(1), 2)
@@ -155,6 +182,38 @@ FLOW_CONTROL_MAX: Variable[int | None] = Variable(
     None,
 )
 TENSOR_FUSE = Variable(("PRPC_TENSOR_FUSE",), _switch, False)
+
+
+class RoleVariables(NamedTuple):
+    """What a role reads of the cores that communicate; `unpinned` says the opposite of pin_cores."""
+
+    cores: Variable[int]
+    polling: Variable[bool]
+    unpinned: Variable[bool]
+
+
+def of_role(role: str) -> RoleVariables:
+    """The variables of a job, or of what does the same elsewhere: PS of a server of tables."""
+    if role in (WORKER, CHIEF):
+        return RoleVariables(WORKER_CORES, WORKER_POLLING, WORKER_UNPINNED)
+    return RoleVariables(PS_CORES if role == PS else OTHER_CORES, PS_POLLING, PS_UNPINNED)
+
+
+def found_in(environ: Mapping[str, str], role: str = "") -> dict[str, FoundValue[Any]]:
+    """The settings of NodeConfig that are set in the environment, by name; those of the role, "" for
+    none, above those of every node. "cores" is the role's number. Raises ConfigError.
+    """
+    found = {name: variable.find(environ) for name, variable in OF_NODES.items()}
+    if role:
+        variables = of_role(role)
+        found["cores"], unpinned = variables.cores.find(environ), variables.unpinned.find(environ)
+        asked = {
+            "shards.polling": variables.polling.find(environ),
+            "shards.pin_cores": FoundValue(not unpinned.value, unpinned.origin),
+        }
+        found.update({name: one for name, one in asked.items() if one.origin != DEFAULT})
+    return {name: one for name, one in found.items() if one.origin != DEFAULT}
+
 
 # Set by older versions and launch scripts, and read by nothing: whoever sets them is told, once.
 UNREAD = {
@@ -196,21 +255,18 @@ class NetworkSettings:
         jobs = dict.fromkeys((*cluster.jobs, EVALUATOR))
         if job_name not in jobs:
             raise ConfigError(f"no job {job_name!r} in the cluster: there are {', '.join(jobs)}")
-        works = job_name in (WORKER, CHIEF)
         connections = len(cluster.addresses)
-        asked = (WORKER_CORES if works else PS_CORES if job_name == PS else OTHER_CORES).find(
-            environ
-        )
+        asked, of_cores = of_role(job_name).cores.find(environ), found_in(environ, job_name)
         cores = FoundValue(
             max(1, min(asked.value, connections)),
             f"{asked.origin}: min({asked.value}, {connections} tasks in the cluster)",
         )
-        unpinned = (WORKER_UNPINNED if works else PS_UNPINNED).find(environ)
+        off = FoundValue(False, DEFAULT)
         timeout_ms = CONNECTION_TIMEOUT_MS.find(environ)
         found: dict[str, FoundValue[Any]] = {
             "cores": cores,
-            "polling": (WORKER_POLLING if works else PS_POLLING).find(environ),
-            "pin_cores": FoundValue(not unpinned.value, unpinned.origin),
+            "polling": of_cores.get("shards.polling", off),
+            "pin_cores": of_cores.get("shards.pin_cores", off),
             "connection_timeout_s": FoundValue(timeout_ms.value / 1e3, timeout_ms.origin),
             "endpoint_map_folder": ENDPOINT_MAP_FOLDER.find(environ),
             "data_port_offset": DATA_PORT_OFFSET.find(environ),

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from prpc_engine.cli.settings import DEFAULT, all_settings, unread
+from prpc_engine.cli.settings import all_settings, unread
+from prpc_engine.settings.network import DEFAULT
 
 TOLD_ELSEWHERE = ("secret", "huge_pages")  # by checks of their own, which look further
 

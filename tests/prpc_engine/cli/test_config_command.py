@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from prpc_engine import cli
 from prpc_engine.cli import settings
 from prpc_engine.cli.checks.host import Host
 from prpc_engine.cli.checks.settings import settings as settings_check
+from prpc_engine.settings import network
+from prpc_engine.settings.layers import Found
 from shard import Limits
 from tests.prpc_engine.cli.test_commands import prpc
 
@@ -26,7 +29,8 @@ CLUSTER = json.dumps({"cluster": {"ps": ["h:1"], "worker": ["h:2", "h:3"]}})
 def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (
         *settings._ENGINE,
-        *settings._SECRET,
+        *settings.SECRET_VARIABLES,
+        *(name for one in network.OF_NODES.values() for name in one.names),
         "PRPC_CONFIG",
         "TF_CONFIG",
         "PRPC_PS_CORE_NUMBER",
@@ -49,7 +53,7 @@ def test_without_anything_set_all_is_by_default_and_every_limit_is_there(
 ) -> None:
     found = told(capsys)
     assert {origin for _, origin in found.values()} == {"default"}
-    assert found["transports"][0] == "shm, unix, tcp"
+    assert found["node.transports"][0] == "shm, unix, tcp"
     for field in dataclasses.fields(Limits):
         assert found[f"limits.{field.name}"][0] == str(field.default)
 
@@ -57,16 +61,16 @@ def test_without_anything_set_all_is_by_default_and_every_limit_is_there(
 def test_limits_that_somebody_breaks_as_they_are_told_are_told_as_they_were_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, limits_from = tmp_path / "own.toml", settings.limits_from
+    file, limits_of = tmp_path / "own.toml", settings.limits_of
 
-    def read_before(given: Limits | None) -> Limits:
-        limits = limits_from(given)
+    def read_before(found: Mapping[str, Found]) -> Limits:
+        limits = limits_of(found)
         file.write_text("[limits]\nconnections_per_peer = 'none'\n")
         return limits
 
     file.write_text("[limits]\nconnections_per_peer = 3\n")
     monkeypatch.setenv("PRPC_CONFIG", str(file))
-    monkeypatch.setattr(settings, "limits_from", read_before)
+    monkeypatch.setattr(settings, "limits_of", read_before)
     assert told(capsys)["limits.connections_per_peer"] == ["3", f"{file}: [limits]"]
 
 
@@ -74,10 +78,13 @@ def test_each_setting_says_where_it_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "own.toml"
-    file.write_text("[limits]\nconnections_per_peer = 3\n[transport]\ntcp_checksum = true\n")
+    file.write_text(
+        "[limits]\nconnections_per_peer = 3\n[transport]\ntcp_checksum = true\n[shards]\ncount = 1\n"
+    )
     environment = {
         "PRPC_CONFIG": str(file),
         "PRPC_TRANSPORTS": "tcp",
+        "PRPC_ENABLE_POLLING": "1",
         "PRPC_SECRET": "swordfish-swordfish",
         "NETWORK_PS_CORE_NUMBER": "8",
         "TF_CONFIG": CLUSTER,
@@ -87,8 +94,12 @@ def test_each_setting_says_where_it_comes_from(
     assert cli.main(["config"]) == cli.OK
     lines = capsys.readouterr().out.splitlines()
     assert not any("swordfish" in line for line in lines)
-    assert re.split("  +", lines[0]) == ["transports", "tcp", "PRPC_TRANSPORTS='tcp'"]
+    rows = [re.split("  +", line) for line in lines]
+    assert ["node.transports", "tcp", "PRPC_TRANSPORTS='tcp'"] in rows
     found = told(capsys)
+    assert found["shards.count"] == ["1", f"{file}: [shards]"]
+    assert found["shards.polling"] == ["True", "PRPC_ENABLE_POLLING='1'"]
+    assert found["shards.pin_cores"] == ["none", "default"]
     assert found["secret"] == ["set", "PRPC_SECRET"]
     assert found["limits.connections_per_peer"] == ["3", f"{file}: [limits]"]
     assert found["limits.ring_bytes"][1] == "default"
@@ -108,6 +119,8 @@ WRONG = {
     "PRPC_HUGE_PAGES": "maybe",
     "PRPC_DEBUG_LEASES": "maybe",
     "PRPC_ENABLE_POLLING": "maybe",
+    "PRPC_SHARDS": "some",
+    "PRPC_PIN_CORES": "maybe",
     "PRPC_CONFIG": "/nowhere.toml",
     "PRPC_SECRET_FILE": "/nowhere",
     "PRPC_TLS_CERT": "/nowhere.pem",

@@ -1,0 +1,159 @@
+"""The sections of NodeConfig, which are those of the file as well, and the arguments that replace their
+settings. Types and ranges stand here alone, with the words that an error says them in.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Annotated, TypedDict
+
+import msgspec
+
+from prpc_engine.settings.address import NAME_LENGTH_MAX, Address
+from prpc_engine.settings.allow import AllowList
+from prpc_engine.settings.config import (
+    DEFAULT_ROOT,
+    LEASE_S,
+    LEASE_S_MAX,
+    LEASE_S_MIN,
+    TIMEOUT_S_MAX,
+    TRANSPORTS,
+    TlsSettings,
+)
+from shard import STALL_BUDGET_S, Limits, RestartPolicy
+
+SHARDS_MAX = 64
+AUTO = "auto"  # as a count of shards
+ON_FAILURE = RestartPolicy("on-failure")
+
+Switch = Annotated[bool, msgspec.Meta(description="true and false are allowed")]
+Patience = Annotated[
+    float,
+    msgspec.Meta(
+        ge=0, le=TIMEOUT_S_MAX, description=f"0 to {TIMEOUT_S_MAX:.0f} seconds are allowed"
+    ),
+]
+Lease = Annotated[
+    float,
+    msgspec.Meta(
+        ge=LEASE_S_MIN,
+        le=LEASE_S_MAX,
+        description=f"{LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed",
+    ),
+]
+Name = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=NAME_LENGTH_MAX,
+        description=f"a str of 1 to {NAME_LENGTH_MAX} characters is allowed",
+    ),
+]
+SlowCall = Annotated[
+    float,
+    msgspec.Meta(
+        gt=0, le=sys.float_info.max, description="more than 0 seconds are allowed, or None"
+    ),
+]
+Compression = Annotated[str, msgspec.Meta(description='"zlib", "zstd" and "lz4" are allowed')]
+
+
+class NodeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[node]: where it listens, how it belongs to a job, and how it sends values.
+
+    bind            "host:port" to listen at by tcp, port 0 for any free one
+    advertise       "host" or "host:port" where others reach it by tcp, if not at what it binds
+    transports      which may be used, in order of preference
+    timeout_s       for the master to answer
+    lease_s         how long rank and servers outlive the node's silence
+    root            which job of those that share the master
+    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log; inf: none is
+    timing          measure how long each handler takes
+    slow_call_s     the same, and handlers that take so many seconds are named in the log
+    allow_pickle    send and accept any object as a pickle
+    compression     of what is sent
+    """
+
+    bind: Address = Address("127.0.0.1", 0)
+    advertise: Address | None = None
+    transports: tuple[str, ...] = TRANSPORTS
+    timeout_s: Patience = 10.0
+    lease_s: Lease = LEASE_S
+    root: Name = DEFAULT_ROOT
+    stall_budget_s: float = STALL_BUDGET_S
+    timing: Switch = False
+    slow_call_s: SlowCall | None = None
+    allow_pickle: Switch = False
+    compression: Compression | None = None
+
+
+class ShardsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[shards]: the processes of a node beside the one that makes it.
+
+    count      how many; 0: none. "auto" is resolved as the settings are read
+    polling    they, and threads that wait, never sleep
+    pin_cores  True: each stays on a core that no other node of this host takes which is told the same;
+               without shards the thread that communicates does. False: none is bound. None: each shard
+               stays on one core, whatever other nodes do
+    restart    what becomes of one that dies
+    """
+
+    count: int = 0
+    polling: Switch = False
+    pin_cores: Switch | None = None
+    restart: RestartPolicy = ON_FAILURE
+
+
+class TransportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[transport]: `tcp_checksum` asks for checksums of tcp connections without TLS. One of two sides
+    is enough.
+    """
+
+    tcp_checksum: Switch = False
+
+
+class NodeArguments(TypedDict, total=False):
+    """What a program may pass, by name. None is as good as nothing: the file and the environment say.
+
+    Meanings: the docstrings of NodeSection, ShardsSection, TransportSection and NodeConfig.
+    """
+
+    shards: int | str | None
+    polling: bool | None
+    pin_cores: bool | None
+    restart: str | RestartPolicy | None
+    bind: str | None
+    advertise: str | None
+    transports: Sequence[str] | None
+    timeout_s: float | None
+    lease_s: float | None
+    root: str | None
+    stall_budget_s: float | None
+    timing: bool | None
+    slow_call_s: float | None
+    allow_pickle: bool | None
+    compression: str | None
+    secret: bytes | str | None
+    limits: Limits | None
+    tls: TlsSettings | None
+    allow: AllowList | None
+
+
+WHOLE = ("secret", "tls", "allow")  # settings outside of sections
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "node": NodeSection,
+    "shards": ShardsSection,
+    "transport": TransportSection,
+}
+LIMITS = [field.name for field in fields(Limits)]
+SETTING_OF = {  # argument -> setting
+    **{name: f"node.{name}" for name in NodeSection.__struct_fields__},
+    "shards": "shards.count",
+    "polling": "shards.polling",
+    "pin_cores": "shards.pin_cores",
+    "restart": "shards.restart",
+    **{name: name for name in ("limits", *WHOLE)},
+}
+assert SETTING_OF.keys() == NodeArguments.__annotations__.keys()
