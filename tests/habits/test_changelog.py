@@ -169,6 +169,8 @@ def test_show_prints_what_a_release_would_say_and_keeps_the_fragments(
 def test_the_changelog_of_this_tree_can_be_released(changelog: ModuleType) -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     files = changelog.files_of(ROOT)
+    if not files and not changelog.unreleased(text, []):
+        pytest.skip("nothing is unreleased: this is a release")
     new = changelog.released(
         text, [changelog.fragment(name, files[name]) for name in files], "99.0.0", "2099-01-01"
     )
