@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from prpc_engine.rpc import flow_control
 from prpc_engine.rpc.flow_control import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.rpc.stream import Stream, stream_call
+from shard import Future
 from tests.helpers import ManualWaiter
 
 
@@ -135,3 +137,53 @@ def test_who_gives_up_waiting_for_credit_again_and_again_leaves_nothing_behind()
         with pytest.raises(TimeoutError):
             stream.send("item", timeout_s=0.0)
     assert not stream._window._waiting
+
+
+def test_credit_granted_between_the_look_and_the_wait_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sender would wait for a grant that has come already."""
+    for event in ("grant", "close"):
+        window = Window(None, credit=0)
+
+        def future(waiter: Any, window: Window = window, event: str = event) -> Future:
+            if event == "grant":
+                window.grant(1)
+            else:
+                window.close(RuntimeError("gone"))
+            return Future(waiter)
+
+        monkeypatch.setattr(flow_control, "Future", future)
+        waits = window.take()
+        assert waits is not None
+        assert waits.done()
+
+
+def test_an_item_that_comes_between_the_look_and_the_wait_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inbox = new_inbox()
+
+    def future(waiter: Any) -> Future:
+        assert inbox.put(0, "a")
+        return Future(waiter)
+
+    monkeypatch.setattr(flow_control, "Future", future)
+    assert inbox.take() == (True, "a")
+
+
+def test_a_closed_window_raises_what_closed_it() -> None:
+    window = Window(None)
+    window.close(RuntimeError("gone"))
+    with pytest.raises(RuntimeError, match="gone"):
+        window.take()
+    assert str(window.ended_by) == "gone"
+
+
+def test_a_stream_ends_once_and_by_what_ended_it_first() -> None:
+    inbox = new_inbox()
+    inbox.finish(RuntimeError("first"))
+    inbox.finish(RuntimeError("second"))
+    inbox.cut(RuntimeError("third"))
+    assert inbox.put(0, "late"), "given up here, and not known there yet"
+    assert taken(inbox) == ["first"]

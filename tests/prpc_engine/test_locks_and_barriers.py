@@ -220,3 +220,44 @@ def test_clearing_the_tree_takes_locks_and_barriers_along() -> None:
     registry.tree_clear_path(a, "")
     assert registry.tree_node_sub(a, "/_lock_") == registry.tree_node_sub(a, "/_barrier_") == []
     assert meetings.claim(b, "l", 2, "") > 0
+
+
+def test_a_claim_that_is_gone_has_none_ahead_of_it_and_says_so() -> None:
+    meetings, _, (a, b) = world(2)
+    token = meetings.claim(a, "l", 1, "")
+    meetings.claim(b, "l", 1, "")
+    assert meetings.release_lock(a, "l", token)
+    with pytest.raises(RegistryError, match=f"lock 'l': claim {token} was released meanwhile"):
+        meetings.ahead(a, "l", token)
+
+
+def test_a_lock_that_was_never_claimed_is_held_by_nobody() -> None:
+    meetings, _, (a,) = world(1)
+    assert meetings.holder(a, "l") == "nobody holds it"
+    assert not meetings.release_lock(a, "l", 1)
+
+
+def test_a_request_forgets_what_it_left_and_not_what_others_of_its_session_left() -> None:
+    meetings, registry, (a,) = world(1)
+    registry.join(a, [], -1, -1)  # a node is no claim
+    token = meetings.claim(a, "l", 1, "")
+    assert not meetings.forget(a, 2)
+    assert meetings.ahead(a, "l", token) is None
+
+
+def test_a_member_that_arrives_again_is_counted_once() -> None:
+    meetings, registry, (a, b) = world(2)
+    path = meetings.arrive(a, "b", arrival(1, 2, "x"))
+    assert meetings.arrive(a, "b", arrival(1, 2, "x")) == path
+    assert registry.answered(a, 1) is None
+    meetings.arrive(b, "b", arrival(1, 2, "y"))
+    assert registry.answered(a, 1) is not None
+    assert meetings.give_up(a, "b", 1) == "its arrival was lost", "the barrier opened meanwhile"
+
+
+def test_where_others_than_the_nodes_meet_nobody_is_said_to_be_missing() -> None:
+    meetings, registry, sessions = world(2)
+    for session in sessions:
+        registry.join(session, [], -1, -1)
+    meetings.arrive(sessions[0], "b", arrival(1, 2, "a thread"))
+    assert meetings.give_up(sessions[0], "b", 1) == "1 of 2 arrived: a thread"

@@ -18,7 +18,13 @@ from prpc_engine.master.namespace import (
     name_of,
     natural,
 )
-from prpc_engine.master.registry import SERVERS_PER_NODE_MAX, Registry, RegistryError, ServerEntry
+from prpc_engine.master.registry import (
+    RANK_MAX,
+    SERVERS_PER_NODE_MAX,
+    Registry,
+    RegistryError,
+    ServerEntry,
+)
 from prpc_engine.master.tree import ANSWERS_MAX, Kind, SessionRecord
 from tests.helpers import ManualClock
 
@@ -382,3 +388,19 @@ def test_every_change_is_a_new_version_and_is_told_once() -> None:
         (Kind.PUT, "/root/_node_/0")
     ]
     assert registry.version == len(told) + 1
+
+
+@pytest.mark.parametrize("rank", [-1, RANK_MAX + 1, "0"])
+def test_a_rank_that_its_owner_chose_has_bounds(rank: int) -> None:
+    registry = Registry()
+    with pytest.raises(RegistryError, match=f"a rank is 0 to {RANK_MAX}"):
+        registry.register_node(opened(registry), rank, [])
+
+
+def test_a_rank_that_its_owner_chose_is_its_own() -> None:
+    registry = Registry()
+    a, b = opened(registry), opened(registry)
+    registry.register_node(a, 7, ["tcp://7:1"])
+    assert registry.get_comm_info(b) == [[7, ["tcp://7:1"]]]
+    with pytest.raises(NodeExists):
+        registry.register_node(b, 7, [])

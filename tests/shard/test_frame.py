@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from shard import Limits, LocalProtocolError, RemoteProtocolError
 from shard.transport.frame import (
+    FRAME_VERSION,
     FRONT_BYTES_BULK,
     HEADER,
     HEADER_BYTES,
@@ -270,3 +271,11 @@ def test_the_decoder_has_more_exactly_while_bytes_wait_in_it(
 
 def test_headers_that_are_ready_made_are_those_that_would_be_packed() -> None:
     assert [encode_header(size, [], LIMITS) for size in range(len(SMALL_HEADERS))] == SMALL_HEADERS
+
+
+def test_a_frame_of_another_version_is_refused_whatever_follows() -> None:
+    decoder = FrameDecoder(LIMITS, allocate)
+    header = HEADER.pack(1, 0, FRAME_VERSION + 1)
+    decoder.destination()[: len(header)] = header
+    with pytest.raises(RemoteProtocolError, match=f"version {FRAME_VERSION + 1}, {FRAME_VERSION} "):
+        decoder.next_frame(len(header))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shard import AuthenticationError, RemoteProtocolError
+from shard import AuthenticationError, ForeignProtocolError, RemoteProtocolError
 from shard.transport.handshake import (
     ACCEPTED,
     ANEW,
@@ -19,6 +19,7 @@ from shard.transport.handshake import (
     Acceptor,
     Connector,
     Lane,
+    check_protocol,
 )
 
 KIND = 1
@@ -254,3 +255,35 @@ def test_more_lanes_than_there_may_be_are_refused(number: int, count: int, most:
         RemoteProtocolError, match=f"lane {number} of {count}, at most {most} allowed"
     ):
         two.feed(pack(lane=Lane(number=number, count=count)))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(True, False), (False, True), (True, True)])
+def test_frames_have_checksums_where_either_side_wishes_them(ours: bool, theirs: bool) -> None:
+    """Each begins with what the other one expects, and what is sent differs from what is read."""
+    one = Connector(b"secret", KIND, 11, NONCE_ONE, checked=ours)
+    two = Acceptor(b"secret", KIND, 22, NONCE_TWO, checked=theirs)
+    two.start()
+    exchange(one, two)
+    assert one.checks is not None
+    assert two.checks is not None
+    assert one.checks == two.checks[::-1]
+    assert one.checks[0] != one.checks[1]
+
+
+def test_inside_tls_and_unwished_there_are_no_checksums() -> None:
+    """TLS has better ones."""
+    for binding, checked in ((b"channel", True), (b"", False)):
+        one = Connector(b"secret", KIND, 11, NONCE_ONE, binding, checked=checked)
+        two = Acceptor(b"secret", KIND, 22, NONCE_TWO, binding, checked=checked)
+        two.start()
+        exchange(one, two)
+        assert (one.checks, two.checks) == (None, None)
+
+
+@pytest.mark.parametrize("kind", [4, 7])
+def test_a_grpc_server_is_named_by_its_first_frame(kind: int) -> None:
+    with pytest.raises(ForeignProtocolError, match="gRPC"):
+        check_protocol(bytes([0, 0, 24, kind]) + bytes(5))
+    check_protocol(
+        bytes([0, 0, 24, kind]) + bytes(4) + b"\x01"
+    )  # a frame of a stream: not the first

@@ -285,3 +285,20 @@ def test_two_classes_cannot_have_one_name() -> None:
         ConfigError, match=r"'sum' is prpc_engine\.accumulator\.numeric\.Sum already"
     ):
         type("Other", (Product,), {}, kind="sum")
+
+
+@pytest.mark.parametrize("parameters", [None, [], "window"])
+def test_parameters_from_a_peer_that_are_no_dict_are_refused(parameters: Any) -> None:
+    with pytest.raises(BadArguments, match=f"'sum' are a {type(parameters).__name__}, a dict"):
+        make("sum", parameters)
+
+
+def test_a_base_of_several_kinds_has_none_itself() -> None:
+    class Base(Sum):
+        pass
+
+    class Derived(Base, kind="derived of a base"):
+        pass
+
+    assert isinstance(make("derived of a base", {}), Derived)
+    assert type(make("sum", {})) is Sum
