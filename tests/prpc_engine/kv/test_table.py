@@ -315,3 +315,77 @@ def test_a_gradient_of_another_shape_is_refused_by_name() -> None:
         BadArguments, match=r"grads are float32\[3\]; a numpy array float32\[2\] is allowed"
     ):
         DenseTable((2,), Sgd(1.0), Constant()).push(floats(1, 2, 3))
+
+
+# What checkpoints and replicas have of a dense table
+
+
+def test_assigned_values_are_what_pushes_go_on_from() -> None:
+    table = DenseTable((2,), Sgd(1.0), Constant(0.0), 0, "float32", is_assigned_first=True)
+    with pytest.raises(BadArguments, match="it has no values yet"):
+        table.push(floats(1, 1))
+    version = table.assign(floats(5, 6))
+    assert table.push(floats(1, 2)) > version
+    assert table.pull().tolist() == [4, 4]
+    with pytest.raises(BadArguments, match="assign"):
+        table.assign(floats(1, 2, 3))
+    assert table.assign(floats(0, 1)) > version
+    assert table.push_pull(floats(0, 1)).tolist() == [0, 0]
+
+
+def test_a_dense_table_goes_on_where_a_saved_one_was() -> None:
+    table, later = (DenseTable((2,), Adam(0.1), Constant(1.0)) for _ in range(2))
+    for _ in range(3):
+        table.push(floats(1, -1))
+    table.pull()
+    for name, column in table.columns().items():
+        later.columns()[name][...] = column
+    later.load_scalars(table.scalars())
+    later.load_counters(table.scalars())
+    later.load_counters({})  # of before counters were saved
+    assert later.version == table.version
+    assert later.statistics() == table.statistics()
+    np.testing.assert_array_equal(later.push_pull(floats(1, 1)), table.push_pull(floats(1, 1)))
+
+
+def test_a_dense_tables_replica_counts_the_pulls_that_it_was_told_of() -> None:
+    primary, replica = (DenseTable((1,), Sgd(1.0), Constant()) for _ in range(2))
+    primary.begin_telling(lambda: None)
+    primary.push(floats(1))
+    replica.replay(primary.take_decision(with_push=True), floats(1))
+    assert not primary.has_news
+    primary.pull()
+    assert primary.has_news
+    decision = primary.take_decision()
+    assert decision is not None
+    replica.catch_up(decision)
+    assert not primary.has_news
+    assert replica.statistics() == primary.statistics()
+    primary.pull()
+    primary.take_back()
+    assert replica.statistics() == primary.statistics(), "who was not told of it is the primary now"
+    primary.stop_telling()
+    primary.pull()
+    assert not primary.has_news
+
+
+def test_a_removed_key_has_its_initial_row_again() -> None:
+    table = SparseTable(1, Sgd(1.0), Constant(2.0))
+    table.push(np.array([1, 2, 3]), floats([1], [1], [1]))
+    table.remove(np.array([2, 9]))
+    assert sorted(table.keys()) == [1, 3]
+    assert table.pull(np.array([1, 2, 3])).ravel().tolist() == [1, 2, 1]
+
+
+def test_a_sparse_table_goes_on_where_a_saved_one_was() -> None:
+    table, later = (SparseTable(2, Adam(0.1), Constant(1.0)) for _ in range(2))
+    keys = np.array([7, -7])
+    for _ in range(3):
+        table.push(keys, floats([1, -1], [2, 0]))
+    columns = table.columns()
+    later.load({**columns, "keys": columns["keys"].ravel()})
+    later.load_scalars(table.scalars())
+    later.load_counters(table.scalars())
+    assert later.version == table.version
+    grads = floats([1, 1], [1, 1])
+    np.testing.assert_array_equal(later.push_pull(keys, grads), table.push_pull(keys, grads))

@@ -19,7 +19,7 @@ from prpc_engine.pslite.customer_router import KV, CustomerRouter
 from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.handler_threads import HandlerThreads
 from prpc_engine.pslite.outbox import ALONE_MAX, TOGETHER_MAX, Outbox
-from prpc_engine.pslite.pairs import check_keys, check_layout, check_vals
+from prpc_engine.pslite.pairs import check_keys, check_layout, check_pairs, check_vals
 from prpc_engine.pslite.reliable import Arrivals, Dice
 from prpc_engine.pslite.slicer import by_ranges, check_slices
 from shard import Future
@@ -568,3 +568,38 @@ def test_an_early_message_that_its_sender_gives_up_is_kept_no_longer() -> None:
     handled: list[int] = []
     room.add_handler(KV, 0, handled.append)
     assert handled == [2] and kept.done() and not room.early and room.early_messages == 0
+
+
+def test_pairs_of_one_key_and_of_several_are_checked_alike() -> None:
+    for wanted in (keys(3), keys(3, 4)):
+        vals = floats(*range(2 * len(wanted)))
+        pairs = check_pairs("push", wanted, vals, None, 5)
+        assert (pairs.keys is wanted, pairs.vals is vals) == (True, True)
+        assert (pairs.lens, pairs.priority) == (None, 5)
+    lens = np.array([0, 2], np.int32)
+    assert check_pairs("push", keys(1, 2), floats(1, 2), lens, 0).lens is lens
+    flat = check_pairs("push", keys(1, 2), np.ones((2, 3), np.float32), None, 0)
+    assert flat.vals.shape == (6,)
+    with pytest.raises(BadArguments, match="do not divide"):
+        check_pairs("push", keys(1, 2), floats(1), None, 0)
+
+
+@pytest.mark.parametrize(("push", "pull"), [(True, False), (False, True), (True, True)])
+def test_the_default_handle_answers_each_request_once(push: bool, pull: bool) -> None:
+    answers = []
+    server = SimpleNamespace(response=lambda *answer: answers.append(answer))
+    handle = KVServerDefaultHandle()
+    meta = SimpleNamespace(push=push, pull=pull)
+    handle(meta, KVPairs(keys(1), floats(4)), server)  # type: ignore[arg-type]
+    ((first, *pairs),) = answers
+    assert first is meta
+    assert [each.vals.tolist() for each in pairs] == ([[4.0 if push else 0.0]] if pull else [])
+
+
+def test_the_default_handle_takes_no_pushed_keys_for_none_and_lens_that_fit_alone() -> None:
+    handle = KVServerDefaultHandle()
+    handle.push(KVPairs(keys(), floats()))
+    assert len(handle) == 0
+    with pytest.raises(BadArguments, match="a push of 2 keys and 3 vals"):
+        handle.push(KVPairs(keys(1, 2), floats(1, 2, 3)))
+    assert len(handle) == 0
