@@ -9,20 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import islice
 
 import click
 import msgspec
 
 from prpc_engine import cli, errors
 from prpc_engine.cli.commands import command, path
-from prpc_engine.cli.console import make_console
-from prpc_engine.cli.top_table import HEADINGS, NodeAnswer, Row, cells, rows
+from prpc_engine.cli.top_screen import Screen, Tables
+from prpc_engine.cli.top_table import NodeAnswer, Row, rows
 from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import DEFAULT_ROOT
@@ -32,10 +33,6 @@ from prpc_engine.node.node_info import ABOUT_ROUTE, STATISTICS
 from prpc_engine.rpc.message import method_key
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import secret_from, transports_from
-from shard import escaped
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 # for the master to answer: a person looks on, and it has most likely been there for long
@@ -49,7 +46,8 @@ ASKED_AT_ONCE_MAX = 32
     "top",
     "Watch a job: each of its nodes and shards, and its master, until Ctrl-C. Percentiles are those "
     "of handlers, and there only where RpcService(timing=True) measures them. A process that does "
-    "not answer is listed with the reason.",
+    "not answer is listed with the reason. At a terminal: q quits, s sorts by the next column (S: by "
+    "the one before), r reverses, arrows, page keys, home and end move.",
 )
 @click.argument("master", metavar="HOST:PORT")
 @click.option("--root", default=DEFAULT_ROOT, metavar="NAME", help="of the job at that master")
@@ -77,22 +75,32 @@ def run(
         )
     address = str(Address.parse(master))
     secret = secret_from(None, secret_file)
-    with contextlib.closing(_looks(address, root, secret, interval, once)) as looks:
-        if as_json:
-            for found in looks:
+    if as_json:
+        with contextlib.closing(_looks(address, root, secret, interval, _sleep)) as looks:
+            for found in islice(looks, 1 if once else None):
                 print(
                     json.dumps({"time_s": time.time(), "rows": [asdict(row) for row in found]}),
                     flush=True,
                 )
-        else:
-            _show(looks, once)
+        return cli.OK
+    with (
+        Tables() if once or not sys.stdout.isatty() else Screen() as shown,
+        contextlib.closing(_looks(address, root, secret, interval, shown.wait)) as looks,
+    ):
+        for found in islice(looks, 1 if once else None):
+            shown.show(found)
     return cli.OK
 
 
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return True
+
+
 def _looks(
-    address: str, root: str, secret: bytes, interval_s: float, once: bool
+    address: str, root: str, secret: bytes, interval_s: float, wait: Callable[[float], bool]
 ) -> Generator[list[Row], None, None]:
-    """The rows of each look after the first; of one such look with `once`."""
+    """The rows of each look after the first, until `wait` says that there is to be no other."""
     with (
         MasterClient(address, root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S) as master,
         visiting_node("prpc-top", transports_from(None), secret) as node,
@@ -103,12 +111,9 @@ def _looks(
             return time.monotonic(), list(pool.map(partial(_ask, node), _processes(master)))
 
         then, before = look()
-        while True:
-            time.sleep(interval_s)
+        while wait(interval_s):
             now, answers = look()
             yield rows(before, answers, now - then)
-            if once:
-                return
             then, before = now, answers
 
 
@@ -163,42 +168,3 @@ def _ask(node: Node, one: NodeAnswer) -> NodeAnswer:
     except errors.RpcError as error:
         return NodeAnswer(one.who, one.addresses, error=f"{type(error).__name__}: {error}")
     return NodeAnswer(one.who, one.addresses, figures)
-
-
-# -- what people see -------------------------------------------------------------------------------
-
-
-def _show(looks: Iterator[list[Row]], once: bool) -> None:
-    """A table, refreshed in place where the output is a terminal; one after the other where it is
-    not.
-    """
-    from rich.live import Live
-
-    console = make_console()
-    if once or not console.is_terminal:
-        for found in looks:
-            console.print(_table(found))
-        return
-    with Live(console=console, auto_refresh=False, screen=True) as live:
-        for found in looks:
-            live.update(_table(found), refresh=True)
-
-
-def _table(found: list[Row]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, heading in HEADINGS:
-        table.add_column(
-            heading, justify="left" if name in ("who", "waits_for") else "right", overflow="fold"
-        )
-    told = []
-    for row in found:
-        # names and errors are those of members
-        table.add_row(*[Text(escaped(cell)) for cell in cells(row)])
-        if row.error:
-            told.append(escaped(f"{row.who}: {row.error}"))
-    table.caption = Text("\n".join(told)) if told else None
-    return table
