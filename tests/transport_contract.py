@@ -355,7 +355,7 @@ class TransportContract:
     @pytest.mark.parametrize(
         ("body_bytes", "block_bytes"), [(100, 0), (100, 20_000), (100, 300_000), (400_000, 0)]
     )
-    def test_messages_that_wait_at_the_end_are_told_by_their_beginnings_and_none_of_them_arrives(
+    def test_messages_that_wait_at_the_end_are_told_by_their_beginnings_and_none_arrives(
         self, world: World, sides: tuple[Side, Side], body_bytes: int, block_bytes: int
     ) -> None:
         one, two = sides

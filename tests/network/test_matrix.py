@@ -10,7 +10,7 @@ from tests.network.tally import Tally
 CASES = 150
 
 
-def test_whatever_happens_to_a_connection_nothing_hangs_no_byte_is_wrong_and_every_loss_is_named(
+def test_whatever_happens_nothing_hangs_no_byte_is_wrong_and_every_loss_is_named(
     one_seed: int,
 ) -> None:
     before = sum(matrix.TALLY.counts.values())

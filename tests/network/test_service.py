@@ -201,7 +201,7 @@ def answers(client: RpcClient) -> bool:
         return False
 
 
-def test_a_wrong_bit_anywhere_ends_in_a_named_error_or_in_this_call_s_value_and_spoils_no_other(
+def test_a_wrong_bit_ends_in_a_named_error_or_in_this_calls_value_and_spoils_no_other(
     world: World, one_seed: int
 ) -> None:
     """Over tcp without TLS, which has no checksum but TCP's own: a bit of the archive may make it

@@ -37,7 +37,7 @@ def last_of(client: RpcClient, count: int, value: float) -> float:
 
 
 @pytest.mark.parametrize("transport", ["shm", "unix", "tcp"])
-def test_a_server_that_can_map_no_more_gets_the_bytes_and_refuses_by_name_what_it_has_no_memory_for(
+def test_a_server_that_can_map_no_more_gets_the_bytes_and_names_what_it_has_no_memory_for(
     master: Master, transport: str
 ) -> None:
     with (

@@ -376,7 +376,7 @@ EVENTS = st.lists(
 
 
 @given(policy=st.sampled_from(list(POLICIES)), start=st.integers(0, 2**32), events=EVENTS)
-def test_whatever_happens_an_ejected_server_is_picked_only_to_probe_it_or_when_no_other_is_there(
+def test_an_ejected_server_is_picked_only_to_probe_it_or_when_no_other_is_there(
     policy: str, start: int, events: list[tuple[str, object, object]]
 ) -> None:
     everyone = routes_of(0, 0, 0, 0, 0, 0)

@@ -77,7 +77,7 @@ def test_a_request_whose_deadline_has_passed_is_handed_to_no_dealer(world: World
     assert received(answering) == [f"patient {number}" for number in range(10)]
 
 
-def test_a_request_whose_deadline_has_passed_is_not_received_though_the_reactor_has_not_seen_to_it(
+def test_a_request_past_its_deadline_is_not_received_before_the_reactor_has_seen_to_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking, answering = world.client.create_dealer(), world.server.create_dealer()

@@ -173,7 +173,7 @@ def test_hedges_are_within_their_budget(clock: ManualClock) -> None:
     assert hedger.hedges + hedger.refused == 1000
 
 
-def test_without_a_fixed_delay_hedging_begins_when_the_quantile_is_known_and_hedges_about_its_share(
+def test_without_a_fixed_delay_hedging_waits_for_the_quantile_and_hedges_about_its_share(
     seed: int, clock: ManualClock
 ) -> None:
     random = Random(seed)

@@ -65,9 +65,7 @@ def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:
         ]
 
 
-def test_a_node_that_stands_still_for_longer_than_its_lease_is_gone_and_who_watches_is_told() -> (
-    None
-):
+def test_a_node_that_stands_still_beyond_its_lease_is_gone_and_watchers_are_told() -> None:
     told: queue.SimpleQueue[TreeEvent] = queue.SimpleQueue()
     with Master() as master, RpcService(master=master.address) as service:
         node = Program("tests.prpc_engine.test_leases_and_roots", master.address)

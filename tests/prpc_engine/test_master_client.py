@@ -490,7 +490,7 @@ def test_what_a_watch_missed_is_made_up_for(
             assert seen.next() == ("/_context_/2", "y")
 
 
-def test_a_process_that_is_stopped_for_longer_than_its_lease_loses_its_session_and_opens_another(
+def test_a_process_that_is_stopped_beyond_its_lease_loses_its_session_and_opens_another(
     master: Master, client: MasterClient
 ) -> None:
     with ClientProcess(master.address, lease_s=0.3) as stopped:

@@ -80,7 +80,7 @@ def test_a_watch_begins_although_the_master_was_too_slow_to_answer_it(
         assert heard.get(timeout=PATIENCE_S).value == "1"
 
 
-def test_watches_go_on_over_a_new_connection_although_the_master_was_too_slow_to_answer_them(
+def test_watches_go_on_over_a_new_connection_although_the_master_was_slow_to_answer(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: queue.Queue[str] = queue.Queue()
@@ -283,7 +283,7 @@ def test_a_connection_that_is_lost_as_its_session_is_taken_up_is_made_again_at_o
         assert client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
-def test_a_session_is_kept_although_its_connection_is_lost_before_anybody_hears_that_it_was_opened(
+def test_a_session_is_kept_although_its_connection_is_lost_before_it_is_known_to_be_open(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_once, go_on = MasterSession._open, threading.Event()
@@ -378,7 +378,7 @@ def at_registration_anew(
     return was
 
 
-def test_a_server_is_registered_again_although_the_connection_is_lost_before_that_is_answered(
+def test_a_server_is_registered_again_although_the_connection_is_lost_before_the_answer(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(session: MasterSession) -> None:

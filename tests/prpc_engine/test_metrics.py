@@ -295,7 +295,7 @@ def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
     assert sharded.server.statistics().requests == 2
 
 
-def test_the_bytes_of_a_dead_shards_connections_stay_in_the_figures_of_their_transport_also_after_its_restart(
+def test_the_bytes_of_a_dead_shards_connections_stay_in_the_figures_after_its_restart(
     sharded: Sharded,
 ) -> None:
     registry = CollectorRegistry()

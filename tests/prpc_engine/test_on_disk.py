@@ -44,7 +44,7 @@ def test_a_transaction_is_on_the_disk_when_append_returns(
     journal.close()
 
 
-def test_a_snapshot_is_on_the_disk_before_it_has_its_name_and_its_name_before_the_old_pair_goes(
+def test_a_snapshot_is_on_the_disk_before_it_has_its_name_and_named_before_the_old_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path)

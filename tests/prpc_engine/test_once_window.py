@@ -105,9 +105,7 @@ def test_a_huge_answer_is_not_kept_and_leaves_the_others_alone() -> None:
     )
 
 
-def test_once_callers_are_forgotten_the_repeat_of_one_that_is_not_known_is_refused_and_a_new_call_is_not() -> (
-    None
-):
+def test_once_callers_are_forgotten_an_unknown_repeat_is_refused_and_a_new_call_is_not() -> None:
     window = window_of(0, answers_max=0)
     for caller in (1, 2):
         answer(window, (caller, 1), 0.0)

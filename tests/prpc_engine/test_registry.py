@@ -196,9 +196,7 @@ def test_a_node_has_a_bounded_number_of_servers() -> None:
         registry.register_server(a, "echo", SERVERS_PER_NODE_MAX)
 
 
-def test_a_service_has_the_same_rpc_id_each_time_and_none_while_it_has_servers_is_forgotten() -> (
-    None
-):
+def test_a_service_has_the_same_rpc_id_each_time_and_keeps_it_while_it_has_servers() -> None:
     registry, (a,) = joined(1)
     assert [registry.register_rpc_service(a, "api", name) for name in ("x", "y", "x")] == [0, 1, 0]
     assert registry.register_rpc_service(a, "other api", "y") == 0

@@ -107,7 +107,7 @@ def test_an_answer_and_what_fails_everywhere_is_never_tried_again(
 # -- when ------------------------------------------------------------------------------------------
 
 
-def test_what_reached_nobody_goes_on_at_once_while_there_are_new_servers_and_then_more_and_more_slowly(
+def test_what_reached_nobody_goes_on_at_once_at_new_servers_and_then_ever_more_slowly(
     seed: int, clock: ManualClock
 ) -> None:
     state = state_of(seed, clock)
@@ -168,7 +168,7 @@ def test_what_would_wait_beyond_the_deadline_gives_up_at_once_and_costs_no_budge
     assert budget.taken == 0
 
 
-def test_attempts_that_may_have_reached_a_server_and_those_that_did_not_have_bounds_of_their_own(
+def test_attempts_that_reached_a_server_and_those_that_did_not_have_bounds_of_their_own(
     seed: int, clock: ManualClock
 ) -> None:
     state = state_of(seed, clock, budget=RetryBudget(reserve=UNLIMITED))
@@ -248,7 +248,7 @@ ERRORS = [
     is_idempotent=st.booleans(),
     start=st.integers(0, 2**32),
 )
-def test_whatever_fails_a_call_ends_within_its_bounds_and_no_attempt_begins_after_its_deadline(
+def test_whatever_fails_a_call_keeps_its_bounds_and_no_attempt_begins_after_its_deadline(
     failures: list[tuple[type[errors.RpcError], str, float]],
     timeout_s: float,
     is_idempotent: bool,

@@ -259,7 +259,7 @@ def break_it(service: RpcService) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("shm", "unix"), ("unix", "tcp")])
-def test_a_broken_path_is_tried_again_until_it_has_broken_too_often_then_calls_go_over_the_next(
+def test_a_broken_path_is_tried_again_until_it_broke_too_often_then_the_next_is_taken(
     master: Master, caplog: pytest.LogCaptureFixture, first: str, second: str
 ) -> None:
     caplog.set_level(logging.INFO, "prpc")

@@ -105,7 +105,7 @@ def cut_before_sending(
     return client, route
 
 
-def test_a_call_that_is_refused_before_its_sender_goes_on_keeps_its_deadline_at_the_next_server(
+def test_a_call_refused_before_its_sender_goes_on_keeps_its_deadline_at_the_next_server(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[Deferred] = []

@@ -308,7 +308,7 @@ def test_a_handler_that_waited_in_the_queue_is_not_taken_out_of_it_once_it_runs(
     assert second.done()
 
 
-def test_a_handler_that_answers_later_is_answered_for_when_its_server_was_closed_while_it_ran(
+def test_a_handler_that_answers_later_is_answered_for_when_its_server_was_closed(
     slow: SlowWorld,
 ) -> None:
     call = slow.ask("future")

@@ -485,7 +485,7 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
         wait_until(lambda: streams.statistics().cancelled == 1, "the end of the handler")
 
 
-def test_a_handler_that_opens_a_stream_to_a_server_that_cannot_be_connected_to_holds_up_no_request(
+def test_a_handler_that_opens_a_stream_to_a_server_out_of_reach_holds_up_no_request(
     world: World,
 ) -> None:
     hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)

@@ -54,9 +54,7 @@ def run_with_small_memory(size_bytes: int, program: str, transports: list[str]) 
     assert (returncode, output.splitlines()[-1:]) == (0, ["all is well"]), output
 
 
-def test_an_ordinary_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> (
-    None
-):
+def test_an_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> None:
     program = """
 def test(service, client):
     words = "no memory for a segment of 80.0 MiB", "of the 24.0 MiB of a small machine", "PRPC_SLAB_BYTES_MAX"
@@ -115,9 +113,7 @@ def test(service, client):
     run_with_small_memory(1 << 20, program, ["shm"])
 
 
-def test_a_container_with_a_few_megabytes_of_dev_shm_sends_arrays_of_any_size_over_shared_memory() -> (
-    None
-):
+def test_a_container_with_little_dev_shm_sends_arrays_of_any_size_over_shared_memory() -> None:
     program = """
 def test(service, client):
     assert client.call("last", np.ones(10_000_000)) == 1

@@ -44,9 +44,7 @@ def test_on_a_plain_machine_the_last_core_comes_first_and_the_applications_last(
     assert cpu.placing_order(machine(1, cores, 1)) == list(range(cores))[::-1]
 
 
-def test_whole_physical_cores_come_before_hyper_threads_and_the_applications_own_come_last() -> (
-    None
-):
+def test_physical_cores_come_before_hyper_threads_and_the_applications_own_last() -> None:
     assert cpu.placing_order(machine(1, 4, 2)) == [3, 2, 1, 7, 6, 5, 4, 0]
 
 

@@ -97,9 +97,7 @@ def test_a_frame_cut_at_every_byte_arrives_once_and_whole(message: Message) -> N
     assert decode(wire, [1]) == [message]
 
 
-def test_where_frames_are_large_a_block_is_received_in_place_but_for_what_came_with_the_header() -> (
-    None
-):
+def test_a_block_of_a_large_frame_is_received_in_place_but_for_what_came_with_the_header() -> None:
     decoder = FrameDecoder(LIMITS, allocate, is_bulk=True)
     block = np.arange(500_000, dtype=np.uint32).view(np.uint8)[: 1 << 20]
     wire = wire_of((b"body", [block.tobytes()]))

@@ -123,9 +123,7 @@ slab.close()
     )
 
 
-def test_a_ring_that_does_not_fit_is_shm_full_and_a_smaller_one_carries_everything_in_a_full_dev_shm() -> (
-    None
-):
+def test_a_ring_that_does_not_fit_a_full_dev_shm_is_shm_full_and_a_smaller_one_works() -> None:
     run("""
 refused(lambda: Ring.create(32 * MIB), "/dev/shm has no room for a named segment of 32.0 MiB")
 assert os.listdir("/dev/shm") == []

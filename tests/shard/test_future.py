@@ -307,7 +307,7 @@ def test_futures_completed_by_two_threads_are_gathered_once() -> None:
         assert whole.result() == [1, 1]
 
 
-def test_a_collection_of_garbage_may_end_what_is_gathered_as_another_future_gets_its_first_callback(
+def test_a_collection_of_garbage_may_end_what_is_gathered_as_a_future_gets_a_callback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Dropped(Future):

@@ -357,7 +357,7 @@ def test_a_shard_that_comes_up_while_its_group_closes_takes_no_calls(
     assert [type(error) for error in errors] == [ClosedError]
 
 
-def test_what_is_to_run_at_the_start_of_a_group_that_another_thread_closes_meanwhile_is_refused(
+def test_what_is_to_run_at_the_start_of_a_group_that_is_being_closed_is_refused(
     group: ShardGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pickle = group_module.pickle_function

@@ -152,7 +152,7 @@ def test_an_exception_of_the_user_is_all_that_is_said(tmp_path: Path, main: str)
     assert (ended.stdout, ended.returncode) == ("", 1)
 
 
-def test_a_script_that_makes_a_group_without_looking_whether_it_is_the_main_module_ends_soon_and_says_why(
+def test_a_script_that_makes_a_group_without_a_main_guard_ends_soon_and_says_why(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "script.py"

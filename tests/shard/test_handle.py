@@ -134,7 +134,7 @@ def _must_be_refused(handle: Ring) -> None:
             take()
 
 
-def test_an_end_whose_owner_dropped_it_or_was_killed_can_be_taken_again_and_goes_on_where_that_stopped(
+def test_an_end_whose_owner_dropped_it_or_was_killed_can_be_taken_and_goes_on_there(
     handle: Ring,
 ) -> None:
     producer, consumer = handle.producer(), handle.consumer()

@@ -152,7 +152,7 @@ def test_where_they_are_required_and_not_offered_is_shm_full_and_says_how_to_off
         Segment.create(HUGE_PAGE_BYTES)
 
 
-def test_rings_and_other_odd_sizes_are_made_of_small_pages_even_where_huge_ones_are_required(
+def test_rings_and_odd_sizes_are_made_of_small_pages_even_where_huge_ones_are_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PRPC_HUGE_PAGES", "require")

@@ -35,7 +35,7 @@ def ended(world: World, side: Side) -> str:
 
 
 @pytest.mark.parametrize("length", [1, 7, 9, 15])
-def test_a_list_of_returned_leases_that_is_cut_short_ends_the_connection_and_not_the_reactors_turn(
+def test_a_list_of_returned_leases_that_is_cut_short_ends_the_connection_alone(
     world: World, sides: tuple[Side, Side], length: int
 ) -> None:
     liar_of(sides)._producer.try_write(bytes(length), RETURN)
@@ -112,7 +112,7 @@ def test_a_peer_that_dribbles_an_array_that_a_record_calls_whole_holds_nobody(
     assert calls[0] < MANY
 
 
-def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_first_message_that_meets_it(
+def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_next_message(
     world: World, sides: tuple[Side, Side]
 ) -> None:
     liar, victim = liar_of(sides), sides[1]

@@ -270,7 +270,7 @@ def test_an_exception_of_another_shard_is_caught_in_the_one_that_asked(group: Sh
     assert ask(group, 0, functions.ask_and_catch, 1) == "caught 1"
 
 
-def test_an_exception_whose_constructor_wants_other_arguments_keeps_its_type_text_and_attributes(
+def test_an_exception_with_a_constructor_of_its_own_keeps_its_type_text_and_attributes(
     group: ShardGroup,
 ) -> None:
     with pytest.raises(functions.TwoArgumentsError) as caught:
@@ -448,7 +448,7 @@ def test_after_its_shard_is_gone_there_is_nothing_to_cancel() -> None:
     assert not future.cancel()
 
 
-def test_a_call_that_is_entered_at_the_very_moment_its_shard_dies_keeps_no_other_from_being_told(
+def test_a_call_entered_at_the_moment_its_shard_dies_keeps_no_other_from_being_told(
     group: ShardGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class CallId(int):

@@ -140,9 +140,7 @@ def test_all_its_pages_are_reserved_and_only_this_user_may_read_it_whatever_the_
         unlink(segment.name)
 
 
-def test_who_is_handed_a_read_only_descriptor_sees_what_is_written_and_can_neither_write_nor_truncate() -> (
-    None
-):
+def test_a_read_only_descriptor_shows_what_is_written_and_can_neither_write_nor_truncate() -> None:
     segment = Segment.create(8192, lent=True)
     reader = Segment.attach(segment.read_only_fd(), writable=False)
     segment.memory[100:105] = b"hello"
@@ -214,9 +212,7 @@ def test_a_sparse_segment_is_refused_before_a_page_of_it_is_ours_to_pay() -> Non
     os.close(fd)
 
 
-def test_a_peers_segment_has_the_announced_size_and_no_more_than_is_allowed_else_its_descriptor_stays_the_callers() -> (
-    None
-):
+def test_a_peers_segment_of_another_size_or_too_large_leaves_its_descriptor_to_the_caller() -> None:
     segment = Segment.create(8192)
     Segment.attach(os.dup(segment.fd), size_bytes=8192, size_bytes_max=8192).close()
     for announced in (4096, 8191, 8193):

@@ -225,9 +225,7 @@ def look(slab: Slab, clock: ManualClock, times: int) -> int:
     return gone
 
 
-def test_what_a_burst_took_goes_back_one_segment_at_a_time_when_nobody_uses_it_for_a_while() -> (
-    None
-):
+def test_what_a_burst_took_goes_back_one_segment_at_a_time_when_nobody_uses_it() -> None:
     clock = ManualClock()
     slab = Slab(clock=clock)
     arrays = [slab.empty((112 << 20,), np.uint8) for _ in range(4)]

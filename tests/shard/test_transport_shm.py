@@ -234,7 +234,7 @@ class TestShm(TransportContract):
         connection.attach(world.reactor)
         world.turn_until(lambda: world.accepted and world.accepted[0].ends)
 
-    def test_a_segment_that_another_thread_hands_over_as_dropped_ones_are_told_stays_mapped_over_there(
+    def test_a_segment_handed_over_as_dropped_ones_are_told_stays_mapped_over_there(
         self, world: World, sides: tuple[Side, Side]
     ) -> None:
         one, two = sides
@@ -395,7 +395,7 @@ class TestShm(TransportContract):
         one.connection.send(b"room again", [np.zeros(nbytes, np.uint8)])
         world.turn_until(lambda: two.bodies[-1:] == [b"room again"])
 
-    def test_ordinary_arrays_without_room_go_over_a_socket_in_their_order_and_are_counted_and_told_once(
+    def test_arrays_without_room_go_over_a_socket_in_order_and_are_counted_and_told_once(
         self, world: World, sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture
     ) -> None:
         one, two = sides

@@ -332,7 +332,7 @@ class TestTcp(TransportContract):
             assert len(answer) in (HELLO.size + PROOF_BYTES, HELLO.size + PROOF_BYTES + 1)
             assert quiet.accepted == 0
 
-    def test_those_over_the_bound_wait_for_their_turn_and_one_of_more_than_may_wait_is_hung_up_on(
+    def test_those_over_the_bound_wait_and_one_of_more_than_may_wait_is_hung_up_on(
         self,
     ) -> None:
         quiet = QuietWorld(

@@ -126,7 +126,7 @@ def test_what_there_is_no_memory_for_is_told_with_its_own_message_and_gives_leas
 
 
 @pytest.mark.parametrize("size", [200_000, len(SINK), 3 * len(SINK) + 1])
-def test_an_array_over_the_socket_that_finds_no_memory_is_read_off_and_what_follows_is_whole(
+def test_an_array_that_finds_no_memory_is_read_off_the_socket_and_what_follows_is_whole(
     world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     one, two = sides

@@ -168,7 +168,7 @@ def test_a_crowd_that_has_dispersed_is_forgotten_while_one_of_it_goes_on_talking
     assert reactor._warm_descriptors == {lively[0].reading}
 
 
-def test_without_sources_every_turn_and_every_look_of_a_spin_asks_the_descriptors_warm_or_not(
+def test_without_sources_every_turn_and_every_look_asks_the_descriptors_warm_or_not(
     reactor: Reactor, other: Pipe
 ) -> None:
     reactor._until_descriptors = DESCRIPTOR_TURNS

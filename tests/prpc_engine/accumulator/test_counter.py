@@ -184,7 +184,7 @@ def test_a_write_in_the_middle_of_a_merge_by_the_same_thread_neither_waits_nor_i
     assert taken(counter) == (3 * FOLD_COUNT, 3 * FOLD_COUNT)
 
 
-def test_an_array_written_in_the_middle_of_a_merge_by_the_same_thread_does_not_wait_for_ever(
+def test_an_array_written_by_the_thread_that_merges_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Meddling(Sum, kind="meddling with arrays"):
@@ -240,9 +240,7 @@ def test_what_an_aggregator_fails_to_merge_is_told_and_counted() -> None:
     assert counter.dropped == 3
 
 
-def test_of_a_batch_only_the_values_that_would_overflow_are_dropped_and_its_writers_are_told_once() -> (
-    None
-):
+def test_a_batch_drops_only_the_values_that_would_overflow_and_tells_its_writers_once() -> None:
     huge = sys.float_info.max / 1.5
     _, accumulator, counter = make(Sum, flush_count=4)
     accumulator.write(1.0)
@@ -258,9 +256,7 @@ def test_of_a_batch_only_the_values_that_would_overflow_are_dropped_and_its_writ
     accumulator.flush()
 
 
-def test_values_that_overflow_in_the_sender_are_told_at_the_next_batch_although_the_server_takes_the_others() -> (
-    None
-):
+def test_values_that_overflow_in_the_sender_are_told_at_the_next_batch() -> None:
     _, accumulator, counter = make(TopK)
     accumulator.write(("a", 2**62))
     accumulator.write(("a", 2**62))

@@ -226,9 +226,7 @@ def test_a_timer_that_its_server_refuses_does_not_break_what_it_times(
     assert "is refused" in caplog.text
 
 
-def test_a_timer_made_as_the_switch_is_turned_to_other_counters_does_not_stay_with_those_before() -> (
-    None
-):
+def test_a_timer_made_as_the_counters_are_switched_does_not_stay_with_those_before() -> None:
     others = CounterSet()
 
     class Before(CounterSet):

@@ -376,7 +376,7 @@ def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(
         )
 
 
-def test_a_task_that_is_started_again_while_it_is_connected_to_is_not_taken_for_the_one_before(
+def test_a_task_started_again_while_it_is_connected_to_is_not_taken_for_the_one_before(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, config, peer_at = (

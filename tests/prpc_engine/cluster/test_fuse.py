@@ -157,7 +157,7 @@ def test_one_cancelled_receive_takes_nothing_from_the_others(
     assert other.result(PATIENCE_S) == ord("b")
 
 
-def test_a_receive_that_is_made_as_its_step_is_cleaned_up_is_found_by_who_aborts_the_step_later(
+def test_a_receive_made_as_its_step_is_cleaned_up_is_found_by_who_aborts_the_step(
     cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = Receipt.of

@@ -200,7 +200,7 @@ def test_nobody_is_killed_where_all_servers_have_died_already() -> None:
         assert not servers.kill_one()
 
 
-def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_director_alone(
+def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_director(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two threads would start two in its place; and the kernel ends what a thread started when that

@@ -77,9 +77,7 @@ def test_a_cast_of_what_is_too_large_is_the_greatest_there_is_and_the_rest_follo
     assert np.isfinite(Cast().encode(np.array([np.finfo(np.float32).max], np.float32))[0]).all()
 
 
-def test_a_gradient_that_could_not_be_sent_is_not_kept_for_the_next_and_what_was_left_before_is() -> (
-    None
-):
+def test_a_gradient_that_could_not_be_sent_is_not_kept_and_what_was_left_before_is() -> None:
     top = TopK(0.5)
     feedback = Feedback(top, (2,))
     assert top.decode(feedback.send(np.array([4, 1], np.float32), taken), (2,)).tolist() == [4, 0]

@@ -38,9 +38,7 @@ def test_a_later_save_answers_for_one_that_failed_and_one_that_is_not_known_for_
     assert not three.done()
 
 
-def test_what_will_not_be_saved_as_it_was_fails_and_later_pushes_wait_for_a_save_of_their_own() -> (
-    None
-):
+def test_what_cannot_be_saved_as_it_was_fails_and_later_pushes_wait_for_their_own_save() -> None:
     durable = Durable()
     one = durable.wait(1)
     durable.cut("a")

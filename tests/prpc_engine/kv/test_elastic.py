@@ -159,7 +159,7 @@ def test_servers_join_and_leave_under_load_and_nothing_is_lost(farm: Farm) -> No
             end(server)
 
 
-def test_a_partition_without_a_copy_comes_back_from_the_checkpoint_and_workers_are_told_once(
+def test_a_partition_without_a_copy_comes_from_the_checkpoint_and_workers_are_told_once(
     farm: Farm, tmp_path: Path
 ) -> None:
     settings = {"partitions": 2, "servers": 2, "checkpoint": str(tmp_path)}
@@ -240,9 +240,7 @@ def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothin
             end(server)
 
 
-def test_statistics_come_from_who_has_a_partition_now_though_their_worker_had_not_heard_that_it_moved() -> (
-    None
-):
+def test_statistics_come_from_who_has_a_partition_now_though_the_worker_had_not_heard() -> None:
     with (
         elastic_world() as (master, watcher),
         ElasticServer(watcher.service, partitions=2) as first,

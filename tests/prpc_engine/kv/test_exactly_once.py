@@ -228,9 +228,7 @@ def test_pushes_without_an_answer_are_bounded() -> None:
         lane.push("push", 30.0, "t", np.zeros(1))
 
 
-def test_what_is_lost_is_sent_again_in_order_with_its_number_and_what_comes_later_goes_behind_it() -> (
-    None
-):
+def test_what_is_lost_is_sent_again_in_order_and_what_comes_later_goes_behind_it() -> None:
     client, lane = make_lane()
     requests = [
         lane.push("push", 30.0, "t"),
@@ -304,9 +302,7 @@ def test_nobody_reads_the_arrays_of_a_push_that_was_given_up_as_it_was_sent_agai
     assert sent == [0]
 
 
-def test_what_is_lost_again_at_once_waits_for_the_next_round_which_looks_where_it_is_served() -> (
-    None
-):
+def test_what_is_lost_again_at_once_waits_for_the_next_round() -> None:
     client, lane = make_lane()
     request = lane.push("push", 5.0, "t")
     client.calls[0][0].set_error(MaybeExecuted("lost"))

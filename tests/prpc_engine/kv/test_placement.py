@@ -74,9 +74,7 @@ def test_a_death_promotes_a_replica_with_a_new_epoch_and_fills_others_anew() -> 
     assert set(other.joining) == {3, 4}
 
 
-def test_while_no_other_replica_has_come_those_of_before_are_promoted_when_nobody_else_is_left() -> (
-    None
-):
+def test_replicas_of_before_are_promoted_when_nobody_else_is_left_and_none_has_come() -> None:
     placed = Placed(1, 5, replicas=(2, 3))
     one = plan(Placement((placed,), 2), [2, 3, 4]).partitions[0]
     assert (one.primary, one.spares, set(one.joining)) == (2, (3,), {3, 4})

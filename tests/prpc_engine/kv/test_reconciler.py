@@ -128,9 +128,7 @@ def test_a_partition_is_said_to_be_loaded_also_when_it_got_an_heir_meanwhile() -
         )
 
 
-def test_a_server_that_is_leaving_says_so_again_where_that_was_forgotten_while_it_seemed_dead() -> (
-    None
-):
+def test_a_server_that_is_leaving_says_so_again_where_it_seemed_dead_meanwhile() -> None:
     node = Node(Placement((Placed(OTHER),)), [ME, OTHER])
     with kept(node) as reconciler:
         reconciler.drain()
@@ -292,9 +290,7 @@ def test_a_push_that_a_save_holds_goes_elsewhere_when_its_partition_does(method:
     assert hosted.shard.statistics()["t"]["pushes"] == 0
 
 
-def test_what_a_save_held_is_held_no_longer_where_the_partition_was_handed_over_and_others_count_on_the_copy() -> (
-    None
-):
+def test_what_a_save_held_is_released_once_the_partition_was_handed_over() -> None:
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.shard.checkpoint_enter("0" * 16, "/nowhere")
     host.learn(Placement((Placed(OTHER, epoch=2, replicas=(ME,)),)), 2, 1.0)
@@ -326,9 +322,7 @@ def test_a_replica_that_is_being_copied_anew_has_not_what_it_is_yet_to_read() ->
     assert hosted.look_at_streams(0.0) == ([], [OTHER])  # the master is told
 
 
-def test_a_replica_that_is_none_any_more_is_copied_from_the_beginning_as_it_drops_what_it_has() -> (
-    None
-):
+def test_a_replica_that_was_demoted_drops_what_it_has_and_is_copied_from_the_beginning() -> None:
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,)))
     hosted.streams[OTHER].fail("it has forgotten all")
     copy = host.copy_begin(0, 1, OTHER)["copy"]
@@ -337,9 +331,7 @@ def test_a_replica_that_is_none_any_more_is_copied_from_the_beginning_as_it_drop
         host.copy_end(0, 1, OTHER, copy)
 
 
-def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_is_heard_meanwhile() -> (
-    None
-):
+def test_a_replica_that_the_master_is_told_of_counts_whatever_is_heard_meanwhile() -> None:
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,), joining=(THIRD,)))
     hosted.end_copy(THIRD, hosted.begin_copy(THIRD)["copy"])
     hosted.promised.add(THIRD)
@@ -350,9 +342,7 @@ def test_who_the_master_is_told_of_as_a_replica_counts_also_when_something_else_
     assert not answer.done()
 
 
-def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push_as_it_would_not_take_over() -> (
-    None
-):
+def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push() -> None:
     host, hosted = primary_of(Placed(ME, joining=(OTHER,)))
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     answer = push(host, 1, "apply_replicated")

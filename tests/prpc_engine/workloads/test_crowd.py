@@ -59,7 +59,7 @@ def has_come_or_died(part: Victim) -> bool:
 
 
 @pytest.mark.slow
-def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_stays_when_it_leaves(
+def test_every_call_of_a_crowd_that_connects_at_once_is_answered_and_nothing_stays(
     farm: Farm, master: Master, tell: Tell
 ) -> None:
     server = farm.start_ready(

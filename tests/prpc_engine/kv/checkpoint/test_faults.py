@@ -91,9 +91,7 @@ def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(
         assert_same(values(other), values(worker))  # also what the save that failed would have had
 
 
-def test_what_is_written_is_removed_when_all_have_answered_also_where_one_cannot_be_asked_at_all() -> (
-    None
-):
+def test_what_is_written_is_removed_although_one_server_cannot_be_asked_at_all() -> None:
     noted: list[str] = []
 
     def submit(server_id: int, method: str, timeout_s: float, /, *_: Any) -> Any:

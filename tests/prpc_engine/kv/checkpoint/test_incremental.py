@@ -280,7 +280,7 @@ def table_with(rows: int) -> SparseTable:
     return table
 
 
-def test_changed_rows_laid_over_the_old_ones_are_the_table_whatever_pushes_come_between_the_pieces(
+def test_changed_rows_laid_over_the_old_are_the_table_whatever_pushes_come_between(
     seed: int,
 ) -> None:
     random = np.random.default_rng(seed)

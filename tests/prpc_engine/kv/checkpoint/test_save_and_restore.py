@@ -91,7 +91,7 @@ def test_a_checkpoint_that_a_save_removes_while_it_is_read_gives_way_to_the_one_
     assert "is refused" not in caplog.text
 
 
-def test_what_is_in_a_checkpoint_is_told_of_the_one_found_though_it_is_removed_the_next_moment(
+def test_what_a_checkpoint_holds_is_told_of_the_one_found_though_it_is_removed_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saving = local_job()

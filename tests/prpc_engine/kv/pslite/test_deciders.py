@@ -162,9 +162,7 @@ def test_bytes_on_their_way_are_bounded_but_one_message_may_always_go() -> None:
     assert [outbox.take(), outbox.take()] == [["small"], ["other"]]
 
 
-def test_messages_of_a_kind_wait_for_each_other_once_some_are_on_their_way_and_then_leave_together() -> (
-    None
-):
+def test_once_some_are_on_their_way_messages_of_a_kind_wait_and_leave_together() -> None:
     outbox: Outbox[int] = Outbox()
     kind = "kind", 1000
     assert all(outbox.admit(1, ALONE_MAX) for _ in range(ALONE_MAX))
@@ -306,9 +304,7 @@ def test_a_barrier_opens_with_the_last_one_and_names_those_that_are_missing() ->
     assert not meetings.arrive(group, expected, [8, 9], Future())  # the next one
 
 
-def test_who_did_not_hear_that_a_barrier_was_open_is_let_through_and_not_counted_for_the_next() -> (
-    None
-):
+def test_who_missed_that_a_barrier_opened_is_let_through_and_not_counted_for_the_next() -> None:
     meetings, group, expected = Barriers(), 4, (9, 11, 13)
     behind, newcomer, ahead = Future(), Future(), Future()
     assert not meetings.arrive(group, expected, [11], behind, 6)
