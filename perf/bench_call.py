@@ -32,6 +32,8 @@ from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
+from prpc_engine.settings.node_config import NodeConfig
+from prpc_engine.settings.user_secret import NO_SECRET
 from shard import DEFAULT_LIMITS, Connection, Future, Reactor, Slab
 from shard import Node as Identity
 from shard.memory.segment import Segment
@@ -97,11 +99,7 @@ class Both:
             Reactor(time.monotonic),
             None,
             Slab(),
-            b"",
-            DEFAULT_LIMITS,
-            ["shm", "tcp"],
-            "127.0.0.1",
-            0,
+            NodeConfig.load(secret=NO_SECRET, limits=DEFAULT_LIMITS, transports=["shm", "tcp"]),
         )
         self._node.wait = self.wait
         self._served = Reactor(time.monotonic), Slab()

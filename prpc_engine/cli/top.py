@@ -26,13 +26,13 @@ from prpc_engine.cli.top_screen import Screen, Tables
 from prpc_engine.cli.top_table import NodeAnswer, Row, rows
 from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.master.client import MasterClient
-from prpc_engine.master.namespace import DEFAULT_ROOT
 from prpc_engine.master.registry import RANK_MAX, Member
 from prpc_engine.node.node import Node
 from prpc_engine.node.node_info import ABOUT_ROUTE, STATISTICS
 from prpc_engine.rpc.message import method_key
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import secret_from, transports_from
+from prpc_engine.settings.config import DEFAULT_ROOT, secret_from
+from prpc_engine.settings.node_config import NodeConfig
 
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 # for the master to answer: a person looks on, and it has most likely been there for long
@@ -74,9 +74,9 @@ def run(
             f"--interval {interval}: {INTERVAL_S_MIN} to {INTERVAL_S_MAX:.0f} seconds are allowed"
         )
     address = str(Address.parse(master))
-    secret = secret_from(None, secret_file)
+    config = NodeConfig.load(secret=None if secret_file is None else secret_from(None, secret_file))
     if as_json:
-        with contextlib.closing(_looks(address, root, secret, interval, _sleep)) as looks:
+        with contextlib.closing(_looks(address, root, config, interval, _sleep)) as looks:
             for found in islice(looks, 1 if once else None):
                 print(
                     json.dumps({"time_s": time.time(), "rows": [asdict(row) for row in found]}),
@@ -85,7 +85,7 @@ def run(
         return cli.OK
     with (
         Tables() if once or not sys.stdout.isatty() else Screen() as shown,
-        contextlib.closing(_looks(address, root, secret, interval, shown.wait)) as looks,
+        contextlib.closing(_looks(address, root, config, interval, shown.wait)) as looks,
     ):
         for found in islice(looks, 1 if once else None):
             shown.show(found)
@@ -98,12 +98,14 @@ def _sleep(seconds: float) -> bool:
 
 
 def _looks(
-    address: str, root: str, secret: bytes, interval_s: float, wait: Callable[[float], bool]
+    address: str, root: str, config: NodeConfig, interval_s: float, wait: Callable[[float], bool]
 ) -> Generator[list[Row], None, None]:
     """The rows of each look after the first, until `wait` says that there is to be no other."""
     with (
-        MasterClient(address, root, secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S) as master,
-        visiting_node("prpc-top", transports_from(None), secret) as node,
+        MasterClient(
+            address, root, config.secret, label="prpc top", timeout_s=MASTER_TIMEOUT_S
+        ) as master,
+        visiting_node("prpc-top", config) as node,
         ThreadPoolExecutor(ASKED_AT_ONCE_MAX, "prpc-top") as pool,
     ):
 

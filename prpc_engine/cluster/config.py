@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from prpc_engine.cluster.rendezvous import BYTES_MAX, TENSORS_MAX
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.config import TlsSettings, check_number
+from prpc_engine.settings.sections import SHARDS_MAX
 from shard import Limits
-
-SHARDS_MAX = 64
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,8 @@ class ServerConfig:
                  says, else not
     shards       processes that answer receives over tcp, all at the task's data port (relay.py);
                  None: as many as NETWORK_PS_CORE_NUMBER or NETWORK_WORKER_CORE_NUMBER say, where
-                 they are set, say more than 1, and leave a core to the application; else 0
+                 they are set and say more than 1, else as PRPC_SHARDS or the file say, else 0; at
+                 most as many as this process has cores
     transports   for data, in order of preference; None: shm, unix, tcp. Control is tcp
     secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
                  host; or NO_SECRET

@@ -22,13 +22,12 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import CONTROL_TARGET, DATA_TARGET, HELLO, Facts, check_plan
-from prpc_engine.cluster.cores import take_cores
 from prpc_engine.cluster.relay import Relays
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.node import slab
@@ -36,18 +35,12 @@ from prpc_engine.node.node import Node
 from prpc_engine.rpc.method import ENGINE
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject as Methods
+from prpc_engine.service.cores import take_cores
 from prpc_engine.service.shard_statistics import ShardFigures
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import (
-    TlsSettings,
-    allow_from,
-    check_environment,
-    limits_from,
-    secret_from,
-    transports_from,
-)
-from prpc_engine.settings.network import NetworkSettings
-from shard import Driver, Limits, pin, restore, usable_cores
+from prpc_engine.settings.config import check_environment
+from prpc_engine.settings.node_config import NodeConfig
+from shard import Driver, pin, restore
 
 LINGER_S = 0.2  # at close(), for receivers to drop arrays that we lent them
 
@@ -64,13 +57,7 @@ class Place:
     plan: str
     control: Address
     data: Address  # port 0: any
-    transports: tuple[str, ...]
-    secret: bytes = field(repr=False)
-    limits: Limits
-    tls: TlsSettings | None
-    polling: bool
-    pin_cores: bool
-    shards: int
+    config: NodeConfig
 
 
 def place_from(
@@ -79,54 +66,34 @@ def place_from(
     control: Address,
     data: Address | None,
     config: ServerConfig,
-    settings: NetworkSettings,
+    role: str,
+    tasks: int,
 ) -> Place:
-    """From what the user said. Raises ConfigError."""
+    """From what the user said: the task's job, and how many tasks the cluster has. Raises ConfigError."""
     check_environment()
-    transports = transports_from(config.transports)
-    return Place(
-        task=task,
-        plan=plan,
-        control=control,
-        data=data or replace(control, port=0),
-        transports=transports,
-        secret=secret_from(config.secret),
-        limits=limits_from(config.limits),
+    node = NodeConfig.load(
+        role,
+        tasks,
+        shards=config.shards,
+        transports=config.transports,
+        secret=config.secret,
+        limits=config.limits,
         tls=config.tls,
-        polling=settings.polling,
-        pin_cores=settings.pin_cores,
-        shards=_shards_from(task, transports, config, settings),
     )
-
-
-def _shards_from(
-    task: str, transports: tuple[str, ...], config: ServerConfig, settings: NetworkSettings
-) -> int:
-    """How many communication shards. Raises ConfigError where the config wants some, and there can
-    be none.
-    """
-    asked, why = config.shards, ""
-    if asked is None:
-        # A script that asked for none need not be one that can start processes.
-        is_asked = settings.cores > 1 and not settings.origins["cores"].startswith("default")
-        asked = settings.cores if is_asked else 0
-        if len(usable_cores()) <= asked:
-            why = (
-                f"{len(usable_cores())} usable cores are not one for each, "
-                "and one for the application"
-            )
-    if not {"shm", "tcp"} <= set(transports):
-        why = f"they need shared memory and tcp, and transports are {', '.join(transports)}"
-    if not asked or not why:
-        return asked
-    text = (
-        f"{task} has no communication shards, {asked} were asked for: {why}; "
-        "its own process answers"
-    )
-    if config.shards is not None:
-        raise errors.ConfigError(text)
-    logger.warning("%s", text)
-    return 0
+    for line in node.notes:
+        logger.warning("%s", line)
+    needed = {"shm", "tcp"}
+    if node.shards.count and not needed <= set(node.node.transports):
+        text = (
+            f"{task} has no communication shards, {node.shards.count} were asked for "
+            f"({node.origins['shards.count']}): they need shared memory and tcp, and transports are "
+            f"{', '.join(node.node.transports)}; its own process answers"
+        )
+        if config.shards is not None:
+            raise errors.ConfigError(text)
+        logger.warning("%s", text)
+        node = node.override(shards=0)
+    return Place(task, plan, control, data or replace(control, port=0), node)
 
 
 class Endpoint:
@@ -163,34 +130,26 @@ class Endpoint:
         self._methods = methods
         self._relays: Relays | None = None
         self._core: int | None = None  # of this process's communication threads
-        self.driver = driver = Driver(place.polling, "prpc-server", engine=ENGINE)
+        self.driver = driver = Driver(place.config.shards.polling, "prpc-server", engine=ENGINE)
         with contextlib.ExitStack() as closing:
             closing.callback(driver.close)
-            self.data = self._node("data", place.transports, place.data)
+            self.data = self._node("data", place.config.node.transports, place.data)
             closing.callback(close_in_reactor, driver, self.data)
             self.data.on_peer_lost = on_peer_lost
             incarnation = int(self.data.addresses[0].rpartition("/")[2], 16)
             self.me = Facts(place.plan, place.task, incarnation, tuple(self.data.addresses))
             self.control = self._node("control", ("tcp",), place.control)
             closing.callback(driver.reactor.call_soon, self.control.close)
-            if place.shards:
-                self._relays = Relays(place.shards, place.polling, place.pin_cores, driver)
+            shards = place.config.shards
+            if shards.count:
+                self._relays = Relays(shards, driver)
                 closing.callback(self._relays.close)
-                host, port = (
-                    _listening_host(place.data.host),
-                    int(self.data.address("tcp").rpartition(":")[2]),
-                )
+                host = _listening_host(place.data.host)
+                port = int(self.data.address("tcp").rpartition(":")[2])
                 self._relays.serve(
-                    place.task,
-                    self.data,
-                    methods,
-                    place.secret,
-                    place.limits,
-                    host,
-                    port,
-                    place.tls,
+                    place.task, self.data, methods, place.config, Address(host, port)
                 )
-            elif place.pin_cores:
+            elif shards.pin_cores:
                 locks = take_cores(1)
                 closing.callback(locks.close)
                 for self._core in locks.cores:
@@ -202,23 +161,13 @@ class Endpoint:
 
     def _node(self, what: str, transports: Sequence[str], address: Address) -> Node:
         place = self._place
-        limits = (
-            replace(place.limits, connections_per_peer=1) if what == "control" else place.limits
-        )  # its messages are all small
         text = f"{place.task} cannot listen for {what} at {address}"
-        host = _listening_host(address.host)
+        listening = Address(_listening_host(address.host), address.port)
+        config = place.config.listening_at(listening, transports)
+        if what == "control":  # its messages are all small
+            config = config.limited_to(replace(config.limits, connections_per_peer=1))
         try:
-            return Node(
-                self.driver.reactor,
-                self.driver,
-                slab.default_slab(),
-                place.secret,
-                limits,
-                transports,
-                host,
-                address.port,
-                place.tls,
-            )
+            return Node(self.driver.reactor, self.driver, slab.default_slab(), config)
         except errors.AddressInUse as error:
             raise errors.AddressInUse(
                 f"{text}: the port is taken; end who has it (ss -ltnp names it), "
@@ -230,7 +179,7 @@ class Endpoint:
 
     def serve(self) -> None:
         """Answer. Who came before finds no service, and asks again (link.py)."""
-        allow = allow_from(None)
+        allow = self._place.config.allow
         self.data.servers[DATA_TARGET] = Methods("data", 0, DATA_TARGET, self._methods, allow=allow)
         self.control.servers[CONTROL_TARGET] = Methods(
             "control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow

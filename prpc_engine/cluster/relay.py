@@ -29,11 +29,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prpc_engine.cluster.control import DATA_TARGET, RECEIVE
-from prpc_engine.cluster.cores import take_cores
 from prpc_engine.errors import Cancelled, ConfigError, RemoteError
 from prpc_engine.node import slab
 from prpc_engine.node.node import Node
@@ -43,16 +42,17 @@ from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.rpc.server import ServedObject
+from prpc_engine.service.cores import take_cores
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures, ShardReader
-from prpc_engine.settings.config import TlsSettings, allow_from
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.node_config import NodeConfig
+from prpc_engine.settings.sections import ShardsSection
 from shard import (
     VALUE,
     CoreLocks,
     DistributedPort,
     Driver,
     Future,
-    Limits,
-    RestartPolicy,
     ShardError,
     ShardGroup,
     SocketDistributor,
@@ -63,7 +63,6 @@ from shard import (
 
 # for a shard to reach its application, on a machine that is starting a whole job
 OPEN_TIMEOUT_S = 30.0
-RESTART = RestartPolicy("on-failure")
 
 logger = logging.getLogger("prpc")
 
@@ -79,11 +78,8 @@ class RelaySettings:
     methods: tuple[str, ...]  # of its server
     dealer: str
     key: bytes = field(repr=False)  # of the dealer
-    secret: bytes = field(repr=False)
-    limits: Limits
-    host: str
-    port: int
-    tls: TlsSettings | None
+    config: NodeConfig
+    port: Address  # the task's data port
     cores: tuple[int, ...]  # where each shard is bound; none: they are not
 
 
@@ -92,20 +88,20 @@ class Relays:
     ConfigError, ShardError.
     """
 
-    def __init__(self, count: int, polling: bool, wants_cores: bool, driver: Driver) -> None:
-        self._locks = take_cores(count) if wants_cores else CoreLocks((), ())
+    def __init__(self, shards: ShardsSection, driver: Driver) -> None:
+        self._locks = take_cores(shards.count) if shards.pin_cores else CoreLocks((), ())
         self._driver = driver
         self._dealer: SocketDistributor | None = None
         self._task = "this task"
         # shards that live, or will again; the supervisor's thread changes it
-        self._staying = set(range(count))
+        self._staying = set(range(shards.count))
         try:
             self._group = ShardGroup(
-                count,
-                polling=polling,
+                shards.count,
+                polling=shards.polling,
                 pin=False,
                 driver=driver,
-                restart=RESTART,
+                restart=shards.restart,
                 on_change=self._shard_changed,
             )
             self._reader = ShardReader(self._group, figures_of_relay)
@@ -121,11 +117,8 @@ class Relays:
         task: str,
         data: Node,
         methods: Iterable[str],
-        secret: bytes,
-        limits: Limits,
-        host: str,
-        port: int,
-        tls: TlsSettings | None,
+        config: NodeConfig,
+        port: Address,
     ) -> None:
         """Have every shard, and each that is started again, answer what comes to the tcp port of
         the task's data node.
@@ -138,11 +131,8 @@ class Relays:
             tuple(methods),
             dealer.name,
             dealer.key,
-            secret,
-            limits,
-            host,
+            config,
             port,
-            tls,
             self._locks.cores,
         )
         self._group.at_start(open_relay, settings)
@@ -201,12 +191,7 @@ class _Relay:
             shard.reactor,
             None,
             shard.slab,
-            settings.secret,
-            settings.limits,
-            ("shm",),
-            settings.host,
-            0,
-            settings.tls,
+            settings.config.listening_at(replace(settings.port, port=0), ("shm",)),
         )
         shard.at_stop(self.node.close)
         self._application = self.node.peer_at(settings.application, OPEN_TIMEOUT_S, settings.task)
@@ -218,11 +203,11 @@ class _Relay:
         }
         methods[RECEIVE] = self._receive
         self.node.servers[DATA_TARGET] = ServedObject(
-            "data", shard.index, DATA_TARGET, methods, allow=allow_from(None)
+            "data", shard.index, DATA_TARGET, methods, allow=settings.config.allow
         )
         # last: it is ready now
         self.node.take(
-            DistributedPort(settings.dealer, settings.key, (settings.host, settings.port))
+            DistributedPort(settings.dealer, settings.key, (settings.port.host, settings.port.port))
         )
 
     def _forwarder(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:

@@ -162,7 +162,13 @@ class Server:
         self._number = self._names.number(self._task)
         plan, data = plan_of(spec, self._endpoints), self._endpoints.addresses.get(task)
         self._place = place_from(
-            self._task, plan, spec.addresses[task], data, config, self.settings
+            self._task,
+            plan,
+            spec.addresses[task],
+            data,
+            config,
+            task.job,
+            len(spec.addresses),
         )
         self._fuses = (
             self.settings.tensor_fuse if config.tensor_fuse is None else config.tensor_fuse

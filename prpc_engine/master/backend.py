@@ -16,7 +16,9 @@ from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.session import MasterSession, check_lease
 from prpc_engine.master.watch import Callback, Watches
 from prpc_engine.node.node import Node
-from prpc_engine.settings.config import check_timeout, limits_from, secret_from
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import check_timeout
+from prpc_engine.settings.node_config import NodeConfig
 from shard import Driver, Limits, Slab
 
 
@@ -113,6 +115,8 @@ class TcpBackend(SessionBackend):
         check_timeout(timeout_s)
         check_lease(lease_s, heartbeat_s)
         check_root(root)
+        config = NodeConfig.load(secret=secret, limits=limits)
+        config = config.listening_at(Address("127.0.0.1", 0), ())
         # no stalls: users' callbacks run in other threads
         self._driver = Driver(False, "prpc-master-client", math.inf)
         self._slab = Slab()
@@ -122,11 +126,7 @@ class TcpBackend(SessionBackend):
                 self._driver.reactor,
                 self._driver,
                 self._slab,
-                secret_from(secret),
-                limits_from(limits),
-                (),
-                "127.0.0.1",
-                0,
+                config,
             )
         except BaseException:
             self._driver.close()

@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 from prpc_engine import errors
 from prpc_engine.master.backend import Backend, SessionBackend, TcpBackend
-from prpc_engine.master.namespace import DEFAULT_ROOT, component, name_of
-from prpc_engine.master.session import ASK_TIMEOUT_S, LEASE_S
+from prpc_engine.master.namespace import component, name_of
+from prpc_engine.master.session import ASK_TIMEOUT_S
 from prpc_engine.master.watch import Callback, TreeEvent
-from prpc_engine.settings.config import check_timeout
+from prpc_engine.settings.config import DEFAULT_ROOT, LEASE_S, check_timeout
 from shard import Limits
 
 __all__ = [

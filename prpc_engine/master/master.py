@@ -21,20 +21,15 @@ from prpc_engine import errors
 from prpc_engine.dropped import close_dropped
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.methods import MasterMethods, MasterStatistics
-from prpc_engine.master.protocol import MASTER_TARGET, host_and_port
+from prpc_engine.master.protocol import MASTER_TARGET
 from prpc_engine.master.registry import FIRST_TARGET, Registry
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.method import ENGINE
 from prpc_engine.rpc.server import ServedObject
-from prpc_engine.settings.config import (
-    TlsSettings,
-    allow_from,
-    check_seconds,
-    check_stall_budget,
-    limits_from,
-    secret_from,
-)
-from shard import STALL_BUDGET_S, Driver, Future, Limits, Slab
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import TlsSettings, check_seconds
+from prpc_engine.settings.node_config import NodeConfig
+from shard import Driver, Future, Limits, Slab
 
 # Without a journal targets begin anywhere below this: whoever still asks for one that an earlier
 # master gave reaches nobody.
@@ -78,53 +73,41 @@ class Master:
         journal: str | os.PathLike[str] | None = None,
         sync: bool = True,
         tls: TlsSettings | None = None,
-        stall_budget_s: float = STALL_BUDGET_S,
+        stall_budget_s: float | None = None,
     ) -> None:
-        check_stall_budget(stall_budget_s)
-        host, port = host_and_port(address)
+        config = NodeConfig.load(
+            secret=secret, limits=limits, tls=tls, stall_budget_s=stall_budget_s
+        ).listening_at(Address.parse(address, port_min=0), ("tcp",))
         self._closed = True  # until there is something to close
         self._journal = None if journal is None else Journal(journal, sync)
         try:
-            self._serve(host, port, secret, limits, tls, stall_budget_s)
+            self._serve(config)
         except BaseException:
             if self._journal is not None:
                 self._journal.close()
             raise
         self._closed = False
 
-    def _serve(
-        self,
-        host: str,
-        port: int,
-        secret: bytes | str | None,
-        limits: Limits | None,
-        tls: TlsSettings | None,
-        stall_budget_s: float,
-    ) -> None:
+    def _serve(self, config: NodeConfig) -> None:
         first = first_number()
         if self._journal is None:
             registry = Registry(FIRST_TARGET + secrets.randbelow(FIRST_TARGET_MAX), first, first)
         else:
             registry = Registry(first_token=first)
             self._journal.load(registry.tree)
-        self._driver = Driver(False, "prpc-master", stall_budget_s, ENGINE)
+        self._driver = Driver(False, "prpc-master", config.node.stall_budget_s, ENGINE)
         self._driver.prompt = True
         self._slab = Slab()
         try:
             self._methods = MasterMethods(self._driver.reactor, registry, self._journal)
             served = ServedObject(
-                "master", 0, MASTER_TARGET, self._methods.served, allow=allow_from(None)
+                "master", 0, MASTER_TARGET, self._methods.served, allow=config.allow
             )
             self._node = Node(
                 self._driver.reactor,
                 self._driver,
                 self._slab,
-                secret_from(secret),
-                limits_from(limits),
-                ("tcp",),
-                host,
-                port,
-                tls,
+                config,
                 servers=(served,),
                 on_peer_lost=self._methods.peer_lost,
             )

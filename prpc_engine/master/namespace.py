@@ -18,6 +18,7 @@ import msgspec
 from prpc_engine.errors import ConfigError
 from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord, TreeNode
 from prpc_engine.settings.address import NAME_LENGTH_MAX
+from prpc_engine.settings.config import LEASE_S_MAX, LEASE_S_MIN
 
 PATH_LENGTH_MAX = 4096  # what file systems allow
 # a description, not data: it is kept in memory and sent to every watcher
@@ -27,13 +28,10 @@ COUNTERS_MAX = 1 << 20  # ids and sequences of the whole tree: a quarter of a Gi
 OWNED_MAX = 65536  # by one session: its servers, locks and ephemeral nodes
 SESSIONS_MAX = 65536
 SEQUENCE_DIGITS = 10
-# below: a busy machine ends sessions that live; above: nobody would wait for it
-LEASE_S_MIN, LEASE_S_MAX = 0.1, 3600.0
 LOOKS_PER_LEASE = 4  # the master looks for ended leases this often in the shortest of them ...
 LOOK_EVERY_S_MAX = 1.0  # ... and at least this often
 # a look that comes this many intervals late: the master was stopped or starved, not its clients
 AWAY_LOOKS = 3
-DEFAULT_ROOT = "root"
 # Made at once for every root; in those of CLEARED, a child without children is deleted with its
 # last one.
 DIRECTORIES = (

@@ -29,7 +29,6 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.master.namespace import DEFAULT_ROOT, LEASE_S_MAX, LEASE_S_MIN
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.refusals import refusal
 from prpc_engine.master.registration import Registration
@@ -39,12 +38,10 @@ from prpc_engine.node.process_identity import this_process
 from prpc_engine.rpc.marks import marks_of
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
+from prpc_engine.settings.config import DEFAULT_ROOT, LEASE_S, LEASE_S_MAX, LEASE_S_MIN
 from shard import Future, Timer
 
 logger = logging.getLogger("prpc")
-# how long a host that vanished stays a member; a process that died on the master's host goes at
-# once
-LEASE_S = 5.0
 HEARTBEATS_PER_LEASE = 5  # so that some may be late on a busy machine
 CONNECT_TIMEOUT_S = 5.0  # for one attempt
 # nobody answers yet, or has answered to the end

@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,8 @@ from prpc_engine.rpc.paths import Choice, Paths, Refusal
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import TlsSettings, check_exposure, tcp_checksum_from, tls_from
+from prpc_engine.settings.config import check_exposure
+from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import UserSecret
 from shard import (
     JOB_SECRET,
@@ -41,7 +42,6 @@ from shard import (
     ForeignProtocolError,
     ForkedError,
     Future,
-    Limits,
     Listener,
     MemoryTransport,
     PeerLostError,
@@ -64,14 +64,6 @@ logger = logging.getLogger("prpc")
 LEAVE_S, LEAVE_LOOKS_MAX = 1.0, 10
 
 
-@dataclass(frozen=True)
-class Values:
-    """What may be sent as a value, and how: both sides of a connection must agree on pickles."""
-
-    allow_pickle: bool = False
-    compression: str | None = None  # "zlib", "zstd", "lz4"
-
-
 class _Attempt:
     """To connect to one node, by the first thread that wanted to: others wait for the same."""
 
@@ -87,11 +79,9 @@ class Node:
 
     waiter        who turns the reactor while a thread waits; None in a shard, where nobody may
                   block
-    transports    names, in order of preference; (): listen for nobody but this process
-    host, port    to listen at by tcp
-    tls           None: as the environment says
-    values        how values are sent; None: no pickles, no compression
-    advertise     where others reach it by tcp, if not at what it binds; None: there
+    config        what it is told (settings/node_config.py); without transports it listens for nobody
+                  but this process
+    servers       are there for whoever connects at once; more may come
     on_peer_lost  called with each peer whose connection is over, in the reactor's thread
 
     Owned by a Master, an RpcService, or a shard that serves; close() by its owner, in the reactor's
@@ -103,27 +93,15 @@ class Node:
         reactor: Reactor,
         waiter: Driver | None,
         slab: Slab,
-        secret: bytes,
-        limits: Limits,
-        transports: Sequence[str],
-        host: str,
-        port: int,
-        tls: TlsSettings | None = None,
-        values: Values | None = None,
-        advertise: Address | None = None,
+        config: NodeConfig,
         servers: Iterable[ServedObject] = (),
         on_peer_lost: Callable[[Peer], None] | None = None,
     ) -> None:
-        """`servers` are there for whoever connects at once; more may come."""
+        node, secret, limits = config.node, config.secret, config.limits
+        host, port, transports = node.bind.host, node.bind.port, node.transports
         check_exposure(host, secret)
-        values = values or Values()
-        if values.allow_pickle and not secret:
-            raise errors.ConfigError(
-                "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): "
-                "who may send a pickle may run anything here"
-            )
         self._make_archive = partial(
-            Archive, allow_pickle=values.allow_pickle, compression=values.compression, limits=limits
+            Archive, allow_pickle=node.allow_pickle, compression=node.compression, limits=limits
         )
         # For requests that wait for a connection, Peer.resend() sees to what is Lazy; refuses a
         # compression that is not there.
@@ -138,7 +116,7 @@ class Node:
         self._trimmer = Trimmer(slab, reactor)
         self.servers: dict[int, ServedObject] = {server.target: server for server in servers}
         self.servers[ABOUT_TARGET] = about_server(
-            lambda: self.addresses, self.servers, self.traffic, slab
+            lambda: self.addresses, self.servers, self.traffic, slab, config.allow
         )
         self.on_peer_lost = on_peer_lost or _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
@@ -160,19 +138,18 @@ class Node:
             secret=secret,
             incarnation=secrets.randbits(63) | 1,
             limits=limits,
-            tcp_checksum=tcp_checksum_from(),
+            tcp_checksum=config.transport.tcp_checksum,
             secret_name=USER_SECRET if isinstance(secret, UserSecret) else JOB_SECRET,
         )
         self._memory = MemoryTransport(identity, slab)
         # to a master, whose messages are all small
         control = replace(identity, limits=replace(limits, connections_per_peer=1))
-        self._advertise = advertise
+        self._advertise = node.advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
         try:
-            files = tls_from(tls, secret)
-            self._tcp = TcpTransport(identity, slab, files)
-            self._control = TcpTransport(control, slab, files)
+            self._tcp = TcpTransport(identity, slab, config.tls)
+            self._control = TcpTransport(control, slab, config.tls)
         except ShardError as error:  # of certificates
             raise errors.ConfigError(str(error)) from error
         local: tuple[Transport, ...] = (ShmTransport(identity, slab), UnixTransport(identity, slab))

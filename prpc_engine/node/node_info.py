@@ -23,7 +23,7 @@ from prpc_engine.node.process_identity import this_process
 from prpc_engine.release import VERSION
 from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.server import ServedObject
-from prpc_engine.settings.config import allow_from
+from prpc_engine.settings.allow import AllowList
 
 if TYPE_CHECKING:
     from prpc_engine.node.ended import Ended
@@ -42,6 +42,7 @@ def about_server(
     servers: dict[int, ServedObject],
     traffic: Callable[[], tuple[list[Peer], dict[str, Ended]]],
     slab: Slab,
+    allow: AllowList,
 ) -> ServedObject:
     """The server to put at ABOUT_TARGET of a node that has these."""
 
@@ -72,7 +73,7 @@ def about_server(
         }
 
     verbs = {ABOUT: about, PING: _nothing, STATISTICS: statistics}
-    return ServedObject("prpc", 0, ABOUT_TARGET, verbs, allow=allow_from(None))
+    return ServedObject("prpc", 0, ABOUT_TARGET, verbs, allow=allow)
 
 
 def _nothing() -> None:

@@ -40,10 +40,13 @@ from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.reliable import Dice, follow
 from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.service.serving import RpcServer
-from prpc_engine.settings.config import limits_from
+from prpc_engine.settings.cluster_spec import PS, WORKER
+from prpc_engine.settings.node_config import NodeConfig
 from shard import ClosedError, Driver, Future
 
 SERVICE = "pslite"
+# whose variables a role reads, beside its own: a joint one serves, and a scheduler checks them
+VARIABLES_OF = {"server": PS, ids.JOINT: PS, "scheduler": PS, "worker": WORKER}
 JOB_PATH = "/_pslite_"  # in the master's tree: the number of the job, and how many nodes it counts
 START_TIMEOUT_S = 60.0  # for the scheduler to listen, for a free place, for servers to be there
 BARRIER_TIMEOUT_S = 600.0  # members may have much to do before they come
@@ -120,20 +123,13 @@ class Postoffice:
     def _join(self, left_job: int, timeout_s: float) -> RpcService:
         """Connect to the scheduler, as soon as there is one of another job than `left_job`."""
         settings = self.settings
-        # one lane: messages of one worker to one server stay in order
-        lanes = replace(limits_from(None), connections_per_peer=1)
+        config = self._node_config()
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(CONNECT_PAUSE_S, deadline - time.monotonic())
             try:
                 service = RpcService(
-                    str(settings.root),
-                    bind=f"{_bracketed(settings.host)}:{settings.port}",
-                    transports=settings.transports,
-                    limits=lanes,
-                    polling=settings.polling,
-                    lease_s=settings.dead_after_s,
-                    timeout_s=min(CONNECT_TIMEOUT_S, left_s),
+                    str(settings.root), config, timeout_s=min(CONNECT_TIMEOUT_S, left_s)
                 )
             except errors.MasterUnreachable as error:
                 why = str(error)
@@ -155,6 +151,31 @@ class Postoffice:
                     f"or mend DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT ({why})"
                 )
             time.sleep(CONNECT_PAUSE_S)
+
+    def _node_config(self) -> NodeConfig:
+        """What this node is told: by DMLC_* and PS_*, above the variables of its role and of every
+        node. Raises ConfigError.
+        """
+        settings = self.settings
+        config = NodeConfig.load(
+            VARIABLES_OF[self.role],
+            bind=f"{_bracketed(settings.host)}:{settings.port}",
+            transports=settings.transports,
+            lease_s=settings.dead_after_s,
+            polling=settings.polling or None,
+        )
+        if self.role == "scheduler":  # it serves no keys: a core of its own would serve nobody
+            config = config.override(shards=0, polling=settings.polling, pin_cores=False)
+        if config.shards.count:
+            logger.warning(
+                "%s: a %s of ps-lite has no shards, as its handles use what the process holds: start "
+                "more servers, or give KVServer handler_threads",
+                config.origins["shards.count"],
+                self.role,
+            )
+            config = config.override(shards=0)
+        # one lane: messages of one worker to one server stay in order
+        return config.limited_to(replace(config.limits, connections_per_peer=1))
 
     @property
     def _counts(self) -> tuple[int, ...]:

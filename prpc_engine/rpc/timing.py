@@ -25,6 +25,7 @@ from typing import Any
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.rpc.context import who_asked
+from prpc_engine.settings.sections import NodeSection
 from shard import is_finite
 
 BUCKETS = 64  # 2^63 ns are 292 years
@@ -42,6 +43,12 @@ class Timing:
     """
 
     slow_call_s: float | None = None  # a handler that takes so long is logged; None: none is
+
+    @classmethod
+    def of(cls, node: NodeSection) -> Timing | None:
+        """What a node's settings ask for; None: handlers are not timed."""
+        wanted = node.timing or node.slow_call_s is not None
+        return cls(node.slow_call_s) if wanted else None
 
     def __post_init__(self) -> None:
         if self.slow_call_s is not None and not (

@@ -12,72 +12,43 @@ for servers of the application, would go through a second process.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from prpc_engine import errors
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node import slab
-from prpc_engine.node.node import Node, Values
+from prpc_engine.node.node import Node
 from prpc_engine.rpc.server import Bounds, ServedObject
 from prpc_engine.rpc.timing import Timing
 from prpc_engine.service.shard_statistics import NodeFigures
-from prpc_engine.settings.address import Address
-from prpc_engine.settings.allow import AllowList
-from prpc_engine.settings.config import TlsSettings
-from shard import Limits, ShardError, this_shard
+from prpc_engine.settings.node_config import NodeConfig
+from shard import ShardError, bind_memory, pin, this_shard
 
 RETRY_S = 0.05  # between two looks whether a dead server's id is free
 # for the master to notice that a lease is over, and to tell, on a busy machine
 AFTER_LEASE_S = 10.0
 
 
-@dataclass(frozen=True)
-class ShardSettings:
-    """What a service tells its shards, so that each can listen and join the master. lease_s is in
-    seconds.
-    """
-
-    master: str
-    rank: int
-    secret: bytes = field(repr=False)
-    limits: Limits
-    transports: tuple[str, ...]
-    host: str
-    tls: TlsSettings | None
-    allow: AllowList
-    values: Values
-    lease_s: float
-    root: str
-    timing: Timing | None
-    advertise: Address | None  # the node's: its port is not ours
-
-
 class _ShardNode:
     """The node of this shard and its master."""
 
-    def __init__(self, settings: ShardSettings) -> None:
+    def __init__(self, master: str, config: NodeConfig, cores: tuple[int, ...]) -> None:
         shard = this_shard()
+        if cores:
+            pin(cores[shard.index])
+            bind_memory(cores[shard.index])
         slab.use_slab(shard.slab)
-        self.settings = settings
+        self.config = config
+        self.timing = Timing.of(config.node)
         # of the application's servers that live here, by their number
         self.targets: dict[int, int] = {}
         self.starting: set[int] = set()  # those that are about to
-        self.node = Node(
-            shard.reactor,
-            None,
-            shard.slab,
-            settings.secret,
-            settings.limits,
-            settings.transports,
-            settings.host,
-            0,
-            settings.tls,
-            settings.values,
-            settings.advertise and Address(settings.advertise.host, 0),
+        bind, advertise = config.node.bind, config.node.advertise
+        own = config.listening_at(
+            replace(bind, port=0), advertise=advertise and replace(advertise, port=0)
         )
-        self.session = MasterSession(
-            self.node, settings.master, settings.lease_s, root=settings.root
-        )
+        self.node = Node(shard.reactor, None, shard.slab, own)
+        self.session = MasterSession(self.node, master, config.node.lease_s, root=config.node.root)
         shard.at_stop(self.close)
 
     def close(self) -> None:
@@ -89,12 +60,14 @@ class _ShardNode:
 _node: _ShardNode | None = None
 
 
-async def open_shard(settings: ShardSettings) -> None:
-    """Make this shard's node and join the job as part of the rank it belongs to."""
+async def open_shard(master: str, rank: int, config: NodeConfig, cores: tuple[int, ...]) -> None:
+    """Make this shard's node and join the job as part of the rank it belongs to. `cores`: where each
+    shard of the group is bound; none: nowhere, or as the group has it.
+    """
     global _node
-    _node = _ShardNode(settings)
+    _node = _ShardNode(master, config, cores)
     await _node.session.opened
-    await _node.session.join(_node.node.addresses, settings.rank)
+    await _node.session.join(_node.node.addresses, rank)
 
 
 def _here() -> _ShardNode:
@@ -118,7 +91,7 @@ async def serve_in_shard(
     served = factory()
     ServedObject(name, server_id, 0, served)  # refuse a bad object before the master hears of it
     give_up_at = here.node.reactor.clock() + (
-        here.settings.lease_s + AFTER_LEASE_S if again else 0.0
+        here.config.node.lease_s + AFTER_LEASE_S if again else 0.0
     )
     here.starting.add(number)
     while True:
@@ -126,7 +99,7 @@ async def serve_in_shard(
         try:
             given, target = await here.session.prepare_server(name, server_id)
             here.node.servers[target] = ServedObject(
-                name, given, target, served, bounds, here.settings.allow, here.settings.timing
+                name, given, target, served, bounds, here.config.allow, here.timing
             )
             await here.session.register_server(name, given, target)
         except BaseException as error:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from prpc_engine import errors
 from prpc_engine.client.client import ClientStatistics, RpcClient
@@ -30,52 +33,38 @@ from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.dropped import close_dropped
 from prpc_engine.master.client import MasterClient, SessionBackend
 from prpc_engine.master.master import close_in_reactor, master_error
-from prpc_engine.master.namespace import DEFAULT_ROOT, check_root
 from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.registry import ServerEntry
-from prpc_engine.master.session import LEASE_S, MasterSession, check_lease
+from prpc_engine.master.session import MasterSession
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.node import slab
-from prpc_engine.node.node import Node, Values
+from prpc_engine.node.node import Node
 from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.job import pass_on_interrupt
 from prpc_engine.rpc.method import ENGINE
 from prpc_engine.rpc.server import Bounds
 from prpc_engine.rpc.timing import Timing
-from prpc_engine.service.in_shard import ShardSettings, open_shard
+from prpc_engine.service.cores import take_cores
+from prpc_engine.service.in_shard import open_shard
 from prpc_engine.service.serving import RpcServer, Servers
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
-from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import (
     WILDCARDS,
-    TlsSettings,
     address_facing,
-    advertise_from,
-    allow_from,
     check_environment,
     check_name,
     check_number,
     check_seconds,
-    check_stall_budget,
     check_timeout,
-    limits_from,
-    secret_from,
-    transports_from,
 )
-from shard import (
-    STALL_BUDGET_S,
-    Driver,
-    Future,
-    Limits,
-    RestartPolicy,
-    ShardGroup,
-    auto_shards,
-    pin,
-    restore,
-)
+from prpc_engine.settings.node_config import NodeConfig
+from prpc_engine.settings.sections import NodeArguments
+from shard import CoreLocks, Driver, Future, ShardGroup, pin, restore
 
-SHARDS_MAX = 64
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 # in the master's tree: a node for each service, and below it one for each server
 SERVERS_PATH = "/_rpc_/RpcService"
 # for all shards to import this package and to join, on a machine that is starting a whole job
@@ -84,6 +73,8 @@ REFRESH_TIMEOUT_S = 2.0  # for a master that is there to say who serves now
 # at close(), for peers to drop arrays that we lent them: they do at once, unless a handler keeps
 # one
 LINGER_S = 0.2
+
+logger = logging.getLogger("prpc")
 
 
 @dataclass(frozen=True)
@@ -100,10 +91,20 @@ class RpcService:
     other members. A context manager.
 
     master      "host:port" of the job's Master
-    shards      0: inline mode; N: also start N shard processes (under `if __name__ ==
-                "__main__":`); "auto": one for each physical core, less one
-    polling     never sleep while waiting: lowest latency for a whole core
+    config      all settings, as NodeConfig.load() made them; None: made here, of the file that
+                PRPC_CONFIG names, the environment, and `arguments`
     pin         core for the calling thread, None: leave it; shards are pinned to cores of their own
+    arguments   settings by name, each of them before what the environment and the file say:
+
+    shards      0: inline mode; N: also start N shard processes (under `if __name__ ==
+                "__main__":`); "auto": one for each physical core, less one; else PRPC_SHARDS
+    polling     never sleep while waiting: lowest latency for a whole core; else PRPC_ENABLE_POLLING
+    pin_cores   True: shards, else the thread that serves, stay on cores that no other node of this
+                host takes which is told the same; False: nobody is pinned; else PRPC_PIN_CORES,
+                else each shard stays on one core
+    restart     what becomes of a shard that dies: "on-failure", "never", or a RestartPolicy. One
+                that is started again gets new instances of the servers made with sharded=True,
+                under their ids
     bind        "host:port" to listen at, port 0 for any free one
     advertise   "host" or "host:port" where others reach this node, if not at what it binds (for
                 every address: the one that faces the master); its shards have ports of their own
@@ -111,84 +112,50 @@ class RpcService:
                 shm, unix, tcp
     secret      the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
                 host; or NO_SECRET
+    limits      of every connection
     timeout_s   for the master to answer
-    tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of
-                PRPC_CONFIG, else none
-    allow       who may call which methods of servers made here, else [[allow]] of PRPC_CONFIG, else
-                whoever is in the job
+    tls         TLS for tcp, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls]
+    allow       who may call which methods of servers made here, else [[allow]], else whoever is in
+                the job
 
-    allow_pickle  send, and accept from members of this job who say so too, any object as a pickle;
-                  needs a secret
-    compression   of what is sent: "zlib", "zstd", "lz4"; for slow networks only
-
-    lease_s  how long this node's rank and servers outlive its silence, in seconds: a host that
-             vanished, or a process that was stopped, is noticed after so many; a process that ended
-             on the master's host at once. None: 5; shards have the same
-    root     which job of those that share the master: its ranks, services and tree are its own.
-             None: the usual one
+    allow_pickle    send, and accept from members of this job who say so too, any object as a
+                    pickle; needs a secret
+    compression     of what is sent: "zlib", "zstd", "lz4"; for slow networks only
+    lease_s         how long this node's rank and servers outlive its silence, in seconds: a host
+                    that vanished, or a process that was stopped, is noticed after so many; a
+                    process that ended on the master's host at once. Shards have the same
+    root            which job of those that share the master: its ranks, services and tree are its
+                    own
     stall_budget_s  a handler that keeps the reactor, or a shard, for more seconds is named in the
                     log; math.inf: none is
-    restart      what becomes of a shard that dies: "on-failure", "never", or a RestartPolicy. One
-                 that is started again gets new instances of the servers made with sharded=True,
-                 under their ids
-    timing       measure how long each handler takes, for statistics() and prpc_engine.metrics: 0.3
-                 us a call, `async def` 2 us
-    slow_call_s  as timing, and handlers that take so many seconds are named in the log
+    timing          measure how long each handler takes, for statistics() and prpc_engine.metrics:
+                    0.3 us a call, `async def` 2 us
+    slow_call_s     as timing, and handlers that take so many seconds are named in the log
 
-    Raises MasterUnreachable, AuthenticationFailed, AddressInUse, ConfigError.
+    Raises MasterUnreachable, AuthenticationFailed, AddressInUse, ConfigError, and TypeError for an
+    argument that is unknown.
     """
 
     def __init__(
         self,
         master: str,
-        shards: int | Literal["auto"] = 0,
-        polling: bool = False,
+        config: NodeConfig | None = None,
+        *,
         pin: int | None = None,
-        bind: str = "127.0.0.1:0",
-        transports: Sequence[str] | None = None,
-        secret: bytes | str | None = None,
-        limits: Limits | None = None,
-        timeout_s: float = 10.0,
-        tls: TlsSettings | None = None,
-        allow: AllowList | None = None,
-        allow_pickle: bool = False,
-        compression: str | None = None,
-        lease_s: float | None = None,
-        root: str | None = None,
-        stall_budget_s: float = STALL_BUDGET_S,
-        timing: bool = False,
-        slow_call_s: float | None = None,
-        advertise: str | None = None,
-        restart: str | RestartPolicy = "on-failure",
+        **arguments: Unpack[NodeArguments],
     ) -> None:
         check_environment()
-        check_timeout(timeout_s)
-        self.shards = (
-            auto_shards() if shards == "auto" else check_number("shards", shards, 0, SHARDS_MAX)
-        )
-        chosen = transports_from(transports)
-        host, port = host_and_port(bind)
         master_host, master_port = host_and_port(master)
-        self._lease_s = LEASE_S if lease_s is None else lease_s
-        check_lease(self._lease_s, None)
-        self._root = DEFAULT_ROOT if root is None else root
-        check_root(self._root)
-        check_stall_budget(stall_budget_s)
-        try:
-            policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
-        except ValueError as error:
-            raise errors.ConfigError(str(error)) from None
-        self._secret = secret_from(secret)
-        self._limits = limits_from(limits)
-        self._tls, self._allow, self._advertise = (
-            tls,
-            allow_from(allow),
-            (None if advertise is None else advertise_from(advertise, f"advertise={advertise!r}")),
-        )
-        if self._advertise is None and host in WILDCARDS:
-            self._advertise = address_facing(master_host, master_port)
-        self._values = Values(allow_pickle, compression)
-        self._timing = Timing(slow_call_s) if timing or slow_call_s is not None else None
+        self._arguments = arguments if config is None else None  # to read them again with a role
+        config = NodeConfig.load(**arguments) if config is None else _changed(config, arguments)
+        bind = config.node.bind
+        if config.node.advertise is None and bind.host in WILDCARDS:
+            facing = address_facing(master_host, master_port)
+            config = config.listening_at(bind, advertise=facing)
+        self.config = config
+        self._tell(config.notes)
+        self.shards = config.shards.count
+        self._role = ""
         # by "service/number"
         self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()
         self._client_numbers = itertools.count(1)
@@ -201,32 +168,26 @@ class RpcService:
         self._closed = False
         self._closings = itertools.count()  # calls of close(): the first one counts
         self._pid = os.getpid()
-        self._driver = Driver(polling, stall_budget_s=stall_budget_s, engine=ENGINE)
+        self._driver = Driver(
+            config.shards.polling, stall_budget_s=config.node.stall_budget_s, engine=ENGINE
+        )
         self._group: ShardGroup | None = None
+        self._locks: CoreLocks | None = None  # of cores that nodes like this one leave to us
+        self._core: int | None = None  # of the thread that serves, where there are no shards
         self._master_client: MasterClient | None = None
         try:
-            self._node = Node(
-                self._driver.reactor,
-                self._driver,
-                slab.default_slab(),
-                self._secret,
-                self._limits,
-                chosen,
-                host,
-                port,
-                tls,
-                self._values,
-                self._advertise,
-            )
+            self._node = Node(self._driver.reactor, self._driver, slab.default_slab(), config)
             self._session = MasterSession(
-                self._node, master, self._lease_s, root=self._root, open_timeout_s=timeout_s
+                self._node,
+                master,
+                config.node.lease_s,
+                root=config.node.root,
+                open_timeout_s=config.node.timeout_s,
             )
-            self._servers = Servers(
-                self._node, self._driver, self._session, self._allow, self._timing
-            )
-            self._join(timeout_s)
-            if self.shards:
-                self._start_shards(self.shards, polling, chosen, host, stall_budget_s, policy)
+            timing = Timing.of(config.node)
+            self._servers = Servers(self._node, self._driver, self._session, config.allow, timing)
+            self._join(config.node.timeout_s)
+            self._start_shards()
         except BaseException:
             self._closed = True
             self._shut()
@@ -239,6 +200,11 @@ class RpcService:
             self._session.join(self._node.addresses, timeout_s=timeout_s).result()
         except errors.RpcError as error:
             raise master_error(self._master, error, started) from error
+
+    @staticmethod
+    def _tell(lines: Iterable[str]) -> None:
+        for line in lines:
+            logger.warning("%s", line)
 
     @property
     def rank(self) -> int:
@@ -259,41 +225,63 @@ class RpcService:
                 self._master_client = MasterClient(backend=SessionBackend(self._session, self))
             return self._master_client
 
-    def _start_shards(
-        self,
-        shards: int,
-        polling: bool,
-        transports: tuple[str, ...],
-        host: str,
-        stall_budget_s: float,
-        policy: RestartPolicy,
-    ) -> None:
+    def _start_shards(self) -> None:
+        """As many as the settings ask for, each on a core where they ask for that."""
+        shards = self.config.shards
+        if shards.pin_cores:
+            self._locks = take_cores(shards.count or 1)
+        cores = self._locks.cores if self._locks is not None else ()
+        if not shards.count:
+            for self._core in cores:
+                self._driver.pin(self._core)
+            return
         self._group = ShardGroup(
-            shards,
-            polling=polling,
+            shards.count,
+            polling=shards.polling,
+            pin=shards.pin_cores is None,
             driver=self._driver,
-            stall_budget_s=stall_budget_s,
-            restart=policy,
+            stall_budget_s=self.config.node.stall_budget_s,
+            restart=shards.restart,
             on_change=self._servers.shard_changed,
         )
-        settings = ShardSettings(
-            master=self._master,
-            rank=self.rank,
-            secret=self._secret,
-            limits=self._limits,
-            transports=transports,
-            host=host,
-            tls=self._tls,
-            allow=self._allow,
-            values=self._values,
-            lease_s=self._lease_s,
-            root=self._root,
-            timing=self._timing,
-            advertise=self._advertise,
-        )
         # and in each that is started again
-        self._group.at_start(open_shard, settings, timeout_s=SHARDS_TIMEOUT_S)
+        self._group.at_start(
+            open_shard, self._master, self.rank, self.config, cores, timeout_s=SHARDS_TIMEOUT_S
+        )
         self._servers.use_shards(self._group)
+
+    def take_role(self, role: str, without_shards: str = "") -> None:
+        """Let the variables of a role count for this service from now on, as "ps" for a server of
+        tables: its core number, polling and pinning (settings/node_config.py). Arguments go before
+        them. The first role counts; where the program passed a NodeConfig, that says all.
+
+        without_shards  why servers of this role cannot live in shards, for the log; "": they can
+
+        Raises ConfigError for a variable that makes no sense, and what starting shards may raise.
+        """
+        with self._making:
+            self._check_open()
+            if self._role or self._arguments is None:
+                return
+            self._role = role
+            found = NodeConfig.load(role, **self._arguments)
+            asked, running = found.shards, self.config.shards
+            origin = found.origins["shards.count"]
+            notes = [note for note in found.notes if note not in self.config.notes]
+            if asked.count != running.count and (without_shards or running.count):
+                notes = [
+                    f"{origin}: {asked.count} shards are asked for, and there are {running.count}: "
+                    + (without_shards or "they were started before this service had a role")
+                ]
+                found = found.override(shards=running.count)
+            self._tell(notes)
+            names = [name for name in found.origins if name.startswith("shards.")]
+            origins = {**self.config.origins, **{name: found.origins[name] for name in names}}
+            self.config = replace(self.config, shards=found.shards, origins=origins)
+            self._driver.polling = asked.polling
+            if found.shards.count != running.count or (asked.pin_cores and not running.pin_cores):
+                self._start_shards()
+            self.shards = found.shards.count
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
         self._check_open()
@@ -302,7 +290,7 @@ class RpcService:
     @property
     def lease_s(self) -> float:
         """How long this node's rank and servers outlive its silence, in seconds."""
-        return self._lease_s
+        return self.config.node.lease_s
 
     def in_reactor(self, function: Callable[[Future], object]) -> Future:
         """Call function(done) in the reactor's thread, where handlers run; it completes `done`,
@@ -364,7 +352,12 @@ class RpcService:
         """
         check_seconds("timeout_s", timeout_s, math.inf, or_none=True)
         self._check_open()
-        self._driver.run(timeout_s)
+        before = None if self._core is None else _pin_thread(self._core)
+        try:
+            self._driver.run(timeout_s)
+        finally:
+            if before is not None:
+                restore(before)
 
     def stop_serving(self) -> None:
         """Let serve_forever() return, or the next one when none is under way; the service stays
@@ -551,6 +544,8 @@ class RpcService:
             self._node.slab.wait_for_readers(LINGER_S)
         else:
             self._driver.close()
+        if self._locks is not None:
+            self._locks.close()
         if self._cores_before is not None:
             restore(self._cores_before)
 
@@ -590,6 +585,15 @@ class RpcService:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _changed(config: object, arguments: NodeArguments) -> NodeConfig:
+    if not isinstance(config, NodeConfig):
+        raise errors.ConfigError(
+            f"config={config!r:.100}: a NodeConfig is expected, such as NodeConfig.load(shards=2); "
+            "settings are passed by name"
+        )
+    return config.override(**arguments)
 
 
 def _pin_thread(core: int) -> set[int]:

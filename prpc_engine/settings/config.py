@@ -6,36 +6,24 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import math
 import os
 import socket
 import stat
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prpc_engine.errors import ConfigError, is_number
 from prpc_engine.regular_file import read_regular_file
 from prpc_engine.settings.address import NAME_LENGTH_MAX, Address
-from prpc_engine.settings.allow import AllowList, rules_from
 from prpc_engine.settings.user_secret import NO_SECRET, NoSecret, UserSecret, user_secret
-from shard import DEFAULT_LIMITS, Limits, Slab, huge_page_policy, polling_enabled
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from shard import Slab, huge_page_policy, polling_enabled
 
 TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
 SECRET_FILE_BYTES_MAX = 4096  # far more than a key of any cipher: what is longer is another file
-CONFIG_FILE_BYTES_MAX = 1 << 20  # some thousand [[allow]] rules
 TLS_FILE_BYTES_MAX = 4 << 20  # a bundle of all public CAs has some 250 KB
 # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
 SECRET_LENGTH_MIN = 16
 NO_SECRET_TEXT = "none"  # as PRPC_SECRET
-SECTIONS = ("limits", "transport", "tls", "allow")  # of the file that PRPC_CONFIG names
 # of a TLS key: all but 0600 and 0640, as a group may be one of this job's processes
 KEY_MODE_FORBIDDEN = 0o037
 SECRET_VARIABLES = ("PRPC_SECRET_FILE", "PRPC_SECRET")  # in order of preference
@@ -51,28 +39,6 @@ LEASE_S = 5.0
 LEASE_S_MIN, LEASE_S_MAX = 0.1, 3600.0
 # of one thread for another, as of calls: 46 days, and less than any clock or lock of Python takes
 WAIT_S_MAX = 4_000_000.0
-
-
-def transports_from(wanted: Sequence[str] | None) -> tuple[str, ...]:
-    """The transports a node may use, in its order of preference: the argument, else PRPC_TRANSPORTS
-    (names with commas between them), else all. Raises ConfigError."""
-    text = os.environ.get("PRPC_TRANSPORTS")
-    where, names = f"transports={wanted!r}", wanted
-    if wanted is None and text is not None:
-        where, names = f"PRPC_TRANSPORTS={text!r}", [name.strip() for name in text.split(",")]
-    if names is None:
-        return TRANSPORTS
-    is_list = (
-        isinstance(names, Sequence)
-        and not isinstance(names, str)
-        and all(name in TRANSPORTS for name in names)
-    )
-    if not is_list or not names or len(set(names)) < len(names):
-        raise ConfigError(
-            f"{where}: allowed are {', '.join(TRANSPORTS)}, at least one, each once, "
-            "in order of preference"
-        )
-    return tuple(names)
 
 
 def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
@@ -141,87 +107,6 @@ def secret_variable() -> str:
     return next((name for name in SECRET_VARIABLES if os.environ.get(name)), "")
 
 
-def limits_from(given: Limits | None) -> Limits:
-    """The argument, else [limits] of the TOML file named by PRPC_CONFIG, else the defaults. Raises
-    ConfigError.
-    """
-    if given is not None:
-        if not isinstance(given, Limits):
-            raise ConfigError(
-                f"limits={given!r:.100}: Limits are expected, such as "
-                "Limits(connections_per_peer=3)"
-            )
-        return given
-    path = os.environ.get("PRPC_CONFIG")
-    return load_limits(path) if path else DEFAULT_LIMITS
-
-
-def load_limits(path: str) -> Limits:
-    """[limits] of a TOML file such as configs/default.toml; what it does not name keeps its
-    default. Raises ConfigError.
-    """
-    fields = {field.name: field.type for field in dataclasses.fields(Limits)}
-    values: dict[str, Any] = {}
-    for name, value in _table(path, "limits").items():
-        kind = float if fields.get(name) == "float" else int
-        if name not in fields or isinstance(value, bool) or not isinstance(value, (int, kind)):
-            raise ConfigError(
-                f"{path}: [limits] {name} = {value!r}: numbers are allowed for "
-                f"{', '.join(sorted(fields))}"
-            )
-        values[name] = kind(value)
-    try:
-        return Limits(**values)
-    except ValueError as error:
-        raise ConfigError(f"{path}: [limits] {error}") from error
-
-
-def read_config(path: str) -> dict[str, Any]:
-    """The whole file that PRPC_CONFIG names, by section, which are known ones.
-    Raises ConfigError.
-    """
-    try:
-        content = tomllib.loads(read_regular_file(path, CONFIG_FILE_BYTES_MAX).decode())
-    except OSError as error:
-        raise ConfigError(f"PRPC_CONFIG={path!r} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
-    except RecursionError:
-        raise ConfigError(
-            f"{path}: tables or lists are nested too deep: no setting of ours is, "
-            "so it is another file"
-        ) from None
-    for section in content:
-        if section not in SECTIONS:
-            raise ConfigError(
-                f"{path}: unknown section or value {section!r}: allowed are [limits], "
-                "[transport], [tls] and [[allow]]"
-            )
-    return content
-
-
-def _table(path: str, section: str) -> dict[str, Any]:
-    """One section; empty when it is not there."""
-    table = read_config(path).get(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {section} = {table!r}: a table is expected, under [{section}]")
-    return table
-
-
-def tcp_checksum_from() -> bool:
-    """Whether this node wishes checksums of its tcp connections without TLS: tcp_checksum of
-    [transport] in the file that PRPC_CONFIG names, else no. One of two sides is enough. Raises
-    ConfigError."""
-    path = os.environ.get("PRPC_CONFIG")
-    table = _table(path, "transport") if path else {}
-    for name, value in table.items():
-        if name != "tcp_checksum" or not isinstance(value, bool):
-            raise ConfigError(
-                f"{path}: [transport] {name} = {value!r}: allowed is tcp_checksum, true or false"
-            )
-    return bool(table.get("tcp_checksum"))
-
-
 @dataclass(frozen=True)
 class TlsSettings:
     """TLS 1.3 for tcp: paths of PEM files. Every node of the job needs them, or none.
@@ -236,33 +121,6 @@ class TlsSettings:
     cert: str
     key: str
     ca: str = ""
-
-
-def tls_from(given: TlsSettings | None, secret: bytes) -> TlsSettings | None:
-    """The argument, else PRPC_TLS_CERT, PRPC_TLS_KEY and PRPC_TLS_CA, else [tls] of the file named
-    by PRPC_CONFIG (paths there are relative to its folder), else None: no TLS. Raises ConfigError.
-    """
-    if given is not None:
-        return check_tls(given, secret, "tls=")
-    values = {name: os.environ.get(variable, "") for name, variable in TLS_VARIABLES.items()}
-    path = os.environ.get("PRPC_CONFIG")
-    if any(values.values()):
-        return check_tls(TlsSettings(**values), secret, "PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA")
-    table = _table(path, "tls") if path else {}
-    if not path or not table:
-        return None
-    for name, value in table.items():
-        if name not in TLS_VARIABLES or not isinstance(value, str) or not value:
-            raise ConfigError(
-                f"{path}: [tls] {name} = {value!r}: paths are allowed for "
-                f"{', '.join(TLS_VARIABLES)}"
-            )
-    folder = Path(path).parent
-    return check_tls(
-        TlsSettings(**{"cert": "", "key": "", **{k: str(folder / v) for k, v in table.items()}}),
-        secret,
-        f"{path}: [tls]",
-    )
 
 
 def check_tls(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
@@ -300,16 +158,6 @@ def check_tls(settings: TlsSettings, secret: bytes, where: str) -> TlsSettings:
                 f"{where}: {name}={path!r} cannot be read: {error.strerror}"
             ) from error
     return settings
-
-
-def allow_from(given: AllowList | None) -> AllowList:
-    """The argument, else all [[allow]] of the file named by PRPC_CONFIG, else no rules. Raises
-    ConfigError.
-    """
-    if given is not None:
-        return given
-    path = os.environ.get("PRPC_CONFIG")
-    return rules_from(read_config(path).get("allow", []), path) if path else AllowList()
 
 
 def check_environment() -> None:
@@ -401,21 +249,6 @@ def check_name(name: object) -> None:
     if not isinstance(name, str) or not 1 <= len(name) <= NAME_LENGTH_MAX:
         raise ConfigError(
             f"service name {name!r}: a str of 1 to {NAME_LENGTH_MAX} characters is allowed"
-        )
-
-
-def check_stall_budget(budget_s: object) -> None:
-    """How long a handler may keep the reactor: a number of seconds above 0, math.inf for ever.
-    Raises ConfigError.
-    """
-    if (
-        isinstance(budget_s, bool)
-        or not isinstance(budget_s, (int, float))
-        or not (0 < budget_s <= TIMEOUT_S_MAX or budget_s == math.inf)
-    ):
-        raise ConfigError(
-            f"stall_budget_s={budget_s!r}: more than 0 and at most {TIMEOUT_S_MAX:.0f} seconds "
-            "are allowed, or math.inf for none"
         )
 
 

@@ -124,10 +124,17 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         found.update(layers.of_arguments(arguments))
         return _build(found, self.notes)
 
-    def listening_at(self, bind: Address, transports: Sequence[str] | None = None) -> NodeConfig:
+    def listening_at(
+        self,
+        bind: Address,
+        transports: Sequence[str] | None = None,
+        advertise: Address | None = None,
+    ) -> NodeConfig:
         """The same for another node of this process: at that address, over those transports; None: its own."""
         chosen = self.node.transports if transports is None else tuple(transports)
-        return replace(self, node=replace(self.node, bind=bind, transports=chosen))
+        return replace(
+            self, node=replace(self.node, bind=bind, transports=chosen, advertise=advertise)
+        )
 
     def advertised_at(self, advertise: Address | None) -> NodeConfig:
         """The same, reached by others at that address."""

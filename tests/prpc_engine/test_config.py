@@ -11,18 +11,17 @@ from pathlib import Path
 import pytest
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.master.master import host_and_port
+from prpc_engine.master.protocol import host_and_port
 from prpc_engine.settings.config import (
     SECRET_LENGTH_MIN,
     SLAB_BYTES_MAX,
     TRANSPORTS,
     check_exposure,
     check_number,
-    limits_from,
     secret_from,
     slab_bytes_max,
-    transports_from,
 )
+from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import NO_SECRET, UserSecret
 from shard import DEFAULT_LIMITS, Limits
 
@@ -34,28 +33,28 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
-    assert transports_from(None) == TRANSPORTS == ("shm", "unix", "tcp")
-    assert transports_from(["tcp", "shm"]) == ("tcp", "shm")
+    assert NodeConfig.load().node.transports == TRANSPORTS == ("shm", "unix", "tcp")
+    assert NodeConfig.load(transports=["tcp", "shm"]).node.transports == ("tcp", "shm")
     for wanted in ([], ["udp"], ["tcp", "udp"], ["tcp", "tcp"], "tcp"):
         with pytest.raises(
             ConfigError,
             match=r"^transports=.*: allowed are shm, unix, tcp, at least one, each once",
         ):
-            transports_from(wanted)
+            NodeConfig.load(transports=wanted)
 
 
 def test_transports_that_are_not_asked_for_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PRPC_TRANSPORTS", "tcp, shm")
-    assert transports_from(None) == ("tcp", "shm")
-    assert transports_from(["shm"]) == ("shm",)
+    assert NodeConfig.load().node.transports == ("tcp", "shm")
+    assert NodeConfig.load(transports=["shm"]).node.transports == ("shm",)
     for text in ("", "tcp,", "tcp;shm", "udp"):
         monkeypatch.setenv("PRPC_TRANSPORTS", text)
         with pytest.raises(
             ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, unix, tcp"
         ):
-            transports_from(None)
+            NodeConfig.load()
 
 
 def test_the_secret_is_the_argument_then_the_file_then_the_variable(
@@ -163,9 +162,9 @@ def test_numbers_are_whole_and_within_bounds() -> None:
 
 
 def test_limits_are_the_argument_or_the_defaults() -> None:
-    assert limits_from(None) is DEFAULT_LIMITS
+    assert NodeConfig.load().limits == DEFAULT_LIMITS
     own = Limits(blocks_max=3)
-    assert limits_from(own) is own
+    assert NodeConfig.load(limits=own).limits == own
 
 
 def test_addresses_are_host_and_port() -> None:

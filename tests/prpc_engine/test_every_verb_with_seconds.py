@@ -34,6 +34,7 @@ from prpc_engine.accumulator import (
     CounterSet,
     Sum,
 )
+from prpc_engine.settings.sections import NodeArguments
 from prpc_engine.support import Channel, ChannelReplicator, Monitor, ThreadGroup
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.handlers import Plain
@@ -107,7 +108,17 @@ def verbs_of(module: ModuleType) -> Iterator[Verb]:
         if not issubclass(kind, BaseException):
             functions[""] = kind.__init__
         for name, function in functions.items():
-            for parameter in inspect.signature(function).parameters.values():
+            parameters = dict(inspect.signature(function).parameters)
+            if (
+                parameters.pop("arguments", None) is not None and kind is RpcService
+            ):  # by name, of these
+                parameters |= {
+                    setting: inspect.Parameter(
+                        setting, inspect.Parameter.KEYWORD_ONLY, annotation=of
+                    )
+                    for setting, of in NodeArguments.__annotations__.items()
+                }
+            for parameter in parameters.values():
                 # which is a time, and no user's
                 if parameter.name.endswith("_s") and parameter.name != "now_s":
                     yield Verb(exported, name, parameter.name, "None" in str(parameter.annotation))

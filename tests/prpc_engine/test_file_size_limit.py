@@ -17,7 +17,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 import numpy as np
 import prpc_engine, shard
 from prpc_engine import Master, RpcService, cluster, errors
-from prpc_engine.cluster.cores import locks_folder
+from prpc_engine.service.cores import locks_folder
 
 class Handlers:
     def echo(self, value):

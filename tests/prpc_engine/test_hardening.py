@@ -19,10 +19,11 @@ from prpc_engine import Master, RpcService, errors
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.allow import AllowList, Rule
-from prpc_engine.settings.config import TlsSettings, load_limits, tls_from
+from prpc_engine.settings.config import TlsSettings
 from shard.one_line import Lines, escaped
 from tests.certificates import Authority
 from tests.prpc_engine.peers import TARGET, Pair, Route
+from tests.prpc_engine.settings_of import load_limits, tls_of
 
 FORGED = "x\nWARNING:root:all is well\r\x1b[2K\u2028\u202e"
 
@@ -158,14 +159,14 @@ def test_a_tls_key_that_others_may_open_is_refused(tmp_path: Path, mode: int) ->
     with pytest.raises(
         errors.ConfigError, match=f"has mode {mode:04o}: others may read or change it; chmod 600"
     ):
-        tls_from(TlsSettings(*files), b"")
+        tls_of(TlsSettings(*files))
 
 
 @pytest.mark.parametrize("mode", [0o400, 0o600, 0o440, 0o640])
 def test_a_tls_key_for_its_owner_and_a_group_of_readers_is_taken(tmp_path: Path, mode: int) -> None:
     files = Authority(tmp_path).issue("node")
     Path(files.key).chmod(mode)
-    assert tls_from(TlsSettings(*files), b"") == TlsSettings(*files)
+    assert tls_of(TlsSettings(*files)) == TlsSettings(*files)
 
 
 @pytest.mark.parametrize(

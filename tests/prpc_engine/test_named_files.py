@@ -24,7 +24,8 @@ PROGRAM = """
 import os, resource, sys
 from pathlib import Path
 from prpc_engine.accumulator import snapshot_file
-from prpc_engine.settings.config import TlsSettings, read_config, secret_from, tls_from
+from prpc_engine.settings.config import TlsSettings, check_tls, secret_from
+from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.read import read_manifest
@@ -35,8 +36,8 @@ os.environ["PRPC_SECRET_FILE"] = path
 for read in (
     lambda: secret_from(None),
     lambda: secret_from(None, path),
-    lambda: read_config(path),
-    lambda: tls_from(TlsSettings(cert=path, key=path), b"secret"),
+    lambda: ConfigFile.read(path),
+    lambda: check_tls(TlsSettings(cert=path, key=path), b"secret", "tls="),
     lambda: snapshot_file.load(Path(path)),
     lambda: read_manifest(Path(folder)),
 ):

@@ -12,7 +12,8 @@ from prpc_engine import Master, RpcService, Server, errors
 from prpc_engine.cluster.endpoint import Place
 from prpc_engine.demo.roles import DemoJob
 from prpc_engine.demo.settings import DemoSettings
-from prpc_engine.service.in_shard import ShardSettings
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import UserSecret, user_secret
 from shard import DEFAULT_LIMITS
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
@@ -40,12 +41,9 @@ def test_the_secret_is_in_the_repr_of_nothing_that_holds_it() -> None:
     held = [
         DemoJob("m", 1, 0, 1, False, SECRET, DemoSettings()),
         UserSecret(SECRET.encode()),
-        *(
-            kind(
-                **{name: SECRET if name == "secret" else None for name in kind.__dataclass_fields__}
-            )  # type: ignore[arg-type]
-            for kind in (Place, ShardSettings)
-        ),
+        config := NodeConfig.load(secret=SECRET),
+        Place("task", "plan", Address("localhost", 1), Address("localhost", 2), config),
+        config.override(shards=1),
     ]
     assert [one for one in held if SECRET in repr(one) or SECRET in str(one)] == []
     assert repr(user_secret()) == "UserSecret(...)"

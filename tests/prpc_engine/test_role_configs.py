@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prpc_engine.settings.config import load_limits
 from shard import DEFAULT_LIMITS, Limits
+from tests.prpc_engine.settings_of import load_limits
 
 FOLDER = Path(__file__).parents[2] / "configs"
 ROLES = ("ps", "worker", "loopback")

@@ -13,6 +13,8 @@ import pytest
 import prpc_engine
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Closed, ConfigError, NodeExists, RpcError
+from prpc_engine.service.in_shard import open_shard
+from prpc_engine.settings.node_config import NodeConfig
 from shard import PeerLostError, ShardError
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -217,14 +219,12 @@ def test_a_service_that_is_closed_makes_no_sharded_servers(
 
 def test_shards_that_cannot_be_started_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Master(secret="the right secret") as master:
-        monkeypatch.setattr(
-            "prpc_engine.service.service.ShardSettings", _settings_with_another_secret
-        )
+        monkeypatch.setattr("prpc_engine.service.service.open_shard", _open_with_another_secret)
         with pytest.raises((RpcError, ShardError)):
             RpcService(master=master.address, shards=1, secret="the right secret")
 
 
-def _settings_with_another_secret(**settings: object) -> object:
-    from prpc_engine.service.in_shard import ShardSettings
-
-    return ShardSettings(**{**settings, "secret": b"wrong"})  # type: ignore[arg-type]
+async def _open_with_another_secret(
+    master: str, rank: int, config: NodeConfig, cores: tuple[int, ...]
+) -> None:
+    await open_shard(master, rank, config.override(secret="the wrong secret"), cores)

@@ -15,14 +15,15 @@ from prpc_engine.errors import ConfigError
 from prpc_engine.settings.allow import Rule
 from prpc_engine.settings.config import (
     TlsSettings,
-    allow_from,
     check_environment,
-    load_limits,
-    tls_from,
 )
+from prpc_engine.settings.node_config import NodeConfig
 from shard import DEFAULT_LIMITS
 from tests.certificates import Authority, Files
 from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.settings_of import load_limits, tls_of
+
+SECRET = b"a secret of this test"
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +56,16 @@ def set_tls(monkeypatch: pytest.MonkeyPatch) -> Callable[[Files], None]:
 def test_the_argument_goes_before_the_variables_and_these_before_the_file(
     files: Files, set_tls: Callable[[Files], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tls_from(None, b"") is None
+    assert tls_of() is None
     (tmp_path / "own.toml").write_text(
         '[tls]\ncert = "job/1.pem"\nkey = "job/1.key"\nca = "job/ca.pem"\n'
     )
     monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
-    from_file = tls_from(None, b"")
+    from_file = tls_of()
     assert from_file == TlsSettings(*files), "relative to the file's folder"
     set_tls(files._replace(ca=""))
-    assert tls_from(None, b"s") == TlsSettings(files.cert, files.key, "")
-    assert tls_from(from_file, b"") is from_file
+    assert tls_of(None, SECRET) == TlsSettings(files.cert, files.key, "")
+    assert tls_of(from_file) is from_file
     assert load_limits(str(tmp_path / "own.toml")) == DEFAULT_LIMITS
 
 
@@ -72,11 +73,11 @@ def test_settings_that_would_not_protect_are_refused(files: Files, tmp_path: Pat
     with pytest.raises(
         ConfigError, match="key='': TLS needs a certificate and its key at every node"
     ):
-        tls_from(TlsSettings(files.cert, "", files.ca), b"s")
+        tls_of(TlsSettings(files.cert, "", files.ca), SECRET)
     with pytest.raises(ConfigError, match="without a CA a secret is needed"):
-        tls_from(TlsSettings(files.cert, files.key), b"")
+        tls_of(TlsSettings(files.cert, files.key))
     with pytest.raises(ConfigError, match=r"tls=: ca='.*nothing' cannot be read: No such file"):
-        tls_from(TlsSettings(files.cert, files.key, str(tmp_path / "nothing")), b"s")
+        tls_of(TlsSettings(files.cert, files.key, str(tmp_path / "nothing")), SECRET)
     os.mkfifo(tmp_path / "pipe", 0o600)
     for path, said in (
         (str(tmp_path / "pipe"), "it is a pipe"),
@@ -84,14 +85,14 @@ def test_settings_that_would_not_protect_are_refused(files: Files, tmp_path: Pat
         ("a\0b", "null"),
     ):
         with pytest.raises(ConfigError, match=f"tls=: key=.* cannot be read: .*{said}"):
-            tls_from(TlsSettings(files.cert, path, files.ca), b"s")
+            tls_of(TlsSettings(files.cert, path, files.ca), SECRET)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("[tls]\ncert = 5", r"\[tls\] cert = 5: paths are allowed for cert, key, ca"),
-        ("[tls]\ncertificate = 'a'", "certificate = 'a': paths"),
+        ("[tls]\ncertificate = 'a'", "certificate = 'a': unknown; allowed are cert, key, ca"),
         ("[tls]\nca = ''", "ca = '': paths"),
         ("tls = 'on'", "tls = 'on': a table is expected"),
         ("[tls]\nca = 'ca.pem'", "cert='', key=''"),
@@ -103,19 +104,19 @@ def test_a_bad_section_is_named(
     (tmp_path / "own.toml").write_text(text)
     monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
     with pytest.raises(ConfigError, match=said):
-        tls_from(None, b"s")
+        tls_of(None, SECRET)
 
 
 def test_the_allow_list_comes_from_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert allow_from(None).rules == ()
+    assert NodeConfig.load().allow.rules == ()
     (tmp_path / "own.toml").write_text('[[allow]]\nservice = "kv"\nwho = ["any"]\n')
     monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
-    assert allow_from(None).rules == (Rule("kv", ("any",)),)
+    assert NodeConfig.load().allow.rules == (Rule("kv", ("any",)),)
     (tmp_path / "own.toml").write_text('[[allow]]\nservice = "kv"\nwho = ["root"]\n')
     with pytest.raises(ConfigError, match=r"own\.toml: \[\[allow\]\] number 1: who = 'root'"):
-        allow_from(None)
+        NodeConfig.load()
 
 
 @pytest.mark.parametrize(
@@ -135,13 +136,9 @@ def test_a_job_whose_nodes_all_have_tls_works_and_who_has_none_is_kept_out(
 ) -> None:
     set_tls(files)
     with (
-        Master(secret=b"a secret of this test") as master,
-        RpcService(
-            master=master.address, transports=["tcp"], secret=b"a secret of this test"
-        ) as server,
-        RpcService(
-            master=master.address, transports=["tcp"], secret=b"a secret of this test"
-        ) as client,
+        Master(secret=SECRET) as master,
+        RpcService(master=master.address, transports=["tcp"], secret=SECRET) as server,
+        RpcService(master=master.address, transports=["tcp"], secret=SECRET) as client,
     ):
         server.create_server("plain", Plain())
         assert client.create_client("plain").call("echo", "through TLS") == "through TLS"
@@ -151,7 +148,7 @@ def test_a_job_whose_nodes_all_have_tls_works_and_who_has_none_is_kept_out(
             errors.AuthenticationFailed,
             match="the peer speaks TLS, this side does not: set PRPC_TLS_CERT",
         ):
-            RpcService(master=master.address, transports=["tcp"], secret=b"a secret of this test")
+            RpcService(master=master.address, transports=["tcp"], secret=SECRET)
 
 
 def test_certificates_that_do_not_fit_are_named_at_the_start(
@@ -159,4 +156,4 @@ def test_certificates_that_do_not_fit_are_named_at_the_start(
 ) -> None:
     set_tls(files._replace(key=Authority(tmp_path / "other").issue("x").key))
     with pytest.raises(ConfigError, match="KEY_VALUES_MISMATCH"):
-        Master(secret=b"a secret of this test")
+        Master(secret=SECRET)

@@ -22,7 +22,8 @@ from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.paths import Refusal
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import TRANSPORTS, transports_from
+from prpc_engine.settings.config import TRANSPORTS
+from prpc_engine.settings.node_config import NodeConfig
 
 PINGS = 200
 # leases and deadlines go by each node's own clock: this is for who reads two logs side by side
@@ -50,8 +51,8 @@ def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
     NotSent where nobody answers at it, AuthenticationFailed, DeadlineExceeded, NotAllowed."""
     address = peer_address(text)
     scheme = address.partition("://")[0]
-    wanted = transports_from(None)
-    with visiting_node("prpc-doctor", (scheme,), secret) as node:
+    config = NodeConfig.load(secret=secret)
+    with visiting_node("prpc-doctor", config.override(transports=[scheme])) as node:
         peer = node.peer_at([address], TIMEOUT_S, text)
         asked_s = time.time()
         about = _ask(peer, ABOUT)
@@ -67,7 +68,7 @@ def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
             "it tells others to connect there, which leads each of them to itself: "
             "give it advertise=",
         )
-    yield from _paths(addresses, wanted, secret, text)
+    yield from _paths(addresses, config, text)
 
 
 def _identity(text: str, about: dict[str, Any]) -> Iterator[Finding]:
@@ -122,18 +123,16 @@ def _reachable(addresses: list[str], given: str) -> tuple[list[str], str]:
     ), everywhere
 
 
-def _paths(
-    addresses: list[str], wanted: tuple[str, ...], secret: bytes, text: str
-) -> Iterator[Finding]:
+def _paths(addresses: list[str], config: NodeConfig, text: str) -> Iterator[Finding]:
     """One finding a transport, in our order of preference."""
-    taken = ""
+    taken, wanted = "", config.node.transports
     for name in (*wanted, *(other for other in TRANSPORTS if other not in wanted)):
         fact = f"path {name}"
         if name not in wanted:
             yield Finding(fact, "forbidden here by PRPC_TRANSPORTS")
             continue
         try:
-            with visiting_node("prpc-doctor", (name,), secret) as node:
+            with visiting_node("prpc-doctor", config.override(transports=[name])) as node:
                 peer = node.peer_at(addresses, TIMEOUT_S, text)
                 value = f"{peer.connection.peer}, round trip {_round_trip_us(peer):.0f} us"
         except errors.ConfigError as error:  # it does not work in this process

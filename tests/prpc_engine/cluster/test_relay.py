@@ -19,10 +19,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prpc_engine import Server, ServerConfig, metrics
-from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, cores, relay
+from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, relay
 from prpc_engine.errors import ConfigError, DeadlineExceeded, RemoteError
+from prpc_engine.service import cores as service_cores
+from prpc_engine.settings import layers
 from prpc_engine.settings.config import TlsSettings
-from shard import CoreLocks, RestartPolicy, ShardStatistics, usable_cores
+from shard import CoreLocks, ShardStatistics, usable_cores
 from tests.certificates import Authority
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
@@ -236,9 +238,10 @@ def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(
 
 
 def test_a_shard_that_stays_down_is_told_of_once_and_others_answer_in_its_place(
-    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(relay, "RESTART", RestartPolicy("never"))
+    (tmp_path / "own.toml").write_text('[shards]\nrestart = "never"\n')
+    monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "own.toml"))
 
     def lines() -> list[str]:
         return [
@@ -301,7 +304,7 @@ def test_shards_are_bound_to_cores_that_no_other_task_takes(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
-    monkeypatch.setattr(cores, "locks_folder", lambda: tmp_path)
+    monkeypatch.setattr(service_cores, "locks_folder", lambda: tmp_path)
     with Server(cluster_at(host, ps=1, worker=1), "ps", 0, config=ServerConfig(shards=1)) as ps:
         core = int(next(tmp_path.iterdir()).name)
         assert os.sched_getaffinity(shards_of(ps)[0].pid) == {core}
@@ -314,7 +317,7 @@ def test_without_shards_the_threads_that_answer_are_bound_and_poll(
 ) -> None:
     monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
     monkeypatch.setenv("PS_ENABLE_POLLING", "1")
-    monkeypatch.setattr(cores, "locks_folder", lambda: tmp_path)
+    monkeypatch.setattr(service_cores, "locks_folder", lambda: tmp_path)
     before = os.sched_getaffinity(0)
     with Server(cluster_at(host, ps=1, worker=1), "ps", 0) as ps:
         core = int(next(tmp_path.iterdir()).name)
@@ -337,18 +340,29 @@ def test_without_shards_the_threads_that_answer_are_bound_and_poll(
         assert locks.cores == (core,)
 
 
+def test_a_core_number_above_the_cpuset_is_clamped_to_it_with_one_line(
+    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = len(usable_cores())
+    cluster = cluster_at(host, ps=1, worker=count)
+    monkeypatch.setenv("NETWORK_PS_CORE_NUMBER", "1000")
+    with Server(cluster, "ps", 0) as ps:
+        assert ps.statistics().shards == (count if count > 1 else 0)
+    [line] = [text for text in caplog.messages if "cpuset" in text]
+    assert line.startswith("NETWORK_PS_CORE_NUMBER='1000'")
+    assert f"has {count} cores: there will be {count}" in line
+
+
 def test_where_shards_cannot_be_the_task_answers_itself(
     host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = cluster_at(host, ps=1, worker=len(usable_cores()))
-    monkeypatch.setenv("NETWORK_PS_CORE_NUMBER", "1000")
-    with Server(cluster, "ps", 0) as ps:
+    cluster = cluster_at(host, ps=1, worker=1)
+    monkeypatch.setenv("NETWORK_PS_CORE_NUMBER", "2")
+    monkeypatch.setattr(layers, "usable_cores", lambda: [0, 1])
+    with Server(cluster, "ps", 0, config=ServerConfig(transports=["tcp"])) as ps:
         assert ps.statistics().shards == 0
-    assert (
-        "usable cores are not one for each, and one for the application; its own process answers"
-        in caplog.text
-    )
-    with pytest.raises(
-        ConfigError, match="they need shared memory and tcp, and transports are tcp"
-    ):
+    text = "they need shared memory and tcp, and transports are tcp"
+    assert "NETWORK_PS_CORE_NUMBER='2'" in caplog.text
+    assert text in caplog.text
+    with pytest.raises(ConfigError, match=text):
         Server(cluster, "ps", 0, config=ServerConfig(shards=1, transports=["tcp"]))
