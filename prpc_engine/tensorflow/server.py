@@ -7,6 +7,7 @@ what its own sessions run here, and what those of others do.
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from prpc_engine.cluster.names import device
 from prpc_engine.cluster.server import Server
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.cluster_spec import Task
+from prpc_engine.settings.network import DEFAULT
 from prpc_engine.tensorflow import errors, proto
 from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime
@@ -28,6 +30,7 @@ PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names
 
 RESET_TIMEOUT_S = 60.0  # for a task to drop its containers
 
+logger = logging.getLogger("prpc")
 _guard = threading.Lock()
 _by_target: dict[str, TaskServer] = {}
 
@@ -55,6 +58,13 @@ class TaskServer:
         self.engine = Server(
             cluster, self.task.job, self.task.index, config=config, start=False, methods=verbs
         )
+        cores, origin = self.engine.settings.cores, self.engine.settings.origins["cores"]
+        if cores > 1 and not origin.startswith(DEFAULT):
+            logger.warning(
+                "%s: a server of TensorFlow has no shards: its variables live in the task's own "
+                "process, where each request ends",
+                origin,
+            )
         self.engine.on_peer_lost = self._peer_lost
         self.tasks = frozenset(self.engine.server_def.cluster.addresses)
 

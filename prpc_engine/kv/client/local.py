@@ -48,6 +48,9 @@ class LocalService:
         self.servers: dict[str, list[object]] = {}
         self.calls: list[tuple[int, str, tuple[Any, ...], float]] = []
 
+    def take_role(self, role: str, without_shards: str = "") -> None:
+        """No process and no thread of its own: no variable counts here."""
+
     def create_server(self, name: str, obj: object, *, sharded: bool = False) -> object:
         """Offer obj, or with `sharded` what the factory obj makes for each shard."""
         if sharded:

@@ -30,6 +30,7 @@ from prpc_engine.kv.server.server import TableShard
 from prpc_engine.kv.table.partition import PARTITIONS_MAX
 from prpc_engine.kv.table.spec import checked_count
 from prpc_engine.service.service import SERVERS_PATH
+from prpc_engine.settings.cluster_spec import PS
 from shard import Future
 
 REPLICAS_MAX = 8
@@ -54,6 +55,8 @@ class ElasticService(Protocol):
     """
 
     shards: int
+
+    def take_role(self, role: str, without_shards: str = "") -> None: ...
 
     @property
     def lease_s(self) -> float: ...
@@ -134,6 +137,7 @@ class ElasticServer:
         checked_count(
             f"elastic tables {name!r}: servers", servers, at_least=1, at_most=PARTITIONS_MAX
         )
+        service.take_role(PS, "elastic tables have none: start a process for each core instead")
         if service.shards:
             raise ConfigError(
                 f"elastic tables {name!r}: the service has {service.shards} shards, "

@@ -57,6 +57,9 @@ class ServingService(Protocol):
     master's tree.
     """
 
+    def take_role(self, role: str, without_shards: str = "") -> None:
+        """Let the variables of that role count for the service."""
+
     @property
     def shards(self) -> int:
         """Shard processes of this service; 0 is inline."""

@@ -47,6 +47,7 @@ from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.kv.table.table import DenseTable, SparseTable
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import calling_peer
+from prpc_engine.settings.cluster_spec import PS
 from shard import Future
 
 Keys = npt.NDArray[np.int64]
@@ -58,7 +59,9 @@ THIS_PROCESS = LedgerNode(0, "this process")  # as barrier_scheduler.py has it
 
 
 class TableServer:
-    """Offers key-value tables under `name`. The service owns what this makes, and closes it.
+    """Offers key-value tables under `name`. The service owns what this makes, and closes it. It takes
+    the role of a ps: NETWORK_PS_CORE_NUMBER, PS_ENABLE_POLLING and PS_DISABLE_PIN_CORES count, and a
+    core number above 1 starts that many shards, as RpcService(shards=N) does.
 
     checkpoint_root: workers may save to and restore from folders below it only; None: wherever this
     process may write.
@@ -67,6 +70,7 @@ class TableServer:
     def __init__(
         self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None
     ) -> None:
+        service.take_role(PS)
         self.name = name
         factory = partial(TableShard, checkpoint_root)
         if service.shards > 0:

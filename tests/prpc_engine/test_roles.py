@@ -1,0 +1,183 @@
+"""What the variables about shards, polling and cores make of each kind of server, in processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from prpc_engine import Master
+from tests.prpc_engine.cluster.tasks import fresh_host
+from tests.prpc_engine.roles import RoleProcess
+
+CORES = sorted(os.sched_getaffinity(0))[:2]
+VARIABLES = (
+    "NETWORK_PS_CORE_NUMBER",
+    "NETWORK_WORKER_CORE_NUMBER",
+    "PS_ENABLE_POLLING",
+    "WORKER_ENABLE_POLLING",
+    "PS_DISABLE_PIN_CORES",
+    "WORKER_DISABLE_PIN_CORES",
+    "PRPC_SHARDS",
+    "PRPC_ENABLE_POLLING",
+    "PRPC_PIN_CORES",
+)
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two cores are told apart")
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in (*VARIABLES, "PRPC_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # of the locks that keep two nodes from one core
+
+
+@pytest.fixture
+def master() -> Iterator[str]:
+    with Master() as master:
+        yield master.address
+
+
+@pytest.fixture
+def arguments(master: str, seed: int) -> dict[str, str]:
+    """What comes after each role."""
+    return {
+        **dict.fromkeys(("service", "tables", "elastic"), master),
+        **dict.fromkeys(("ps", "worker"), fresh_host(seed)),
+    }
+
+
+def all_of(role: str, count: str) -> dict[str, str]:
+    """Shards, polling and pinning, as that role reads them."""
+    if role == "service":
+        return {"PRPC_SHARDS": count, "PRPC_ENABLE_POLLING": "1", "PRPC_PIN_CORES": "1"}
+    prefix = "WORKER" if role == "worker" else "PS"
+    return {
+        f"NETWORK_{prefix}_CORE_NUMBER": count,
+        f"{prefix}_ENABLE_POLLING": "1",
+        f"{prefix}_DISABLE_PIN_CORES": "0",
+    }
+
+
+@pytest.mark.parametrize("role", ["service", "tables", "ps", "worker"])
+def test_shards_polling_and_pinning_are_as_the_variables_say(
+    role: str, arguments: dict[str, str]
+) -> None:
+    with RoleProcess(role, arguments[role], env=all_of(role, "2")) as process:
+        told = process.told
+    assert (told["shards"], told["processes"]) == (2, 2)
+    assert told["polling"]
+    assert told["spinning"]
+    assert sorted(told["kept"]) == [[core] for core in CORES], "each on a core of its own"
+    assert told["lines"] == []
+
+
+@pytest.mark.parametrize("role", ["service", "tables", "elastic", "ps", "worker"])
+def test_without_shards_the_thread_that_serves_polls_and_is_pinned(
+    role: str, arguments: dict[str, str]
+) -> None:
+    variables = all_of(role, "0" if role == "service" else "1")
+    with RoleProcess(role, arguments[role], env=variables) as process:
+        told = process.told
+    assert (told["shards"], told["polling"]) == (0, True)
+    [kept] = told["kept"]
+    assert len(kept) == 1
+    assert set(kept) <= set(CORES)
+    assert told["lines"] == []
+
+
+@pytest.mark.parametrize("role", ["service", "tables", "ps"])
+def test_a_number_above_the_cpuset_is_clamped_and_one_line_says_so(
+    role: str, arguments: dict[str, str]
+) -> None:
+    variables = {"PRPC_SHARDS": "8"} if role == "service" else {"NETWORK_PS_CORE_NUMBER": "8"}
+    with RoleProcess(role, arguments[role], cores=2, env=variables) as process:
+        told = process.told
+    assert told["processes"] == 2
+    [line] = told["lines"]
+    [name] = variables
+    assert line.startswith(f"{name}='8'")
+    assert "the cpuset of this process has 2 cores: there will be 2" in line
+
+
+def test_a_process_with_one_core_has_one_shard_of_eight(arguments: dict[str, str]) -> None:
+    with RoleProcess("service", arguments["service"], cores=1, env={"PRPC_SHARDS": "8"}) as process:
+        assert process.told["processes"] == 1
+        assert len(process.told["lines"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "name"),
+    [
+        *[("service", name) for name in all_of("service", "")],
+        *[(role, name) for role in ("tables", "ps", "worker") for name in all_of(role, "")],
+        ("elastic", "NETWORK_PS_CORE_NUMBER"),
+        ("tables", "PRPC_SHARDS"),
+        ("ps", "PRPC_PIN_CORES"),
+    ],
+)
+def test_garbage_is_refused_by_name(role: str, name: str, arguments: dict[str, str]) -> None:
+    with RoleProcess(role, arguments[role], env={name: "garbage"}) as process:
+        assert process.told["error"].startswith(f"{name}='garbage': ")
+
+
+def test_without_any_variable_nothing_has_shards_polls_or_is_pinned_in_a_process(
+    arguments: dict[str, str],
+) -> None:
+    for role, argument in arguments.items():
+        with RoleProcess(role, argument, env={}) as process:
+            told = process.told
+        assert (told["shards"], told["polling"]) == (0, False)
+        assert told["kept"] == [CORES]
+        assert told["lines"] == []
+
+
+def test_shards_that_are_told_not_to_be_pinned_are_not(arguments: dict[str, str]) -> None:
+    variables = {"PRPC_SHARDS": "1", "PRPC_PIN_CORES": "0"}
+    with RoleProcess("service", arguments["service"], env=variables) as process:
+        assert process.told["kept"] == [CORES]
+    with RoleProcess("service", arguments["service"], env={"PRPC_SHARDS": "1"}) as process:
+        assert [len(kept) for kept in process.told["kept"]] == [1]
+
+
+def test_elastic_tables_say_why_they_have_no_shards(arguments: dict[str, str]) -> None:
+    variables = {"NETWORK_PS_CORE_NUMBER": "2"}
+    with RoleProcess("elastic", arguments["elastic"], env=variables) as process:
+        told = process.told
+    assert told["processes"] == 0
+    [line] = told["lines"]
+    assert line.startswith("NETWORK_PS_CORE_NUMBER='2': 2 shards are asked for, and there are 0: ")
+    assert "elastic tables have none" in line
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server", "worker"])
+def test_a_node_of_pslite_polls_and_is_pinned_and_says_that_it_has_no_shards(
+    role: str, seed: int
+) -> None:
+    job = {
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_NUM_WORKER": "1",
+        "DMLC_PS_ROOT_URI": fresh_host(seed),
+        "DMLC_PS_ROOT_PORT": "7000",
+    }
+    prefix = "WORKER" if role == "worker" else "PS"
+    variables = {**job, "DMLC_ROLE": role, **all_of(role, "2")}
+    wrong = {**job, "DMLC_ROLE": role, f"{prefix}_DISABLE_PIN_CORES": "garbage"}
+    with RoleProcess("pslite", env=wrong) as process:
+        assert process.told["error"].startswith(f"{prefix}_DISABLE_PIN_CORES='garbage': ")
+    if role == "scheduler":
+        with RoleProcess("pslite", env=variables) as process:
+            told = process.told
+        assert (told["shards"], told["polling"], told["kept"]) == (0, False, [CORES])
+        return
+    with (
+        RoleProcess("pslite", env={**job, "DMLC_ROLE": "scheduler"}),
+        RoleProcess("pslite", env=variables) as process,
+    ):
+        told = process.told
+    assert (told["shards"], told["polling"]) == (0, True)
+    assert [len(kept) for kept in told["kept"]] == [1]
+    [line] = told["lines"]
+    assert line.startswith(f"NETWORK_{prefix}_CORE_NUMBER='2': a {role} of ps-lite has no shards")
