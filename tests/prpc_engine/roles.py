@@ -32,11 +32,13 @@ from typing import Any
 from prpc_engine import RpcService, Server
 from prpc_engine.errors import ConfigError
 from shard import Driver, ShardGroup
-from tests.program import Program
+from tests.program import UNTIL_S, Program
 
 
 class RoleProcess(Program):
     """Such a process, and what it told."""
+
+    patience_s = UNTIL_S  # it may import TensorFlow
 
     def __init__(self, role: str, *arguments: str, cores: int = 2, env: dict[str, str]) -> None:
         super().__init__("tests.prpc_engine.roles", str(cores), role, *arguments, env=env)
