@@ -21,6 +21,7 @@ from tests.loops import _uvloop_has_begun, loop
 from tests.network.tally import PROPERTY, Tally
 from tests.turns import turn
 from tests.workers import (
+    is_alone,
     pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
@@ -39,11 +40,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _own_home = None if "PRPC_TEST_HOME" in os.environ else tempfile.mkdtemp(prefix="prpc-test-home-")
 if _own_home is not None:
     os.environ["PRPC_TEST_HOME"] = os.environ["PRPC_HOME"] = _own_home
-
-# Where nobody wants byte code beside the sources, the processes that tests start keep it in that
-# folder: they are thousands, and would compile all that they import, each for itself.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(os.environ["PRPC_TEST_HOME"], "bytecode")
 
 __all__ = [
     "_started_once",
@@ -77,7 +73,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """With several workers, each test in its turn."""
-    with turn(alone=item.get_closest_marker("alone") is not None):
+    with turn(is_alone(item)):
         return (yield)
 
 

@@ -34,6 +34,7 @@ PROGRAMS = programs()
 NAMES = [f"{guide.stem}-{number}" for number, (guide, _, _) in enumerate(PROGRAMS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("guide", "code", "printed"), PROGRAMS, ids=NAMES)
 def test_a_program_runs_as_pasted_and_prints_what_stands_below_it(
     guide: Path, code: str, printed: str | None, tmp_path: Path

@@ -32,7 +32,10 @@ def test_the_code_is_about_twenty_lines() -> None:
 
 def test_each_of_the_two_commands_is_one_line() -> None:
     demo, tests = blocks("sh")
-    for command, ending in ((demo, ".venv/bin/prpc demo\n"), (tests, ".venv/bin/pytest\n")):
+    for command, ending in (
+        (demo, ".venv/bin/prpc demo\n"),
+        (tests, ".venv/bin/pytest -n auto -m 'not slow'\n"),
+    ):
         assert command.count("\n") == 1
         assert command.startswith("python3 -m venv .venv && ")
         assert command.endswith(f" && {ending}")

@@ -35,6 +35,7 @@ def programs() -> dict[str, tuple[str, str | None]]:
 PROGRAMS = programs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heading", PROGRAMS)
 def test_a_program_runs_as_pasted_and_prints_what_stands_below_it(
     heading: str, tmp_path: Path

@@ -1,7 +1,8 @@
 """How tests are spread over the workers of `pytest -n`: by file, the files that take longest first.
 
 By file, because what a file's tests share is made once. The longest first, because a worker that
-is left alone with one at the end is what all others then wait for.
+is left alone with one at the end is what all others then wait for. Last come the files with tests
+that run `alone`: each waits for what the other workers do, which is short by then.
 """
 
 from __future__ import annotations
@@ -14,9 +15,30 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
-# Seconds, on two quiet cores, of the files that take longest; a figure that is wrong costs some
-# seconds of the run, and no test.
-LONG_FILES_S: dict[str, int] = {}
+# Seconds, on two quiet cores, of the files that take longest, with what is marked `slow`. A figure
+# that is wrong costs some seconds of the run, and no test.
+LONG_FILES_S = {
+    "tests/prpc_engine/kv/pslite/test_jobs.py": 120,
+    "tests/prpc_engine/workloads/test_flat.py": 100,
+    "tests/prpc_engine/demo/test_demo_cluster.py": 90,
+    "tests/prpc_engine/workloads/test_echoes.py": 75,
+    "tests/faults/test_soak.py": 70,
+    "tests/test_guides.py": 65,
+    "tests/prpc_engine/workloads/test_chaos.py": 60,
+    "tests/prpc_engine/kv/checkpoint/test_faults.py": 40,
+    "tests/prpc_engine/kv/checkpoint/test_hostile.py": 40,
+    "tests/network/test_pieces.py": 35,
+    "tests/network/test_service.py": 30,
+    "tests/faults/test_group_kills.py": 30,
+    "tests/network/test_hosts.py": 30,
+    "tests/prpc_engine/test_bad_input.py": 25,
+    "tests/prpc_engine/accumulator/test_extreme_values.py": 24,
+    "tests/prpc_engine/test_rpc_sharded.py": 22,
+    "tests/prpc_engine/accumulator/test_sketches.py": 21,
+    "tests/prpc_engine/test_rpc.py": 20,
+    "tests/shard/test_group_exit.py": 20,
+}
+ALONE_S = -1
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,5 +59,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of workers alone: without them the order is that of the files' names."""
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: -LONG_FILES_S.get(item.nodeid.partition("::")[0], 0))
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    seconds = {**dict.fromkeys(map(file_of, filter(is_alone, items)), ALONE_S), **LONG_FILES_S}
+    items.sort(key=lambda item: -seconds.get(file_of(item), 0))
+
+
+def file_of(item: pytest.Item) -> str:
+    """Its path, from the root."""
+    return item.nodeid.partition("::")[0]
+
+
+def is_alone(item: pytest.Item) -> bool:
+    """Whether no other test may run beside it."""
+    return item.get_closest_marker("alone") is not None

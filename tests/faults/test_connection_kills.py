@@ -76,6 +76,7 @@ def test_a_party_passes(name: str, census: dict[str, Census]) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.alone  # where the survivor does not get to sleep, nobody dies at its doorbell
 @pytest.mark.parametrize("name", POINTS)
 def test_who_dies_here_is_missed_at_once_and_takes_nothing_along(
@@ -108,6 +109,7 @@ def test_who_dies_here_is_missed_at_once_and_takes_nothing_along(
         assert rounds.killed, "nobody died: the test shows nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POINTS)
 def test_when_both_may_die_none_hangs_and_nothing_stays(
     name: str, zygote: Zygote, census: dict[str, Census], seed: int

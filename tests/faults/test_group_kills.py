@@ -308,6 +308,7 @@ def applications_die(
     return killed
 
 
+@pytest.mark.slow
 def test_an_application_that_dies_takes_all_its_shards_along(
     zygote: Zygote, hits: dict[str, Census], seed: int
 ) -> None:
@@ -349,6 +350,7 @@ def test_callers_of_a_stopped_shard_give_up_in_time_and_it_goes_on_with_nothing_
         assert others.result(WAIT_S)[1].keys() == {"right"}
 
 
+@pytest.mark.slow
 def test_closing_a_group_with_a_stopped_shard_ends_it_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,6 +23,7 @@ INPUTS = int(os.environ.get("PRPC_FUZZ_INPUTS", "100000"))
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_hostile_bytes_are_taken_or_refused_by_name(name: str, seed: int) -> None:
     command = [sys.executable, "-m", "tests.fuzz.run", name, str(INPUTS // len(TARGETS)), str(seed)]

@@ -119,6 +119,7 @@ def test_checked_messages_one_byte_a_read_and_a_write_are_the_same(
     assert outcome.answers == [received(message) for message in messages]
 
 
+@pytest.mark.slow
 def test_calls_whose_bytes_change_at_random_are_right_or_told(
     one_seed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_a_connection_cut_at_any_byte_of_handshake_and_frame(
         assert caller.ask(there, HELLO_THERE).answers == [(b"hello", [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.name)
 def test_a_second_lane_cut_at_any_byte_of_its_handshake(

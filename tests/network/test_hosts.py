@@ -106,6 +106,7 @@ def answers_again(client: RpcClient, host: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.__name__)
 def test_calls_to_a_host_that_is_cut_off_are_told_others_go_on_and_it_is_used_again(
     world: World, cut: Cut
@@ -223,6 +224,7 @@ class Load:
             thread.join(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_bulk_goes_on_with_the_right_bytes_while_mtu_and_links_change(world: World) -> None:
     network, _, client = world
     with Load(client, threads=2) as load:

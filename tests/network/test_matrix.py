@@ -4,12 +4,15 @@ be.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.network import matrix
 from tests.network.tally import Tally
 
 CASES = 150
 
 
+@pytest.mark.slow
 def test_whatever_happens_nothing_hangs_no_byte_is_wrong_and_every_loss_is_named(
     one_seed: int,
 ) -> None:

@@ -64,6 +64,7 @@ def test_one_byte_a_read_and_a_write_at_both_sides_makes_the_same_messages(
     assert outcome.answers == [received(message) for message in messages]
 
 
+@pytest.mark.slow
 def test_sockets_with_the_least_buffers_make_the_same_messages_at_both_sides_and_in_between(
     seed: int,
 ) -> None:
@@ -101,6 +102,7 @@ def test_bytes_split_and_joined_at_random_are_the_same_messages(
         assert outcome.answers == [received(message) for message in messages]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lane", [0, 1])
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 def test_a_handshake_with_one_wrong_bit_is_refused(
@@ -122,6 +124,7 @@ def test_a_handshake_with_one_wrong_bit_is_refused(
 FRAMES = {"body": (b"hello", []), "block": (b"hello", [np.frombuffer(b"block", np.uint8)])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_wrong_bit_in_a_frame_stays_within_its_payload_or_ends_the_connection(
@@ -229,6 +232,7 @@ def tls_echo(tmp_path: Path) -> Iterator[tuple[EchoServer, Files]]:
         yield server, files
 
 
+@pytest.mark.slow
 def test_with_tls_repeated_and_late_and_wrong_bytes_end_the_connection_and_run_nothing(
     tls_echo: tuple[EchoServer, Files], seed: int
 ) -> None:

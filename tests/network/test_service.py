@@ -142,6 +142,7 @@ def random_plan(chance: random.Random, actions: list[Action], at_max: int) -> Pl
     )
 
 
+@pytest.mark.slow
 def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice(
     world: World, one_seed: int
 ) -> None:
@@ -201,6 +202,7 @@ def answers(client: RpcClient) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_wrong_bit_ends_in_a_named_error_or_in_this_calls_value_and_spoils_no_other(
     world: World, one_seed: int
 ) -> None:
@@ -247,6 +249,7 @@ def test_answers_of_an_earlier_connection_that_come_on_the_next_are_nobodys(worl
 FIRST_CALL_BYTES = 60  # of what follows a handshake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
 def test_two_that_connect_to_each_other_while_both_ways_are_cut_at_any_byte(
     world: World, direction: str

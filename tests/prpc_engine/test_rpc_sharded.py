@@ -69,7 +69,7 @@ def test_sharded_servers_can_be_taken_back(services: tuple[RpcService, RpcServic
     server.close()
     wait_until(lambda: "test" not in plain._ask_master("services"), "the end of the service")
     with pytest.raises(RpcError):
-        client.call("echo", 1)
+        client.call("echo", 1, timeout_s=0.1)
 
 
 @pytest.fixture

@@ -114,6 +114,7 @@ def run(
 WAYS_BY_SPAWN = ("in a global", "calls in flight", "a busy shard", "sys.exit", "os._exit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "start_method"),
     [*((way, "forkserver") for way in WAYS), *((way, "spawn") for way in WAYS_BY_SPAWN)],

@@ -93,6 +93,7 @@ needs_fence = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_fence
 def test_a_hundred_thousand_sleeps_end_by_their_doorbells(
     seed: int, monkeypatch: pytest.MonkeyPatch

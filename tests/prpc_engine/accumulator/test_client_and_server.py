@@ -353,6 +353,7 @@ def test_a_server_holds_a_bounded_number_of_counters() -> None:
 # -- many ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 3, 5, 8])
 def test_so_many_processes_write_and_nothing_is_lost(processes: int) -> None:
     with (

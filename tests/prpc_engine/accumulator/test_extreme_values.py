@@ -136,6 +136,7 @@ def accepted(one: Aggregator, value: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", EXTREMES)
 def test_whatever_was_counted_and_merged_comes_back_from_the_wire(name: str) -> None:
@@ -196,6 +197,7 @@ HOSTILE: dict[str, tuple[Callable[[], Aggregator], st.SearchStrategy[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_states_that_a_lying_peer_sends_are_refused_or_merge_into_what_comes_back(

@@ -86,6 +86,7 @@ def test_one_value_far_away_takes_nothing_from_the_error_of_the_others(
         assert one.quantile(q) == pytest.approx(true, rel=relative_error * (1 + 1e-9)), q
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relative_error", [1e-4, 1e-3, 1e-2, 1e-1, 0.5])
 def test_36_powers_of_ten_without_a_gap_have_the_error_asked_for(relative_error: float) -> None:
     values = np.logspace(-18, 18, 1_000_000)

@@ -79,6 +79,7 @@ def assert_all_gone(processes: list[psutil.Process]) -> None:
     assert not alive
 
 
+@pytest.mark.slow
 def test_a_whole_run_agrees_with_the_baseline_and_writes_its_report(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     demo = start("--epochs", "1", "--shards", "1", "--json", str(report_file))
@@ -95,6 +96,7 @@ def test_a_whole_run_agrees_with_the_baseline_and_writes_its_report(tmp_path: Pa
     assert "test AUC (agree within 0.005)" in output
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     demo = start("--kill-server", "--epochs", EPOCHS, "--json", str(report_file))
@@ -129,6 +131,7 @@ def test_what_does_not_go_together_is_refused_in_a_line(
     assert says in output and "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
     demo = start("--epochs", EPOCHS)
     read_until(demo, "training ...")
@@ -141,6 +144,7 @@ def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
     assert_all_gone(roles)
 
 
+@pytest.mark.slow
 def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1() -> None:
     demo = start("--epochs", MANY_EPOCHS)
     read_until(demo, "training ...")
@@ -155,6 +159,7 @@ def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1() -> None:
     assert_all_gone(roles)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_processes_and_leaves_nothing() -> None:
     demo = start("--epochs", MANY_EPOCHS, "--shards", "1")
     read_until(demo, "training ...")
@@ -255,6 +260,7 @@ def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(
         assert direction._is_over()
 
 
+@pytest.mark.slow
 def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

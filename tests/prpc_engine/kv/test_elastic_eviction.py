@@ -80,6 +80,7 @@ def test_after_kill_9_the_replica_has_the_rows_that_its_primary_had(
         end(servers.pop())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_server_that_is_drained_leaves_the_rows_that_it_had(farm: Farm, policy: str) -> None:
     settings = {"partitions": 2, "replicas": 1, "servers": 2}

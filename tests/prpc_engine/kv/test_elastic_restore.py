@@ -113,6 +113,7 @@ def test_workers_that_restore_elastic_tables_at_once_get_one_checkpoint(
             assert set(late.pull("rows", KEYS)[:, 0].tolist()) == {3.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("verb", ["push", "push_pull", "pull"])
 def test_the_first_verb_of_another_worker_is_not_done_and_says_that_tables_were_restored(

@@ -205,6 +205,7 @@ def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who
         assert client.call("one", timeout_s=PATIENCE_S) == 1
 
 
+@pytest.mark.slow
 def test_a_server_that_is_registered_and_taken_back_a_hundred_times_answers_in_between(
     farm: Farm, master: Master, transport: str, tell: Tell
 ) -> None:

@@ -49,6 +49,7 @@ def calls_of_a_save(folder: Path, full_every: int) -> list[str]:
     return files.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full_every", [1, 9])
 def test_a_failure_of_any_call_is_told_and_leaves_the_one_before(
     tmp_path: Path, full_every: int
@@ -207,6 +208,7 @@ def test_servers_that_do_not_see_one_folder_are_told_so(tmp_path: Path) -> None:
     assert verify(tmp_path / "job") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full_every", [1, 2])
 def test_kill_9_at_any_call_leaves_a_whole_one(tmp_path: Path, full_every: int) -> None:
     program = "tests.prpc_engine.kv.checkpoint.kill_at_every_call"

@@ -84,6 +84,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "job"
 
 
+@pytest.mark.slow
 def test_a_manifest_with_a_checksum_that_fits_and_anything_in_it_is_read_or_refused(
     folder: Path, seed: int
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_manifest_with_a_checksum_that_fits_and_anything_in_it_is_read_or_refu
                     raise AssertionError(f"{place} = {value!r}: {error!r}") from error
 
 
+@pytest.mark.slow
 def test_a_restore_of_what_somebody_has_changed_fails_by_name_or_takes_the_one_before(
     folder: Path, seed: int
 ) -> None:

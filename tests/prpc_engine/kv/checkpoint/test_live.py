@@ -58,6 +58,7 @@ def counts_in(folder: Path, table: str) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged_is_missing(
     master: Master, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_no_effect_is_in_a_checkpoint_without_its_cause_and_nothing_acknowledged
         worker.push("counts", np.array([a]), ONE)
 
 
+@pytest.mark.slow
 def test_kill_9_of_a_server_that_writes_leaves_the_checkpoint_before_to_others(
     master: Master, tmp_path: Path
 ) -> None:

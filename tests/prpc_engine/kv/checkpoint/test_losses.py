@@ -52,6 +52,7 @@ def serve(life: Life, master: str, killed_at: tuple[str, int] | None) -> None:
         signal.sigwait({signal.SIGTERM})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full_every", [1, 2])
 @pytest.mark.parametrize(
     "killed_at",

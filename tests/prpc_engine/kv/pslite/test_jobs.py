@@ -16,6 +16,7 @@ from prpc_engine.settings.local_job import START_AGAIN, TIME_IS_OVER, JobReport
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 TIMEOUT_S = 100.0
+pytestmark = pytest.mark.slow  # each is a job of three processes or more
 
 
 def command(flow: str, *arguments: str) -> list[str]:
