@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from prpc_engine.cli.commands import command, path
+from prpc_engine.cli.console import make_console
 from prpc_engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from prpc_engine.demo.director import Report, RunState
 
 DISPLAY_EVERY_S = 0.05
@@ -124,7 +126,7 @@ def run(
     copies = int(kill_server) if replicas is None else replicas
     _check_file(json_file)
     _check_copies(copies, servers, shards, kill_server)
-    console = Console(stderr=json_file == "-")
+    console = make_console(stderr=json_file == "-")
     interrupt = _Interrupt()
     try:
         with _Display(console, interrupt) as display:

@@ -209,12 +209,13 @@ def test_bench_knows_the_subjects_of_perf() -> None:
     assert tuple(bench.SUBJECTS) == cli_bench.SUBJECTS
 
 
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
+@pytest.mark.parametrize("command", ["version", "doctor"])  # the second draws with rich
+def test_a_reader_that_goes_away_is_no_traceback(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
         ran = subprocess.run(
-            [sys.executable, "-m", "prpc_engine.cli", "version"],
+            [sys.executable, "-m", "prpc_engine.cli", command],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=write,
             stderr=subprocess.PIPE,
