@@ -104,9 +104,26 @@ def test_a_cluster_prints_what_stands_below_its_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAMS[0])
     ran = subprocess.run(
-        [sys.executable, "-m", "prpc_engine.cli", "run", "--ps", "1", "--workers", "1", "--protocol", "grpc", str(script)],
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path, env=ENVIRONMENT,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "prpc_engine.cli",
+            "run",
+            "--ps",
+            "1",
+            "--workers",
+            "1",
+            "--protocol",
+            "grpc",
+            str(script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+    )
     assert (ran.returncode, ran.stdout) == (0, PRINTED[0]), ran.stderr
 
 

@@ -18,7 +18,8 @@ PROGRAM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # What programs import: the faces, and the modules that are public by their own name.
-PUBLIC = r"(?:shard|prpc_engine(?:\.(?:accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|support|tensorflow))?)"
+PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|support|tensorflow"
+PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
 
 
 def programs() -> list[tuple[Path, str, str | None]]:

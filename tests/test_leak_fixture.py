@@ -26,7 +26,8 @@ import tests.leaks
 
 kept = []
 made = []
-FOREIGN = "not-ours-" + secrets.token_hex(8).translate(str.maketrans("0123456789", "ghijklmnop"))  # no number in it
+LETTERS = str.maketrans("0123456789", "ghijklmnop")  # so that no number is in the name
+FOREIGN = "not-ours-" + secrets.token_hex(8).translate(LETTERS)
 
 
 @atexit.register

@@ -122,9 +122,8 @@ class Samples:
 
     def print(self) -> None:
         """The maximum of each third."""
-        print(
-            f"{'maximum in each third of the time':<44}{'warm-up':>10}{'middle':>10}{'last':>10}{'bound':>10}"
-        )
+        columns = "".join(f"{name:>10}" for name in ("warm-up", "middle", "last", "bound"))
+        print(f"{'maximum in each third of the time':<44}{columns}")
         for (measure, name), values in sorted(
             self.series.items(), key=lambda item: (item[0][0].name, item[0][1])
         ):

@@ -33,7 +33,11 @@ def refused(kind, act):
 
 if __name__ == "__main__":
     print(locks_folder())
-    with Master() as master, RpcService(master=master.address) as serving, RpcService(master=master.address) as service:
+    with (
+        Master() as master,
+        RpcService(master=master.address) as serving,
+        RpcService(master=master.address) as service,
+    ):
         serving.create_server("test", Handlers())
         client = service.create_client("test")
         for count in (10, 1000, 1_000_000):

@@ -154,7 +154,8 @@ if __name__ == "__main__":
             bound_memory(4096)
             for number in range(100):
                 assert client.call("double", number, timeout_s=20.0) == 2 * number
-            assert client.call("double", np.ones(1_000_000), timeout_s=20.0).sum() == 2_000_000, "over a socket"
+            doubled = client.call("double", np.ones(1_000_000), timeout_s=20.0)
+            assert doubled.sum() == 2_000_000, "over a socket"
             try:
                 prpc_engine.empty(1_000_000)
             except ShmFull as error:

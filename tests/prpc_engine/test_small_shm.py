@@ -57,7 +57,11 @@ def run_with_small_memory(size_bytes: int, program: str, transports: list[str]) 
 def test_an_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> None:
     program = """
 def test(service, client):
-    words = "no memory for a segment of 80.0 MiB", "of the 24.0 MiB of a small machine", "PRPC_SLAB_BYTES_MAX"
+    words = (
+        "no memory for a segment of 80.0 MiB",
+        "of the 24.0 MiB of a small machine",
+        "PRPC_SLAB_BYTES_MAX",
+    )
     refused(lambda: prpc_engine.empty((10_000_000,), np.float64), *words)
     assert client.call("last", np.ones(10_000_000)) == 1
     assert client.submit("last", np.full(10_000_000, 2.0)).result(60.0) == 2
@@ -93,7 +97,8 @@ def test_without_room_for_rings_the_peers_talk_over_tcp() -> None:
     program = """
 def test(service, client):
     assert client.call("echo", "hello") == "hello"
-    assert client.call("last", np.ones(1_000_000)) == 1, "a received block goes to ordinary memory then"
+    answer = client.call("last", np.ones(1_000_000))
+    assert answer == 1, "a received block goes to ordinary memory then"
     (way,) = [text for text in service.transports.values() if "no memory" in text]
     assert way.startswith("tcp to "), way
 """
@@ -105,7 +110,8 @@ def test_without_room_for_rings_and_without_tcp_nothing_is_sent_and_the_reason_i
 def test(service, client):
     try:
         client.call("echo", 1, timeout_s=1.0)
-    except (errors.NotSent, errors.DeadlineExceeded) as error:  # by whether the deadline meets an attempt
+    # by whether the deadline meets an attempt
+    except (errors.NotSent, errors.DeadlineExceeded) as error:
         assert "no memory for a segment" in str(error), str(error)
     else:
         raise AssertionError("it was sent")

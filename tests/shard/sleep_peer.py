@@ -1,7 +1,9 @@
 """Two processes that put each other to sleep and wake each other, as often as they can: what
 test_sleep.py runs.
 
-    python -m tests.shard.sleep_peer SOCKET_FD SEGMENT_FD SEED right|broken PATIENCE_S  the other; prints its report
+    python -m tests.shard.sleep_peer SOCKET_FD SEGMENT_FD SEED right|broken PATIENCE_S
+
+That is the other one; it prints its report.
 
 Each message is followed by a second one, a random moment later, so that a message meets its
 receiver in every phase of falling asleep: the gap covers its waking up (some 30 us), its handling

@@ -16,7 +16,8 @@ TIMEOUT_S = 30.0
 HOLD = """
 import sys, pathlib
 from shard.group.core_locks import CoreLocks
-locks = CoreLocks.take(int(sys.argv[1]), pathlib.Path(sys.argv[2]), [int(core) for core in sys.argv[3:]])
+cores = [int(core) for core in sys.argv[3:]]
+locks = CoreLocks.take(int(sys.argv[1]), pathlib.Path(sys.argv[2]), cores)
 print(*locks.cores, flush=True)
 sys.stdin.read()
 """

@@ -24,7 +24,8 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.DEBUG, format="%(message)s", stream=sys.stdout)
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, {hard}))
     with shard.ShardGroup(6, pin=False) as group:
-        print(len(set(group.map(os.getpid))), "shards,", resource.getrlimit(resource.RLIMIT_NOFILE)[0], "files")
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        print(len(set(group.map(os.getpid))), "shards,", files, "files")
 """
 
 
@@ -34,8 +35,10 @@ from tests.shard.group_functions import around
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     with shard.ShardGroup({size}, pin=False, idle="park") as group:
-        print(group.submit_to(0, around, {size} - 1).result() == list(range({size})), "all called their neighbour")
-        print(max(len(files) for files in group.map(os.listdir, "/proc/self/fd")), "files at most in a shard")
+        called = group.submit_to(0, around, {size} - 1).result()
+        print(called == list(range({size})), "all called their neighbour")
+        most = max(len(files) for files in group.map(os.listdir, "/proc/self/fd"))
+        print(most, "files at most in a shard")
     print("closed")
 """
 

@@ -235,8 +235,9 @@ def complaint(*args):
         failpoints.arm(*args)
     except ValueError as error:
         return str(error)
-for args in ("ring.after_paylod", "kill9"), ("ring.after_payload", "kill8"), ("ring.after_payload", "stop", 0):
-    print(complaint(*args))
+print(complaint("ring.after_paylod", "kill9"))
+print(complaint("ring.after_payload", "kill8"))
+print(complaint("ring.after_payload", "stop", 0))
 with Ring.create(4096) as ring:
     producer = ring.producer()
     producer.try_write(b"x")

@@ -49,7 +49,10 @@ def test_a_segment_that_does_not_fit_is_shm_full_leaves_nothing_and_a_smaller_on
         BEGIN
         + """
 descriptors = os.listdir("/proc/self/fd")
-refused(lambda: Segment.create(32 * MIB), "segment of 32.0 MiB: of the 24.0 MiB of a small machine 24.0 MiB may be taken")
+refused(
+    lambda: Segment.create(32 * MIB),
+    "segment of 32.0 MiB: of the 24.0 MiB of a small machine 24.0 MiB may be taken",
+)
 assert os.listdir("/proc/self/fd") == descriptors
 segment = Segment.create(16 * MIB)
 np.frombuffer(segment.memory, np.uint8)[:] = 1
@@ -62,7 +65,11 @@ assert Segment.create(16 * MIB).size_bytes == 16 * MIB, "room that comes back ca
 
 def test_dev_shm_bounds_named_segments_and_nothing_else() -> None:
     run("""
-refused(lambda: Segment.create(32 * MIB, keep_name=True), "named segment of 32.0 MiB: 24.0 MiB of 24.0 MiB free", "--shm-size")
+refused(
+    lambda: Segment.create(32 * MIB, keep_name=True),
+    "named segment of 32.0 MiB: 24.0 MiB of 24.0 MiB free",
+    "--shm-size",
+)
 assert os.listdir("/dev/shm") == []
 segment = Segment.create(32 * MIB)
 named = Segment.create(MIB, keep_name=True)

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 BEGIN = """
 import os, signal, sys, threading
 import shard
-from tests.shard.group_functions import Tin, double, index, kill_myself, make_in_slab, ramp, read_fifo, wait_for_ever
+from tests.shard.group_functions import Tin, double, index, kill_myself, make_in_slab, ramp
+from tests.shard.group_functions import read_fifo, wait_for_ever
 
 def new(shards=2, **arguments):
     return shard.ShardGroup(shards, start_method=sys.argv[1], drain_s=0.2, **arguments)

@@ -35,7 +35,8 @@ from shard import DEFAULT_LIMITS, Node, Reactor, ShmTransport, Slab
 received = []
 reactor = Reactor(time.monotonic)
 slab = Slab()
-connection = ShmTransport(Node(secret=b"", incarnation=2, limits=DEFAULT_LIMITS), slab).connect(sys.argv[1], 30.0)
+node = Node(secret=b"", incarnation=2, limits=DEFAULT_LIMITS)
+connection = ShmTransport(node, slab).connect(sys.argv[1], 30.0)
 connection.on_message = lambda body, blocks=(): received.extend(blocks)
 connection.attach(reactor)
 while not received:
@@ -53,7 +54,8 @@ from shard import DEFAULT_LIMITS, Node, Reactor, ShmTransport, Slab
 
 reactor = Reactor(time.monotonic)
 slab = Slab()
-connection = ShmTransport(Node(secret=b"", incarnation=2, limits=DEFAULT_LIMITS), slab).connect(sys.argv[1], 30.0)
+node = Node(secret=b"", incarnation=2, limits=DEFAULT_LIMITS)
+connection = ShmTransport(node, slab).connect(sys.argv[1], 30.0)
 connection.attach(reactor)
 array = slab.empty(1_000_000, np.uint32)
 array[:] = np.arange(1_000_000) * 2654435761
@@ -213,7 +215,8 @@ segment = Segment.attach(os.dup(slab.segment(0).fd), writable=False)
 
 def lend():
     block, offset = slab.block_of(array)
-    return borrowings.borrow(segment.memory, offset, array.nbytes, lendings.lend(block, array.nbytes))
+    lease = lendings.lend(block, array.nbytes)
+    return borrowings.borrow(segment.memory, offset, array.nbytes, lease)
 
 class Releases:
     def __init__(self):
@@ -231,7 +234,12 @@ knot.append(knot)
 local = threading.local()
 local.kept = lend()
 atexit.register(print, lend()[:3])
-held = threading.Thread(target=lambda: (slab._lock.acquire(), threading.Event().wait()), daemon=True)  # frozen with the lock
+
+def freeze_with_the_lock():
+    slab._lock.acquire()
+    threading.Event().wait()
+
+held = threading.Thread(target=freeze_with_the_lock, daemon=True)
 held.start()
 """
 

@@ -133,7 +133,12 @@ sys.stdin.readline()
     program = f"""
 import subprocess, sys
 fillers = [
-    subprocess.Popen([sys.executable, "-c", {filling!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    subprocess.Popen(
+        [sys.executable, "-c", {filling!r}],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     for _ in range(3)
 ]
 for filler in fillers:

@@ -226,10 +226,12 @@ class Counter:
 async def scale_later(value):
     return scale(value)
 with shard.ShardGroup(2) as group:
-    print(group.map(scale, 2), group.map(lambda value: value * factor, 3), group.map(functools.partial(scale, 4)))
+    by_value = group.map(lambda value: value * factor, 3)
+    print(group.map(scale, 2), by_value, group.map(functools.partial(scale, 4)))
     print(group.map(scale_later, 5), group.map(Counter(1).add, 1))
     counters = shard.Sharded(Counter, 10)
-    print(counters.invoke_on_all(Counter.add, 1).result(), counters.invoke_on_all("add", 1).result())
+    by_function = counters.invoke_on_all(Counter.add, 1).result()
+    print(by_function, counters.invoke_on_all("add", 1).result())
     group.submit_to(0, functions.note, "there").result()
     group.submit_to(0, lambda: functions.note(factor)).result()
     print(group.submit_to(0, functions.notes).result(), functions.notes())

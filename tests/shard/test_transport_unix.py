@@ -36,7 +36,8 @@ PEER = """
 import sys
 from shard import Node, Slab, UnixTransport
 
-connection = UnixTransport(Node(secret=b"", incarnation=2, limits={limits}), Slab()).connect({address!r}, {timeout_s})
+node = Node(secret=b"", incarnation=2, limits={limits})
+connection = UnixTransport(node, Slab()).connect({address!r}, {timeout_s})
 print("connected", flush=True)
 sys.stdin.read()
 """

@@ -206,8 +206,12 @@ def network(task: Task, version: int, kind: str) -> Any:
                 v1.nn.bidirectional_dynamic_rnn(*cells, x, lengths, dtype=tf.float32)[0], 2
             )
         else:
-            layers = {"lstm1": v1.keras.layers.LSTM, "lstm": tf.keras.layers.LSTM, "gru": tf.keras.layers.GRU,
-                      "simple": tf.keras.layers.SimpleRNN}  # fmt: skip
+            layers = {
+                "lstm1": v1.keras.layers.LSTM,
+                "lstm": tf.keras.layers.LSTM,
+                "gru": tf.keras.layers.GRU,
+                "simple": tf.keras.layers.SimpleRNN,
+            }
             outputs = layers[kind](4, return_sequences=True)(x)
         loss = tf.reduce_mean(tf.square(outputs - 0.5))
         fed = [{x: rng.rand(2, 5, 3), lengths: [5, 3]} for _ in range(4)]

@@ -65,9 +65,12 @@ def held(task: Task) -> Any:
     server = task.server._prpc
     engine, stages = server.engine.statistics(), server.stages.statistics()
     return {
-        "stages of open sessions": stages.stages - stages.idle, "running": stages.running + server.programs.statistics().running,
-        "waiting": engine.waiting, "leases": engine.slab.leases, "blocks": engine.slab.blocks_used,
-    }  # fmt: skip
+        "stages of open sessions": stages.stages - stages.idle,
+        "running": stages.running + server.programs.statistics().running,
+        "waiting": engine.waiting,
+        "leases": engine.slab.leases,
+        "blocks": engine.slab.blocks_used,
+    }
 
 
 def kept(task: Task) -> Any:

@@ -115,9 +115,13 @@ def main():
         ready = optimizer.ready_for_local_init_op
         runner, tokens = optimizer.get_chief_queue_runner(), optimizer.get_init_tokens_op()
     supervisor = v1.train.Supervisor(
-        is_chief=is_chief, init_op=v1.global_variables_initializer(), recovery_wait_secs=1, global_step=global_step,
-        local_init_op=local_init, ready_for_local_init_op=ready,
-    )  # fmt: skip
+        is_chief=is_chief,
+        init_op=v1.global_variables_initializer(),
+        recovery_wait_secs=1,
+        global_step=global_step,
+        local_init_op=local_init,
+        ready_for_local_init_op=ready,
+    )
     session = supervisor.prepare_or_wait_for_session(server.target, config=config)
     if flags.sync_replicas and is_chief:
         session.run(tokens)

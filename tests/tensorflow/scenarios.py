@@ -223,9 +223,12 @@ def partitioned(task: Task, resource: bool) -> Any:
     """A variable cut over the ps, and embedding_lookup_sparse, with Adam."""
     with task.graph(), task.setter():
         table = v1.get_variable(
-            "t", [10, 3], initializer=v1.ones_initializer(), use_resource=resource,
+            "t",
+            [10, 3],
+            initializer=v1.ones_initializer(),
+            use_resource=resource,
             partitioner=v1.fixed_size_partitioner(2),
-        )  # fmt: skip
+        )
         ids = v1.sparse_placeholder(tf.int64)
         found = tf.nn.embedding_lookup_sparse(table, ids, None, combiner="sum")
         loss = tf.reduce_sum(found * found)
@@ -266,12 +269,18 @@ def values(task: Task) -> Any:
     with task.graph():
         fed = {}
         for name, value in {
-            "float32": np.arange(6, dtype=np.float32).reshape(2, 3), "float64": np.float64(2.5), "bool": np.array([True, False]),
-            "int8": np.int8(-3), "uint16": np.array([65535], np.uint16), "complex64": np.array([1 + 2j], np.complex64),
-            "half": np.array([0.5], np.float16), "bfloat": np.array([1.5, -2.0], tf.bfloat16.as_numpy_dtype),
-            "empty": np.zeros((0, 3), np.float32), "strings": np.array([[b"x", b""], [b"\xc3\xa9\0", b"z"]], object),
+            "float32": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "float64": np.float64(2.5),
+            "bool": np.array([True, False]),
+            "int8": np.int8(-3),
+            "uint16": np.array([65535], np.uint16),
+            "complex64": np.array([1 + 2j], np.complex64),
+            "half": np.array([0.5], np.float16),
+            "bfloat": np.array([1.5, -2.0], tf.bfloat16.as_numpy_dtype),
+            "empty": np.zeros((0, 3), np.float32),
+            "strings": np.array([[b"x", b""], [b"\xc3\xa9\0", b"z"]], object),
             "large": np.arange(300000, dtype=np.float32),
-        }.items():  # fmt: skip
+        }.items():
             fed[
                 v1.placeholder(
                     tf.as_dtype(value.dtype) if value.dtype != object else tf.string,

@@ -30,14 +30,17 @@ def embedding_columns(task: Task) -> Any:
         ids = [column.categorical_column_with_identity(name, 10) for name in ("left", "right")]
         number = column.numeric_column("number")
         dense = [
-            column.embedding_column(words, 3, initializer=v1.ones_initializer()), number,
+            column.embedding_column(words, 3, initializer=v1.ones_initializer()),
+            number,
             *column.shared_embedding_columns(ids, 2, initializer=v1.ones_initializer()),
             column.indicator_column(column.bucketized_column(number, [0.3, 0.6])),
-        ]  # fmt: skip
+        ]
         features = {
-            "word": v1.placeholder(tf.string, [None, 1]), "number": v1.placeholder(tf.float32, [None, 1]),
-            "left": v1.placeholder(tf.int64, [None, 1]), "right": v1.placeholder(tf.int64, [None, 1]),
-        }  # fmt: skip
+            "word": v1.placeholder(tf.string, [None, 1]),
+            "number": v1.placeholder(tf.float32, [None, 1]),
+            "left": v1.placeholder(tf.int64, [None, 1]),
+            "right": v1.placeholder(tf.int64, [None, 1]),
+        }
         deep = tf.reduce_sum(column.input_layer(features, dense), 1, keepdims=True)
         wide = column.linear_model(features, [words, column.crossed_column(["left", "right"], 50)])
         loss = tf.reduce_mean(tf.square(deep + wide - 1.0))
@@ -46,9 +49,11 @@ def embedding_columns(task: Task) -> Any:
         with v1.train.MonitoredTrainingSession(task.server.target) as session:
             for _ in range(5):
                 fed = {
-                    features["word"]: [[f"w{one}"] for one in rng.randint(0, 9, 6)], features["number"]: rng.rand(6, 1),
-                    features["left"]: rng.randint(0, 10, (6, 1)), features["right"]: rng.randint(0, 10, (6, 1)),
-                }  # fmt: skip
+                    features["word"]: [[f"w{one}"] for one in rng.randint(0, 9, 6)],
+                    features["number"]: rng.rand(6, 1),
+                    features["left"]: rng.randint(0, 10, (6, 1)),
+                    features["right"]: rng.randint(0, 10, (6, 1)),
+                }
                 found.append(session.run([op, loss], fed)[1])
         return found
 
@@ -144,9 +149,13 @@ def summaries_and_checkpoints(task: Task) -> Any:
                     with task.session() as session:  # what the ps remember is not what is asked for
                         session.run(v1.assign(v, [0.0, 0.0]))
                 with v1.train.MonitoredTrainingSession(
-                    task.server.target, checkpoint_dir=folder, save_checkpoint_steps=2, save_summaries_steps=1,
-                    hooks=[v1.train.StopAtStepHook(num_steps=3)], log_step_count_steps=2,
-                ) as session:  # fmt: skip
+                    task.server.target,
+                    checkpoint_dir=folder,
+                    save_checkpoint_steps=2,
+                    save_summaries_steps=1,
+                    hooks=[v1.train.StopAtStepHook(num_steps=3)],
+                    log_step_count_steps=2,
+                ) as session:
                     while not session.should_stop():
                         at = session.run([op, step])[1]
                 with task.session() as session:

@@ -29,11 +29,17 @@ def random_kernels(task: Task, where: str) -> Any:
             rows = tf.shape(x)[0]
             loss = tf.nn.sampled_softmax_loss(weights, biases, ids, x, 4, 20, seed=6)
             kernels = [
-                v1.nn.dropout(x, rate=0.5, seed=1), v1.random_shuffle(x, seed=2), v1.random_normal([rows], seed=3),
-                v1.truncated_normal([rows, 2], seed=4), v1.random_uniform([rows], 0, 1000, tf.int32, seed=5), loss,
-                v1.random_crop(x, [1, 2], seed=7), v1.multinomial(x, 2, seed=8), v1.random_gamma([rows], 0.5 + x[0, 0], seed=9),
+                v1.nn.dropout(x, rate=0.5, seed=1),
+                v1.random_shuffle(x, seed=2),
+                v1.random_normal([rows], seed=3),
+                v1.truncated_normal([rows, 2], seed=4),
+                v1.random_uniform([rows], 0, 1000, tf.int32, seed=5),
+                loss,
+                v1.random_crop(x, [1, 2], seed=7),
+                v1.multinomial(x, 2, seed=8),
+                v1.random_gamma([rows], 0.5 + x[0, 0], seed=9),
                 v1.random_uniform([2, 2], seed=10),
-            ]  # fmt: skip
+            ]
         init, found = v1.global_variables_initializer(), []
         for _ in range(2):
             with task.session() as session:

@@ -178,7 +178,9 @@ with v1.device(v1.train.replica_device_setter(cluster=cluster)):
     with tf.control_dependencies([v1.assign_add(total, v1.py_func(compute, [step], tf.float32))]):
         op = v1.assign_add(step, 1)
 end = [v1.train.StopAtStepHook(last_step=60)]
-with v1.train.MonitoredTrainingSession(server.target, checkpoint_dir=sys.argv[1], save_checkpoint_steps=10, hooks=end) as session:
+with v1.train.MonitoredTrainingSession(
+    server.target, checkpoint_dir=sys.argv[1], save_checkpoint_steps=10, hooks=end
+) as session:
     while not session.should_stop():
         session.run(op)
 with v1.Session(server.target) as session:

@@ -72,8 +72,8 @@ def test_a_variable_cut_over_two_ps(job: Job, resource: bool) -> None:
 @pytest.mark.parametrize(
     "scenario",
     [
-        "lookup", "values", "queue", "dataset", "layers", "checkpoint", "feeding", "failures", "dead_fetch", "global_step_read",
-        "misplaced",
+        "lookup", "values", "queue", "dataset", "layers", "checkpoint", "feeding", "failures",
+        "dead_fetch", "global_step_read", "misplaced",
     ],
 )  # fmt: skip
 def test_it_comes_to_the_same(job: Job, scenario: str) -> None:

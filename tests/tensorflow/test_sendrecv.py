@@ -76,8 +76,8 @@ def test_a_loop_reads_a_variable_of_a_ps(
 @pytest.mark.parametrize(
     "scenario",
     [
-        "lookup", "values", "queue", "dataset", "layers", "checkpoint", "feeding", "failures", "dead_fetch", "global_step_read",
-        "misplaced", "from_ps_to_ps",
+        "lookup", "values", "queue", "dataset", "layers", "checkpoint", "feeding", "failures",
+        "dead_fetch", "global_step_read", "misplaced", "from_ps_to_ps",
     ],
 )  # fmt: skip
 def test_it_comes_to_the_same(job: Job, scenario: str, fuse: bool) -> None:

@@ -14,9 +14,14 @@ from tests.tensorflow.test_flows import check as check_in_plane
 
 # What takes a step into TensorFlow's runtime.
 ENTRANCES = (
-    "TF_SessionRun_wrapper", "TF_SessionRunCallable", "TF_SessionMakeCallable", "TF_SessionPRun_wrapper",
-    "TF_SessionPRunSetup_wrapper", "_call_tf_sessionrun", "_call_tf_sessionprun",
-)  # fmt: skip
+    "TF_SessionRun_wrapper",
+    "TF_SessionRunCallable",
+    "TF_SessionMakeCallable",
+    "TF_SessionPRun_wrapper",
+    "TF_SessionPRunSetup_wrapper",
+    "_call_tf_sessionrun",
+    "_call_tf_sessionprun",
+)
 # What uses those -> the hook of BaseSession that comes first for a session of ours; None: used by
 # the others alone.
 BEHIND = {

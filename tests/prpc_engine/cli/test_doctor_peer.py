@@ -101,8 +101,9 @@ from prpc_engine import Master, RpcService
 
 if __name__ == "__main__":
     with Master() as master, RpcService(master.address) as service:
-        program = "import tests.shard.small_memory as small, prpc_engine.cli as cli; small.bound_memory(4096); raise SystemExit("
-        program += f"cli.main(['doctor', '--json', '--peer', '{service.address}']))"
+        program = "import tests.shard.small_memory as small, prpc_engine.cli as cli; "
+        program += "small.bound_memory(4096); raise SystemExit(cli.main("
+        program += f"['doctor', '--json', '--peer', '{service.address}']))"
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
         shm, unix, tcp = json.loads(ran.stdout)[-3:]

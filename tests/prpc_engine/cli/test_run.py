@@ -120,8 +120,12 @@ def test_a_cluster_that_cannot_be_is_refused(tasks: dict[str, int]) -> None:
 def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "prpc_engine.cli", "run", *arguments],
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=ROOT,
+    )
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
 

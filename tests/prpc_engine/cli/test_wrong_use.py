@@ -203,9 +203,22 @@ def with_output(output: str, *arguments: str) -> subprocess.CompletedProcess[str
     """Its standard output goes there; "closed": it has none."""
     where = ">&-" if output == "closed" else f"> {output}"
     return subprocess.run(
-        ["sh", "-c", f'exec "$@" {where}', "sh", sys.executable, "-m", "prpc_engine.cli", *arguments],
-        env={**ENVIRONMENT, "PYTHONUNBUFFERED": ""}, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+        [
+            "sh",
+            "-c",
+            f'exec "$@" {where}',
+            "sh",
+            sys.executable,
+            "-m",
+            "prpc_engine.cli",
+            *arguments,
+        ],
+        env={**ENVIRONMENT, "PYTHONUNBUFFERED": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
 
 
 PRINTING: Sequence[list[str]] = (

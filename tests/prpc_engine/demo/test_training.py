@@ -115,8 +115,10 @@ def test_all_gradients_have_arrived_when_training_ends() -> None:
     tables = list(worker.statistics().values())
     assert [each[ROWS_TABLE].pushes for each in tables] == [steps, steps]
     assert sum(each[DENSE_TABLE].pushes for each in tables if DENSE_TABLE in each) == steps
-    assert all(method in {"create_table", "pull", "pull_dense", "apply", "statistics"}
-               for _, method, _, _ in service.calls)  # fmt: skip
+    assert all(
+        method in {"create_table", "pull", "pull_dense", "apply", "statistics"}
+        for _, method, _, _ in service.calls
+    )
 
 
 def test_a_record_says_where_the_time_went() -> None:

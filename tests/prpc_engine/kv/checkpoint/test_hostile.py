@@ -29,8 +29,9 @@ from tests.prpc_engine.kv.checkpoint.jobs import (
 from tests.prpc_engine.processes import PATIENCE_S
 
 ODD: list[Any] = [
-    None, True, -1, 0, 1, 2**31, 2**62, 2**63, 10**400, 1e308, -0.5, "", "x", "../../etc/passwd", "/etc/passwd", "a\x00b",
-    "\u00e9" * 300, [], [0], [-1], [2**40, 2**40], [[1, 2]], {}, {"name": "sgd"}, [[[]]],
+    None, True, -1, 0, 1, 2**31, 2**62, 2**63, 10**400, 1e308, -0.5,
+    "", "x", "../../etc/passwd", "/etc/passwd", "a\x00b", "\u00e9" * 300,
+    [], [0], [-1], [2**40, 2**40], [[1, 2]], {}, {"name": "sgd"}, [[[]]],
 ]  # fmt: skip
 
 

@@ -531,9 +531,10 @@ def crash() -> None:
 
 
 FLOWS = (
-    connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers, rejoin, lost_server,
-    replaced_server, dead_in_barrier, crash, joint, group, threads, landing, awaited, order, own_benchmark,
-    together, holder, rejoin_launched, elastic, miscounted, flows.lengths, ipc_benchmark, benchmark_stress,
+    connection, simple_app, kv_app, kv_app_multi_workers, kv_app_benchmark, verbs, early, barriers,
+    rejoin, lost_server, replaced_server, dead_in_barrier, crash, joint, group, threads, landing,
+    awaited, order, own_benchmark, together, holder, rejoin_launched, elastic, miscounted,
+    flows.lengths, ipc_benchmark, benchmark_stress,
 )  # fmt: skip
 
 if __name__ == "__main__":

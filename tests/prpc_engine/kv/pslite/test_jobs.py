@@ -94,8 +94,13 @@ def test_the_kv_app_is_exact_over_sockets_too(van: str) -> None:
 @pytest.mark.parametrize("flow", ["simple_app", "kv_app"])
 def test_lost_messages_are_sent_again_and_handled_once(flow: str, seed: int) -> None:
     report = run(
-        flow, servers=1, PS_DROP_MSG="10", PS_RESEND="1", PS_RESEND_TIMEOUT="50", PS_DROP_SEED=str(seed)
-    )  # fmt: skip
+        flow,
+        servers=1,
+        PS_DROP_MSG="10",
+        PS_RESEND="1",
+        PS_RESEND_TIMEOUT="50",
+        PS_DROP_SEED=str(seed),
+    )
     assert report.code == 0, str(report)
 
 
