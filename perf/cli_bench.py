@@ -66,7 +66,8 @@ def main(
 
     `record` appends the figures to perf/history/. `compare` shows them beside earlier ones: "" the
     last of this machine, else a commit, or a file. `finished` is a run that --json printed, to take
-    in place of measuring. `folder` holds the histories. Raises ConfigError where one of these three cannot be had.
+    in place of measuring. `folder` holds the histories. Raises ConfigError where one of these three
+    cannot be had.
     """
     if subject not in SUBJECTS:
         raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")

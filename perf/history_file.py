@@ -104,7 +104,10 @@ def past(bench: str, asked: str, folder: Path = FOLDER) -> tuple[list[Line], str
 
 
 def read_run(path: Path, bench: str) -> list[dict[str, Any]]:
-    """The records of a finished run of a benchmark, as `--json` printed them. Raises ConfigError."""
+    """The records of a finished run of a benchmark, as `--json` printed them.
+
+    Raises ConfigError.
+    """
     if not path.is_file():
         raise ConfigError(f"no file {path}: `prpc bench <subject> --json > {path}` makes one")
     records = [record for _, record in _records(path)]

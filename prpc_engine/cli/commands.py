@@ -29,7 +29,8 @@ SECTIONS = {
     },
     "Run a job": {
         "master": "serve names, ids, locks and barriers to the nodes of a job",
-        "launch": "run a command as scheduler, servers and workers of ps-lite's kind on this machine",
+        "launch": "run a command as scheduler, servers and workers of ps-lite's kind on this "
+        "machine",
         "run": 'run a script of TensorFlow with protocol="prpc", or a whole cluster of it on this '
         "machine",
         "endpoint-map": "say where the data of each task of a TensorFlow-style cluster goes",

@@ -21,8 +21,8 @@ from prpc_engine.settings.cluster_spec import CHIEF, EVALUATOR, PS, WORKER
     "run",
     'Run a script of TensorFlow that may say protocol="prpc", and one that names no protocol as if '
     "it did. With --workers: as a whole cluster on this machine, each task told its place by "
-    "TF_CONFIG. When a task fails the rest is ended, and its exit code is that of the job; 124: the "
-    "time was over.",
+    "TF_CONFIG. When a task fails the rest is ended, and its exit code is that of the job; 124: "
+    "the time was over.",
     context_settings={"allow_interspersed_args": False},
 )
 @click.option("--protocol", default="prpc", metavar="NAME", help="where the script names none")

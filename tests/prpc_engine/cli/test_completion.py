@@ -47,8 +47,11 @@ def test_bash_offers_what_may_follow(words: list[str], expected: set[str], tmp_p
     ran = subprocess.run(
         ["bash", "-c", TAB, "bash", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
-        capture_output=True, text=True, timeout=TIMEOUT_S, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
     assert set(ran.stdout.split()) == expected
 
 
