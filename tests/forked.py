@@ -2,12 +2,14 @@
 
     python -m tests.forked FD
 
-Starting Python and importing prpc_engine takes 0.35 s, forking a process that has done so 0.01 s. The nursery does nothing but
-fork, so what it forks is as clean as a new process: no thread, no connection, no secret, nothing made. The child then runs the
-module as `python -m` does and comes to its end as any Python: exit handlers, threads that are waited for, SystemExit, Ctrl-C.
+Starting Python and importing prpc_engine takes 0.35 s, forking a process that has done so 0.01 s.
+The nursery does nothing but fork, so what it forks is as clean as a new process: no thread, no
+connection, no secret, nothing made. The child then runs the module as `python -m` does and comes to
+its end as any Python: exit handlers, threads that are waited for, SystemExit, Ctrl-C.
 
-Requests go over a socket that keeps messages whole: what to run with its three standard streams one way, a pid the other; then
-a pid to wait for, and its exit code. The nursery ends when the test's end of that socket closes, and its children with it.
+Requests go over a socket that keeps messages whole: what to run with its three standard streams one
+way, a pid the other; then a pid to wait for, and its exit code. The nursery ends when the test's
+end of that socket closes, and its children with it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Forked:
-    """One such process, with the verbs of subprocess.Popen that tests use. Its end is waited for by whoever started it."""
+    """One such process, with the verbs of subprocess.Popen that tests use. Its end is waited for by
+    whoever started it.
+    """
 
     def __init__(self, nursery: Nursery, pid: int, args: list[str]) -> None:
         self.pid = pid
@@ -82,7 +86,9 @@ class Forked:
 
 
 class Nursery:
-    """The process that forks, seen from the tests: one a process, started by the first that asks for it (`nursery()`)."""
+    """The process that forks, seen from the tests: one a process, started by the first that asks
+    for it (`nursery()`).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # tests start programs in threads, too
@@ -107,7 +113,9 @@ class Nursery:
     def start(
         self, arguments: list[str], environment: Mapping[str, str], stdin: int, stdout: int
     ) -> Forked:
-        """`python -m *arguments` in ROOT; its stderr is that of the caller. The descriptors stay the caller's."""
+        """`python -m *arguments` in ROOT; its stderr is that of the caller. The descriptors stay
+        the caller's.
+        """
         request = json.dumps({"run": arguments, "environment": dict(environment)}).encode()
         return Forked(self, self._asked(request, [stdin, stdout, 2]), arguments)
 
@@ -155,15 +163,19 @@ def close_nursery() -> None:
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
-    """Whether a program with that environment may be forked: what is read when modules are imported was read before."""
+    """Whether a program with that environment may be forked: what is read when modules are imported
+    was read before.
+    """
     return failpoints.VARIABLE not in environment
 
 
-# -- the nursery's own process -------------------------------------------------------------------------------------------
+# -- the nursery's own process ---------------------------------------------------------------------
 
 
 def serve(sock: socket.socket) -> tuple[list[str], dict[str, str]] | None:
-    """Fork and wait as asked. Returns in each child what it is to run, and None here when the tests have hung up."""
+    """Fork and wait as asked. Returns in each child what it is to run, and None here when the tests
+    have hung up.
+    """
     libc = ctypes.CDLL(None)
     gc.collect()
     gc.freeze()  # children that collect garbage do not touch, and so copy, every page
@@ -195,8 +207,8 @@ def run(arguments: list[str], environment: dict[str, str]) -> None:
     os.environ.update(environment)
     time.tzset()
     sys.argv = arguments
-    # Those that there are know what kind of file the nursery had. They stay, as sys.__stdin__ and so
-    # on: they would close what they stand for.
+    # Those that there are know what kind of file the nursery had. They stay, as sys.__stdin__ and
+    # so on: they would close what they stand for.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)

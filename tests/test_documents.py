@@ -51,7 +51,9 @@ def too_wide(text: str) -> list[str]:
 
 
 def words_of(text: str) -> list[str]:
-    """What stands in backticks outside of fenced blocks, cut at spaces: `pytest tests/x.py` is two words."""
+    """What stands in backticks outside of fenced blocks, cut at spaces: `pytest tests/x.py` is two
+    words.
+    """
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     return [word for span in re.findall(r"`([^`]+)`", text) for word in span.split()]
 

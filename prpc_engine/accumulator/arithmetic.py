@@ -104,6 +104,5 @@ def check_comparable(whose: str, one: Any, two: Any) -> None:
     if (np.abs(whole.astype(np.float64)) > WHOLE_FLOAT_MAX).any():
         raise BadArguments(
             f"{whose} compares floats with whole numbers of more than 53 bits, "
-            "which no float64 holds exactly: write all arrays "
-            "as one of the two"
+            "which no float64 holds exactly: write all arrays as one of the two"
         )

@@ -66,8 +66,7 @@ class AUC(Aggregator, kind="auc"):
         ):
             raise ConfigError(
                 f"AUC with low={low!r}, high={high!r}: two finite numbers are allowed, "
-                "low below high by more than "
-                f"{bins / sys.float_info.max:.2g}"
+                f"low below high by more than {bins / sys.float_info.max:.2g}"
             )
         self.distinct_max, self.bins, self.low, self.high = distinct_max, bins, low, high
         self._scores: Floats = np.empty(0)  # sorted; the numbers of bins once binned
@@ -247,8 +246,7 @@ def _checked_arrays(labels: Any, scores: Any) -> tuple[Counts, Floats]:
     ):
         raise BadArguments(
             "an auc counter takes two arrays of numbers of one length, "
-            f"not {labels.dtype}{list(labels.shape)} and "
-            f"{scores.dtype}{list(scores.shape)}"
+            f"not {labels.dtype}{list(labels.shape)} and {scores.dtype}{list(scores.shape)}"
         )
     if not np.isin(labels, (0, 1)).all() or not np.isfinite(scores).all():
         raise BadArguments("an auc counter takes labels 0 and 1 and finite scores")

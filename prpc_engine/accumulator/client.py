@@ -96,8 +96,7 @@ def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -
         if time.monotonic() >= deadline_s:
             raise errors.NoServer(
                 f"{name!r} has the servers {list(known)}, and {missing} did not appear within "
-                f"{timeout_s} s: start them, with "
-                f"server_id={missing[0]} where others run"
+                f"{timeout_s} s: start them, with server_id={missing[0]} where others run"
             )
         time.sleep(RETRY_S_MIN)
 

@@ -296,8 +296,7 @@ class AccumulatorServer:
         if len(states) != servers:
             raise ConfigError(
                 f"{self._path} was saved by {len(states)} servers, and here are {servers}: "
-                "names are spread over them "
-                "differently; start as many shards as before"
+                "names are spread over them differently; start as many shards as before"
             )
         for at, state in enumerate(states):
             saved_name, saved_id = state.get("name", self.name), state.get("server_id", -1)

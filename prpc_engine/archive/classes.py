@@ -125,8 +125,7 @@ def _ways_of(cls: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         ), lambda fields: cls(**fields)
     raise ConfigError(
         f"{cls!r} is no dataclass, msgspec.Struct, NamedTuple or Enum: "
-        "register it with pack= (what to send of an object) and "
-        "unpack= (the object made of that)"
+        "register it with pack= (what to send of an object) and unpack= (the object made of that)"
     )
 
 

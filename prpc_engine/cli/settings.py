@@ -1,5 +1,5 @@
-"""What this environment sets: each setting, what holds, and where that comes from. Nothing is set or
-decided here.
+"""What this environment sets: each setting, what holds, and where that comes from. Nothing is set
+or decided here.
 
     group    its settings
     node     those of NodeConfig, by section: the file that PRPC_CONFIG names, and PRPC_* variables

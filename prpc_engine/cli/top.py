@@ -44,10 +44,10 @@ ASKED_AT_ONCE_MAX = 32
 
 @command(
     "top",
-    "Watch a job: each of its nodes and shards, and its master, until Ctrl-C. Percentiles are those "
-    "of handlers, and there only where RpcService(timing=True) measures them. A process that does "
-    "not answer is listed with the reason. At a terminal: q quits, s sorts by the next column (S: by "
-    "the one before), r reverses, arrows, page keys, home and end move.",
+    "Watch a job: each of its nodes and shards, and its master, until Ctrl-C. Percentiles are "
+    "those of handlers, and there only where RpcService(timing=True) measures them. A process that "
+    "does not answer is listed with the reason. At a terminal: q quits, s sorts by the next column "
+    "(S: by the one before), r reverses, arrows, page keys, home and end move.",
 )
 @click.argument("master", metavar="HOST:PORT")
 @click.option("--root", default=DEFAULT_ROOT, metavar="NAME", help="of the job at that master")

@@ -301,8 +301,7 @@ class Link:
     def _lost(self, errand: Errand, error: BaseException) -> TaskLost:
         return TaskLost(
             f"{errand.what} was asked of {self._text}, which was lost: {error}; "
-            "a tensor that was on its way is lost with the "
-            "connection: begin another step"
+            "a tensor that was on its way is lost with the connection: begin another step"
         )
 
     def _fail(self, errand: Errand, error: BaseException) -> None:

@@ -275,8 +275,7 @@ class Rendezvous:
         if self.waiting + more > self._tensors_max:
             raise Backpressure(
                 f"{key!r} of step {step}: {self.waiting} tensors and requests wait already, "
-                f"{self._tensors_max} may; receive "
-                "them, or cleanup() steps that are over"
+                f"{self._tensors_max} may; receive them, or cleanup() steps that are over"
             )
         there.waiting += 1  # so that it is not what is forgotten
         try:

@@ -112,8 +112,7 @@ class Embedding(torch.nn.Module):  # type: ignore[misc, unused-ignore]
             if len(self._used) >= FORWARDS_MAX:
                 raise BadArguments(
                     f"embedding {self.table!r}: {FORWARDS_MAX} forwards without step() "
-                    "or zero_grad(); to read only, use "
-                    "torch.no_grad() or eval()"
+                    "or zero_grad(); to read only, use torch.no_grad() or eval()"
                 )
             rows.requires_grad_()
             self._used.append((asked, rows))

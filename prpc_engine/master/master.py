@@ -202,6 +202,5 @@ def master_error(address: str, error: errors.RpcError, started: float) -> errors
         return error
     return errors.MasterUnreachable(
         f"no master answers at {address} ({time.monotonic() - started:.1f} s): {error}; "
-        f"start one with Master({address!r}), or "
-        "mend the address"
+        f"start one with Master({address!r}), or mend the address"
     )

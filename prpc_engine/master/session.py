@@ -324,15 +324,13 @@ class MasterSession:
             return self._maybe(request, f"it did not come back within {after_s:.3f} s")
         return errors.MasterUnreachable(
             f"{self._asked(request)} was not asked: no master answers at {self.address} for "
-            f"{after_s:.3f} s "
-            f"({self._last_error}); start it again there with the same --journal"
+            f"{after_s:.3f} s ({self._last_error}); start it again there with the same --journal"
         )
 
     def _maybe(self, request: _Request, why: str) -> errors.RpcError:
         return errors.MaybeExecuted(
             f"{self._asked(request)} was sent to the master at {self.address}, which was lost; "
-            f"{why} ({self._last_error}): it "
-            "may have been done; look before you ask again"
+            f"{why} ({self._last_error}): it may have been done; look before you ask again"
         )
 
     # -- the node and its servers ------------------------------------------------------------------

@@ -82,8 +82,7 @@ class CustomerRouter:
         ):
             raise errors.Backpressure(
                 f"{self.early_messages} messages of {self._early_bytes} bytes wait for handlers "
-                f"at {self._name}, this is "
-                f"for app {app_id}: make its KVServer or SimpleApp there, "
+                f"at {self._name}, this is for app {app_id}: make its KVServer or SimpleApp there, "
                 "and set its request handle"
             )
         answer = Future()

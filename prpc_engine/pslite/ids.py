@@ -92,8 +92,7 @@ def members(group: int, servers: int, workers: int) -> tuple[int, ...]:
     if rank_of(group) >= count:
         raise ConfigError(
             f"{group} is no node or group of a job of {servers} servers and {workers} workers: "
-            "groups are 1 to 7, servers "
-            f"8 to {2 * servers + 6}, workers 9 to {2 * workers + 7}"
+            f"groups are 1 to 7, servers 8 to {2 * servers + 6}, workers 9 to {2 * workers + 7}"
         )
     return (group,)
 

@@ -33,7 +33,8 @@ SLAB_BYTES_MAX = 8 << 30
 SERVER_ID_MAX = (1 << 31) - 1
 TIMEOUT_S_MAX = 3600.0  # of what waits for others to start: as long as the master holds a look-up
 DEFAULT_ROOT = "root"  # of a job at its master
-# How long a host that vanished stays a member; a process that died on the master's host goes at once.
+# How long a host that vanished stays a member; a process that died on the master's host goes at
+# once.
 LEASE_S = 5.0
 # below: a busy machine ends sessions that live; above: nobody would wait for it
 LEASE_S_MIN, LEASE_S_MAX = 0.1, 3600.0
@@ -90,8 +91,7 @@ def _long_enough(secret: bytes, where: str) -> bytes:
     if len(secret) < SECRET_LENGTH_MIN:
         raise ConfigError(
             f"{where}: a secret of {len(secret)} bytes, at least {SECRET_LENGTH_MIN} are "
-            "expected, and random ones: make it by "
-            "(umask 077; openssl rand -hex 32 > FILE)"
+            "expected, and random ones: make it by (umask 077; openssl rand -hex 32 > FILE)"
             + ("; secret=NO_SECRET asks for none" if not secret else "")
         )
     return secret

@@ -1,8 +1,8 @@
-"""The TOML file that PRPC_CONFIG names: read once, by section. What a setting may be is checked where
-the layers meet (node_config.py).
+"""The TOML file that PRPC_CONFIG names: read once, by section. What a setting may be is checked
+where the layers meet (node_config.py).
 
-A file has the sections at its top, or below [tool.prpc], as a pyproject.toml has them: what else is in
-such a file belongs to others.
+A file has the sections at its top, or below [tool.prpc], as a pyproject.toml has them: what else is
+in such a file belongs to others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class ConfigFile:
 
     @classmethod
     def read(cls, path: str) -> ConfigFile:
-        """Raises ConfigError: it cannot be read, is no TOML, or has a section that is none of ours."""
+        """Raises ConfigError: it cannot be read, is no TOML, or has a section that is none of
+        ours.
+        """
         if not path:
             return cls("")
         try:
@@ -44,8 +46,8 @@ class ConfigFile:
             raise ConfigError(f"{path}: {error}") from error
         except RecursionError:
             raise ConfigError(
-                f"{path}: tables or lists are nested too deep: no setting of ours is, so it is another "
-                "file"
+                f"{path}: tables or lists are nested too deep: no setting of ours is, "
+                "so it is another file"
             ) from None
         prefix, tools = "", content.get(TOOL)
         if isinstance(tools, dict) and isinstance(tools.get(NAME), dict):
@@ -54,8 +56,8 @@ class ConfigFile:
             if section not in SECTIONS:
                 allowed = ", ".join(f"[{one}]" for one in SECTIONS if one != "allow")
                 raise ConfigError(
-                    f"{path}: unknown section or value {prefix + section!r}: allowed are {allowed} and "
-                    "[[allow]]"
+                    f"{path}: unknown section or value {prefix + section!r}: "
+                    f"allowed are {allowed} and [[allow]]"
                 )
         return cls(path, content, prefix)
 
@@ -64,7 +66,9 @@ class ConfigFile:
         return f"{self.path}: [{self.prefix}{section}]"
 
     def table(self, section: str) -> dict[str, Any]:
-        """A section's settings; empty where it is not there. Raises ConfigError for what is no table."""
+        """A section's settings; empty where it is not there. Raises ConfigError for what is no
+        table.
+        """
         table = self.content.get(section, {})
         if not isinstance(table, dict):
             raise ConfigError(

@@ -1,5 +1,5 @@
-"""What each layer of the settings says, by the names of NodeConfig's settings. Which layer holds, and
-whether a value is allowed, is decided where they meet (node_config.py).
+"""What each layer of the settings says, by the names of NodeConfig's settings. Which layer holds,
+and whether a value is allowed, is decided where they meet (node_config.py).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Found(NamedTuple):
 
 
 def of_arguments(arguments: Mapping[str, Any]) -> dict[str, Found]:
-    """What a program passes; None as if it did not. Raises TypeError for an unknown one, ConfigError
-    for limits that are none.
+    """What a program passes; None as if it did not. Raises TypeError for an unknown one,
+    ConfigError for limits that are none.
     """
     found = {}
     for name, value in arguments.items():
@@ -56,8 +56,8 @@ def of_arguments(arguments: Mapping[str, Any]) -> dict[str, Found]:
 
 
 def of_file(file: ConfigFile) -> dict[str, Found]:
-    """What the file says. Raises ConfigError for settings that are unknown, and for rules of [[allow]]
-    that are none.
+    """What the file says. Raises ConfigError for settings that are unknown, and for rules of
+    [[allow]] that are none.
     """
     found: dict[str, Found] = {}
     allowed = {section: kind.__struct_fields__ for section, kind in SECTIONS.items()}

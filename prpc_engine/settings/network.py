@@ -185,7 +185,9 @@ TENSOR_FUSE = Variable(("PRPC_TENSOR_FUSE",), _switch, False)
 
 
 class RoleVariables(NamedTuple):
-    """What a role reads of the cores that communicate; `unpinned` says the opposite of pin_cores."""
+    """What a role reads of the cores that communicate;
+    `unpinned` says the opposite of pin_cores.
+    """
 
     cores: Variable[int]
     polling: Variable[bool]
@@ -200,8 +202,8 @@ def of_role(role: str) -> RoleVariables:
 
 
 def found_in(environ: Mapping[str, str], role: str = "") -> dict[str, FoundValue[Any]]:
-    """The settings of NodeConfig that are set in the environment, by name; those of the role, "" for
-    none, above those of every node. "cores" is the role's number. Raises ConfigError.
+    """The settings of NodeConfig that are set in the environment, by name; those of the role, ""
+    for none, above those of every node. "cores" is the role's number. Raises ConfigError.
     """
     found = {name: variable.find(environ) for name, variable in OF_NODES.items()}
     if role:

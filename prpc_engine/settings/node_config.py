@@ -1,28 +1,32 @@
-"""NodeConfig: everything that a node is told before it starts. Read once, checked once, passed whole.
+"""NodeConfig: everything that a node is told before it starts. Read once, checked once, passed
+whole.
 
-    layer         what                                               origin, as `prpc config` shows it
-    default       the fields of the sections below                   default
-    file          the TOML file that PRPC_CONFIG names               FILE: [shards]
-    environment   PRPC_* variables, above them those of a role       PRPC_SHARDS='4'
-    argument      what the program passes: RpcService(shards=4)      argument shards
+    layer        what                                           origin, as `prpc config` shows it
+    default      the fields of the sections below               default
+    file         the TOML file that PRPC_CONFIG names           FILE: [shards]
+    environment  PRPC_* variables, above them those of a role   PRPC_SHARDS='4'
+    argument     what the program passes: RpcService(shards=4)  argument shards
 
 A later layer replaces an earlier one, setting by setting.
 
-    setting            argument     variable             of role ps              of role worker, chief
-    node.transports    transports   PRPC_TRANSPORTS
-    shards.count       shards       PRPC_SHARDS          NETWORK_PS_CORE_NUMBER  NETWORK_WORKER_CORE_NUMBER
-    shards.polling     polling      PRPC_ENABLE_POLLING  PS_ENABLE_POLLING       WORKER_ENABLE_POLLING
-    shards.pin_cores   pin_cores    PRPC_PIN_CORES       PS_DISABLE_PIN_CORES    WORKER_DISABLE_PIN_CORES
-    secret             secret       PRPC_SECRET_FILE, PRPC_SECRET
-    tls                tls          PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA
+    setting           argument    variable             of a role: ps, then worker and chief
+    node.transports   transports  PRPC_TRANSPORTS
+    shards.count      shards      PRPC_SHARDS          NETWORK_PS_CORE_NUMBER
+                                                       NETWORK_WORKER_CORE_NUMBER
+    shards.polling    polling     PRPC_ENABLE_POLLING  PS_ENABLE_POLLING
+                                                       WORKER_ENABLE_POLLING
+    shards.pin_cores  pin_cores   PRPC_PIN_CORES       PS_DISABLE_PIN_CORES
+                                                       WORKER_DISABLE_PIN_CORES
+    secret            secret      PRPC_SECRET_FILE, PRPC_SECRET
+    tls               tls         PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA
 
-A role's variables have twins that begin with PRPC_, and jobs other than ps, worker and chief read some
-of them (network.py). A process without a role reads none.
+A role's variables have twins that begin with PRPC_, and jobs other than ps, worker and chief read
+some of them (network.py). A process without a role reads none.
 
-A role's number counts the cores that communicate: 1 is the process itself, a larger number that many
-shards. A count of a variable or a file is clamped to the cores of this process's cpuset, with a line in
-`notes`: it was written for a kind of machine, and a job moves between machines. An argument is taken as
-it is.
+A role's number counts the cores that communicate: 1 is the process itself, a larger number that
+many shards. A count of a variable or a file is clamped to the cores of this process's cpuset, with
+a line in `notes`: it was written for a kind of machine, and a job moves between machines. An
+argument is taken as it is.
 """
 
 from __future__ import annotations
@@ -130,7 +134,9 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         transports: Sequence[str] | None = None,
         advertise: Address | None = None,
     ) -> NodeConfig:
-        """The same for another node of this process: at that address, over those transports; None: its own."""
+        """The same for another node of this process: at that address, over those transports, reached
+        at `advertise`. transports None: its own.
+        """
         chosen = self.node.transports if transports is None else tuple(transports)
         return replace(
             self, node=replace(self.node, bind=bind, transports=chosen, advertise=advertise)
@@ -186,8 +192,8 @@ def _build(found: dict[str, Found], notes: tuple[str, ...]) -> NodeConfig:
     )
     if config.node.allow_pickle and not secret:
         raise ConfigError(
-            "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): who may send a pickle may "
-            "run anything here"
+            "allow_pickle=True needs a secret of the job (PRPC_SECRET_FILE): "
+            "who may send a pickle may run anything here"
         )
     names = (name for name, _ in config.settings())
     origins = {name: found[name].origin if name in found else DEFAULT for name in names}

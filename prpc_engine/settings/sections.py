@@ -1,5 +1,5 @@
-"""The sections of NodeConfig, which are those of the file as well, and the arguments that replace their
-settings. Types and ranges stand here alone, with the words that an error says them in.
+"""The sections of NodeConfig, which are those of the file as well, and the arguments that replace
+their settings. Types and ranges stand here alone, with the words that an error says them in.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class NodeSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     timeout_s       for the master to answer
     lease_s         how long rank and servers outlive the node's silence
     root            which job of those that share the master
-    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log; inf: none is
+    stall_budget_s  a handler that keeps the reactor for more seconds is named in the log; inf: none
+                    is
     timing          measure how long each handler takes
     slow_call_s     the same, and handlers that take so many seconds are named in the log
     allow_pickle    send and accept any object as a pickle
@@ -94,9 +95,9 @@ class ShardsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     count      how many; 0: none. "auto" is resolved as the settings are read
     polling    they, and threads that wait, never sleep
-    pin_cores  True: each stays on a core that no other node of this host takes which is told the same;
-               without shards the thread that communicates does. False: none is bound. None: each shard
-               stays on one core, whatever other nodes do
+    pin_cores  True: each stays on a core that no other node of this host takes which is told the
+               same; without shards the thread that communicates does. False: none is bound. None:
+               each shard stays on one core, whatever other nodes do
     restart    what becomes of one that dies
     """
 
@@ -107,15 +108,16 @@ class ShardsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TransportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[transport]: `tcp_checksum` asks for checksums of tcp connections without TLS. One of two sides
-    is enough.
+    """[transport]: `tcp_checksum` asks for checksums of tcp connections without TLS. One of two
+    sides is enough.
     """
 
     tcp_checksum: Switch = False
 
 
 class NodeArguments(TypedDict, total=False):
-    """What a program may pass, by name. None is as good as nothing: the file and the environment say.
+    """What a program may pass, by name. None is as good as nothing: the file and the environment
+    say.
 
     Meanings: the docstrings of NodeSection, ShardsSection, TransportSection and NodeConfig.
     """

@@ -286,8 +286,7 @@ class _Cutter:
             if edge is not None:
                 raise Unsupported(
                     f"{node.op} {name!r} lives longer than a step, and {text_of(edge)!r}, "
-                    "which it is made of, may change from "
-                    "step to step: make it of constants"
+                    "which it is made of, may change from step to step: make it of constants"
                 )
         if task == self.own:
             return OpKind.OWN

@@ -115,8 +115,7 @@ class Placer:
             return False
         raise Misplaced(
             f"Cannot colocate nodes {other.name!r} and {node.name!r}: they must run at one task, "
-            "and are assigned to "
-            f"{text_of(other_task)} and {text_of(task)}"
+            f"and are assigned to {text_of(other_task)} and {text_of(task)}"
         )
 
     def _wanted(self, node: GraphNode) -> Task | None:
@@ -149,8 +148,7 @@ class Placer:
         )
         return Misplaced(
             f"Cannot assign a device for operation {node.name}: {{{{node {node.name}}}}} was "
-            "explicitly assigned to "
-            f"{node.device} but available devices are [ {there} ]. "
+            f"explicitly assigned to {node.device} but available devices are [ {there} ]. "
             "Make sure the device specification refers to a valid device."
         )
 

@@ -48,8 +48,7 @@ def make_room(size: int, start_method: str) -> None:
     if start_method == "forkserver" and END * size > FORKSERVER_MAX:
         raise ShardError(
             f"a group of {size} shards hands each {END * size} file descriptors, "
-            "and start_method='forkserver' passes at most "
-            f"{FORKSERVER_MAX}: use 'spawn'"
+            f"and start_method='forkserver' passes at most {FORKSERVER_MAX}: use 'spawn'"
         )
     wanted = needed(size) + len(os.listdir("/proc/self/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -167,6 +167,5 @@ def polling_enabled(variable: str, value: str | None, default: bool) -> bool:
     except KeyError:
         raise ValueError(
             f"{variable}={value!r}: 1, true or on make the engine poll, 0, "
-            "false or off let it sleep when idle; unset it for the "
-            "default"
+            "false or off let it sleep when idle; unset it for the default"
         ) from None

@@ -124,8 +124,7 @@ class ReadyQueues:
         if len(self._order) >= CLASSES_MAX:
             raise ShardError(
                 f"task class {task_class.name!r} is one more than the {CLASSES_MAX} that a "
-                "reactor takes: make classes once, at "
-                "import, and not one a task"
+                "reactor takes: make classes once, at import, and not one a task"
             )
         made = _Queue(task_class.shares)
         queue = self._queues.setdefault(task_class, made)

@@ -238,8 +238,7 @@ class Lendings:
         if entry is None:
             raise RemoteProtocolError(
                 f"{self._peer} returned lease {lease}, which it does not hold: returned before, "
-                "or never lent "
-                f"({len(self._lent)} leases are out)"
+                f"or never lent ({len(self._lent)} leases are out)"
             )
         # failpoint: lease.taken_back
         self._release(entry[0])

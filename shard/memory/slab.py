@@ -266,8 +266,7 @@ class Slab:
     def _forked(self) -> ForkedError:
         return ForkedError(
             f"this slab belongs to process {os.getppid()}, not to its fork {os.getpid()}: "
-            "start processes by spawn, or make "
-            "arrays of a slab that the fork made itself"
+            "start processes by spawn, or make arrays of a slab that the fork made itself"
         )
 
     def _release(self, block: Block) -> None:

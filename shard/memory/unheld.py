@@ -42,8 +42,7 @@ def no_memory(nbytes: int) -> str:
     """The text for an array of so many bytes."""
     return (
         f"this process has no memory for an array of {nbytes} bytes that was sent to it: "
-        "raise its limits (`ulimit -v`, `ulimit "
-        "-d`), or send the array in parts"
+        "raise its limits (`ulimit -v`, `ulimit -d`), or send the array in parts"
     )
 
 

@@ -256,8 +256,7 @@ def _refuse_in_fork() -> None:
         connection._short_bytes_max = -1
         connection.error = connection.error or ForkedError(
             f"{connection.peer} belongs to process {os.getppid()}, "
-            f"and was used in its fork {os.getpid()}: start processes by "
-            "spawn and connect there"
+            f"and was used in its fork {os.getpid()}: start processes by spawn and connect there"
         )
         connection._outbox = deque()  # what waits is the parent's to write
         connection._let_go_in_fork()

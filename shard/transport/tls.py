@@ -358,8 +358,7 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
     except OSError as error:
         raise ShardError(
             f"certificate {files.cert!r} with key {files.key!r} cannot be used: {_reason(error)}; "
-            "both in PEM, the key without a "
-            "password and that of the certificate"
+            "both in PEM, the key without a password and that of the certificate"
         ) from error
     try:
         if files.ca:

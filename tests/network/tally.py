@@ -50,8 +50,7 @@ class Tally:
             f"{found.total()} cases: {found['hang']} hangs, {found['wrong']} wrong bytes, "
             f"{found['unnamed']} losses without a "
             f"name; {found['right']} right, {found['named']} losses named; "
-            f"without a checksum {found['unfound']} inverted bits "
-            "of payload were not found"
+            f"without a checksum {found['unfound']} inverted bits of payload were not found"
         )
 
 

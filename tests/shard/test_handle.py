@@ -324,8 +324,7 @@ def test_a_ring_that_passes_the_limit_on_file_sizes_says_so_and_leaves_no_name()
     )
     assert ran.stdout.splitlines() == [
         "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), "
-        "which shared memory falls "
-        "under: raise `ulimit -f`, or ask for a smaller one",
+        "which shared memory falls under: raise `ulimit -f`, or ask for a smaller one",
         "[]",
     ]
 

@@ -272,8 +272,7 @@ def test_a_limit_on_file_sizes_is_named_when_it_is_what_stands_in_the_way() -> N
     )
     assert ran.stdout == (
         "a segment of 2.0 MiB passes this process's limit on file sizes, 1.0 MiB (RLIMIT_FSIZE), "
-        "which shared memory falls "
-        "under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower\n"
+        "which shared memory falls under: raise `ulimit -f`, or set PRPC_SLAB_BYTES_MAX lower\n"
     )
 
 

@@ -322,8 +322,7 @@ def commit(
             f"{unfinished} is not there, or not any more: it was given up meanwhile, "
             "or nothing was written there for "
             f"{LEFT_S:.0f} s and another save removed it; save again (the folder must be one that "
-            "all servers see, on a shared "
-            "file system)"
+            "all servers see, on a shared file system)"
         )
     check_sizes(
         unfinished, manifest, "the folder must be one that all servers see, on a shared file system"

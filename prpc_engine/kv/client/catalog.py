@@ -239,8 +239,7 @@ class Catalog:
         if self._beginnings is None:
             raise ConfigError(
                 f"reset of tables of {self._name!r}: only TableServers that have a master lose "
-                "rows in that way; elastic tables "
-                "say so with EpochChanged and go on"
+                "rows in that way; elastic tables say so with EpochChanged and go on"
             )
         until = time.monotonic() + timeout_s
         names = list(tables) or sorted(self._specs)

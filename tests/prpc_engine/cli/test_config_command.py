@@ -79,7 +79,8 @@ def test_each_setting_says_where_it_comes_from(
 ) -> None:
     file = tmp_path / "own.toml"
     file.write_text(
-        "[limits]\nconnections_per_peer = 3\n[transport]\ntcp_checksum = true\n[shards]\ncount = 1\n"
+        "[limits]\nconnections_per_peer = 3\n[transport]\ntcp_checksum = true\n"
+        "[shards]\ncount = 1\n"
     )
     environment = {
         "PRPC_CONFIG": str(file),
