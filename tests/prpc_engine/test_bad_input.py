@@ -26,6 +26,7 @@ from prpc_engine.settings.config import secret_from
 from shard import DEFAULT_LIMITS, Limits, usable_cores
 from shard.transport.handshake import HELLO, PROOF_BYTES, Connector
 from tests.ports import address_of, hold_port
+from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -276,7 +277,7 @@ def test_an_object_without_methods_cannot_be_served(
 ) -> None:
     with refused(errors.ConfigError, *words):
         world.service.create_server("empty", served)
-    assert world.service._ask_master("services") == ["test"]
+    assert seen.servers(world.service) == {"test": [0]}
 
 
 # -- addresses, secrets, settings ------------------------------------------------------------------

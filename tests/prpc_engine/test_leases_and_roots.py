@@ -18,6 +18,7 @@ from prpc_engine import Master, MasterClient, RetryPolicy, RpcService
 from prpc_engine.errors import ConfigError, NoServer
 from prpc_engine.master.client import TreeEvent
 from tests.program import Program, halt
+from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -78,12 +79,10 @@ def test_a_node_that_stands_still_beyond_its_lease_is_gone_and_watchers_are_told
             while (event := told.get(timeout=PATIENCE_S)).value is not None:
                 pass  # on a busy machine it may have been silent for too long before, and come back
             assert event.path == "/_node_/1"
-            wait_until(
-                lambda: service._ask_master("ranks") == [0], "its end, now that it stands still"
-            )
+            wait_until(lambda: seen.ranks(service) == [0], "its end, now that it stands still")
             wait_until(lambda: client.server_ids == (), "its client, that is told too")
             node.process.send_signal(signal.SIGCONT)
-            wait_until(lambda: service._ask_master("ranks") == [0, 1], "the node, that joins anew")
+            wait_until(lambda: seen.ranks(service) == [0, 1], "the node, that joins anew")
             wait_until(lambda: client.server_ids == (0,), "its server")
             assert client.call("echo", 2) == 2
         finally:

@@ -23,6 +23,7 @@ from prpc_engine.errors import (
 )
 from prpc_engine.master.client import MasterClient, TreeEvent
 from tests.program import halt
+from tests.prpc_engine import seen
 from tests.prpc_engine.master_processes import ClientProcess, MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -110,7 +111,7 @@ def test_calls_between_nodes_go_on_without_a_master(tmp_path: Path) -> None:
             wait_until(lambda: len(answered) > during + 100 or failures, "calls without a master")
             with first.again(), MasterClient(first.address) as other:
                 wait_until(lambda: service.master_client.connected, "the session")
-                assert service._ask_master("ranks") == [0, 1]
+                assert seen.ranks(service) == [0, 1]
                 assert [len(info.servers) for info in other.get_rpc_service_info("RpcService")] == [
                     1
                 ]
@@ -121,7 +122,7 @@ def test_calls_between_nodes_go_on_without_a_master(tmp_path: Path) -> None:
                 service.create_server("new", {"one": lambda: 1})
                 assert service.create_client("new").call("one") == 1
                 server.end()
-                wait_until(lambda: "test" not in service._ask_master("services"), "its end")
+                wait_until(lambda: "test" not in seen.servers(service), "its end")
         finally:
             stop.set()
             caller.join(PATIENCE_S)
@@ -143,7 +144,7 @@ def test_a_master_without_a_journal_is_joined_anew(tmp_path: Path) -> None:
         with first.again():
             for service in (one, two):
                 wait_until(
-                    lambda service=service: len(service._ask_master("ranks")) == 2,
+                    lambda service=service: len(seen.ranks(service)) == 2,
                     "both to be back",
                 )  # type: ignore[misc]
             fresh = one.create_client("test", timeout_s=PATIENCE_S)

@@ -22,6 +22,7 @@ from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, MaybeExecuted, NotSent, RpcError
 from prpc_engine.node import slab
 from shard import ForkedError
+from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until
 from tests.shard.processes import in_fork
@@ -191,7 +192,7 @@ def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_
 
 def test_the_master_gives_the_id_of_a_dead_server_to_the_next(world: World) -> None:
     world.server.kill()
-    wait_until(lambda: "test" not in world.service._ask_master("services"), "the master's notice")
+    wait_until(lambda: "test" not in seen.servers(world.service), "the master's notice")
     with ServerProcess(world.master.address, "test", world.transport, server_id=0):
         assert world.service.create_client("test", timeout_s=PATIENCE_S).server_ids == (0,)
 

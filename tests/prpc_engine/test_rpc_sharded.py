@@ -16,6 +16,7 @@ from prpc_engine.errors import Closed, ConfigError, NodeExists, RpcError
 from prpc_engine.service.in_shard import open_shard
 from prpc_engine.settings.node_config import NodeConfig
 from shard import PeerLostError, ShardError
+from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -58,7 +59,7 @@ def test_the_owner_of_the_shards_can_call_them_too(services: tuple[RpcService, R
 def test_shards_have_the_rank_of_their_service(services: tuple[RpcService, RpcService]) -> None:
     sharded, plain = services
     assert sorted((sharded.rank, plain.rank)) == [0, 1]
-    assert sharded._ask_master("ranks") == [0, 1]
+    assert seen.ranks(sharded) == [0, 1]
 
 
 def test_sharded_servers_can_be_taken_back(services: tuple[RpcService, RpcService]) -> None:
@@ -67,7 +68,7 @@ def test_sharded_servers_can_be_taken_back(services: tuple[RpcService, RpcServic
     client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
     assert client.broadcast("echo", 1) == [1, 1]
     server.close()
-    wait_until(lambda: "test" not in plain._ask_master("services"), "the end of the service")
+    wait_until(lambda: "test" not in seen.servers(plain), "the end of the service")
     with pytest.raises(RpcError):
         client.call("echo", 1, timeout_s=0.1)
 
@@ -91,7 +92,7 @@ def test_a_killed_shard_ends_its_server_and_not_the_other(
     client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
     first, second = client.broadcast("pid")
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: len(plain._ask_master("lookup", "test", 0)) == 1, "the master's notice")
+    wait_until(lambda: seen.servers(plain)["test"] == [1], "the master's notice")
     assert client.call_to(1, "pid") == second
     with pytest.raises(RpcError):
         client.call_to(0, "pid", timeout_s=PATIENCE_S)
@@ -100,9 +101,9 @@ def test_a_killed_shard_ends_its_server_and_not_the_other(
     )
     with pytest.raises(PeerLostError, match=r"shard 0 .* it stays down"):
         sharded.create_server("other", Plain, sharded=True)
-    assert "other" not in plain._ask_master("services")
+    assert "other" not in seen.servers(plain)
     server.close()
-    assert "test" not in plain._ask_master("services")
+    assert "test" not in seen.servers(plain)
 
 
 def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_incarnation(
@@ -134,14 +135,10 @@ def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_in
     assert client.call_to(0, "pid") == pids[0] and client.call_to(1, "pid") != pids[1]
     assert "is gone: killed by SIGKILL; restart 1 of 5 follows" in caplog.text
     assert sharded.figures_of_shards(PATIENCE_S)[1].process.incarnation == 3
-    assert "closed" not in plain._ask_master("services"), (
-        "what was taken back before does not come back"
-    )
+    assert "closed" not in seen.servers(plain), "what was taken back before does not come back"
     for server in servers:
         server.close()
-    assert not {"test", "second"} & set(plain._ask_master("services")), (
-        "new instances are taken back, too"
-    )
+    assert not {"test", "second"} & seen.servers(plain).keys(), "new instances are taken back, too"
 
 
 def _answers(client: RpcClient, server_id: int) -> bool:
