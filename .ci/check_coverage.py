@@ -4,9 +4,9 @@ python .ci/check_coverage.py            fails where a module has fewer lines or 
 python .ci/check_coverage.py --write    states in docs/reference/coverage.md what was measured
 
 DECIDERS says which modules, and which tests count: the files that are about them, and not those of
-whole jobs, which pass through most lines and look at few of them. Every module of PURE (tests/test_architecture.py)
-stands in DECIDERS or in ELSEWHERE. Whole percents, rounded down, and hypothesis with a fixed seed:
-the same tree gives the same figures.
+whole jobs, which pass through most lines and look at few of them. Every module of PURE
+(tests/test_architecture.py) stands in DECIDERS or in ELSEWHERE. Whole percents, rounded down, and
+hypothesis with a fixed seed: the same tree gives the same figures.
 """
 
 from __future__ import annotations
@@ -169,7 +169,9 @@ def modules() -> list[str]:
 
 
 def figures_of(report: Mapping[str, object], names: Iterable[str]) -> dict[str, Figure]:
-    """Module -> figure, from the report of `coverage json`. Raises KeyError for a module without."""
+    """Module -> figure, from the report of `coverage json`.
+    Raises KeyError for a module without.
+    """
     files: Mapping[str, Mapping[str, Mapping[str, int]]] = report["files"]  # type: ignore[assignment]
     found = {}
     for name in names:

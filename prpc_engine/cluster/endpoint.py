@@ -69,7 +69,9 @@ def place_from(
     role: str,
     tasks: int,
 ) -> Place:
-    """From what the user said: the task's job, and how many tasks the cluster has. Raises ConfigError."""
+    """From what the user said: the task's job, and how many tasks the cluster has. Raises
+    ConfigError.
+    """
     check_environment()
     node = NodeConfig.load(
         role,
@@ -86,7 +88,8 @@ def place_from(
     if node.shards.count and not needed <= set(node.node.transports):
         text = (
             f"{task} has no communication shards, {node.shards.count} were asked for "
-            f"({node.origins['shards.count']}): they need shared memory and tcp, and transports are "
+            f"({node.origins['shards.count']}): they need shared memory and tcp, "
+            "and transports are "
             f"{', '.join(node.node.transports)}; its own process answers"
         )
         if config.shards is not None:

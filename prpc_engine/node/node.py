@@ -79,8 +79,8 @@ class Node:
 
     waiter        who turns the reactor while a thread waits; None in a shard, where nobody may
                   block
-    config        what it is told (settings/node_config.py); without transports it listens for nobody
-                  but this process
+    config        what it is told (settings/node_config.py); without transports it listens for
+                  nobody but this process
     servers       are there for whoever connects at once; more may come
     on_peer_lost  called with each peer whose connection is over, in the reactor's thread
 

@@ -168,7 +168,8 @@ class Postoffice:
             config = config.override(shards=0, polling=settings.polling, pin_cores=False)
         if config.shards.count:
             logger.warning(
-                "%s: a %s of ps-lite has no shards, as its handles use what the process holds: start "
+                "%s: a %s of ps-lite has no shards, as its handles use what the process holds: "
+                "start "
                 "more servers, or give KVServer handler_threads",
                 config.origins["shards.count"],
                 self.role,

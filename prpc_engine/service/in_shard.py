@@ -61,8 +61,8 @@ _node: _ShardNode | None = None
 
 
 async def open_shard(master: str, rank: int, config: NodeConfig, cores: tuple[int, ...]) -> None:
-    """Make this shard's node and join the job as part of the rank it belongs to. `cores`: where each
-    shard of the group is bound; none: nowhere, or as the group has it.
+    """Make this shard's node and join the job as part of the rank it belongs to. `cores`: where
+    each shard of the group is bound; none: nowhere, or as the group has it.
     """
     global _node
     _node = _ShardNode(master, config, cores)

@@ -134,8 +134,8 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         transports: Sequence[str] | None = None,
         advertise: Address | None = None,
     ) -> NodeConfig:
-        """The same for another node of this process: at that address, over those transports, reached
-        at `advertise`. transports None: its own.
+        """The same for another node of this process: at that address, over those transports,
+        reached at `advertise`. transports None: its own.
         """
         chosen = self.node.transports if transports is None else tuple(transports)
         return replace(

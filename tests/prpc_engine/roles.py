@@ -5,10 +5,10 @@
 uses that many of the cores it may, makes what ROLE names, tells in a JSON line what came of it, and
 ends with its standard input.
 
-    service, tables, elastic    an RpcService at the master ARGUMENT, alone or with that server on it
-    ps, worker                  a Server in a cluster of both; ARGUMENT is its host
-    pslite                      a node of ps-lite, as DMLC_* say
-    tensorflow                  a TaskServer of a cluster of one ps; ARGUMENT is its host
+    service, tables, elastic  an RpcService at the master ARGUMENT, alone or with that server on it
+    ps, worker                a Server in a cluster of both; ARGUMENT is its host
+    pslite                    a node of ps-lite, as DMLC_* say
+    tensorflow                a TaskServer of a cluster of one ps; ARGUMENT is its host
 
     shards     how many processes            kept      cores of each; without shards, of the thread
     polling    of the application            spinning  of the shards           that serves
