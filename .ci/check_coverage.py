@@ -135,7 +135,10 @@ DECIDERS = {
         ),
         _tests("prpc_engine/kv/pslite", "deciders"),
     ),
-    "`prpc top`": Decider(("prpc_engine.cli.top_table",), _tests("prpc_engine/cli", "top")),
+    "`prpc top`": Decider(
+        _below("prpc_engine.cli", "top_table top_view"),
+        _tests("prpc_engine/cli", "top top_view"),
+    ),
 }
 
 # Pure too, and without unit tests of their own: what tests them.
