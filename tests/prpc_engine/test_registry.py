@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from prpc_engine.errors import ConfigError
+from prpc_engine.master import namespace
 from prpc_engine.master.namespace import (
     LEASE_S_MAX,
     NAME_LENGTH_MAX,
@@ -14,6 +16,7 @@ from prpc_engine.master.namespace import (
     NoSuchNode,
     SessionExpired,
     VersionMismatch,
+    check_root,
     component,
     name_of,
     natural,
@@ -402,3 +405,58 @@ def test_a_rank_that_its_owner_chose_is_its_own() -> None:
     assert registry.get_comm_info(b) == [[7, ["tcp://7:1"]]]
     with pytest.raises(NodeExists):
         registry.register_node(b, 7, [])
+
+
+def test_a_master_that_begins_gives_each_session_it_remembers_its_whole_lease() -> None:
+    registry = Registry()
+    session = opened(registry, now=0.0)  # before it was killed
+    registry.start(100.0)
+    ended = [registry.expire(100.0 + tenths / 10) for tenths in range(int(LEASE_S * 10))]
+    assert not any(ended)
+    assert registry.expire(100.0 + LEASE_S + 0.1) == [session]
+
+
+def test_the_root_of_a_job_stays() -> None:
+    registry = Registry()
+    with pytest.raises(RegistryError, match="the root stays"):
+        registry.tree_node_del(opened(registry), "", -1)
+
+
+@pytest.mark.parametrize("root", ["", "r" * (NAME_LENGTH_MAX + 1), 3, None])
+def test_a_root_is_a_short_text_that_is_not_empty(root: object) -> None:
+    with pytest.raises(ConfigError, match=f"1 to {NAME_LENGTH_MAX} characters"):
+        check_root(root)
+
+
+def test_sequence_nodes_end_where_their_digits_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More would be sorted before the first ones."""
+    monkeypatch.setattr(namespace, "SEQUENCE_DIGITS", 1)
+    registry = Registry()
+    session = opened(registry)
+    registry.tree_node_add(session, "/queue", "", False)
+    names = [registry.tree_node_gen(session, "/queue", "", False) for _ in range(10)]
+    assert len(set(names)) == 10
+    with pytest.raises(RegistryError, match="has had all its 10 sequence nodes"):
+        registry.tree_node_gen(session, "/queue", "", False)
+
+
+def test_labels_and_counts_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry()
+    with pytest.raises(RegistryError, match="label and home have at most"):
+        opened(registry, label="l" * (NAME_LENGTH_MAX + 1))
+    session = opened(registry)
+    monkeypatch.setattr(namespace, "NODES_MAX", len(registry.tree.nodes))
+    with pytest.raises(RegistryError, match="delete some"):
+        registry.tree_node_add(session, "/a", "", False)
+    with pytest.raises(RegistryError, match="no room for another root"):
+        opened(registry, root="another")
+    monkeypatch.setattr(namespace, "SESSIONS_MAX", 1)
+    with pytest.raises(RegistryError, match="1 sessions are open"):
+        opened(registry)
+
+
+def test_what_changes_nothing_keeps_no_answer() -> None:
+    registry = Registry()
+    session = opened(registry)
+    registry.note_answer(session, 0, "of a request without a number")
+    assert registry.tree.sessions[session].answers == {}
