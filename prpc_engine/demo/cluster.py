@@ -1,8 +1,8 @@
 """The demo's processes on this machine: started by spawn, watched, and ended whatever happens.
 
 Every role ends when its process is told so by SIGTERM, and with this process by PR_SET_PDEATHSIG;
-what does not end in time is killed. Ctrl-C goes to the whole terminal, so the roles ignore it: this
-process decides.
+what does not end in time is killed. Ctrl-C goes to the whole terminal, so the roles ignore it, and
+until they can, while their interpreter starts and imports, it is blocked: this process decides.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def _live(parent_pid: int, main: Callable[..., None], args: tuple[Any, ...]) -> 
     if os.getppid() != parent_pid:
         return  # it died before we were tied to it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # as start() left it to us
     main(*args)
 
 
@@ -67,7 +68,11 @@ class Cluster:
         process = self._context.Process(
             target=_live, name=f"prpc-demo-{name}", args=(os.getpid(), main, args)
         )
-        process.start()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            process.start()  # a new process has the mask of the thread that starts it
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         role = Role(name, process)
         self.roles.append(role)
         return role

@@ -289,3 +289,14 @@ def test_a_killed_demo_takes_its_processes_with_it() -> None:
     demo.kill()
     demo.communicate(timeout=PATIENCE_S)
     assert_all_gone(family)
+
+
+def test_ctrl_c_does_not_reach_a_process_whose_interpreter_still_starts() -> None:
+    """It would end in the middle of an import, with a traceback among what the user sees."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with Cluster() as cluster:
+        role = cluster.start("server 0", os._exit, 7)
+        os.kill(role.process.pid, signal.SIGINT)
+        role.process.join(PATIENCE_S)
+        assert role.process.exitcode == 7
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
