@@ -30,6 +30,7 @@ from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.config import TlsSettings
 from prpc_engine.settings.network import NetworkSettings
+from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import NO_SECRET
 from shard import ONE_LINE
 
@@ -51,6 +52,7 @@ __all__ = [
     "Master",
     "MasterClient",
     "NetworkSettings",
+    "NodeConfig",
     "RetryPolicy",
     "RpcClient",
     "RpcRequest",

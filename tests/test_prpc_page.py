@@ -14,6 +14,8 @@ import pytest
 import prpc_engine
 import shard
 from prpc_engine import accumulator
+from prpc_engine.settings import network
+from prpc_engine.settings.sections import SETTING_OF
 from tests.pasted import ENVIRONMENT, PYTHON, TIMEOUT_S, run_pasted, without_stalls
 
 ROOT = Path(__file__).parent.parent
@@ -99,3 +101,13 @@ def test_every_file_it_points_at_is_there() -> None:
     assert not [
         target for target in targets if "://" not in target and not (PAGE.parent / target).exists()
     ]
+
+
+def test_the_table_of_variables_names_those_of_every_node_and_their_settings() -> None:
+    rows = {name: row for row in TEXT.splitlines() for name in re.findall(r"^\| `(PRPC_\w+)`", row)}
+    for setting, variable in network.OF_NODES.items():
+        section, _, key = setting.partition(".")
+        argument = next(name for name, one in SETTING_OF.items() if one == setting)
+        [row] = {rows[name] for name in variable.names}
+        assert f"`{argument}=`" in row
+        assert f"[{section}] {key}" in row

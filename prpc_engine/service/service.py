@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -266,22 +266,35 @@ class RpcService:
             self._role = role
             found = NodeConfig.load(role, **self._arguments)
             asked, running = found.shards, self.config.shards
-            origin = found.origins["shards.count"]
             notes = [note for note in found.notes if note not in self.config.notes]
-            if asked.count != running.count and (without_shards or running.count):
+            if running.count:
+                self._tell(self._late(role, found))
+                return
+            if asked.count and without_shards:
                 notes = [
-                    f"{origin}: {asked.count} shards are asked for, and there are {running.count}: "
-                    + (without_shards or "they were started before this service had a role")
+                    f"{found.origins['shards.count']}: {asked.count} shards are asked for, and there "
+                    f"are none: {without_shards}"
                 ]
-                found = found.override(shards=running.count)
+                asked = replace(asked, count=0)
             self._tell(notes)
-            names = [name for name in found.origins if name.startswith("shards.")]
-            origins = {**self.config.origins, **{name: found.origins[name] for name in names}}
-            self.config = replace(self.config, shards=found.shards, origins=origins)
+            origins = {name: by for name, by in found.origins.items() if name.startswith("shards.")}
+            origins = {**self.config.origins, **origins}
+            self.config = replace(self.config, shards=asked, origins=origins)
             self._driver.polling = asked.polling
-            if found.shards.count != running.count or (asked.pin_cores and not running.pin_cores):
+            if asked.count or (asked.pin_cores and not running.pin_cores):
                 self._start_shards()
-            self.shards = found.shards.count
+            self.shards = asked.count
+
+    def _late(self, role: str, found: NodeConfig) -> Iterator[str]:
+        """A line for each setting of the role that differs from that of shards that run already."""
+        for name in ("count", "polling", "pin_cores"):
+            has, asked = getattr(self.config.shards, name), getattr(found.shards, name)
+            if has != asked:
+                yield (
+                    f"{found.origins[f'shards.{name}']}: this service has shards already, with "
+                    f"{name} = {has}: pass RpcService(config=NodeConfig.load({role!r}, ...)) to have "
+                    "them started so"
+                )
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
         self._check_open()

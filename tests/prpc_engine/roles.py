@@ -39,6 +39,7 @@ class RoleProcess(Program):
     """Such a process, and what it told."""
 
     patience_s = UNTIL_S  # it may import TensorFlow
+    is_forked = False  # the engine looks which cores there are as it is imported
 
     def __init__(self, role: str, *arguments: str, cores: int = 2, env: dict[str, str]) -> None:
         super().__init__("tests.prpc_engine.roles", str(cores), role, *arguments, env=env)

@@ -92,3 +92,22 @@ def test_what_transport_settings_cannot_be_is_named(
         ConfigError, match=r"\[transport\] .*(allowed are tcp_checksum|true and false are allowed)"
     ):
         NodeConfig.load()
+
+
+def test_the_default_file_says_the_defaults_of_every_section(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PRPC_CONFIG", raising=False)
+    expected = dict(NodeConfig.load().settings())
+    monkeypatch.setenv("PRPC_CONFIG", str(DEFAULT_FILE))
+    config = NodeConfig.load()
+    found = dict(config.settings())
+    assert found.pop("allow").rules == expected.pop("allow").rules
+    assert found == expected
+    silent = {name for name, origin in config.origins.items() if origin == "default"}
+    assert silent - {"secret", "tls", "allow"} == {
+        "node.advertise",
+        "node.slow_call_s",
+        "node.compression",
+        "shards.pin_cores",
+    }, "which have no value by default, and stand there as comments"

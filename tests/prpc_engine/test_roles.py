@@ -148,8 +148,19 @@ def test_elastic_tables_say_why_they_have_no_shards(arguments: dict[str, str]) -
         told = process.told
     assert told["processes"] == 0
     [line] = told["lines"]
-    assert line.startswith("NETWORK_PS_CORE_NUMBER='2': 2 shards are asked for, and there are 0: ")
+    assert line.startswith(
+        "NETWORK_PS_CORE_NUMBER='2': 2 shards are asked for, and there are none: "
+    )
     assert "elastic tables have none" in line
+
+
+def test_a_role_that_comes_after_the_shards_says_so(arguments: dict[str, str]) -> None:
+    variables = {"PRPC_SHARDS": "1", "NETWORK_PS_CORE_NUMBER": "2"}
+    with RoleProcess("tables", arguments["tables"], env=variables) as process:
+        told = process.told
+    assert told["processes"] == 1
+    [line] = told["lines"]
+    assert line.startswith("NETWORK_PS_CORE_NUMBER='2': this service has shards already")
 
 
 @pytest.mark.parametrize("role", ["scheduler", "server", "worker"])
