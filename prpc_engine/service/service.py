@@ -272,8 +272,8 @@ class RpcService:
                 return
             if asked.count and without_shards:
                 notes = [
-                    f"{found.origins['shards.count']}: {asked.count} shards are asked for, and there "
-                    f"are none: {without_shards}"
+                    f"{found.origins['shards.count']}: {asked.count} shards are asked for, and "
+                    f"there are none: {without_shards}"
                 ]
                 asked = replace(asked, count=0)
             self._tell(notes)
@@ -292,8 +292,8 @@ class RpcService:
             if has != asked:
                 yield (
                     f"{found.origins[f'shards.{name}']}: this service has shards already, with "
-                    f"{name} = {has}: pass RpcService(config=NodeConfig.load({role!r}, ...)) to have "
-                    "them started so"
+                    f"{name} = {has}: pass RpcService(config=NodeConfig.load({role!r}, ...)) to "
+                    "have them started so"
                 )
 
     def _ask_master(self, verb: str, *args: Any, timeout_s: float = TIMEOUT_S) -> Any:
