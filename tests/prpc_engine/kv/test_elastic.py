@@ -364,7 +364,7 @@ def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_
         master.kill()
         wait_until(lambda: not service.master_client.connected, "the loss")
         server.close()
-        assert "server 1 of 'kv' goes, and the master at" in caplog.text
+        assert "server 1 of 'kv' is closed; the master at" in caplog.text
         # only here, where the reconciler has ended
         monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)
         with master.again():
