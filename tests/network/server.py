@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from prpc_engine import RetryPolicy, RpcClient, RpcService, idempotent
 from shard import Limits
 from tests.program import PATIENCE_S, ROOT, Program
+from tests.prpc_engine.inside import nap
 
 NAME = "works"
 SECRET = "a secret of these tests"
@@ -75,7 +76,7 @@ class Works:
         return key
 
     async def hold(self) -> None:
-        await self._service._node.reactor.sleep(3600.0)
+        await nap(self._service, 3600.0)
 
 
 class Serving(Program):

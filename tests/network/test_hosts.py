@@ -24,6 +24,7 @@ from shard import Limits
 from tests.network.namespaces import Network, network_or_skip
 from tests.network.server import NAME, SECRET, Serving, checksum, pattern
 from tests.network.tally import TALLY
+from tests.prpc_engine.inside import entries_of
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_connected, wait_until
 
 pytestmark = [
@@ -96,7 +97,7 @@ def world(network: Network, lease_s: float) -> Iterator[World]:
 
 def targets(service: RpcService) -> dict[int, int]:
     """What the master says: servers, and the numbers they have as long as their sessions last."""
-    return {entry.server_id: entry.target for entry in service._lookup(NAME, 0, PATIENCE_S)}
+    return {entry.server_id: entry.target for entry in entries_of(service, NAME, 0, PATIENCE_S)}
 
 
 def answers_again(client: RpcClient, host: int) -> bool:

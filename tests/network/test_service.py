@@ -19,6 +19,7 @@ from tests.network.proxy import Proxy
 from tests.network.server import NAME, SECRET, Serving, checksum, pattern
 from tests.network.tally import TALLY
 from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.inside import entries_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 # Said here, too: what the server has registered is known once it could be asked, and its first
@@ -74,7 +75,7 @@ def test_a_node_and_its_shards_are_listed_under_the_host_that_is_advertised(
         bound = int(service.address.rpartition(":")[2])
         found = {}
         for name in ("inline", "sharded"):
-            (entry,) = service._lookup(name, 1, PATIENCE_S)
+            (entry,) = entries_of(service, name, 1, PATIENCE_S)
             found[name] = entry.addresses[-1].removeprefix("tcp://").rpartition(":")
         assert found["inline"] == (host, ":", str(port or bound))
         assert found["sharded"][0] == host
@@ -91,7 +92,7 @@ def test_who_binds_every_address_tells_the_one_that_faces_the_master(bind: str, 
         RpcService(master.address, bind=bind, secret=SECRET, transports=["tcp"]) as service,
     ):
         service.create_server("works", {"one": lambda: 1})
-        (entry,) = service._lookup("works", 1, PATIENCE_S)
+        (entry,) = entries_of(service, "works", 1, PATIENCE_S)
         assert entry.addresses[-1] == f"tcp://{told}:{service.address.rpartition(':')[2]}"
         with RpcService(master.address, secret=SECRET, transports=["tcp"]) as other:
             assert other.create_client("works").call("one") == 1

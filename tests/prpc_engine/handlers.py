@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 import prpc_engine
 from prpc_engine import RpcClient, RpcService
+from tests.prpc_engine.inside import nap
 
 
 class Plain:
@@ -98,7 +99,7 @@ class Handlers(Plain):
     async def nap(self, seconds: float) -> str:
         """Waits without blocking the server; says so when it was cut."""
         try:
-            await self._service._node.reactor.sleep(seconds)
+            await nap(self._service, seconds)
         finally:
             self.cut.append("ended")
         return "rested"

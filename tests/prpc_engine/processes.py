@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from tests.program import PATIENCE_S, ROOT, Program, wait_until
+from tests.prpc_engine.inside import routes_of
 
 if TYPE_CHECKING:
     from prpc_engine import RpcClient
@@ -26,7 +27,8 @@ def wait_connected(client: RpcClient) -> None:
     connected still hands on others.
     """
     wait_until(
-        lambda: all(route.peer is not None for route in client._routes.values()), "the connection"
+        lambda: all(route.peer is not None for route in routes_of(client).values()),
+        "the connection",
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, errors
+from tests.prpc_engine.inside import routes_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected
 
 MIB = 1 << 20
@@ -48,7 +49,7 @@ def test_a_server_that_can_map_no_more_gets_the_bytes_and_names_what_it_has_no_m
         assert client.call("add", 1) == 11
         wait_connected(client)
         limit_address_space(server.pid)
-        (peer,) = {route.peer for route in client._routes.values()}
+        (peer,) = {route.peer for route in routes_of(client).values()}
         for number in range(3):
             assert last_of(client, FITS, number) == number
         waiting = client.submit("nap", 0.2)
@@ -58,7 +59,7 @@ def test_a_server_that_can_map_no_more_gets_the_bytes_and_names_what_it_has_no_m
             assert client.call("add", 1) == 11
         assert waiting.result(PATIENCE_S)
         assert last_of(client, FITS, 7) == 7
-        assert {route.peer for route in client._routes.values()} == {peer}, (
+        assert {route.peer for route in routes_of(client).values()} == {peer}, (
             "over the very connection"
         )
 

@@ -12,6 +12,7 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from shard import BackpressureError
 from tests.program import wait_until
+from tests.prpc_engine.inside import node_of
 
 
 def test_a_call_without_a_deadline_ends_although_its_answer_found_no_room(
@@ -21,7 +22,7 @@ def test_a_call_without_a_deadline_ends_although_its_answer_found_no_room(
         serving.create_server("test", {"echo": lambda value: value})
         client = calling.create_client("test")
         assert client.call("echo", 1) == 1
-        (peer,) = serving._node._accepted
+        (peer,) = node_of(serving)._accepted
         send, refused = peer._send, []
 
         def without_room(body: Any, blocks: Sequence[Any] = ()) -> None:

@@ -23,6 +23,7 @@ from prpc_engine.node.node_info import ABOUT_TARGET
 from prpc_engine.rpc.message import HEADER, REQUEST, method_key
 from prpc_engine.rpc.server import Bounds, ServedObject
 from shard import CancelledError, Future, Limits
+from tests.prpc_engine.inside import node_of, session_of, watches_of
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -234,7 +235,7 @@ def test_what_is_kept_for_watchers_that_come_back_has_a_bound(
 
 def test_a_connection_has_one_session() -> None:
     with Master() as master, MasterClient(master.address) as client:
-        own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
+        own: session.MasterSession = session_of(client)
         peer = own._peer
         assert peer is not None
         arguments = (0, "", 5.0, "root", "", "")
@@ -252,7 +253,7 @@ def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
     try:
         with RpcService(master=master.address) as service:
             server = service.create_server("test", {"echo": lambda value: value})
-            served = service._node.servers
+            served = node_of(service).servers
             for _ in range(3):
                 before = {*served}
                 master.kill()
@@ -273,7 +274,7 @@ def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
 def test_verbs_that_wait_for_the_master_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "REQUESTS_MAX", 2)
     with Master() as master, MasterClient(master.address) as client:
-        own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
+        own: session.MasterSession = session_of(client)
         waits = [
             own.submit("tree_wait", f"/never{number}", timeout_s=PATIENCE_S) for number in range(2)
         ]
@@ -312,7 +313,7 @@ def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
         MasterClient(master.address, lease_s=60.0, heartbeat_s=0.05) as client,
     ):
         client.tree_watch("/_context_", slow)
-        watches = client._backend._watches  # type: ignore[attr-defined]
+        watches = watches_of(client)
         other.add_context(0, "x")
         assert slow.entered.wait(PATIENCE_S)
         for number in range(1, 20):
@@ -342,8 +343,8 @@ def test_connections_that_come_while_a_callback_runs_are_taken_up_once() -> None
         MasterClient(master.address, lease_s=1200.0, heartbeat_s=600.0) as client,
     ):
         client.tree_watch("/_context_", slow)
-        watches = client._backend._watches  # type: ignore[attr-defined]
-        own: session.MasterSession = client._backend._session  # type: ignore[attr-defined]
+        watches = watches_of(client)
+        own: session.MasterSession = session_of(client)
         other.add_context(0, "x")
         assert slow.entered.wait(PATIENCE_S)
         for _ in range(3):

@@ -22,6 +22,7 @@ from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service.serving import Servers
 from shard import PeerLostError
+from tests.prpc_engine.inside import dispatcher_of, node_of, peers_by_address, routes_of, watches_of
 from tests.prpc_engine.peers import Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
@@ -180,7 +181,7 @@ def test_a_server_that_came_while_the_master_was_too_slow_to_say_so_is_found_lat
 ) -> None:
     monkeypatch.setattr(directory, "CHANGED_S", SHORT_S, raising=False)
     client = world.calling.create_client("test")
-    wait_until(lambda: world.calling.master_client._backend._watches._watches, "the watch")  # type: ignore[attr-defined]
+    wait_until(lambda: watches_of(world.calling.master_client)._watches, "the watch")
     lookup, looks = world.calling._lookup, []
 
     def slow(*arguments: Any) -> Any:
@@ -242,9 +243,9 @@ def test_the_owner_of_a_key_is_one_of_those_that_are_known_together(world: World
 def test_a_connection_made_while_the_one_before_is_being_forgotten_is_kept(world: World) -> None:
     client = world.calling.create_client("test")
     assert client.call("echo", 1) == 1
-    made = world.calling._node
-    (route,) = client._routes.values()
-    (first,) = [address for address in route.addresses if address in made._peers]
+    made = node_of(world.calling)
+    (route,) = routes_of(client).values()
+    (first,) = [address for address in route.addresses if address in peers_by_address(made)]
     found: list[Peer] = []
 
     class Peers(dict[str, Peer]):
@@ -259,15 +260,15 @@ def test_a_connection_made_while_the_one_before_is_being_forgotten_is_kept(world
                     connecting.join(PATIENCE_S)
             return seen
 
-    before, made._peers = made._peers[first], Peers(made._peers)
+    before, made._peers = peers_by_address(made)[first], Peers(peers_by_address(made))
     connecting = threading.Thread(
         target=lambda: found.append(made.peer_at(route.addresses, PATIENCE_S, "it"))
     )
     made.reactor.call_soon(lambda: before.connection.close(PeerLostError("it was cut")))
     wait_until(lambda: found, "another connection")
     connecting.join(PATIENCE_S)
-    wait_until(lambda: before not in made._peers.values(), "the first is forgotten")
-    assert made._peers.get(first) is found[0]
+    wait_until(lambda: before not in peers_by_address(made).values(), "the first is forgotten")
+    assert peers_by_address(made).get(first) is found[0]
 
 
 def test_a_call_that_is_about_to_use_a_connection_that_is_left_goes_over_another(
@@ -277,13 +278,15 @@ def test_a_call_that_is_about_to_use_a_connection_that_is_left_goes_over_another
     client = world.calling.create_client("test")
     assert client.call("echo", 1) == 1
     wait_connected(client)
-    (route,) = client._routes.values()
+    (route,) = routes_of(client).values()
     peer = route.peer
     assert peer is not None
     request = peer.request
 
     def late(*arguments: Any) -> Any:
-        world.calling._node.reactor.call_soon(lambda: world.calling._node._leave_later(peer, 0.0))
+        node_of(world.calling).reactor.call_soon(
+            lambda: node_of(world.calling)._leave_later(peer, 0.0)
+        )
         wait_until(lambda: peer.connection.error is not None, "it is left")
         return request(*arguments)
 
@@ -316,7 +319,7 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
     client = world.calling.create_client("test", hedge=HedgePolicy(delay_s=PATIENCE_S))
     assert client.call("echo", 1) == 1
     wait_connected(client)
-    send, peer_at = client._dispatcher.send, Node.peer_at
+    send, peer_at = dispatcher_of(client).send, Node.peer_at
 
     def lose(call: Any, route: Any) -> None:
         peer = route.peer
@@ -328,7 +331,7 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
         assert go_on.wait(PATIENCE_S)
         return peer_at(*arguments)
 
-    monkeypatch.setattr(client._dispatcher, "send", lose)
+    monkeypatch.setattr(dispatcher_of(client), "send", lose)
     monkeypatch.setattr(Node, "peer_at", hang)
     call = client.submit("echo", 2, timeout_s=SHORT_S)
     try:

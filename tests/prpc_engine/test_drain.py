@@ -16,6 +16,7 @@ from prpc_engine import Deferred, Master, RpcService, errors
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.server import Bounds, ServedObject
 from shard import Future
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -165,7 +166,7 @@ def test_a_drain_waits_for_what_ends_and_takes_nothing_new_meanwhile() -> None:
             retry=prpc_engine.RetryPolicy(attempts_max=1, unsent_max=1),
         )
         call = client.submit("wait", timeout_s=None)
-        served = service._node.servers[server._target]
+        served = node_of(service).servers[server._target]
         wait_until(lambda: served.tasks, "the call's begin")
         closing = threading.Thread(target=server.close, args=(PATIENCE_S,))
         closing.start()

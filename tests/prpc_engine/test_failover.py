@@ -29,6 +29,7 @@ from prpc_engine import (
 from prpc_engine.client import dispatcher
 from prpc_engine.master.client import MasterClient
 from tests.program import Program
+from tests.prpc_engine.inside import dispatcher_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
 pytestmark = pytest.mark.usefixtures("patient_describe", "patient_sessions")
@@ -272,9 +273,9 @@ def test_what_may_be_repeated_is_known_from_the_registration_and_no_busy_server_
         service.create_client("files", 2, PATIENCE_S) as client,
     ):
         assert [program.read_line() for program in (one, two)] == ["ready", "ready"]
-        assert client._dispatcher.is_idempotent("read") is True
-        assert client._dispatcher.is_idempotent("take") is False
-        assert client._dispatcher.marks.is_once("take")
+        assert dispatcher_of(client).is_idempotent("read") is True
+        assert dispatcher_of(client).is_idempotent("take") is False
+        assert dispatcher_of(client).marks.is_once("take")
         by_pid = dict(
             zip(client.broadcast("read", timeout_s=PATIENCE_S), client.server_ids, strict=True)
         )

@@ -14,6 +14,7 @@ from prpc_engine import HedgePolicy, Master, RpcClient, RpcService, errors, idem
 from prpc_engine.client.call_figures import SAMPLE_EVERY
 from prpc_engine.service.shard_statistics import NodeFigures
 from tests.prpc_engine.handlers import Handlers
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -40,8 +41,8 @@ def test_bytes_of_connections_that_are_over_count_to_the_last_one(transport: str
         for number in range(3):
             with RpcService(master=master.address, transports=[transport]) as caller:
                 # not by memory
-                caller._node._transports = [
-                    one for one in caller._node._transports if one.scheme == transport
+                node_of(caller)._transports = [
+                    one for one in node_of(caller)._transports if one.scheme == transport
                 ]
                 client = caller.create_client("there")
                 for _ in range(20):
@@ -50,7 +51,7 @@ def test_bytes_of_connections_that_are_over_count_to_the_last_one(transport: str
                 lambda seen=number: ended_connections(there, transport) == seen + 1,
                 "the end of its connection",
             )
-            requests, sent, received = totals(NodeFigures.of(caller._node), transport)
+            requests, sent, received = totals(NodeFigures.of(node_of(caller)), transport)
             now = totals(there.statistics(), transport)
             assert requests == 20
             assert received <= now[1] - before[1]  # the last words of a connection may be unread

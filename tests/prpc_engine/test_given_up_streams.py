@@ -16,6 +16,7 @@ import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, errors
 from prpc_engine.rpc.server import TASKS_MAX
+from tests.prpc_engine.inside import routes_of
 from tests.prpc_engine.processes import (
     PATIENCE_S,
     Program,
@@ -196,7 +197,7 @@ def test_a_stream_with_an_item_that_cannot_be_read_ends_at_the_server(
 ) -> None:
     stream = client.stream("rows", MANY_ROWS)
     assert next(stream) == 0
-    archive = next(iter(client._routes.values())).peer.decoder  # type: ignore[union-attr]
+    archive = next(iter(routes_of(client).values())).peer.decoder  # type: ignore[union-attr]
     decode = archive.decode
 
     def spoilt(*message: Any) -> Any:

@@ -20,6 +20,7 @@ from prpc_engine.errors import BadArguments, DeadlineExceeded, RemoteError, RpcE
 from prpc_engine.rpc.failure_codes import ERROR_BYTES_MAX, HOPS_MAX
 from shard import CancelledError
 from tests.program import Program
+from tests.prpc_engine.inside import nap
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -145,7 +146,7 @@ class Raising:
         yield self._ask_never(0.01).result()
 
     async def never(self) -> None:
-        await SERVICES[0]._node.reactor.sleep(3600.0)
+        await nap(SERVICES[0], 3600.0)
 
     def _ask_never(self, timeout_s: float) -> Call:
         return (
@@ -165,7 +166,7 @@ class Raising:
 
     async def _pause(self) -> None:
         service = SERVICES[0]
-        await service._node.reactor.sleep(0.0)
+        await nap(service, 0.0)
 
 
 SERVICES: list[RpcService] = []

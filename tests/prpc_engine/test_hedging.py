@@ -29,6 +29,7 @@ from prpc_engine.client.hedge import HEDGE_SHARE
 from prpc_engine.client.hedging import HedgingClient
 from prpc_engine.client.retry import BUDGET_PER_S, BUDGET_RESERVE
 from tests.prpc_engine.blackhole import Blackhole
+from tests.prpc_engine.inside import dispatcher_of, entries_of, node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
 pytestmark = pytest.mark.usefixtures("patient_describe")
@@ -144,7 +145,7 @@ def test_the_first_answer_wins_and_the_other_server_is_told_to_stop(
 def test_a_method_that_is_not_idempotent_is_never_asked_twice(world: World) -> None:
     with world.client(hedge=AT_ONCE) as client:
         first = client.submit("buy", timeout_s=PATIENCE_S)
-        wait_until(lambda: client._dispatcher.is_idempotent("buy") is False, "the servers' word")
+        wait_until(lambda: dispatcher_of(client).is_idempotent("buy") is False, "the servers' word")
         second = client.submit("buy", timeout_s=PATIENCE_S)
         wait_until(lambda: sum(world.asked()) == 2)
         for shop in world.shops:
@@ -194,7 +195,7 @@ def test_the_deadline_ends_both(world: World) -> None:
         with pytest.raises(errors.DeadlineExceeded):
             call.result(PATIENCE_S)
         wait_until(
-            lambda: sum(len(peer.calls.in_flight) for peer in world.caller._node.peers()) == 0
+            lambda: sum(len(peer.calls.in_flight) for peer in node_of(world.caller).peers()) == 0
         )
 
 
@@ -235,12 +236,12 @@ def test_a_lone_server_is_asked_once(master: Master) -> None:
 
 
 def test_a_server_that_cannot_be_connected_to_is_hedged_as_a_slow_one(world: World) -> None:
-    (entry, _) = world.caller._lookup("shop", 2, PATIENCE_S)
+    (entry, _) = entries_of(world.caller, "shop", 2, PATIENCE_S)
     with Blackhole() as hole:
         entries = [hole.entry("shop", 0), replace(entry, server_id=1)]
         client = HedgingClient(
             "shop",
-            world.caller._node,
+            node_of(world.caller),
             entries,
             lambda: entries,
             "round_robin",

@@ -15,6 +15,7 @@ import prpc_engine
 from prpc_engine import Lazy, Master, RpcClient, RpcService, errors
 from prpc_engine.archive import Decoder, encode, register
 from tests.prpc_engine.archives import arrive, same, values
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess
 
 
@@ -52,7 +53,7 @@ def test_a_lazy_call_that_a_server_here_refused_is_repeated_by_another_process(b
     server = both.service.create_server("there", {"echo": lambda value: value})
     client = both.service.create_client("there", 2, timeout_s=PATIENCE_S)
     stopping = next(
-        one for one in both.service._node.servers.values() if one.server_id == server.server_id
+        one for one in node_of(both.service).servers.values() if one.server_id == server.server_id
     )
     stopping.stop()
     lazy = Lazy({"rows": np.arange(1000)})

@@ -34,6 +34,7 @@ from prpc_engine.settings.config import secret_from
 from shard import Connection, ShardError, ShmTransport, Slab, TcpTransport
 from shard import Node as Identity
 from tests.prpc_engine.handlers import Handlers
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 METHODS = (
@@ -59,27 +60,27 @@ class World:
         self.serving.create_server("test", Handlers(self.serving))
         self.client: RpcClient = self.honest_service.create_client("test")
         self.target = next(
-            target for target, one in self.serving._node.servers.items() if one.service == "test"
+            target for target, one in node_of(self.serving).servers.items() if one.service == "test"
         )
         self.slab = Slab()
 
     def lie(self) -> Connection[Any]:
         """One more connection, past its handshake; nobody reads what comes over it."""
-        known = set(self.serving._node.peers())
+        known = set(node_of(self.serving).peers())
         node = Identity(
             secret=secret_from(None),
             incarnation=next(INCARNATIONS),
-            limits=self.serving._node.limits,
+            limits=node_of(self.serving).limits,
         )
         make = ShmTransport if self.transport == "shm" else TcpTransport
         address = next(
             one.address
-            for one in self.serving._node._listeners
+            for one in node_of(self.serving)._listeners
             if one.address.startswith(self.transport)
         )
         connection = make(node, self.slab).connect(address, PATIENCE_S)
-        wait_until(lambda: set(self.serving._node.peers()) - known, "the connection")
-        (self.peer,) = set(self.serving._node.peers()) - known
+        wait_until(lambda: set(node_of(self.serving).peers()) - known, "the connection")
+        (self.peer,) = set(node_of(self.serving).peers()) - known
         return connection
 
     def is_served(self) -> bool:

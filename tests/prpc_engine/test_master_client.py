@@ -27,6 +27,7 @@ from prpc_engine.master.client import CommInfo, MasterClient, RpcServiceInfo, Se
 from prpc_engine.master.protocol import WATCH_TARGET
 from tests.ports import address_of, hold_port
 from tests.program import halt
+from tests.prpc_engine.inside import session_of
 from tests.prpc_engine.master_processes import ClientProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -457,7 +458,7 @@ def test_a_lost_connection_is_made_again_and_what_the_session_owns_stays(
     seen = Seen()
     client.tree_node_add("/e", "", ephemeral=True)
     client.tree_watch("/_context_", seen.events.put)
-    session = client._backend._session  # type: ignore[attr-defined]
+    session = session_of(client)
     lost = session._peer
     session.node.reactor.call_soon(lost.connection.close)
     wait_until(lambda: session._peer not in (lost, None), "another connection")
@@ -478,7 +479,7 @@ def test_what_a_watch_missed_is_made_up_for(
         master.address, lease_s=1200.0, heartbeat_s=600.0 if another_follows else 0.05
     ) as client:
         client.tree_watch("/_context_", seen.events.put)
-        servers = client._backend._session.node.servers  # type: ignore[attr-defined]
+        servers = session_of(client).node.servers
         watches = servers.pop(WATCH_TARGET)
         other.add_context(1, "x")
         client.generate_id("its answer comes after the notification")

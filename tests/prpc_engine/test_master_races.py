@@ -18,26 +18,18 @@ from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient, TreeEvent
 from prpc_engine.master.registration import Registration
 from prpc_engine.master.session import MasterSession
-from prpc_engine.master.watch import Watches
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service import service, serving
 from shard import Future, PeerLostError, ShardError
 from tests.ports import address_of, hold_port
+from tests.prpc_engine.inside import backend_of, node_of, session_of, watches_of
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 HEARTBEAT_S = 0.05
 LONG_S = 3600.0  # a test that waits for it has failed
-
-
-def session_of(client: MasterClient) -> MasterSession:
-    return client._backend._session  # type: ignore[attr-defined, no-any-return]
-
-
-def watches_of(client: MasterClient) -> Watches:
-    return client._backend._watches  # type: ignore[attr-defined, no-any-return]
 
 
 def cut(peer: Peer, error: ShardError | None = None) -> None:
@@ -344,8 +336,8 @@ def test_who_has_joined_has_its_rank_although_another_thread_hears_the_answer(
     with RpcService(master.address) as node:
         node.driver.take_over()  # the progress thread hears it
         monkeypatch.setattr(session_module, "Registration", Late)
-        monkeypatch.setattr(node._session, "_joined", None)
-        joining = node._session.join(node._node.addresses)
+        monkeypatch.setattr(session_of(node), "_joined", None)
+        joining = session_of(node).join(node_of(node).addresses)
         assert held.wait(PATIENCE_S)
         assert not joining.done()
         go_on.set()
@@ -390,7 +382,7 @@ def test_a_server_is_registered_again_although_the_connection_is_lost_before_the
         was = at_registration_anew(monkeypatch, lose)
         with replaced(first) as second, RpcService(second.address) as other:
             assert was.wait(PATIENCE_S)
-            wait_until(lambda: node._session.connected, "the new session")
+            wait_until(lambda: session_of(node).connected, "the new session")
             assert (
                 other.create_client("test", timeout_s=PATIENCE_S).call("who", timeout_s=PATIENCE_S)
                 == "me"
@@ -406,7 +398,7 @@ def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(
         was = at_registration_anew(monkeypatch, lambda session: session.deregister_server(target))
         with replaced(first) as second:
             assert was.wait(PATIENCE_S)
-            wait_until(lambda: node._session.connected, "the new session")
+            wait_until(lambda: session_of(node).connected, "the new session")
             with MasterClient(second.address) as client:
                 # By another connection: what the session sends when it is there may still be on its
                 # way.
@@ -451,7 +443,7 @@ def test_a_server_that_is_made_while_the_session_is_replaced_is_found(
 
         def late(name: str, server_id: int, target: int, *rest: Any) -> Any:
             if target:
-                session, before = node._session, node._session._token
+                session, before = session_of(node), session_of(node)._token
                 masters.append(replaced(masters[0]))
                 wait_until(
                     lambda: session._token != before and session.connected, "the new session"
@@ -516,7 +508,7 @@ def test_a_lock_whose_release_was_not_heard_can_be_released_again(
             monkeypatch.undo()
             raise errors.MasterUnreachable("nobody answers")
 
-        monkeypatch.setattr(client._backend, "ask", unheard)
+        monkeypatch.setattr(backend_of(client), "ask", unheard)
         with pytest.raises(errors.MasterUnreachable):
             client.release_lock("l")
         client.release_lock("l")
@@ -530,7 +522,7 @@ def test_a_server_goes_although_the_master_does_not_say_in_time_that_it_has_hear
         server = node.create_server("test", {"who": lambda: "me"})
         unheard = Future(node.driver)
         unheard.set_error(errors.DeadlineExceeded("no answer"))
-        monkeypatch.setattr(node._session, "deregister_server", lambda target: unheard)
+        monkeypatch.setattr(session_of(node), "deregister_server", lambda target: unheard)
         closing = threading.Thread(target=server.close, daemon=True)
         closing.start()
         closing.join(PATIENCE_S)

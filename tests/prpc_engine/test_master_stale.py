@@ -20,8 +20,8 @@ from prpc_engine.master.session import MasterSession
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from shard import Future
+from tests.prpc_engine.inside import session_of, watches_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
-from tests.prpc_engine.test_master_races import session_of, watches_of
 
 LONG_S = 3600.0  # a test that waits for it has failed
 
@@ -203,7 +203,7 @@ def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(user.tree_watch, "/a", called.append, True)
         wait_until(
-            lambda: user._backend._watches._events.qsize(), "it waits for the other one's callback"
+            lambda: watches_of(user)._events.qsize(), "it waits for the other one's callback"
         )  # type: ignore[attr-defined]
         user.close()
         go_on.set()

@@ -44,6 +44,7 @@ from prpc_engine.rpc.server import ServedObject
 from shard import Future
 from tests.faults.zygote import Life
 from tests.helpers import ManualClock
+from tests.prpc_engine.inside import nap, node_of
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -76,7 +77,7 @@ class Till:
     @once
     async def add_later(self, number: int) -> int:
         assert self._service is not None
-        await self._service._node.reactor.sleep(0.002)
+        await nap(self._service, 0.002)
         return self.add(number)
 
     @once
@@ -89,7 +90,7 @@ class Till:
         """Loses the way that its answer would go."""
         self.add(number)
         assert self._service is not None
-        for peer in list(self._service._node._accepted):
+        for peer in list(node_of(self._service)._accepted):
             cut_socket(peer)
         return np.full(ARRAY_BYTES, number, np.uint8)
 
@@ -156,10 +157,10 @@ class World:
         """Cut the connections over which calls are out, in the reactor's thread, where none of them
         is closed meanwhile.
         """
-        self.service._node.reactor.call_soon(self._cut_now)
+        node_of(self.service).reactor.call_soon(self._cut_now)
 
     def _cut_now(self) -> None:
-        for peer in self.service._node.peers():
+        for peer in node_of(self.service).peers():
             if (
                 not peer.lost
                 and peer.connection.transport == self._transport

@@ -17,15 +17,18 @@ from shard import Connection, RemoteProtocolError
 from shard.memory.ring import TAIL_WORD
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.socket_lane import SocketLane
+from tests.prpc_engine.inside import node_of, peers_by_address
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
 from tests.shard.small_memory import run_with_memory
 
 
 def connection_of(service: RpcService, who_connected: str) -> Connection[Any]:
     """Between us and the other process: the one that we made, or the one that it made."""
-    node = service._node
+    node = node_of(service)
     if who_connected == "we":
-        (peer,) = [peer for first, peer in node._peers.items() if first.startswith("memory://")]
+        (peer,) = [
+            peer for first, peer in peers_by_address(node).items() if first.startswith("memory://")
+        ]
     else:
         (peer,) = node._accepted
     return peer.connection
@@ -67,7 +70,7 @@ def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a
         wait_until(lambda: service.statistics().servers["here/0"].tasks == 1, "their call")
         connection = connection_of(service, who_connected)
         assert connection.transport == transport
-        service._node.reactor.call_soon(lambda: break_at(end, connection))
+        node_of(service).reactor.call_soon(lambda: break_at(end, connection))
         if who_connected == "we":
             assert [type(call.error(PATIENCE_S)) for call in (ours, theirs)] == [
                 MaybeExecuted,
@@ -87,7 +90,7 @@ def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a
 
 def never(service: RpcService) -> Any:
     async def nap() -> None:
-        await service._node.reactor.sleep(3600.0)
+        await nap(service, 3600.0)
 
     return nap
 

@@ -17,6 +17,7 @@ from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import UserSecret, user_secret
 from shard import DEFAULT_LIMITS
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S
 
 SECRET = "nobody-may-read-this"
@@ -29,7 +30,7 @@ def test_a_master_and_a_service_listen_at_loopback_unless_told_otherwise() -> No
             master.address,
             *(
                 one.removeprefix("tcp://")
-                for one in service._node.addresses
+                for one in node_of(service).addresses
                 if one.startswith("tcp:")
             ),
         ]
@@ -48,7 +49,7 @@ def test_the_secret_is_in_the_repr_of_nothing_that_holds_it() -> None:
     assert [one for one in held if SECRET in repr(one) or SECRET in str(one)] == []
     assert repr(user_secret()) == "UserSecret(...)"
     with Master(secret=SECRET) as master, RpcService(master.address, secret=SECRET) as service:
-        shown = [f"{one!r} {one}" for one in (master, service, master._node, service._node)]
+        shown = [f"{one!r} {one}" for one in (master, service, node_of(master), node_of(service))]
         assert SECRET not in "".join(shown)
 
 

@@ -17,6 +17,7 @@ import prpc_engine
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import BadArguments, DeadlineExceeded, NoServer, RemoteError
 from tests.prpc_engine.handlers import FUNCTIONS, Handlers
+from tests.prpc_engine.inside import dispatcher_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until
 
 
@@ -165,7 +166,7 @@ def test_sixty_four_calls_in_flight_each_get_their_own_answer(world: World) -> N
 def test_each_call_counts_once_in_the_budget_of_repeats_whether_it_could_be_sent_or_not(
     world: World,
 ) -> None:
-    budget = world.client._dispatcher.budget
+    budget = dispatcher_of(world.client).budget
     before = budget.calls
     world.client.call("add", 20, 22)
     world.client.submit("add", 20, 22).result(PATIENCE_S)

@@ -24,6 +24,7 @@ from prpc_engine.node import slab
 from shard import ForkedError
 from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Handlers
+from tests.prpc_engine.inside import node_of, peers_by_address, routes_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_connected, wait_until
 from tests.shard.processes import in_fork
 
@@ -56,7 +57,9 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 
 def late_replies(world: World) -> int:
-    return sum(peer.calls.dropped_replies for peer in world.service._node._peers.values())
+    return sum(
+        peer.calls.dropped_replies for peer in peers_by_address(node_of(world.service)).values()
+    )
 
 
 def test_a_blocked_handler_ends_the_call_at_its_deadline_and_its_late_reply_is_counted(
@@ -154,7 +157,7 @@ def told_to_threads_that_wait(
     threads = [threading.Thread(target=ask) for _ in range(3)]
     for thread in threads:
         thread.start()
-    (peer,) = [route.peer for route in world.client._routes.values()]
+    (peer,) = [route.peer for route in routes_of(world.client).values()]
     assert peer is not None
     # A call stands in the table before it leaves, and has its time of sending after.
     wait_until(lambda: sum(call.sent > 0.0 for call in list(peer.calls.in_flight.values())) == 3)
@@ -175,7 +178,7 @@ def test_after_its_death_calls_are_not_sent_until_it_is_started_again_under_its_
     world.server.kill()
     wait_until(
         lambda: all(
-            route.peer is None or route.peer.lost for route in world.client._routes.values()
+            route.peer is None or route.peer.lost for route in routes_of(world.client).values()
         ),
         "the loss",
     )
@@ -204,7 +207,7 @@ def test_with_several_servers_the_others_go_on(world: World) -> None:
         assert sorted(client.broadcast("pid")) == sorted([world.server.pid, second.pid])
         assert client.broadcast("pid") == [client.call_to(0, "pid"), client.call_to(1, "pid")]
         assert {client.call("pid") for _ in range(100)} == {world.server.pid, second.pid}
-        route = client._routes[0]  # before the client hears that the server has gone
+        route = routes_of(client)[0]  # before the client hears that the server has gone
         world.server.kill()
         wait_until(lambda: route.peer is not None and route.peer.lost, "the loss")
         assert {client.call("pid") for _ in range(50)} == {second.pid}
@@ -243,7 +246,7 @@ def test_blocks_that_a_handler_keeps_after_its_caller_closed_are_not_used_again(
     world: World,
 ) -> None:
     gc.collect()  # of earlier tests
-    slab = world.service._node.slab
+    slab = node_of(world.service).slab
     before = slab.statistics().blocks_used
     with RpcService(master=world.master.address, transports=["shm"]) as other:
         array = np.full(100_000, 5.0)

@@ -18,6 +18,7 @@ from prpc_engine.settings.node_config import NodeConfig
 from shard import PeerLostError, ShardError
 from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.inside import entries_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -116,7 +117,7 @@ def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_in
     client = plain.create_client("test", expected_servers=2, timeout_s=PATIENCE_S)
     pids = client.broadcast("pid")
     client.call_to(1, "hear", "what is forgotten")
-    before = {entry.server_id: entry.target for entry in plain._lookup("test", 2, PATIENCE_S)}
+    before = {entry.server_id: entry.target for entry in entries_of(plain, "test", 2, PATIENCE_S)}
     for life in (1, 2):
         os.kill(client.call_to(1, "pid"), signal.SIGKILL)
         wait_until(
@@ -127,7 +128,7 @@ def test_a_killed_shard_comes_back_with_its_servers_under_their_ids_and_a_new_in
             lambda life=life: caplog.text.count("of 'second' is back in shard 1") == life,
             "both are",
         )  # type: ignore[misc]
-    after = {entry.server_id: entry.target for entry in plain._lookup("test", 2, PATIENCE_S)}
+    after = {entry.server_id: entry.target for entry in entries_of(plain, "test", 2, PATIENCE_S)}
     assert after[0] == before[0]
     assert after[1] != before[1]
     wait_until(lambda: _answers(client, 1), "the client has found it")
@@ -202,7 +203,7 @@ def test_where_one_shard_cannot_serve_none_does(services: tuple[RpcService, RpcS
     plain.create_server("test", Plain(), server_id=1)
     with pytest.raises(NodeExists):
         sharded.create_server("test", Plain, server_id=0, sharded=True)
-    assert [entry.server_id for entry in plain._lookup("test", 0, PATIENCE_S)] == [1]
+    assert [entry.server_id for entry in entries_of(plain, "test", 0, PATIENCE_S)] == [1]
 
 
 def test_a_service_that_is_closed_makes_no_sharded_servers(

@@ -26,6 +26,7 @@ from prpc_engine.rpc.peer import Peer
 from shard import Limits, PeerLostError, RemoteProtocolError, ShmFull, UnreachableError
 from shard.memory.ring import TAIL_WORD
 from shard.transport import shm, shm_connection
+from tests.prpc_engine.inside import node_of, peers_by_address
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_connected, wait_until
 from tests.shard.small_memory import run_with_memory
 from tests.transport_contract import World as ShmWorld
@@ -46,7 +47,9 @@ def world(
 def peer_of(service: RpcService) -> Peer:
     """The one that is not the master."""
     (peer,) = [
-        peer for first, peer in service._node._peers.items() if first.startswith("memory://")
+        peer
+        for first, peer in peers_by_address(node_of(service)).items()
+        if first.startswith("memory://")
     ]
     return peer
 
@@ -72,7 +75,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 def hang_up(service: RpcService) -> None:
     """On the server, as its reactor does."""
     peer = peer_of(service)
-    service._node.reactor.call_soon(peer.connection.close)
+    node_of(service).reactor.call_soon(peer.connection.close)
     wait_until(lambda: peer.lost, "the end of the connection")
 
 
@@ -254,7 +257,7 @@ def break_it(service: RpcService) -> None:
         else:
             connection.close(RemoteProtocolError("bytes that are no frame"))
 
-    service._node.reactor.call_soon(corrupt)
+    node_of(service).reactor.call_soon(corrupt)
     wait_until(lambda: peer.lost, "the loss")
 
 
@@ -301,7 +304,7 @@ def test_when_its_rest_is_over_calls_come_back_to_the_preferred_path(master: Mas
         wait_until(
             lambda: client.call("echo", 2) == 2 and goes_over(service, "shm"), "shared memory again"
         )
-        wait_until(lambda: not service._node._left, "the end of the connection over unix")
+        wait_until(lambda: not node_of(service)._left, "the end of the connection over unix")
 
 
 @pytest.mark.usefixtures("_short_rests")
@@ -317,7 +320,7 @@ def test_a_connection_that_is_left_ends_no_call(
             lambda: client.call("echo", 1) == 1 and goes_over(service, "shm"), "shared memory"
         )
         assert not nap.done()
-        (left,) = service._node._left
+        (left,) = node_of(service)._left
         nap.cancel()
         wait_until(lambda: left.connection.error, "its end")
         assert [type(error) for error in (nap.error(0.0), left.connection.error)] == [

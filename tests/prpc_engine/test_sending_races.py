@@ -16,6 +16,7 @@ from prpc_engine.client.route import Route
 from prpc_engine.rpc.call import TIMEOUT_S, CallTable
 from prpc_engine.rpc.peer import Peer
 from shard import PeerLostError
+from tests.prpc_engine.inside import dispatcher_of, node_of, peers_by_address, routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 from tests.prpc_engine.test_client_races import World as Services
 
@@ -59,9 +60,9 @@ def test_a_call_whose_connection_ends_as_it_is_about_to_leave_runs_once_over_ano
     if way == "first":
         assert client.call(method, timeout_s=PATIENCE_S) == 1
     else:
-        call = client._dispatcher.encoded(route, method, (), PATIENCE_S, True, client)
-        client._dispatcher.admit(call)
-        client._dispatcher.send(call, route)
+        call = dispatcher_of(client).encoded(route, method, (), PATIENCE_S, True, client)
+        dispatcher_of(client).admit(call)
+        dispatcher_of(client).send(call, route)
         assert call.result(PATIENCE_S) == 1
     assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
     assert world.ran == 1
@@ -90,15 +91,17 @@ def cut_before_sending(
     client = world.calling.create_client("test")
     assert client.call("echo", 1) == 1
     wait_connected(client)
-    (route,) = client._routes.values()
+    (route,) = routes_of(client).values()
     peer = route.peer
     assert peer is not None
-    made, send = world.calling._node, peer._send
+    made, send = node_of(world.calling), peer._send
 
     def late(*message: Any) -> None:
         made.reactor.call_soon(lambda: peer.connection.close(PeerLostError("it was cut")))
-        wait_until(lambda: peer not in made._peers.values(), "all are told of the end")
-        wait_until(lambda: not client._dispatcher._held or has_followed(), "what follows from that")
+        wait_until(lambda: peer not in peers_by_address(made).values(), "all are told of the end")
+        wait_until(
+            lambda: not dispatcher_of(client)._held or has_followed(), "what follows from that"
+        )
         send(*message)
 
     monkeypatch.setattr(peer, "_send", late)
@@ -118,11 +121,11 @@ def test_a_call_refused_before_its_sender_goes_on_keeps_its_deadline_at_the_next
     client = world.calling.create_client("test", 2)
     assert client.broadcast("echo", 1) == [1, 1]
     wait_connected(client)
-    (server,) = (one for one in world.serving._node.servers.values() if one.service == "test")
-    world.serving._node.reactor.call_soon(server.stop)
+    (server,) = (one for one in node_of(world.serving).servers.values() if one.service == "test")
+    node_of(world.serving).reactor.call_soon(server.stop)
     wait_until(lambda: server.jobs.closed, "it stops")
-    client._only = first = client._routes[0]
-    reactor = world.calling._node.reactor
+    client._only = first = routes_of(client)[0]
+    reactor = node_of(world.calling).reactor
     peer = first.peer
     assert peer is not None
     send = peer._send
@@ -130,7 +133,7 @@ def test_a_call_refused_before_its_sender_goes_on_keeps_its_deadline_at_the_next
     def late(*message: Any) -> None:
         monkeypatch.setattr(peer, "_send", send)
         send(*message)
-        wait_until(lambda: client._dispatcher._held, "the refusal")
+        wait_until(lambda: dispatcher_of(client)._held, "the refusal")
         followed = threading.Event()
         reactor.call_soon(lambda: reactor.call_soon(followed.set))
         assert followed.wait(PATIENCE_S)
@@ -168,7 +171,7 @@ def connected(client: RpcClient) -> Route:
     """The way to its only server, from now on a forgetful one."""
     assert client.call("echo", 1) == 1
     wait_connected(client)
-    (route,) = client._routes.values()
+    (route,) = routes_of(client).values()
     route.__class__ = Forgetful
     return route
 
@@ -195,6 +198,6 @@ def test_servers_are_asked_what_may_be_repeated_though_another_thread_finds_one_
     told = threading.Event()
     with world.calling.create_client("test") as client:
         connected(client)
-        world.calling._node.reactor.call_soon(lambda: client._dispatcher.describe(told.set))
+        node_of(world.calling).reactor.call_soon(lambda: dispatcher_of(client).describe(told.set))
         assert told.wait(PATIENCE_S)
-        assert client._dispatcher.is_idempotent("echo")
+        assert dispatcher_of(client).is_idempotent("echo")

@@ -25,6 +25,7 @@ from prpc_engine.service.serving import RpcServer
 from shard import Limits
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.inside import entries_of, node_of, peers_by_address, routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LONG_S = 3600.0  # a test that waits for it has failed
@@ -43,7 +44,7 @@ class World:
 
     def entry(self, server_id: int = 0) -> ServerEntry:
         """Of the server that works."""
-        (entry,) = self.calling._lookup("test", 1, PATIENCE_S)
+        (entry,) = entries_of(self.calling, "test", 1, PATIENCE_S)
         return replace(entry, server_id=server_id)
 
     def client(
@@ -54,12 +55,12 @@ class World:
     ) -> RpcClient:
         """Of those servers, and no others."""
         return RpcClient(
-            "test", self.calling._node, list(entries), lambda: list(entries), balance, retry
+            "test", node_of(self.calling), list(entries), lambda: list(entries), balance, retry
         )
 
     def disconnect(self) -> None:
         """Hang up on the server that works."""
-        peer = self.calling._node._peers[self.entry().addresses[0]]
+        peer = peers_by_address(node_of(self.calling))[self.entry().addresses[0]]
         self.calling._driver.reactor.call_soon(peer.connection.close)
         wait_until(lambda: peer.lost, "the end of the connection")
 
@@ -111,7 +112,7 @@ def test_a_call_ends_at_its_deadline_although_its_server_is_still_connected_to(
             client.submit_to(0, "echo", 1, timeout_s=SHORT_S).result(PATIENCE_S)
         assert connectors() == 1
         wait_until(
-            lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0,
+            lambda: client.statistics().waiting == len(routes_of(client)[0].in_flight) == 0,
             "neither of them kept",
         )
 
@@ -175,7 +176,7 @@ def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_r
     world: World,
 ) -> None:
     pending = []
-    hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)
+    hung = RpcClient("test", node_of(world.serving), [world.hole.entry("test", 0)], list)
 
     def begin() -> None:
         pending.append(hung.submit("echo", 1, timeout_s=LONG_S))
@@ -258,7 +259,7 @@ def test_what_waits_for_a_connection_is_bounded(world: World) -> None:
     entries = [world.hole.entry("test", 0)]
     with (
         RpcService(world.master.address, transports=["tcp"], limits=limits) as narrow,
-        RpcClient("test", narrow._node, entries, lambda: entries) as client,
+        RpcClient("test", node_of(narrow), entries, lambda: entries) as client,
     ):
         calls = [client.submit("echo", number, timeout_s=LONG_S) for number in range(2)]
         with pytest.raises(
@@ -288,7 +289,7 @@ def test_an_unknown_server_is_looked_up_by_another_thread(world: World) -> None:
         assert go_on.wait(PATIENCE_S)
         return [world.entry(7)]
 
-    with RpcClient("test", world.calling._node, [], lookup) as client:
+    with RpcClient("test", node_of(world.calling), [], lookup) as client:
         calls = [
             client.submit_to(7, "echo", "known then", timeout_s=PATIENCE_S),
             client.submit_to(8, "echo", "unknown", timeout_s=PATIENCE_S),
@@ -334,10 +335,10 @@ def test_a_server_that_was_registered_anew_is_found_by_one_look_for_all_that_ask
         looks.append(1)
         looking.set()
         assert go_on.wait(PATIENCE_S)
-        return world.calling._lookup("again", 1, PATIENCE_S)
+        return entries_of(world.calling, "again", 1, PATIENCE_S)
 
     client = RpcClient(
-        "again", world.calling._node, world.calling._lookup("again", 1, PATIENCE_S), lookup
+        "again", node_of(world.calling), entries_of(world.calling, "again", 1, PATIENCE_S), lookup
     )
     with client:
         assert client.call("echo", 0) == 0
@@ -384,8 +385,8 @@ def streams(world: World) -> RpcServer:
 
 @pytest.fixture
 def gate(world: World, streams: RpcServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(world.calling._node.peer_at)
-    monkeypatch.setattr(world.calling._node, "peer_at", gate)
+    gate = Gate(node_of(world.calling).peer_at)
+    monkeypatch.setattr(node_of(world.calling), "peer_at", gate)
     yield gate
     gate.opened.set()
 
@@ -409,7 +410,7 @@ def test_a_stream_is_there_while_its_server_is_connected_to_and_ends_at_its_dead
         with pytest.raises(errors.Cancelled, match="'count' was cancelled by its caller"):
             next(stream)
         wait_until(
-            lambda: client.statistics().waiting == len(client._routes[0].in_flight) == 0,
+            lambda: client.statistics().waiting == len(routes_of(client)[0].in_flight) == 0,
             "none of them kept",
         )
 
@@ -425,7 +426,7 @@ def test_close_ends_a_stream_that_waits_for_its_connection(world: World) -> None
 
 @pytest.mark.usefixtures("streams")
 def test_a_stream_that_reaches_nobody_goes_to_another_server_or_says_so(world: World) -> None:
-    (entry,) = world.calling._lookup("streams", 1, PATIENCE_S)
+    (entry,) = entries_of(world.calling, "streams", 1, PATIENCE_S)
     world.hole.close()
     with world.client(world.hole.entry("streams", 0), replace(entry, server_id=1)) as client:
         assert [list(client.stream("count", 3)) for _ in range(10)] == [[0, 1, 2]] * 10
@@ -467,7 +468,7 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
     world: World, gate: Gate, streams: RpcServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its CANCEL leaves before its OPEN."""
-    peer = world.calling._node.near_peer(world.entry().addresses) or gate.connect(
+    peer = node_of(world.calling).near_peer(world.entry().addresses) or gate.connect(
         world.entry().addresses, PATIENCE_S, "it"
     )
     send = peer._send
@@ -476,7 +477,7 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
         stream.cancel()
         send(*message)
 
-    monkeypatch.setattr(world.calling._node, "near_peer", lambda addresses: None)
+    monkeypatch.setattr(node_of(world.calling), "near_peer", lambda addresses: None)
     with world.calling.create_client("streams") as client:
         stream = client.stream("count", 1_000_000)
         assert gate.waiting.wait(PATIENCE_S)
@@ -488,7 +489,7 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
 def test_a_handler_that_opens_a_stream_to_a_server_out_of_reach_holds_up_no_request(
     world: World,
 ) -> None:
-    hung = RpcClient("test", world.serving._node, [world.hole.entry("test", 0)], list)
+    hung = RpcClient("test", node_of(world.serving), [world.hole.entry("test", 0)], list)
     begun = []
 
     def begin() -> None:

@@ -16,6 +16,7 @@ from prpc_engine import Master, MasterClient, RetryPolicy, RpcClient, RpcService
 from prpc_engine.master.registry import ServerEntry
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.inside import entries_of, node_of, routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 Starts = Callable[[str], Any]
@@ -124,7 +125,7 @@ def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(
         assert client.call("echo", 1, timeout_s=PATIENCE_S) == 1
         before.close()
         wait_until(
-            lambda: not any(route.is_connected for route in client._routes.values()), "the loss"
+            lambda: not any(route.is_connected for route in routes_of(client).values()), "the loss"
         )
         calls = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(20)]
         sums = [client.submit("add", number, timeout_s=PATIENCE_S) for number in range(20)]
@@ -158,9 +159,9 @@ class Nobody:
         """Of a service whose only server is there, until the master lists another one."""
         return RpcClient(
             "test",
-            caller._node,
+            node_of(caller),
             [self.entry],
-            lambda: caller._lookup("test", 0, 1.0) or [self.entry],
+            lambda: entries_of(caller, "test", 0, 1.0) or [self.entry],
             **settings,
         )
 
@@ -214,7 +215,7 @@ def test_a_call_of_a_named_server_that_is_not_listed_ends_at_once(master: Master
     with hold_port() as held, RpcService(master.address) as caller:
         entry = Nobody(address_of(held)).entry
         with (
-            RpcClient("test", caller._node, [entry], list) as client,
+            RpcClient("test", node_of(caller), [entry], list) as client,
             pytest.raises(errors.NoServer, match="no server 0"),
         ):
             client.call_to(0, "echo", 1, timeout_s=3600.0)
@@ -230,9 +231,9 @@ def test_a_call_by_a_key_goes_to_the_next_owner_when_the_first_is_not_listed_any
     ):
         service.create_server("test", Plain(), server_id=1)
         away = Nobody(address_of(held)).entry
-        (living,) = caller._lookup("test", 1, PATIENCE_S)
+        (living,) = entries_of(caller, "test", 1, PATIENCE_S)
         listed = [away, living]
-        with RpcClient("test", caller._node, [away, living], lambda: listed) as client:
+        with RpcClient("test", node_of(caller), [away, living], lambda: listed) as client:
             # 0 of two owners: the one that is away
             waiting = client.submit_by(0, "echo", 1, timeout_s=PATIENCE_S)
             assert not waiting.done()

@@ -14,6 +14,7 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.rpc.stream import incoming
 from shard import Future
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
 LARGE = 3_000_000  # of float32: some ms on the way, where a small message takes some us
@@ -123,7 +124,7 @@ def test_streams_that_are_over_are_forgotten(world: World) -> None:
     for _ in range(3):
         with world.client.stream("items", 4, timeout_s=PATIENCE_S) as stream:
             assert len(list(stream)) == 4
-    peers = [*world.calling._node.peers(), *world.serving._node.peers()]
+    peers = [*node_of(world.calling).peers(), *node_of(world.serving).peers()]
     wait_until(lambda: not any(peer._streams or peer.running for peer in peers))
 
 

@@ -18,6 +18,7 @@ from prpc_engine.rpc.method import bulk
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.rpc.timing import NEVER_NS, MethodTimer, MethodTiming, Timing
 from prpc_engine.support import ThreadGroup
+from tests.prpc_engine.inside import nap, node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 NAP_S = 0.02
@@ -33,7 +34,7 @@ class Handlers:
         return value
 
     async def nap(self, seconds: float) -> str:
-        await self._service._node.reactor.sleep(seconds)
+        await nap(self._service, seconds)
         return "rested"
 
     @bulk
@@ -42,7 +43,7 @@ class Handlers:
 
     def later(self) -> Deferred:
         answer = Deferred()
-        reactor = self._service._node.reactor
+        reactor = node_of(self._service).reactor
         reactor.timers.call_at(reactor.clock() + NAP_S, lambda: answer.reply("there"))
         return answer
 

@@ -33,6 +33,7 @@ from prpc_engine.accumulator.outbox import WriteEntry
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
 from tests.program import halt
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
+from tests.prpc_engine.inside import routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -176,7 +177,7 @@ def test_a_client_closes_within_its_time_although_a_server_stands_still_with_a_p
         try:
             one.write(2)
             wait_until(
-                lambda: any(route.in_flight for route in client._client._routes.values()),
+                lambda: any(route.in_flight for route in routes_of(client._client).values()),
                 "the push",
             )
             one.write(3)  # which waits behind it

@@ -16,6 +16,7 @@ from prpc_engine.cli.checks import peer
 from prpc_engine.cli.checks.peer import examine_peer, peer_address
 from prpc_engine.errors import ConfigError
 from tests.prpc_engine.cli.test_commands import prpc
+from tests.prpc_engine.inside import node_of
 from tests.shard.small_memory import run_with_memory
 
 SECRET = "swordfish-swordfish"
@@ -78,7 +79,7 @@ def test_the_order_and_what_is_forbidden_are_those_of_a_client_here(service: Rpc
 def test_an_address_of_this_host_is_asked_over_its_own_transport(
     service: RpcService, scheme: str
 ) -> None:
-    (address,) = [one for one in service._node.addresses if one.startswith(f"{scheme}://")]
+    (address,) = [one for one in node_of(service).addresses if one.startswith(f"{scheme}://")]
     assert found(address, PRPC_TRANSPORTS=scheme)[f"path {scheme}"].startswith(
         f"ok: taken: {scheme}://process "
     )

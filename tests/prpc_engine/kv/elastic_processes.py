@@ -25,6 +25,7 @@ from prpc_engine.kv.schema.placement import Placement
 from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.service.service import SERVERS_PATH
 from tests.faults.zygote import Life
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.servers import cut_socket
 
@@ -61,7 +62,7 @@ def cut_one(service: RpcService, chance: random.Random) -> None:
     """Cut the connection of some peer, whoever it is. In the reactor's thread."""
     peers = [
         peer
-        for peer in service._node.peers()
+        for peer in node_of(service).peers()
         if not peer.lost and peer.connection.transport in ("shm", "tcp")
     ]
     if peers:

@@ -30,6 +30,7 @@ from prpc_engine.kv.consistency.ledger import WINDOW
 from shard import Future, Limits
 from tests.faults.zygote import Life
 from tests.program import halt
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end, kill
 from tests.prpc_engine.workloads.servers import cut_socket
@@ -58,7 +59,7 @@ def cut_all(service: RpcService) -> None:
     """
 
     def cut() -> None:
-        for peer in service._node.peers():
+        for peer in node_of(service).peers():
             if (
                 not peer.lost
                 and peer.connection.transport in ("shm", "tcp")
@@ -66,7 +67,7 @@ def cut_all(service: RpcService) -> None:
             ):
                 cut_socket(peer)
 
-    service._node.reactor.call_soon(cut)
+    node_of(service).reactor.call_soon(cut)
 
 
 @contextmanager

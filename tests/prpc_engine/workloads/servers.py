@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import prpc_engine
 from prpc_engine import Deferred, RpcService, idempotent
 from tests.faults.zygote import Life
+from tests.prpc_engine.inside import nap, node_of
 from tests.prpc_engine.workloads.pattern import mixed, piece
 
 # for leases of killed borrowers to come back; what is missing then is reported as it is
@@ -41,7 +42,7 @@ class Works:
         return mixed(number)
 
     async def mix_later(self, number: int) -> int:
-        await self._service._node.reactor.sleep(0.001)
+        await nap(self._service, 0.001)
         return mixed(number)
 
     def echo(self, *values: Any) -> tuple[Any, ...]:
@@ -74,7 +75,7 @@ class Works:
 
     def cut(self) -> None:
         """Shut the sockets of all who are connected, behind everybody's back: a reset."""
-        for peer in list(self._service._node._accepted):
+        for peer in list(node_of(self._service)._accepted):
             cut_socket(peer)
 
 
@@ -96,7 +97,7 @@ def figures(service: RpcService) -> dict[str, int]:
     now = service.statistics()
     return {
         "tasks": sum(server.tasks + server.queued for server in now.servers.values()),
-        "callers": len(service._node._accepted),
+        "callers": len(node_of(service)._accepted),
         "blocks lent or used": now.slab.blocks_used,
         "calls in flight": sum(peer.in_flight for peer in now.peers),
         "messages unsent": sum(peer.outbox_messages for peer in now.peers),

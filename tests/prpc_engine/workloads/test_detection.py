@@ -16,6 +16,7 @@ import pytest
 
 from prpc_engine import Master, RpcService, errors
 from shard import Future
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.pattern import mixed
@@ -113,7 +114,7 @@ def test_a_live_server_is_usable_at_once_after_its_connection_was_reset(
             wait_until(lambda held=held: held.is_in_flight, ("the call to be sent"))  # type: ignore[misc]
             started = time.monotonic()
             if side == "caller's":
-                for peer in service._node.peers():
+                for peer in node_of(service).peers():
                     if peer.connection.transport == transport and peer.calls.in_flight:
                         cut_socket(peer)
             else:
