@@ -32,6 +32,8 @@ ON_DISK = "tests/prpc_engine/test_on_disk.py"
 IDENTITY = "tests/prpc_engine/test_identity.py"
 FRAME = "tests/shard/test_frame.py"
 HOSTILE = "tests/prpc_engine/test_archive_hostile.py"
+CHECKED = "tests/shard/test_checked.py"
+RING = "tests/shard/test_ring.py"
 
 MUTATIONS = (
     # -- who may call what -------------------------------------------------------------------------
@@ -273,5 +275,27 @@ MUTATIONS = (
         "os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC",
         "os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC",
         ON_DISK,
+    ),
+    # -- bytes on their way ------------------------------------------------------------------------
+    Mutation(
+        "a payload is believed without its checksum",
+        "shard/transport/checked.py",
+        "if TAIL.unpack_from(staging, end)[0] != check:",
+        "if False:",
+        CHECKED,
+    ),
+    Mutation(
+        "a length is believed without its checksum",
+        "shard/transport/checked.py",
+        "!= head_check:",
+        "is None:",
+        CHECKED,
+    ),
+    Mutation(
+        "a record is written over the end of its ring",
+        "shard/memory/ring.py",
+        "padding = room_to_end if need > room_to_end else 0",
+        "padding = 0",
+        RING,
     ),
 )
