@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 import multiprocess
+from multiprocess import resource_tracker
 
 # for SIGTERM to be obeyed; after it comes SIGKILL, so that Ctrl-C ends all within 2 s
 STOP_TIMEOUT_S = 1.2
@@ -68,6 +69,7 @@ class Cluster:
         process = self._context.Process(
             target=_live, name=f"prpc-demo-{name}", args=(os.getpid(), main, args)
         )
+        resource_tracker.ensure_running()  # now: starting it unblocks SIGINT
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             process.start()  # a new process has the mask of the thread that starts it
