@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from prpc_engine.cli.console import make_console
@@ -49,7 +50,10 @@ class Tables:
 
 
 class Screen:
-    """The whole terminal while the block runs; the rows of the last look, as the keys want them."""
+    """The whole terminal while the block runs; the rows of the last look, as the keys want them.
+
+    SIGTERM is KeyboardInterrupt meanwhile, so that it leaves the terminal as it was.
+    """
 
     def __init__(self) -> None:
         from rich.live import Live
@@ -61,6 +65,7 @@ class Screen:
         self._found: Sequence[Row] = ()
 
     def __enter__(self) -> Screen:
+        self._on_term = signal.signal(signal.SIGTERM, _interrupt)
         self._keys.__enter__()
         self._live.__enter__()
         return self
@@ -75,6 +80,7 @@ class Screen:
             self._live.__exit__(kind, error, traceback)
         finally:
             self._keys.__exit__(kind, error, traceback)
+            signal.signal(signal.SIGTERM, self._on_term)
 
     def wait(self, seconds: float) -> bool:
         """Follow keys until the next look; False: the user has enough."""
@@ -120,6 +126,10 @@ class Screen:
             _table(texts[first:last], columns),
             *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines),
         )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _texts(found: Sequence[Row]) -> list[list[str]]:

@@ -111,7 +111,13 @@ def test_tables_below_each_other_have_every_column_once(room: int) -> None:
 # -- at a terminal ---------------------------------------------------------------------------------
 
 
-def test_q_ends_top_and_leaves_the_terminal_as_it_was() -> None:
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [("q", cli.OK, b""), ("SIGTERM", cli.INTERRUPTED, b"prpc: interrupted\n")],
+)
+def test_top_sorts_by_a_key_and_leaves_the_terminal_as_it_was(
+    end: str, code: int, said: bytes
+) -> None:
     ours, its = pty.openpty()
     try:
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("4H", 24, 40, 0, 0))
@@ -124,18 +130,25 @@ def test_q_ends_top_and_leaves_the_terminal_as_it_was() -> None:
                 env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"},
             ) as top:  # fmt: skip
                 try:
-                    shown = b""
-                    while b"master" not in shown:
-                        shown += os.read(ours, 65536)
-                    os.write(ours, b"\x1b[Csq")
-                    while b"\x1b[?1049l" not in shown:  # the screen as it was before
-                        shown += os.read(ours, 65536)
+                    read_until(ours, b"by rank")
+                    os.write(ours, b"\x1b[Cs")
+                    read_until(ours, b"by who")
+                    if end == "q":
+                        os.write(ours, b"q")
+                    else:
+                        top.terminate()
+                    read_until(ours, b"\x1b[?1049l")  # the screen as it was before
                     _, errors = top.communicate(timeout=TIMEOUT_S)
                 finally:
                     top.kill()
-        assert (top.returncode, errors) == (cli.OK, b"")
-        assert b"by who" in shown
+        assert (top.returncode, errors) == (code, said)
         assert termios.tcgetattr(its) == before
     finally:
         os.close(ours)
         os.close(its)
+
+
+def read_until(terminal: int, text: bytes) -> None:
+    shown = b""
+    while text not in shown:
+        shown += os.read(terminal, 65536)
