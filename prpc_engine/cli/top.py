@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ import msgspec
 
 from prpc_engine import cli, errors
 from prpc_engine.cli.commands import command, path
-from prpc_engine.cli.top_screen import Screen, Tables
+from prpc_engine.cli.top_screen import Screen, Tables, has_screen
 from prpc_engine.cli.top_table import NodeAnswer, Row, rows
 from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.master.client import MasterClient
@@ -84,7 +83,7 @@ def run(
                 )
         return cli.OK
     with (
-        Tables() if once or not sys.stdout.isatty() else Screen() as shown,
+        Screen() if not once and has_screen() else Tables() as shown,
         contextlib.closing(_looks(address, root, config, interval, shown.wait)) as looks,
     ):
         for found in islice(looks, 1 if once else None):

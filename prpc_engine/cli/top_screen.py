@@ -23,6 +23,12 @@ EDGES = 2  # characters beside a table
 ERRORS_MAX = 3  # lines of them on a screen
 
 
+def has_screen() -> bool:
+    """Whether standard output is a terminal that can be drawn on: TERM=dumb shows nothing then."""
+    console = make_console()
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 class Tables:
     """One table after the other: for files, pipes and a single look."""
 

@@ -148,6 +148,25 @@ def test_top_sorts_by_a_key_and_leaves_the_terminal_as_it_was(
         os.close(its)
 
 
+def test_a_terminal_that_cannot_be_drawn_on_gets_tables() -> None:
+    ours, its = pty.openpty()
+    try:
+        with Master() as master:
+            command = [sys.executable, "-m", "prpc_engine.cli", "top", master.address]
+            with subprocess.Popen(
+                [*command, "--interval", "0.1"],
+                stdin=its, stdout=its, stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"},
+            ) as top:  # fmt: skip
+                try:
+                    read_until(ours, b"served/s")
+                finally:
+                    top.kill()
+    finally:
+        os.close(ours)
+        os.close(its)
+
+
 def read_until(terminal: int, text: bytes) -> None:
     shown = b""
     while text not in shown:
