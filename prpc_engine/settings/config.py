@@ -99,7 +99,7 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 
 def has_secret() -> bool:
     """Whether the environment gives this process a secret, or says that there shall be none."""
-    return bool(os.environ.get("PRPC_SECRET_FILE") or os.environ.get("PRPC_SECRET"))
+    return bool(secret_variable())
 
 
 def secret_variable() -> str:

@@ -1,9 +1,15 @@
-"""The NETWORK_* settings of a task, as GRPC++ has them: what its variables say, cut to what the
-cluster can use. No I/O here.
+"""Variables about cores and networks: those that every node reads, and the NETWORK_* settings of a
+role, as GRPC++ has them, cut to what a cluster can use. No I/O here.
+
+    every node                variable             allowed                      default
+    how many shards           PRPC_SHARDS          from 0 on, auto              0
+    whether they poll         PRPC_ENABLE_POLLING  0, false, off, 1, true, on   false
+    whether they are pinned   PRPC_PIN_CORES       the same                     see sections.py
+    transports                PRPC_TRANSPORTS      names with commas            shm, unix, tcp
 
 Each variable of GRPC++ has a twin of ours. Ours is looked at first; both are allowed when they say
-the same. They are read once, when the task starts. Those of other jobs are not read. tensor_fuse
-has no variable there: it is a field of ConfigProto.
+the same. They are read once, when the task or server starts, and go before those of every node.
+Those of other roles are not read. tensor_fuse has no variable there: it is a field of ConfigProto.
 
     setting               variable, and our name for it            allowed            default
     cores                 NETWORK_PS_CORE_NUMBER                   from 1 on          8

@@ -142,10 +142,6 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             self, node=replace(self.node, bind=bind, transports=chosen, advertise=advertise)
         )
 
-    def advertised_at(self, advertise: Address | None) -> NodeConfig:
-        """The same, reached by others at that address."""
-        return replace(self, node=replace(self.node, advertise=advertise))
-
     def limited_to(self, limits: Limits) -> NodeConfig:
         """The same with other limits."""
         return replace(self, limits=limits)

@@ -165,6 +165,17 @@ def test_our_name_wins_and_the_two_must_agree(
         settings(job, **{theirs: text, ours: other})
 
 
+def test_a_variable_of_every_node_holds_where_the_role_has_none_set() -> None:
+    found = settings("ps", PRPC_ENABLE_POLLING="1", PRPC_PIN_CORES="1")
+    assert (found.polling, found.pin_cores) == (True, True)
+    assert found.origins["polling"] == "PRPC_ENABLE_POLLING='1'"
+    found = settings("ps", PRPC_ENABLE_POLLING="1", PS_ENABLE_POLLING="0", PRPC_SHARDS="5")
+    assert (found.polling, found.cores) == (False, 8), "shards are not cores"
+    for name in ("PRPC_ENABLE_POLLING", "PRPC_PIN_CORES", "PRPC_SHARDS"):
+        with pytest.raises(ConfigError, match=f"^{name}='garbage': "):
+            settings("ps", **{name: "garbage"})
+
+
 def test_two_ways_to_say_the_same_agree() -> None:
     assert settings("ps", PS_ENABLE_POLLING="True", PRPC_PS_ENABLE_POLLING="1").polling
 
