@@ -28,6 +28,7 @@ DEDUPE = "tests/prpc_engine/test_once_window.py"
 LEDGER = "tests/prpc_engine/kv/test_ledger.py"
 LEASES = "tests/shard/test_leases.py"
 HANDSHAKE = "tests/shard/test_handshake.py"
+CALLERS = "tests/shard/test_callers.py"
 ON_DISK = "tests/prpc_engine/test_on_disk.py"
 IDENTITY = "tests/prpc_engine/test_identity.py"
 FRAME = "tests/shard/test_frame.py"
@@ -93,7 +94,7 @@ MUTATIONS = (
         "shard/transport/callers.py",
         "return hmac.compare_digest(proof, known.proof(transcript))",
         "return True",
-        HANDSHAKE,
+        CALLERS,
     ),
     Mutation(
         "an acceptor believes any proof of the secret",
