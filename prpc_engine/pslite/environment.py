@@ -37,8 +37,8 @@
 The address is, where neither variable is set, the one from which this host reaches the scheduler. A
 variable that is empty is as one that is not set. What ps-lite reads beside these
 (PS_HEARTBEAT_INTERVAL, DMLC_PS_WATER_MARK, other BYTEPS_*, ...) is about its own insides, and is
-not read here. Polling, pinning and shards have the variables of every role, which postoffice.py reads
-(settings/node_config.py).
+not read here. Polling, pinning and shards have the variables of every role, which postoffice.py
+reads (settings/node_config.py).
 """
 
 from __future__ import annotations
