@@ -97,6 +97,8 @@ class Nursery:
             [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
+            # numpy would start threads, which no fork takes along
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             pass_fds=[theirs.fileno()],
         )
         theirs.close()
