@@ -90,7 +90,7 @@ def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a
 
 def never(service: RpcService) -> Any:
     async def nap() -> None:
-        await nap(service, 3600.0)
+        await node_of(service).reactor.sleep(3600.0)
 
     return nap
 
