@@ -7,14 +7,17 @@ what breaks it.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests.imports import Module, circles, modules_of, targets
 from tests.packages import DOCUMENT, ORDER, arrows, drawing, drawn, package_of, seen_by
 
+PLACE = Path(__file__).parent.parent
 ROOMS = ("shard", "prpc_engine", "perf", "tests")
 
 # Who may see whom. `prpc bench` runs what is in perf/: the one file that may, and only when it is
@@ -491,3 +494,15 @@ def test_a_rule_lets_pass_what_is_allowed(
     rule: Callable[[Module], Iterator[str]], module: Module
 ) -> None:
     assert not list(rule(module))
+
+
+def test_the_map_of_a_package_names_modules_that_are_there() -> None:
+    gone = {}
+    for init in [*PLACE.glob("shard/**/__init__.py"), *PLACE.glob("prpc_engine/**/__init__.py")]:
+        text = ast.get_docstring(ast.parse(init.read_text())) or ""
+        rows = re.finditer(r"^(\w+(?:, \w+)*)  +\S", text, re.MULTILINE)
+        named = {name for row in rows for name in row[1].split(", ")}
+        missing = named - {each.stem for each in init.parent.iterdir()}
+        if missing:
+            gone[init.parent.name] = missing
+    assert not gone
