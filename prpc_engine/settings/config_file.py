@@ -2,7 +2,8 @@
 where the layers meet (node_config.py).
 
 A file has the sections at its top, or below [tool.prpc], as a pyproject.toml has them: what else is
-in such a file belongs to others.
+in such a file belongs to others. A section in both places is refused, as one of them would not
+count.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ConfigFile:
     @classmethod
     def read(cls, path: str) -> ConfigFile:
         """Raises ConfigError: it cannot be read, is no TOML, or has a section that is none of
-        ours.
+        ours, or has sections in both places.
         """
         if not path:
             return cls("")
@@ -51,7 +52,15 @@ class ConfigFile:
             ) from None
         prefix, tools = "", content.get(TOOL)
         if isinstance(tools, dict) and isinstance(tools.get(NAME), dict):
-            content, prefix = tools[NAME], f"{TOOL}.{NAME}."
+            ours, prefix = tools[NAME], f"{TOOL}.{NAME}."
+            at_top = ", ".join(f"[{one}]" for one in SECTIONS if one in content)
+            if at_top:
+                below = ", ".join(f"[{prefix}{one}]" for one in ours) or f"[{prefix[:-1]}]"
+                raise ConfigError(
+                    f"{path}: {at_top} at the top, and {below}: sections stand in one of the two "
+                    "places; move all of them to the same"
+                )
+            content = ours
         for section in content:
             if section not in SECTIONS:
                 allowed = ", ".join(f"[{one}]" for one in SECTIONS if one != "allow")

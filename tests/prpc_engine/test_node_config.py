@@ -95,6 +95,28 @@ def test_a_pyproject_has_the_sections_below_tool_prpc(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            "[shards]\ncount = 2\n[tool.prpc.limits]\nring_bytes = 65536\n",
+            r"\[shards\] at the top, and \[tool\.prpc\.limits\]: sections stand in one",
+        ),
+        (
+            "[shards]\ncount = 2\n[tool.prpc.shards]\ncount = 1\n",
+            r"\[shards\] at the top, and \[tool\.prpc\.shards\]: sections stand in one",
+        ),
+        ("[node]\n[tool.prpc]\n", r"\[node\] at the top, and \[tool\.prpc\]: "),
+    ],
+)
+def test_sections_in_both_places_of_a_file_are_refused_and_both_are_named(
+    file: Path, text: str, said: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{file}: {said}"):
+        NodeConfig.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
         ("[shards]\ncount = -1", r"\[shards\] count = -1: a whole number from 0 to 64"),
         ('[shards]\ncount = "all"', r"\[shards\] count = 'all': a whole number .* or \"auto\""),
         ('[shards]\npolling = "on"', r"\[shards\] polling = 'on': true and false are allowed"),
