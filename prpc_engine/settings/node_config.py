@@ -313,22 +313,28 @@ _READERS = {
 
 
 def limits_of(found: Mapping[str, Found]) -> Limits:
-    """All limits: those that were found, the others by default. Raises ConfigError."""
+    """All limits: those that were found, the others by default. Raises ConfigError, which names
+    each that is not allowed.
+    """
     values = {name: found[f"limits.{name}"] for name in LIMITS if f"limits.{name}" in found}
     if not values:
         return DEFAULT_LIMITS
-    for one in values.values():
-        if isinstance(one.value, bool) or not isinstance(one.value, int | float):
-            raise one.refused(f"numbers are allowed for {', '.join(sorted(LIMITS))}")
+    wrong = [text for name, one in values.items() if (text := _wrong_limit(name, one))]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    return msgspec.convert({name: one.value for name, one in values.items()}, Limits)
+
+
+def _wrong_limit(name: str, one: Found) -> str:
+    """What is wrong with it, in words that name it; "": nothing."""
+    if isinstance(one.value, bool) or not isinstance(one.value, int | float):
+        return str(one.refused(f"numbers are allowed for {', '.join(sorted(LIMITS))}"))
+    alone: dict[str, Any] = {name: one.value}  # each limit has bounds of its own
     try:
-        return msgspec.convert({name: one.value for name, one in values.items()}, Limits)
-    except msgspec.ValidationError as error:  # which begins with the name, but for a wrong type
-        text = str(error).partition(" - at ")[0]
-        of_file = next(iter(values.values()))
-        for name, one in values.items():
-            if text.startswith(f"{name} ") or str(error).endswith(f"`$.{name}`"):
-                of_file = one
-        raise ConfigError(f"{of_file.text}: {text.rpartition(': ')[2]}") from error
+        Limits(**alone)
+    except ValueError as error:
+        return str(one.refused(str(error).rpartition(": ")[2]))
+    return ""
 
 
 def tls_of(found: Mapping[str, Found], secret: bytes) -> TlsSettings | None:

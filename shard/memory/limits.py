@@ -8,11 +8,30 @@ from dataclasses import dataclass, fields
 
 from shard.checks import is_count, is_finite
 
-# From, to; of all others any positive number is allowed.
-BOUNDS = {
+ADDRESS_SPACE = 1 << 47  # of a process on x86-64: nothing larger can be mapped or reserved
+RING_BYTES_MIN, RING_BYTES_MAX = 4096, 1 << 30  # a page; lengths in a ring are 32 bits wide
+
+BOUNDS: dict[str, tuple[float, float]] = {  # from, to
+    "body_bytes_max": (1, (1 << 32) - 1),  # as wide as the length of a frame's body
+    "blocks_bytes_max": (1, ADDRESS_SPACE),
+    "expanded_bytes_max": (1, ADDRESS_SPACE),
+    "expanded_total_bytes_max": (1, ADDRESS_SPACE),
+    "blocks_max": (1, (1 << 16) - 1),  # as wide as the count in a frame
+    "outbox_messages_max": (1, 1 << 30),
+    "outbox_bytes_max": (1, ADDRESS_SPACE),
     "slab_share_max": (0.01, 1.0),
-    "connections_per_peer": (1, 9),
+    "calls_in_flight_max": (1, 1 << 30),
+    "ring_bytes": (RING_BYTES_MIN, RING_BYTES_MAX),
+    "ring_bytes_max": (RING_BYTES_MIN, RING_BYTES_MAX),
+    "segment_bytes_max": (1, ADDRESS_SPACE),
+    "segments_bytes_max": (1, ADDRESS_SPACE),
+    "segments_max": (1, 1 << 20),
+    "handshake_s": (0.01, 3600.0),
+    "handshakes_max": (1, 1 << 20),  # of these four each is a descriptor
+    "handshakes_per_host_max": (1, 1 << 20),
     "handshakes_waiting_max": (0, 1 << 20),
+    "connections_max": (1, 1 << 20),
+    "connections_per_peer": (1, 9),
     "peer_silent_s": (0.5, 3600.0),
 }
 
@@ -89,13 +108,9 @@ class Limits:
                 raise ValueError(
                     f"{name} = {value!r}: a {'whole ' if is_whole else ''}number is expected"
                 )
-            if name not in BOUNDS:
-                if not value > 0:
-                    raise ValueError(f"{name} = {value!r}: positive numbers are allowed")
-                continue
             least, most = BOUNDS[name]
             if not least <= value <= most:
-                raise ValueError(f"{name} = {value!r}: {least} to {most} is allowed")
+                raise ValueError(f"{name} = {value!r:.100}: {least} to {most} is allowed")
 
 
 DEFAULT_LIMITS = Limits()

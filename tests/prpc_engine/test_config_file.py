@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from prpc_engine import Master, RpcService
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.node_config import NodeConfig
 from shard import DEFAULT_LIMITS, Limits
+from shard.memory.limits import RING_BYTES_MIN
+from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.settings_of import load_limits
 
 DEFAULT_FILE = Path(__file__).parents[2] / "configs" / "default.toml"
@@ -43,7 +47,7 @@ def test_an_argument_goes_before_the_file_and_the_file_before_the_defaults(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[limits]\nring_bytes = -1", "ring_bytes = -1: positive numbers"),
+        ("[limits]\nring_bytes = -1", "ring_bytes = -1: 4096 to 1073741824 is allowed"),
         ("[limits]\nring_bytes = 'many'", "ring_bytes = 'many'"),
         ("[limits]\nring_bites = 5", "ring_bites"),
         ("[limit]\nring_bytes = 5", "unknown section or value 'limit'"),
@@ -56,6 +60,51 @@ def test_a_bad_file_is_named_with_what_is_allowed(tmp_path: Path, text: str, sai
     with pytest.raises(ConfigError) as caught:
         load_limits(str(file))
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"),
+    [
+        ("ring_bytes = 3", "4096 to 1073741824"),
+        ("ring_bytes = 1_073_741_825", "4096 to 1073741824"),
+        ("ring_bytes = 1" + 26 * "0", "4096 to 1073741824"),
+        ("blocks_max = 9_223_372_036_854_775_807", "1 to 65535"),
+        ("blocks_bytes_max = 9_223_372_036_854_775_807", "1 to 140737488355328"),
+        ("handshake_s = 1e300", "0.01 to 3600.0"),
+    ],
+)
+def test_a_limit_that_no_connection_could_keep_is_refused_as_it_is_read(
+    tmp_path: Path, text: str, allowed: str
+) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(f"[limits]\n{text}\n")
+    with pytest.raises(ConfigError, match=rf"{text[:10]}.* = .*: {allowed} is allowed"):
+        load_limits(str(file))
+
+
+def test_every_limit_that_is_wrong_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        "[limits]\nring_bytes = 3\nblocks_max = 0\nsegments_max = 'x'\nhandshake_s = 1\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_limits(str(file))
+    texts = str(caught.value).split("; ")
+    assert [text.split(" ")[2] for text in texts] == ["blocks_max", "ring_bytes", "segments_max"]
+
+
+def test_calls_go_through_the_smallest_ring_that_is_allowed() -> None:
+    limits = Limits(ring_bytes=RING_BYTES_MIN, ring_bytes_max=RING_BYTES_MIN)
+    with (
+        Master(limits=limits) as master,
+        RpcService(master.address, limits=limits, transports=["shm"]) as server,
+        RpcService(master.address, limits=limits, transports=["shm"]) as client,
+    ):
+        server.create_server("echo", Plain())
+        caller = client.create_client("echo", 1)
+        sent = np.arange(1000, dtype=np.int64)
+        assert caller.call("echo", "x" * 10_000) == "x" * 10_000
+        assert (caller.call("echo", sent) == sent).all()
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

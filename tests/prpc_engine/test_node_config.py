@@ -131,7 +131,7 @@ def test_sections_in_both_places_of_a_file_are_refused_and_both_are_named(
             "[transport]\nchecksum = true",
             r"\[transport\] checksum = True: unknown; allowed are tcp",
         ),
-        ("[limits]\nring_bytes = 1.5", r"\[limits\] ring_bytes = 1\.5: Expected `int`"),
+        ("[limits]\nring_bytes = 1.5", r"\[limits\] ring_bytes = 1\.5: a whole number is"),
         ("shards = 1", r"shards = 1: a table is expected, under \[shards\]"),
         ("[shard]\ncount = 1", "unknown section or value 'shard'"),
     ],

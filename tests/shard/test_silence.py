@@ -71,7 +71,7 @@ def test_the_keepalive_finds_an_idle_peer_within_the_bound_in_whole_seconds(boun
         ("peer_silent_s", 3601, "0.5 to 3600.0"),
         ("connections_per_peer", 10, "connections_per_peer = 10: 1 to 9 is allowed"),
         ("connections_per_peer", 0, "1 to 9"),
-        ("handshake_s", 0, "handshake_s = 0: positive numbers are allowed"),
+        ("handshake_s", 0, "handshake_s = 0: 0.01 to 3600.0 is allowed"),
     ],
 )
 def test_limits_out_of_their_bounds_are_named(name: str, value: float, text: str) -> None:
