@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +36,7 @@ from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject as Methods
 from prpc_engine.service.cores import take_cores
 from prpc_engine.service.shard_statistics import ShardFigures
+from prpc_engine.service.starting import asked_for_shards, refuse_in_import
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import check_environment
 from prpc_engine.settings.node_config import NodeConfig
@@ -118,17 +118,7 @@ class Endpoint:
         methods: Mapping[str, Callable[..., Any]],
         on_peer_lost: Callable[[Peer], None],
     ) -> None:
-        # where it is not loaded, nothing of it has started this process
-        multiprocess = sys.modules.get("multiprocess")
-        # as it looks itself
-        if multiprocess is not None and getattr(
-            multiprocess.current_process(), "_inheriting", False
-        ):
-            raise errors.ConfigError(
-                f"{place.task} is started while a shard of it imports the script: "
-                "make the Server under "
-                '`if __name__ == "__main__":`, which shards do not run'
-            )
+        refuse_in_import(f"the Server of {place.task} is started")
         self._place = place
         self._methods = methods
         self._relays: Relays | None = None
@@ -145,7 +135,8 @@ class Endpoint:
             closing.callback(driver.reactor.call_soon, self.control.close)
             shards = place.config.shards
             if shards.count:
-                self._relays = Relays(shards, driver)
+                with asked_for_shards(place.config):
+                    self._relays = Relays(shards, driver)
                 closing.callback(self._relays.close)
                 host = _listening_host(place.data.host)
                 port = int(self.data.address("tcp").rpartition(":")[2])

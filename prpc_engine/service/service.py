@@ -49,6 +49,8 @@ from prpc_engine.service.in_shard import open_shard
 from prpc_engine.service.serving import RpcServer, Servers
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
+from prpc_engine.service.starting import asked_for_shards, refuse_in_import
+from prpc_engine.settings import layers
 from prpc_engine.settings.config import (
     WILDCARDS,
     address_facing,
@@ -228,6 +230,8 @@ class RpcService:
     def _start_shards(self) -> None:
         """As many as the settings ask for, each on a core where they ask for that."""
         shards = self.config.shards
+        if shards.count:
+            refuse_in_import("RpcService is made")
         if shards.pin_cores:
             self._locks = take_cores(shards.count or 1)
         cores = self._locks.cores if self._locks is not None else ()
@@ -235,19 +239,20 @@ class RpcService:
             for self._core in cores:
                 self._driver.pin(self._core)
             return
-        self._group = ShardGroup(
-            shards.count,
-            polling=shards.polling,
-            pin=shards.pin_cores is None,
-            driver=self._driver,
-            stall_budget_s=self.config.node.stall_budget_s,
-            restart=shards.restart,
-            on_change=self._servers.shard_changed,
-        )
-        # and in each that is started again
-        self._group.at_start(
-            open_shard, self._master, self.rank, self.config, cores, timeout_s=SHARDS_TIMEOUT_S
-        )
+        with asked_for_shards(self.config):
+            self._group = ShardGroup(
+                shards.count,
+                polling=shards.polling,
+                pin=shards.pin_cores is None,
+                driver=self._driver,
+                stall_budget_s=self.config.node.stall_budget_s,
+                restart=shards.restart,
+                on_change=self._servers.shard_changed,
+            )
+            # and in each that is started again
+            self._group.at_start(
+                open_shard, self._master, self.rank, self.config, cores, timeout_s=SHARDS_TIMEOUT_S
+            )
         self._servers.use_shards(self._group)
 
     def take_role(self, role: str, without_shards: str = "") -> None:
@@ -255,7 +260,8 @@ class RpcService:
         tables: its core number, polling and pinning (settings/node_config.py). Arguments go before
         them. The first role counts; where the program passed a NodeConfig, that says all.
 
-        without_shards  why servers of this role cannot live in shards, for the log; "": they can
+        without_shards  why servers of this role cannot live in shards, for the log: those that a
+                        variable or the file asked for, and that serve nothing, end. "": they can
 
         Raises ConfigError for a variable that makes no sense, and what starting shards may raise.
         """
@@ -265,6 +271,8 @@ class RpcService:
                 return
             self._role = role
             found = NodeConfig.load(role, **self._arguments)
+            if without_shards:
+                self._end_unused_shards()
             asked, running = found.shards, self.config.shards
             notes = [note for note in found.notes if note not in self.config.notes]
             if running.count:
@@ -281,9 +289,23 @@ class RpcService:
             origins = {**self.config.origins, **origins}
             self.config = replace(self.config, shards=asked, origins=origins)
             self._driver.polling = asked.polling
-            if asked.count or (asked.pin_cores and not running.pin_cores):
+            if asked.count or (asked.pin_cores and self._locks is None):
                 self._start_shards()
             self.shards = asked.count
+
+    def _end_unused_shards(self) -> None:
+        """End shards that the program did not ask for and that serve nothing."""
+        by = self.config.origins["shards.count"]
+        if self._group is None or by == f"argument {layers.ARGUMENT_OF_COUNT}":
+            return
+        if not self._servers.leave_shards():
+            return
+        self._group.close()
+        if self._locks is not None:
+            self._locks.close()
+        self._group = self._locks = None
+        self.config = replace(self.config, shards=replace(self.config.shards, count=0))
+        self.shards = 0
 
     def _late(self, role: str, found: NodeConfig) -> Iterator[str]:
         """A line for each setting of the role that differs from that of shards that run already."""

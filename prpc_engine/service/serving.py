@@ -140,6 +140,13 @@ class Servers:
         """From now on servers may live in these, too."""
         self.sharded, self.reader = ShardedServers(group), ShardReader(group, figures_of_shard)
 
+    def leave_shards(self) -> bool:
+        """Use them no longer; False: servers live in them, and all stays as it is."""
+        if self.sharded is not None and self.sharded.has_servers:
+            return False
+        self.sharded = self.reader = None
+        return True
+
     def shard_changed(self, index: int, state: str, text: str) -> None:
         """What the group says of a shard: it died, or is up again. In a thread of the group's."""
         if self.sharded is not None and not self.closed:

@@ -61,6 +61,11 @@ class ShardedServers:
         self._servers: dict[int, ShardedServer] = {}
         self._numbers = itertools.count(1)
 
+    @property
+    def has_servers(self) -> bool:
+        """Whether any server lives in the shards."""
+        return bool(self._servers)
+
     def create(
         self, name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None
     ) -> ShardedServer:

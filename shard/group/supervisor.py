@@ -295,7 +295,7 @@ class Supervisor:
             else self._policy.delay_s(life.exit_code, life.restarts)
         )
         outlook = (
-            "the group could not start"
+            "the group could not start" + _hint(life)
             if first_start
             else self._policy.outlook(life.exit_code, life.restarts)
         )
@@ -333,3 +333,15 @@ class Supervisor:
         over = self._stop_by is not None and all(life.process is None for life in self.lives)
         # the next look says that they are gone
         return over and all(life.state is not ShardState.WAITING for life in self.lives)
+
+
+def _hint(life: Life) -> str:
+    """What to try where a shard ended by itself before it was a shard: each imports the script."""
+    if life.state is not ShardState.STARTING or life.error is not None or not life.exit_code:
+        return ""
+    if life.exit_code < 0:  # by a signal
+        return ""
+    return (
+        "; its own error is on standard error. Each shard imports the script that starts it, so "
+        'that script does its work under `if __name__ == "__main__":`'
+    )

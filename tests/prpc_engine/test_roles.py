@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from prpc_engine import Master
+from prpc_engine import Master, NodeConfig, RpcService
+from prpc_engine.errors import ConfigError
+from prpc_engine.kv import ElasticServer
+from tests.program import ROOT, UNTIL_S
 from tests.prpc_engine.cluster.tasks import fresh_host
+from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.roles import RoleProcess
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
@@ -152,6 +159,65 @@ def test_elastic_tables_say_why_they_have_no_shards(arguments: dict[str, str]) -
         "NETWORK_PS_CORE_NUMBER='2': 2 shards are asked for, and there are none: "
     )
     assert "elastic tables have none" in line
+
+
+def test_elastic_tables_go_on_without_the_shards_that_a_variable_of_all_nodes_asks_for(
+    arguments: dict[str, str],
+) -> None:
+    variables = {"PRPC_SHARDS": "2", "PRPC_PIN_CORES": "1"}
+    with RoleProcess("elastic", arguments["elastic"], env=variables) as process:
+        told = process.told
+    assert (told["shards"], told["processes"]) == (0, 0)
+    assert [len(kept) for kept in told["kept"]] == [1], "the thread that serves has a core now"
+    [line] = told["lines"]
+    assert line.startswith("PRPC_SHARDS='2': 2 shards are asked for, and there are none: ")
+    assert "elastic tables have none" in line
+
+
+@pytest.mark.parametrize("passed", ["shards=1", "config=NodeConfig.load(shards=1)"])
+def test_elastic_tables_refuse_shards_that_the_program_asks_for(master: str, passed: str) -> None:
+    how: dict[str, Any] = (
+        {"config": NodeConfig.load(shards=1)} if "config" in passed else {"shards": 1}
+    )
+    with (
+        RpcService(master, **how) as service,
+        pytest.raises(ConfigError, match="the service has 1 shards, none is allowed"),
+    ):
+        ElasticServer(service, partitions=1)
+
+
+def test_elastic_tables_leave_shards_alone_that_serve_something(
+    master: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRPC_SHARDS", "1")
+    with RpcService(master) as service:
+        service.create_server("plain", Plain, sharded=True)
+        with pytest.raises(ConfigError, match="the service has 1 shards, none is allowed"):
+            ElasticServer(service, partitions=1)
+        client = service.create_client("plain", 1)
+        assert client.call("echo", 5) == 5
+
+
+@pytest.mark.parametrize("role", ["RpcService(master.address)", "Server"])
+def test_a_script_without_a_guard_is_told_of_it_and_of_the_variable_that_asks_for_shards(
+    role: str, tmp_path: Path, seed: int
+) -> None:
+    script = tmp_path / "script.py"
+    making = f"p.Server({{'ps': ['{fresh_host(seed)}:7001']}})" if role == "Server" else f"p.{role}"
+    script.write_text(f"import prpc_engine as p\nwith p.Master() as master, {making}: pass\n")
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PRPC_SHARDS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=UNTIL_S,
+        check=False,
+    )
+    assert ran.returncode == 1
+    [last] = ran.stderr.splitlines()[-1:]
+    assert 'that script does its work under `if __name__ == "__main__":`' in last
+    assert last.endswith("(count of shards: 1, from PRPC_SHARDS='1')")
+    assert "a shard of it imports the script: make it under" in ran.stderr
 
 
 def test_a_role_that_comes_after_the_shards_says_so(arguments: dict[str, str]) -> None:

@@ -67,8 +67,7 @@ def test_a_script_that_its_shards_run_again_is_told_what_to_change(
     )
     assert ran.returncode == 1
     assert (
-        'a shard of it imports the script: make the Server under `if __name__ == "__main__":`'
-        in ran.stderr
+        'a shard of it imports the script: make it under `if __name__ == "__main__":`' in ran.stderr
     )
     assert "port is taken" not in ran.stderr
 
