@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .change import BadLine, Line, line_of, line_record, lines_of
 FOLDER = Path(__file__).resolve().parent / "history"
 COMMIT_LENGTH = 12
 COMMITS_TOLD = 8  # in an error: the last ones
+MEND = "a line is one JSON object: begin a new line where `}{` stands, else remove that line"
 GIT_S_MAX = 10.0
 
 
@@ -75,7 +77,7 @@ def read(path: Path) -> list[Line]:
         try:
             lines.append(line_of(record))
         except BadLine as error:
-            raise ConfigError(f"{path}:{number}: {error}") from error
+            raise ConfigError(f"{path}:{number}: {error}; {MEND}") from error
     return lines
 
 
@@ -125,8 +127,12 @@ def append(lines: Iterable[Line], bench: str, folder: Path = FOLDER) -> Path:
     folder.mkdir(exist_ok=True)
     path = file_of(bench, folder)
     text = "".join(json.dumps(line_record(line)) + "\n" for line in lines)
-    with path.open("a") as file:
-        file.write(text)
+    with path.open("a+b") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # an editor or a merge took it
+                text = "\n" + text
+        file.write(text.encode())
     return path
 
 
@@ -153,9 +159,11 @@ def _records(path: Path) -> list[tuple[int, dict[str, Any]]]:
         try:
             record = json.loads(text)
         except ValueError as error:
-            raise ConfigError(f"{path}:{number}: no JSON: {error}") from error
+            raise ConfigError(f"{path}:{number}: no JSON: {error}; {MEND}") from error
         if not isinstance(record, dict):
-            raise ConfigError(f"{path}:{number}: a JSON object expected, {text[:40]!r} found")
+            raise ConfigError(
+                f"{path}:{number}: a JSON object expected, {text[:40]!r} found; {MEND}"
+            )
         found.append((number, record))
     return found
 

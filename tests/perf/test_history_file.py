@@ -68,6 +68,22 @@ def test_a_damaged_line_is_named_by_file_and_number(folder: Path, text: str, why
     with pytest.raises(ConfigError, match=r"rpc\.jsonl:3: ") as raised:
         history_file.read(path)
     assert why in str(raised.value)
+    assert "remove that line" in str(raised.value), "and what to do"
+
+
+def test_a_history_without_its_last_newline_is_extended_by_a_line_of_its_own(folder: Path) -> None:
+    path = history_file.append([LINE], "rpc", folder)
+    path.write_text(path.read_text().rstrip("\n"))
+    history_file.append([LINE], "rpc", folder)
+    assert history_file.read(path) == [LINE, LINE]
+    assert path.read_text().count("\n") == 2
+
+
+def test_two_objects_in_one_line_are_told_where_a_new_line_begins(folder: Path) -> None:
+    path = history_file.append([LINE, LINE], "rpc", folder)
+    path.write_text(path.read_text().replace("\n", ""))
+    with pytest.raises(ConfigError, match=r"rpc\.jsonl:1: .*a new line where `}{` stands"):
+        history_file.read(path)
 
 
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
