@@ -26,67 +26,141 @@ with three (--quick): 2 / binomial(2n, n). Fewer than three say nothing. Ratios 
 any two runs: what slows a machine slows the peer too. Figures themselves are compared only where
 `machine` is the same.
 
+What a field may hold stands at the classes below, so that a file of others, or a damaged one, is
+refused by the field's name, and no text of it reaches a terminal as more than text.
+
 No files, no clock and no git in this file; history_file.py has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 REPEATS_MIN = 3  # in both runs: of two, one pair in three comes apart by chance
 Verdict = Literal["better", "worse", "the same", "unknown"]
 Key = tuple[str, str, str, str]  # bench, case, candidate, figure
 Record = Mapping[str, Any]
+# Far above any figure (thirty years in ns, an exabyte), and far below where ratios lose digits.
+FIGURE_MAX = 1e18
+CORES_MAX = 4096  # Linux knows no more by default on any machine
+REPEATS_MAX = 1_000_000  # a benchmark may count what it repeats within one process
+TEXT_LENGTH_MAX = 1000  # a doubt with all its reasons has some 200
 # Units by the end of a figure's name. What has none of these counts or describes, and is not kept.
 UNITS = {"_per_s": "1/s", "_ns": "ns", "_bytes": "B", "_percent": "%"}
+
+
+Figure = Annotated[float, msgspec.Meta(ge=-FIGURE_MAX, le=FIGURE_MAX)]  # neither nan nor inf
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_LENGTH_MAX)]
+Commit = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._-]{1,64}\+?\Z")]
+Date = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\Z")]
 
 
 class BadLine(ValueError):
     """What was read is no line of a history, or no result of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class _Plain(msgspec.Struct, frozen=True):
+    """A record whose texts are one line each, without what would steer a terminal."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if isinstance(value, str) and not value.isprintable():
+                raise ValueError(f"{name} {value!r} has characters that cannot be printed")
+
+
+class Host(_Plain, frozen=True, forbid_unknown_fields=True):
     """What must be equal before figures of two runs are compared by themselves."""
 
-    cpu_model: str
-    cores: int
-    kernel: str
-    python: str
+    cpu_model: Text
+    cores: Annotated[int, msgspec.Meta(ge=1, le=CORES_MAX)]
+    kernel: Text
+    python: Text
 
     def __str__(self) -> str:
         return f"{self.cpu_model}, {self.cores} cores, Linux {self.kernel}, Python {self.python}"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(_Plain, frozen=True, forbid_unknown_fields=True):
     """One figure; the fields are those of the table above, in its order."""
 
-    commit: str
-    date: str
+    commit: Commit
+    date: Date
     machine: Host
-    doubt: str
-    bench: str
-    case: str
-    candidate: str
-    figure: str
-    unit: str
-    ours: float
-    ours_low: float | None
-    ours_high: float | None
-    peer: str | None
-    peers_figure: float | None
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-    repeats: int
+    doubt: Text
+    bench: Text
+    case: Text
+    candidate: Text
+    figure: Text
+    unit: Text
+    ours: Figure
+    ours_low: Figure | None
+    ours_high: Figure | None
+    peer: Text | None
+    peers_figure: Figure | None
+    ratio: Figure | None
+    ratio_low: Figure | None
+    ratio_high: Figure | None
+    repeats: Annotated[int, msgspec.Meta(ge=1, le=REPEATS_MAX)]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ours", "ratio"):
+            low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
+            if (low is None) != (high is None) or (low is not None and low > high):
+                raise ValueError(f"{name}_low {low} is not below {name}_high {high}")
 
     @property
     def key(self) -> Key:
         """What the same figure of another run has too."""
         return self.bench, self.case, self.candidate, self.figure
+
+
+class _Facts(_Plain, frozen=True):
+    """Of perf.machine.Machine, what a line keeps."""
+
+    cpu_model: Text
+    cores: Annotated[list[int], msgspec.Meta(min_length=1, max_length=CORES_MAX)]
+    kernel: Text
+    python: Text
+    oversubscribed: Text
+
+
+class Measured(_Plain, frozen=True):
+    """A result as `prpc bench --json` prints it: the fields that a line is made of."""
+
+    commit: Commit
+    date: Date
+    machine: _Facts
+    bench: Text
+    case: Text
+    candidate: Text
+    role: Literal["ours", "peer", "limit", "given"]
+    state: Text
+    version: Text | None
+    repeats: Annotated[int, msgspec.Meta(ge=0, le=REPEATS_MAX)]
+    p50_ns: Figure | None
+    ops_per_s: Figure | None
+    figures: dict[str, Figure]
+    each: dict[str, list[Figure]]
+
+    @property
+    def kept(self) -> list[str]:
+        """The names of the figures that are kept."""
+        if self.p50_ns is not None:
+            return ["p50_ns"]
+        if self.ops_per_s is not None:
+            return ["ops_per_s"]
+        return [name for name in self.figures if unit_of(name)]
+
+    def value(self, figure: str) -> float:
+        """A figure's median; 0.0 where the result has none."""
+        own = {"p50_ns": self.p50_ns, "ops_per_s": self.ops_per_s}
+        return own.get(figure, self.figures.get(figure)) or 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +176,15 @@ class Change:
 
 def line_record(line: Line) -> dict[str, Any]:
     """A line as plain values, for JSON."""
-    return asdict(line)
+    plain: dict[str, Any] = msgspec.to_builtins(line)
+    return plain
 
 
-def line_of(record: Record) -> Line:
-    """The line that became that record. Raises BadLine."""
+def line_of(text: bytes) -> Line:
+    """The line that stands there as JSON. Raises BadLine."""
     try:
-        fields = dict(record)
-        return Line(machine=Host(**fields.pop("machine")), **fields)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return msgspec.json.decode(text, type=Line)
+    except (ValueError, RecursionError) as error:
         raise BadLine(f"no line of a history: {error}") from error
 
 
@@ -121,28 +195,17 @@ def lines_of(
 
     `peers` names whom to take for a figure, where it was measured.
     """
-    measured = [record for record in results if record.get("kind") == "result"]
+    measured = [_measured(record) for record in results if record.get("kind") == "result"]
+    good = [each for each in measured if each.state == "ok"]
     try:
-        good = [record for record in measured if record["state"] == "ok"]
         return [
-            _line(record, figure, good, peers or {})
-            for record in good
-            if record["role"] == "ours"
-            for figure in figures_of(record)
+            msgspec.convert(_fields(each, figure, good, peers or {}), type=Line)
+            for each in good
+            if each.role == "ours"
+            for figure in each.kept
         ]
-    except KeyError as error:
-        raise BadLine(
-            f"a result without {error}: `prpc bench --json` of this release writes it"
-        ) from error
-
-
-def figures_of(record: Record) -> list[str]:
-    """The names of a result's figures that are kept."""
-    if record["p50_ns"] is not None:
-        return ["p50_ns"]
-    if record["ops_per_s"] is not None:
-        return ["ops_per_s"]
-    return [name for name in record["figures"] if unit_of(name)]
+    except ValueError as error:
+        raise BadLine(f"results that make no line of a history: {error}") from error
 
 
 def unit_of(figure: str) -> str:
@@ -223,54 +286,57 @@ def _verdict(figure: str, then: _Range, now: _Range) -> Verdict:
     return "better" if (now_mid > then_mid) == more_is_better(figure) else "worse"
 
 
-def _line(record: Record, figure: str, good: list[Record], peers: Mapping[Key, str | None]) -> Line:
-    key = (record["bench"], record["case"], record["candidate"], figure)
-    ours, each = _value(record, figure), [float(value) for value in record["each"].get(figure, [])]
-    peer = _peer(record, figure, good, peers.get(key))
-    peers_figure = _value(peer, figure) if peer is not None else None
-    ratios = []
-    if peer is not None:
-        others = peer["each"].get(figure, [])
-        ratios = [float(mine / other) for mine, other in zip(each, others, strict=False) if other]
-    facts = record["machine"]
-    return Line(
-        commit=record["commit"],
-        date=record["date"],
-        machine=Host(facts["cpu_model"], len(facts["cores"]), facts["kernel"], facts["python"]),
-        doubt=facts["oversubscribed"],
-        bench=record["bench"],
-        case=record["case"],
-        candidate=record["candidate"],
-        figure=figure,
-        unit=unit_of(figure),
-        ours=ours,
-        ours_low=min(each, default=None),
-        ours_high=max(each, default=None),
-        peer=peer["candidate"] if peer is not None else None,
-        peers_figure=peers_figure,
-        ratio=ours / peers_figure if peers_figure else None,
-        ratio_low=min(ratios, default=None),
-        ratio_high=max(ratios, default=None),
-        repeats=record["repeats"],
-    )
+def _measured(record: Record) -> Measured:
+    try:
+        return msgspec.convert(record, type=Measured)
+    except (ValueError, OverflowError) as error:
+        raise BadLine(
+            f"no result as `prpc bench --json` of this release writes it: {error}"
+        ) from error
 
 
-def _peer(record: Record, figure: str, good: list[Record], wanted: str | None) -> Record | None:
+def _fields(
+    ours: Measured, figure: str, good: list[Measured], peers: Mapping[Key, str | None]
+) -> Record:
+    """Of the line of one figure."""
+    peer = _peer(ours, figure, good, peers.get((ours.bench, ours.case, ours.candidate, figure)))
+    peers_figure = peer.value(figure) if peer is not None else None
+    each = ours.each.get(figure, [])
+    others = peer.each.get(figure, []) if peer is not None else []
+    ratios = [mine / other for mine, other in zip(each, others, strict=False) if other]
+    facts = ours.machine
+    return {
+        "commit": ours.commit,
+        "date": ours.date,
+        "machine": Host(facts.cpu_model, len(facts.cores), facts.kernel, facts.python),
+        "doubt": facts.oversubscribed,
+        "bench": ours.bench,
+        "case": ours.case,
+        "candidate": ours.candidate,
+        "figure": figure,
+        "unit": unit_of(figure),
+        "ours": ours.value(figure),
+        "ours_low": min(each, default=None),
+        "ours_high": max(each, default=None),
+        "peer": peer.candidate if peer is not None else None,
+        "peers_figure": peers_figure,
+        "ratio": ours.value(figure) / peers_figure if peers_figure else None,
+        "ratio_low": min(ratios, default=None),
+        "ratio_high": max(ratios, default=None),
+        "repeats": ours.repeats,
+    }
+
+
+def _peer(ours: Measured, figure: str, good: list[Measured], wanted: str | None) -> Measured | None:
     """Whom a result is compared with, in its own run."""
     others = [
         other
         for other in good
-        if (other["bench"], other["case"]) == (record["bench"], record["case"])
-        and other["role"] in ("peer", "limit")
-        and _value(other, figure)
+        if (other.bench, other.case) == (ours.bench, ours.case)
+        and other.role in ("peer", "limit")
+        and other.value(figure)
     ]
-    peers = [other for other in others if other["role"] == "peer"]
-    everywhere = [other for other in peers if other["version"] is None]
-    named = [other for other in others if other["candidate"] == wanted]
+    peers = [other for other in others if other.role == "peer"]
+    everywhere = [other for other in peers if other.version is None]
+    named = [other for other in others if other.candidate == wanted]
     return next(iter(named or everywhere or peers or others), None)
-
-
-def _value(record: Record, figure: str) -> float:
-    """A figure's median; 0.0 where the result has none."""
-    value = record[figure] if figure in record else record["figures"].get(figure)
-    return float(value) if value is not None else 0.0

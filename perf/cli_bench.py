@@ -158,13 +158,18 @@ def measure(
     if plot_path is not None:
         bench.draw(results, plot_path)
     failed = any(result.role == "ours" and result.state == "failed" for result in results)
-    run = [report.result_record(result, facts, stamp) for result in results]
+    # As --json prints it, numpy's numbers as numbers: what --from reads back is the same.
+    run = [json_text.loads(_json(report.result_record(result, facts, stamp))) for result in results]
     return EXIT_FAILED if failed else EXIT_OK, run
 
 
 def _print_records(records: Iterable[report.Record]) -> None:
     for record in records:
-        print(json_text.dumps(record, default=_plain), flush=True)
+        print(_json(record), flush=True)
+
+
+def _json(record: report.Record) -> str:
+    return json_text.dumps(record, default=_plain)
 
 
 def command_line(subject: str) -> int:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from prpc_engine.errors import ConfigError
 from prpc_engine.release import VERSION
 
@@ -73,9 +75,9 @@ def read(path: Path) -> list[Line]:
     if not path.exists():
         return []
     lines = []
-    for number, record in _records(path):
+    for number, text in _lines(path):
         try:
-            lines.append(line_of(record))
+            lines.append(line_of(text))
         except BadLine as error:
             raise ConfigError(f"{path}:{number}: {error}; {MEND}") from error
     return lines
@@ -88,8 +90,7 @@ def past(bench: str, asked: str, folder: Path = FOLDER) -> tuple[list[Line], str
     history, or "" for all of that history. Raises ConfigError.
     """
     if asked and Path(asked).is_file():
-        records = [record for _, record in _records(Path(asked))]
-        if not any("kind" in record for record in records):
+        if not any("kind" in record for record in _records(Path(asked))):
             return read(Path(asked)), None
         try:
             return lines_of(read_run(Path(asked), bench)), None
@@ -112,7 +113,7 @@ def read_run(path: Path, bench: str) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         raise ConfigError(f"no file {path}: `prpc bench <subject> --json > {path}` makes one")
-    records = [record for _, record in _records(path)]
+    records = _records(path)
     if not any(record.get("kind") == "result" for record in records):
         raise ConfigError(f"{path} has no results: `prpc bench <subject> --json` prints some")
     others = {str(record.get("bench")) for record in records} - {bench}
@@ -150,21 +151,20 @@ def commits(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.commit for line in lines))
 
 
-def _records(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Line number and object of each line of a file of JSON lines."""
+def _lines(path: Path) -> list[tuple[int, bytes]]:
+    """Line number and text of each line that is not empty."""
+    texts = enumerate(path.read_bytes().split(b"\n"), start=1)
+    return [(number, text) for number, text in texts if text.strip()]
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file of JSON lines."""
     found = []
-    for number, text in enumerate(path.read_text().splitlines(), start=1):
-        if not text.strip():
-            continue
+    for number, text in _lines(path):
         try:
-            record = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{path}:{number}: no JSON: {error}; {MEND}") from error
-        if not isinstance(record, dict):
-            raise ConfigError(
-                f"{path}:{number}: a JSON object expected, {text[:40]!r} found; {MEND}"
-            )
-        found.append((number, record))
+            found.append(msgspec.json.decode(text, type=dict[str, Any]))
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}:{number}: {error}; {MEND}") from error
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,6 @@ from perf.change import (
     change,
     changes,
     earlier,
-    figures_of,
     line_of,
     line_record,
     lines_of,
@@ -83,7 +83,7 @@ def test_a_line_has_ours_beside_the_peer_of_the_same_run() -> None:
     assert (line.peer, line.peers_figure, line.ratio) == ("pipe", 90.0, 10 / 90)
     assert (line.ratio_low, line.ratio_high) == (9 / 90, 12 / 60), "the repeats go pair by pair"
     assert line.machine == HERE
-    assert line_of(line_record(line)) == line
+    assert line_of(as_json(line_record(line))) == line
 
 
 def test_the_peer_is_one_that_every_machine_has() -> None:
@@ -200,10 +200,9 @@ def test_the_earlier_line_is_the_last_of_this_machine_or_else_the_last() -> None
 
 def test_what_only_counts_or_describes_is_not_kept() -> None:
     record = result("ours", [1.0] * 3, figure="messages")
-    assert figures_of(record) == []
-    assert figures_of({**record, "figures": {"messages": 3.0, "server_bytes": 4.0}}) == [
-        "server_bytes"
-    ]
+    assert lines_of([record]) == []
+    (line,) = lines_of([{**record, "figures": {"messages": 3.0, "server_bytes": 4.0}}])
+    assert line.figure == "server_bytes"
 
 
 @pytest.mark.parametrize("missing", ["commit", "each", "machine", "state"])
@@ -214,8 +213,67 @@ def test_a_result_of_another_release_is_refused_with_the_field_it_lacks(missing:
         lines_of([record])
 
 
-def test_a_record_with_other_fields_is_no_line() -> None:
-    (line,) = lines_of([result("ours", [1.0] * 3)])
-    for spoilt in ({**line_record(line), "colour": 1}, {"machine": 3}, {}):
-        with pytest.raises(BadLine, match="no line of a history"):
-            line_of(spoilt)
+def as_json(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record).encode()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("ours", "x", "got `str` - at `$.ours`"),
+        ("ours", None, "got `null` - at `$.ours`"),
+        ("ours_low", [1], "got `array` - at `$.ours_low`"),
+        pytest.param("ours", 10**400, "out of range - at `$.ours`", id="a huge figure"),
+        ("ours", float("inf"), "malformed"),
+        ("ratio", float("nan"), "malformed"),
+        ("ours_low", 99.0, "ours_low 99.0 is not below ours_high 12.0"),
+        ("ours_low", None, "ours_low None is not below"),
+        ("repeats", -5, ">= 1 - at `$.repeats`"),
+        pytest.param("repeats", 10**400, "<= 1000000 - at `$.repeats`", id="huge repeats"),
+        ("date", 5, "`$.date`"),
+        ("date", "yesterday", "`$.date`"),
+        ("machine", "x", "got `str` - at `$.machine`"),
+        ("machine", {"cpu_model": "A CPU"}, "missing required field `cores` - at `$.machine`"),
+        ("commit", "../../x", "`$.commit`"),
+        ("commit", "aaaa\n", "`$.commit`"),
+        ("case", "\x1b[31mRED", "cannot be printed"),
+        pytest.param("case", "x" * 5000, "length <= 1000 - at `$.case`", id="a long case"),
+        ("doubt", "all is well\u202e", "cannot be printed"),
+        ("colour", 1, "unknown field `colour`"),
+    ],
+)
+def test_a_line_that_no_run_wrote_is_refused_by_the_field(
+    field: str, value: object, why: str
+) -> None:
+    (line,) = lines_of([result("ours", [9.0, 10.0, 12.0])])
+    with pytest.raises(BadLine) as raised:
+        line_of(as_json({**line_record(line), field: value}))
+    assert why in str(raised.value)
+    assert str(raised.value).startswith("no line of a history: ")
+    assert str(raised.value).isprintable(), "one line, and no escape of a terminal"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("each", None, "`$.each`"),
+        ("each", {"p50_ns": ["x"]}, "`$.each[...][0]`"),
+        ("p50_ns", float("nan"), "`$.p50_ns`"),
+        ("machine", 5, "`$.machine`"),
+        ("repeats", -1, "`$.repeats`"),
+        ("candidate", "a\nb", "cannot be printed"),
+        ("repeats", 0, "`$.repeats`"),
+    ],
+)
+def test_a_result_that_no_run_printed_is_refused_by_the_field(
+    field: str, value: object, why: str
+) -> None:
+    with pytest.raises(BadLine) as raised:
+        lines_of([{**result("ours", [1.0] * 3), field: value}])
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"{}", b'{"commit": "\xff"}', b"[" * 100_000])
+def test_what_is_no_object_is_no_line(text: bytes) -> None:
+    with pytest.raises(BadLine, match="no line of a history"):
+        line_of(text)

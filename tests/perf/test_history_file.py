@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perf import cli_bench, history_file
-from perf.change import Host, Line
+from perf.change import Host, Line, line_record
 from prpc_engine.errors import ConfigError
 from prpc_engine.release import VERSION
 
@@ -59,7 +59,13 @@ def test_lines_are_read_as_they_were_appended(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "no JSON"), ("[1]", "a JSON object"), ('{"commit": "a"}', "no line")]
+    ("text", "why"),
+    [
+        ("{", "truncated"),
+        ("[1]", "Expected `object`"),
+        ('{"commit": "a"}', "missing required field"),
+        (json.dumps(line_record(LINE)).replace("10.0", '"x"'), "`$.ours`"),
+    ],
 )
 def test_a_damaged_line_is_named_by_file_and_number(folder: Path, text: str, why: str) -> None:
     path = history_file.append([LINE], "rpc", folder)
@@ -142,4 +148,4 @@ def test_every_history_of_this_tree_can_be_read_and_is_of_a_benchmark() -> None:
         dates = [line.date for line in lines]
         assert dates == sorted(dates), "the newest stands last"
         for text in path.read_text().splitlines():
-            assert list(json.loads(text)) == list(Line.__slots__)
+            assert list(json.loads(text)) == list(Line.__struct_fields__)
