@@ -71,6 +71,11 @@ def main(
     """
     if subject not in SUBJECTS:
         raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
+    if quick and record:
+        raise ConfigError(
+            "--record keeps figures for good, and --quick's are too coarse for that: give one of "
+            "them; --quick --json > FILE keeps a quick run"
+        )
     past = None if compare is None else history_file.past(subject, compare, folder)
     if record:
         history_file.check_writable(folder)
@@ -89,7 +94,9 @@ def main(
                 table.show_changes(changes)
         if record and run:
             lines = change.lines_of(run)
-            path = history_file.append(lines, subject, folder)
+            path = history_file.file_of(subject, folder)
+            history_file.check_new(lines, history_file.read(path), path)
+            history_file.append(lines, subject, folder)
             print(f"{len(lines)} lines appended to {path}", file=sys.stderr)
     except change.BadLine as error:
         raise ConfigError(f"{finished}: {error}") from error

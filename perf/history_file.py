@@ -26,6 +26,7 @@ from .change import BadLine, Line, line_of, line_record, lines_of
 FOLDER = Path(__file__).resolve().parent / "history"
 COMMIT_LENGTH = 12
 COMMITS_TOLD = 8  # in an error: the last ones
+FILE_BYTES_MAX = 64 << 20  # a line has some 600 bytes: a hundred thousand figures
 MEND = "a line is one JSON object: begin a new line where `}{` stands, else remove that line"
 GIT_S_MAX = 10.0
 
@@ -89,7 +90,7 @@ def past(bench: str, asked: str, folder: Path = FOLDER) -> tuple[list[Line], str
     `asked` is a file (a run that --json printed, or a history), a commit of the benchmark's
     history, or "" for all of that history. Raises ConfigError.
     """
-    if asked and Path(asked).is_file():
+    if asked and Path(asked).exists():
         if not any("kind" in record for record in _records(Path(asked))):
             return read(Path(asked)), None
         try:
@@ -100,8 +101,8 @@ def past(bench: str, asked: str, folder: Path = FOLDER) -> tuple[list[Line], str
     if asked and not any(line.commit.startswith(asked) for line in lines):
         known = ", ".join(commits(lines)[-COMMITS_TOLD:]) or "none yet: --record makes the first"
         raise ConfigError(
-            f"--compare {asked}: no such file, and no such commit in {file_of(bench, folder)}; "
-            f"the last there: {known}"
+            f"--compare {asked}: no such file, and no line of that commit in "
+            f"{file_of(bench, folder)}; the last there: {known}"
         )
     return lines, asked or None
 
@@ -111,7 +112,7 @@ def read_run(path: Path, bench: str) -> list[dict[str, Any]]:
 
     Raises ConfigError.
     """
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"no file {path}: `prpc bench <subject> --json > {path}` makes one")
     records = _records(path)
     if not any(record.get("kind") == "result" for record in records):
@@ -137,6 +138,14 @@ def append(lines: Iterable[Line], bench: str, folder: Path = FOLDER) -> Path:
     return path
 
 
+def check_new(lines: Iterable[Line], past: Iterable[Line], path: Path) -> None:
+    """Raise ConfigError where a run's line is in the history already."""
+    for line in set(lines) & set(past):
+        raise ConfigError(
+            f"--record: the run of commit {line.commit} at {line.date} is in {path} already"
+        )
+
+
 def check_writable(folder: Path = FOLDER) -> None:
     """Raise ConfigError unless histories are kept there."""
     if checkout(folder) is None:
@@ -152,7 +161,11 @@ def commits(lines: Sequence[Line]) -> list[str]:
 
 
 def _lines(path: Path) -> list[tuple[int, bytes]]:
-    """Line number and text of each line that is not empty."""
+    """Line number and text of each line that is not empty. Raises ConfigError."""
+    if not path.is_file():  # a device may never end
+        raise ConfigError(f"{path} is no regular file: a file of JSON lines expected")
+    if (size_bytes := path.stat().st_size) > FILE_BYTES_MAX:
+        raise ConfigError(f"{path} has {size_bytes} bytes, at most {FILE_BYTES_MAX} are read")
     texts = enumerate(path.read_bytes().split(b"\n"), start=1)
     return [(number, text) for number, text in texts if text.strip()]
 

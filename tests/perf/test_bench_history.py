@@ -17,7 +17,7 @@ from prpc_engine.errors import ConfigError
 from tests.imports import ROOT
 
 CASE = "round trip, 64 B"
-# --quick in its shape, three repeats in fresh processes, and as little timed in each as may be.
+# Three repeats in fresh processes, as --quick has, and as little timed in each as may be.
 SHORT = Effort(repeats=3, warm_s=0.0, timed_s=0.0, ops_min=3, ops_max=3, idle_s=0.1)
 
 
@@ -48,8 +48,8 @@ def records(text: str) -> list[dict[str, Any]]:
 def test_a_run_is_recorded_and_the_next_is_compared_with_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli_bench, "QUICK", SHORT)
-    assert cli_bench.main("ring", quick=True, case=CASE, record=True, folder=folder) == 0
+    monkeypatch.setattr(cli_bench, "FULL", SHORT)
+    assert cli_bench.main("ring", case=CASE, record=True, folder=folder) == 0
     lines = history_file.read(folder / "ring.jsonl")
     assert [line.candidate for line in lines] == ["shard.Ring", "shard.Ring, in place"]
     for line in lines:
@@ -65,7 +65,7 @@ def test_a_run_is_recorded_and_the_next_is_compared_with_it(
         assert line.commit == history_file.commit_of(ROOT)
     capsys.readouterr()
 
-    assert cli_bench.main("ring", quick=True, case=CASE, compare="", json=True, folder=folder) == 0
+    assert cli_bench.main("ring", case=CASE, compare="", json=True, folder=folder) == 0
     changes = [each for each in records(capsys.readouterr().out) if each["kind"] == "change"]
     assert [each["then"]["candidate"] for each in changes] == [line.candidate for line in lines]
     for each in changes:
@@ -99,7 +99,7 @@ def test_without_earlier_lines_a_comparison_says_so(
 
 
 def test_a_commit_that_has_no_line_is_refused_before_anything_is_measured(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such commit in .*none yet: --record"):
+    with pytest.raises(ConfigError, match=r"no line of that commit in .*none yet: --record"):
         cli_bench.main("ring", compare="abcdef", folder=folder)
 
 
@@ -121,3 +121,19 @@ def test_wrong_files_are_told_in_one_line(
         said = capsys.readouterr().err
         assert name in said
         assert len(said.splitlines()) == 1
+
+
+def test_a_run_is_recorded_once(
+    run_file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli_bench.main("ring", record=True, finished=run_file, folder=folder) == 0
+    before = (folder / "ring.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"the run of commit .* is in .*ring\.jsonl already"):
+        cli_bench.main("ring", record=True, finished=run_file, folder=folder)
+    assert (folder / "ring.jsonl").read_bytes() == before
+
+
+def test_a_quick_run_is_not_recorded(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        cli_bench.main("ring", quick=True, record=True, folder=folder)
+    assert not folder.exists()

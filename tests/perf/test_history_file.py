@@ -100,6 +100,23 @@ def test_a_file_that_is_no_run_is_refused(tmp_path: Path) -> None:
         history_file.read_run(tmp_path / "empty.jsonl", "rpc")
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "."])
+def test_a_device_or_a_folder_is_said_to_be_no_regular_file(folder: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is no regular file"):
+        history_file.read_run(Path(name), "rpc")
+    with pytest.raises(ConfigError, match=f"^{name} is no regular file"):
+        history_file.past("rpc", name, folder)
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_file, "FILE_BYTES_MAX", 10)
+    (tmp_path / "large.jsonl").write_bytes(b"x" * 11)
+    with pytest.raises(ConfigError, match="has 11 bytes, at most 10"):
+        history_file.read_run(tmp_path / "large.jsonl", "rpc")
+
+
 def test_an_installed_package_is_not_written_to(tmp_path: Path) -> None:
     folder = tmp_path / "prpc_engine" / "perf" / "history"
     with pytest.raises(ConfigError, match="run `prpc bench` there"):
