@@ -147,12 +147,17 @@ def check_new(lines: Iterable[Line], past: Iterable[Line], path: Path) -> None:
 
 
 def check_writable(folder: Path = FOLDER) -> None:
-    """Raise ConfigError unless histories are kept there."""
+    """Raise ConfigError unless histories are kept there, and can be."""
     if checkout(folder) is None:
         raise ConfigError(
             f"--record: {folder} belongs to an installed package; the history is kept in a "
             "checkout of the sources: run `prpc bench` there, or keep a run with --json > FILE"
         )
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--record: {folder} is no folder: move it away, and a folder is made")
+    asked = folder if folder.exists() else folder.parent
+    if not os.access(asked, os.W_OK | os.X_OK):
+        raise ConfigError(f"--record: this user may not write to {asked}")
 
 
 def commits(lines: Sequence[Line]) -> list[str]:

@@ -9,6 +9,7 @@ Exit codes: 0 it worked, 1 it did not, 2 the command line or a setting is wrong,
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -23,6 +24,9 @@ from shard import ShardError, escaped
 
 OK, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130  # 130: 128 + SIGINT, as shells say it
 READER_GONE = 141  # 128 + SIGPIPE: whoever read our output went away, as in `prpc doctor | head -1`
+# Errors of the system that say that there is not enough of what `prpc doctor` counts.
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+SCARCE = {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, *NO_ROOM}
 COMPLETION_VARIABLE = "_PRPC_COMPLETE"  # a shell asks with it what may follow on its command line
 
 
@@ -55,8 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return READER_GONE
     except OSError as error:
         # of the system, such as a full disk below the output, or no descriptor left
-        _forget_output()
-        return _tell(error, FAILED, "; the system refuses it: `prpc doctor` says what is scarce")
+        return _tell(error, FAILED, _what_to_do(error, output_works=_forget_output()))
 
 
 def _tell_usage(error: click.UsageError) -> int:
@@ -70,6 +73,17 @@ def _tell_usage(error: click.UsageError) -> int:
     return WRONG_USAGE
 
 
+def _what_to_do(error: OSError, *, output_works: bool) -> str:
+    """What the line about an error of the system ends with."""
+    if not output_works:
+        return "; it is the output that cannot be written"
+    if error.errno in NO_ROOM and error.filename is None:  # of a write, and an unbuffered output
+        return "; of the output, if it goes to a file, else of what `prpc doctor` calls scarce"
+    if error.errno in SCARCE:
+        return "; the system refuses it: `prpc doctor` says what is scarce"
+    return ""
+
+
 def _prepare_output() -> None:
     """Whatever is printed can be: who starts us may have closed the output, and paths need not be
     text of its encoding.
@@ -80,15 +94,16 @@ def _prepare_output() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _forget_output() -> None:
-    """What is still buffered has nowhere to go, and the end of the interpreter would try once
-    more.
+def _forget_output() -> bool:
+    """Whether the output takes what is still buffered. Else that has nowhere to go, and the end of
+    the interpreter would try once more.
     """
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
-        return
+        return True
     with contextlib.suppress(OSError, ValueError):  # no descriptor at all
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return False
 
 
 def _tell(error: Exception, code: int, more: str = "") -> int:

@@ -125,6 +125,14 @@ def test_an_installed_package_is_not_written_to(tmp_path: Path) -> None:
     assert history_file.commit_of(history_file.checkout(folder)) == f"v{VERSION}"
 
 
+def test_a_file_in_the_place_of_the_folder_is_told_before_anything_is_measured(
+    folder: Path,
+) -> None:
+    folder.write_text("")
+    with pytest.raises(ConfigError, match=r"history is no folder: move it away"):
+        cli_bench.main("ring", record=True, folder=folder)
+
+
 def test_a_commit_is_told_with_a_plus_where_files_differ_from_it(folder: Path) -> None:
     root = folder.parent.parent
     assert history_file.commit_of(root) == f"v{VERSION}", "no repository"

@@ -42,6 +42,11 @@ from shard import PeerLostError
             "prpc: [Errno 24] Too many open files; the system refuses it: "
             "`prpc doctor` says what is scarce",
         ),
+        (
+            FileExistsError(17, "File exists", "/a/folder"),
+            1,
+            "prpc: [Errno 17] File exists: '/a/folder'",
+        ),
         (KeyboardInterrupt(), 130, "prpc: interrupted"),
     ],
 )

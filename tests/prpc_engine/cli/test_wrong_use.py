@@ -235,7 +235,9 @@ PRINTING: Sequence[list[str]] = (
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 def test_output_that_finds_no_room_is_one_line(arguments: list[str]) -> None:
-    check_one_line(with_output("/dev/full", *arguments), cli.FAILED, "No space left on device")
+    ran = with_output("/dev/full", *arguments)
+    check_one_line(ran, cli.FAILED, "No space left on device; ")
+    assert "the output" in ran.stderr, "and says where there is none"
 
 
 @pytest.mark.parametrize("arguments", PRINTING[:6], ids=" ".join)
