@@ -49,6 +49,7 @@ from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
+from prpc_engine.settings.address import Address
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import NO_SECRET
 
@@ -185,7 +186,9 @@ def open_node(
     """A node with the server that the route leads to, at any port.
     In a shard there is no driver.
     """
-    config = NodeConfig.load(secret=NO_SECRET, limits=shard.DEFAULT_LIMITS, transports=transports)
+    config = NodeConfig.load(secret=NO_SECRET, limits=shard.DEFAULT_LIMITS).listening_at(
+        Address("127.0.0.1", 0), transports
+    )
     node = Node(reactor, driver, slab, config)
     node.servers[Route.target] = ServedObject(
         NAME, 0, Route.target, {METHOD: lambda payload: payload}
