@@ -6,6 +6,7 @@ or decided here.
     engine   of every process: PRPC_* variables that are in no section
     task     of a task of a cluster, and of who does the same elsewhere: GRPC++'s variables and
              their twins (network.py)
+    role     of a ps and a worker: the shards, polling and pinning that they get of all that
     cluster  what follows from those for the cluster in TF_CONFIG: cores by the rule of Min, and the
              rule by which data is found
 
@@ -26,7 +27,7 @@ from typing import Any
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings import layers, network
 from prpc_engine.settings.allow import AllowList
-from prpc_engine.settings.cluster_spec import parse_tf_config
+from prpc_engine.settings.cluster_spec import PS, WORKER, parse_tf_config
 from prpc_engine.settings.config import (
     SECRET_VARIABLES,
     TLS_VARIABLES,
@@ -38,7 +39,7 @@ from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
 from prpc_engine.settings.layers import Found
 from prpc_engine.settings.network import DEFAULT
-from prpc_engine.settings.node_config import limits_of, tls_of, value_of
+from prpc_engine.settings.node_config import NodeConfig, limits_of, tls_of, value_of
 from prpc_engine.settings.sections import SECTIONS
 from prpc_engine.settings.user_secret import UserSecret
 from shard import Slab, huge_page_policy
@@ -58,6 +59,7 @@ OF_TASKS: tuple[network.Variable[Any], ...] = (
     network.FLOW_CONTROL_MAX,
     network.TENSOR_FUSE,
 )
+PINNING = "shards.pin_cores"
 # Those that are read elsewhere and have no line here: a test's, where the user's secret is, a name
 # for segments, and what only a TensorFlow task reads.
 ELSEWHERE = ("PRPC_FAILPOINTS", "PRPC_HOME", "PRPC_JOB", "PRPC_TF_PLANE")
@@ -77,7 +79,7 @@ class Setting:
 
 def all_settings() -> list[Setting]:
     """Of this process's environment, in the order of the table."""
-    return [*_of_node(), *_of_engine(), *_of_tasks(), *_of_cluster()]
+    return [*_of_node(), *_of_engine(), *_of_tasks(), *_of_roles(), *_of_cluster()]
 
 
 def unread() -> dict[str, str]:
@@ -173,7 +175,12 @@ def _origin(found: Mapping[str, Found], name: str) -> str:
 
 def _shown(name: str, found: Mapping[str, Found]) -> str:
     """A value as it stands in the file, without Python's signs for lists."""
-    value = value_of(name, found)
+    return _text(name, value_of(name, found))
+
+
+def _text(name: str, value: Any) -> str:
+    if name == PINNING and value is None:
+        return "each shard stays on one core"
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return "none" if value is None else str(getattr(value, "kind", value))
@@ -205,6 +212,19 @@ def _of_tasks() -> Iterator[Setting]:
             yield Setting(name, "", _as_set(variable), str(error))
         else:
             yield Setting(name, "none" if found.value is None else repr(found.value), found.origin)
+
+
+def _of_roles() -> Iterator[Setting]:
+    tasks = None
+    with contextlib.suppress(ConfigError):  # which is told of TF_CONFIG
+        text = os.environ.get("TF_CONFIG")
+        tasks = None if text is None else len(parse_tf_config(text).cluster.addresses) or None
+    for role in (PS, WORKER):
+        with contextlib.suppress(ConfigError):  # nothing holds: such a process does not start
+            config = NodeConfig.load(role, tasks, secret=secret_from(None))
+            for name in ("shards.count", "shards.polling", PINNING):
+                value = getattr(config.shards, name.partition(".")[2])
+                yield Setting(f"{name} of {role}", _text(name, value), config.origins[name])
 
 
 def _of_cluster() -> Iterator[Setting]:

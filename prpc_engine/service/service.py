@@ -60,6 +60,7 @@ from prpc_engine.settings.config import (
     check_seconds,
     check_timeout,
 )
+from prpc_engine.settings.network import DEFAULT
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.sections import NodeArguments
 from shard import CoreLocks, Driver, Future, ShardGroup, pin, restore
@@ -103,7 +104,7 @@ class RpcService:
     polling     never sleep while waiting: lowest latency for a whole core; else PRPC_ENABLE_POLLING
     pin_cores   True: shards, else the thread that serves, stay on cores that no other node of this
                 host takes which is told the same; False: nobody is pinned; else PRPC_PIN_CORES,
-                else each shard stays on one core
+                else each shard stays on one core, which another service may take as well
     restart     what becomes of a shard that dies: "on-failure", "never", or a RestartPolicy. One
                 that is started again gets new instances of the servers made with sharded=True,
                 under their ids
@@ -311,7 +312,7 @@ class RpcService:
         """A line for each setting of the role that differs from that of shards that run already."""
         for name in ("count", "polling", "pin_cores"):
             has, asked = getattr(self.config.shards, name), getattr(found.shards, name)
-            if has != asked:
+            if has != asked and found.origins[f"shards.{name}"] != DEFAULT:
                 yield (
                     f"{found.origins[f'shards.{name}']}: this service has shards already, with "
                     f"{name} = {has}: pass RpcService(config=NodeConfig.load({role!r}, ...)) to "

@@ -55,6 +55,13 @@ def of_arguments(arguments: Mapping[str, Any]) -> dict[str, Found]:
     return found
 
 
+def of_role(role: str) -> dict[str, Found]:
+    """What holds by default for a role, below all that is said: as in GRPC++ nothing is pinned
+    unless DISABLE_PIN_CORES is 0, PRPC_PIN_CORES is 1, or the file or an argument says so.
+    """
+    return {"shards.pin_cores": Found(False, "pin_cores", network.DEFAULT)} if role else {}
+
+
 def of_file(file: ConfigFile) -> dict[str, Found]:
     """What the file says. Raises ConfigError for settings that are unknown, and for rules of
     [[allow]] that are none.
@@ -116,21 +123,23 @@ def settle_count(found: dict[str, Found], tasks: int | None, notes: list[str]) -
         if tasks is not None:
             rule = f"{cores.origin}: min({cores.value}, {tasks} tasks in the cluster)"
             cores = Found(max(1, min(cores.value, tasks)), cores.text, rule)
-        cores = _clamped(cores, notes)
+        cores = _clamped(cores, notes, own=1)
         found[COUNT] = cores._replace(value=0) if cores.value == 1 else cores
     elif count is not None:
         found[COUNT] = _clamped(count, notes)
 
 
-def _clamped(asked: Found, notes: list[str]) -> Found:
-    """A count that was written for any machine, on this one."""
+def _clamped(asked: Found, notes: list[str], own: int = 0) -> Found:
+    """A count that was written for any machine, on this one. Of cores, `own` is what the process
+    itself takes: so many need no shards.
+    """
     usable = len(usable_cores())
     most = min(SHARDS_MAX, usable)
     if not is_count(asked.value) or asked.value <= most:
         return asked
     notes.append(
         f"{asked.origin}: {asked.value} shards are asked for, and the cpuset of this process has "
-        f"{usable} cores: there will be {most}"
+        f"{usable} cores: there will be {most if most != own else 'none, its own process answers'}"
     )
     return asked._replace(value=most, origin=f"{asked.origin}: clamped to {most} of {usable} cores")
 

@@ -23,6 +23,9 @@ A later layer replaces an earlier one, setting by setting.
 A role's variables have twins that begin with PRPC_, and jobs other than ps, worker and chief read
 some of them (network.py). A process without a role reads none.
 
+Nothing of a process with a role is pinned by default, as in GRPC++; without a role each shard of
+an RpcService stays on one core.
+
 A role's number counts the cores that communicate: 1 is the process itself, a larger number that
 many shards. A count of a variable or a file is clamped to the cores of this process's cpuset, with
 a line in `notes`: it was written for a kind of machine, and a job moves between machines. An
@@ -113,7 +116,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """
         given, notes = layers.of_arguments(arguments), list[str]()
         of_file = layers.of_file(ConfigFile.read(os.environ.get("PRPC_CONFIG", "")))
-        found = {**of_file, **layers.of_environment(role, given), **given}
+        found = {**layers.of_role(role), **of_file, **layers.of_environment(role, given), **given}
         layers.settle_count(found, tasks, notes)
         return _build(found, tuple(notes))
 

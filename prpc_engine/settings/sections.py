@@ -96,8 +96,9 @@ class ShardsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     count      how many; 0: none. "auto" is resolved as the settings are read
     polling    they, and threads that wait, never sleep
     pin_cores  True: each stays on a core that no other node of this host takes which is told the
-               same; without shards the thread that communicates does. False: none is bound. None:
-               each shard stays on one core, whatever other nodes do
+               same; without shards the thread that communicates does. False: none is bound, the
+               default of a role. None: each shard stays on one core, whatever other nodes do: two
+               services of this host may take the same one
     restart    what becomes of one that dies
     """
 

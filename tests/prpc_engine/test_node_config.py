@@ -223,6 +223,37 @@ def test_a_role_reads_its_variables_above_those_of_all_nodes(
     assert NodeConfig.load(role, polling=False).shards.polling is False
 
 
+@pytest.mark.parametrize("role", ["ps", "worker", "chief", "evaluator"])
+def test_nothing_of_a_role_is_pinned_by_default_and_each_layer_may_say_otherwise(
+    role: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("")
+    config = NodeConfig.load(role)
+    assert (config.shards.pin_cores, config.origins["shards.pin_cores"]) == (False, "default")
+    assert NodeConfig.load().shards.pin_cores is None
+    file.write_text("[shards]\npin_cores = true\n")
+    assert NodeConfig.load(role).shards.pin_cores is True
+    monkeypatch.setenv("PRPC_PIN_CORES", "0")
+    assert NodeConfig.load(role).shards.pin_cores is False
+    assert NodeConfig.load(role, pin_cores=True).shards.pin_cores is True
+
+
+def test_a_core_number_on_one_core_says_that_no_shards_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers, "usable_cores", lambda: [0])
+    monkeypatch.setenv("NETWORK_PS_CORE_NUMBER", "100")
+    config = NodeConfig.load("ps")
+    assert config.shards.count == 0
+    [note] = config.notes
+    assert note.endswith("has 1 cores: there will be none, its own process answers")
+    monkeypatch.delenv("NETWORK_PS_CORE_NUMBER")
+    monkeypatch.setenv("PRPC_SHARDS", "100")
+    config = NodeConfig.load("ps")
+    assert config.shards.count == 1
+    assert config.notes[0].endswith("has 1 cores: there will be 1"), "shards, not cores"
+
+
 def test_a_count_above_the_cpuset_is_clamped_with_a_line_that_says_so(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

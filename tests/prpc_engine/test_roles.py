@@ -149,6 +149,25 @@ def test_shards_that_are_told_not_to_be_pinned_are_not(arguments: dict[str, str]
         assert [len(kept) for kept in process.told["kept"]] == [1]
 
 
+@pytest.mark.parametrize("role", ["tables", "ps"])
+@pytest.mark.parametrize("default", [{}, {"PS_DISABLE_PIN_CORES": "1"}])
+def test_shards_of_a_role_are_not_pinned_by_default_nor_where_the_default_is_said(
+    role: str, default: dict[str, str], arguments: dict[str, str]
+) -> None:
+    variables = {"NETWORK_PS_CORE_NUMBER": "2", **default}
+    with RoleProcess(role, arguments[role], env=variables) as process:
+        assert process.told["kept"] == [CORES, CORES]
+        assert process.told["lines"] == []
+
+
+def test_one_core_has_no_shards_of_a_role_and_the_line_says_so(arguments: dict[str, str]) -> None:
+    variables = {"NETWORK_PS_CORE_NUMBER": "100"}
+    with RoleProcess("tables", arguments["tables"], cores=1, env=variables) as process:
+        assert process.told["processes"] == 0
+        [line] = process.told["lines"]
+    assert line.endswith("has 1 cores: there will be none, its own process answers")
+
+
 def test_elastic_tables_say_why_they_have_no_shards(arguments: dict[str, str]) -> None:
     variables = {"NETWORK_PS_CORE_NUMBER": "2"}
     with RoleProcess("elastic", arguments["elastic"], env=variables) as process:

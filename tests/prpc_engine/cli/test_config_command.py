@@ -16,7 +16,7 @@ from prpc_engine import cli
 from prpc_engine.cli import settings
 from prpc_engine.cli.checks.host import Host
 from prpc_engine.cli.checks.settings import settings as settings_check
-from prpc_engine.settings import network
+from prpc_engine.settings import layers, network
 from prpc_engine.settings.layers import Found
 from shard import Limits
 from tests.prpc_engine.cli.test_commands import prpc
@@ -56,6 +56,27 @@ def test_without_anything_set_all_is_by_default_and_every_limit_is_there(
     assert found["node.transports"][0] == "shm, unix, tcp"
     for field in dataclasses.fields(Limits):
         assert found[f"limits.{field.name}"][0] == str(field.default)
+
+
+def test_what_a_process_of_each_role_gets_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(layers, "usable_cores", lambda: [0, 1])
+    found = told(capsys)
+    for role in ("ps", "worker"):
+        assert found[f"shards.count of {role}"] == ["0", "default"]
+        assert found[f"shards.polling of {role}"] == ["False", "default"]
+        assert found[f"shards.pin_cores of {role}"] == ["False", "default"]
+    monkeypatch.setenv("NETWORK_PS_CORE_NUMBER", "100")
+    monkeypatch.setenv("PRPC_SHARDS", "1")
+    monkeypatch.setenv("PS_DISABLE_PIN_CORES", "0")
+    found = told(capsys)
+    by = "NETWORK_PS_CORE_NUMBER='100'"
+    assert found["shards.count of ps"] == ["2", f"{by}: clamped to 2 of 2 cores"]
+    assert found["shards.pin_cores of ps"] == ["True", "PS_DISABLE_PIN_CORES='0'"]
+    assert found["shards.count of worker"] == ["1", "PRPC_SHARDS='1'"]
+    monkeypatch.setattr(layers, "usable_cores", lambda: [0])
+    assert told(capsys)["shards.count of ps"][0] == "0", "one core is the process itself"
 
 
 def test_limits_that_somebody_breaks_as_they_are_told_are_told_as_they_were_read(
@@ -100,7 +121,7 @@ def test_each_setting_says_where_it_comes_from(
     found = told(capsys)
     assert found["shards.count"] == ["1", f"{file}: [shards]"]
     assert found["shards.polling"] == ["True", "PRPC_ENABLE_POLLING='1'"]
-    assert found["shards.pin_cores"] == ["none", "default"]
+    assert found["shards.pin_cores"] == ["each shard stays on one core", "default"]
     assert found["secret"] == ["set", "PRPC_SECRET"]
     assert found["limits.connections_per_peer"] == ["3", f"{file}: [limits]"]
     assert found["limits.ring_bytes"][1] == "default"
