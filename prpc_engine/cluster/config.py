@@ -22,8 +22,8 @@ class ServerConfig:
                  says, else not
     shards       processes that answer receives over tcp, all at the task's data port (relay.py);
                  None: as many as NETWORK_PS_CORE_NUMBER or NETWORK_WORKER_CORE_NUMBER say, where
-                 they are set and say more than 1, else as PRPC_SHARDS or the file say, else 0; at
-                 most as many as this process has cores
+                 it is set (1: none), else as PRPC_SHARDS or the file say, else 0; at most as many
+                 as this process has cores
     transports   for data, in order of preference; None: shm, unix, tcp. Control is tcp
     secret       the job's secret, else PRPC_SECRET_FILE, else PRPC_SECRET, else this user's on this
                  host; or NO_SECRET

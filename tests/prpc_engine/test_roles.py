@@ -248,6 +248,18 @@ def test_a_role_that_comes_after_the_shards_says_so(arguments: dict[str, str]) -
     assert line.startswith("NETWORK_PS_CORE_NUMBER='2': this service has shards already")
 
 
+def test_one_core_of_a_role_goes_before_the_shards_of_all_nodes_or_comes_too_late_and_says_so(
+    arguments: dict[str, str],
+) -> None:
+    variables = {"PRPC_SHARDS": "2", "NETWORK_PS_CORE_NUMBER": "1"}
+    with RoleProcess("ps", arguments["ps"], env=variables) as process:
+        assert (process.told["shards"], process.told["lines"]) == (0, [])
+    with RoleProcess("tables", arguments["tables"], env=variables) as process:
+        assert process.told["shards"] == 2
+        [line] = process.told["lines"]
+    assert line.startswith("NETWORK_PS_CORE_NUMBER='1': this service has shards already")
+
+
 @pytest.mark.parametrize("role", ["scheduler", "server", "worker"])
 def test_a_node_of_pslite_polls_and_is_pinned_and_says_that_it_has_no_shards(
     role: str, seed: int

@@ -60,9 +60,10 @@ THIS_PROCESS = LedgerNode(0, "this process")  # as barrier_scheduler.py has it
 
 class TableServer:
     """Offers key-value tables under `name`. The service owns what this makes, and closes it. It
-    takes
-    the role of a ps: NETWORK_PS_CORE_NUMBER, PS_ENABLE_POLLING and PS_DISABLE_PIN_CORES count, and
-    a core number above 1 starts that many shards, as RpcService(shards=N) does.
+    takes the role of a ps: NETWORK_PS_CORE_NUMBER, PS_ENABLE_POLLING and PS_DISABLE_PIN_CORES
+    count, and a core number above 1 starts that many shards, pinned only where a setting says so.
+    Shards that the service has already, by an argument, PRPC_SHARDS or the file, stay as they are,
+    and a line in the log names the variables that came too late.
 
     checkpoint_root: workers may save to and restore from folders below it only; None: wherever this
     process may write.
