@@ -60,11 +60,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.address import PORT_MAX
 from prpc_engine.settings.cluster_spec import CHIEF, EVALUATOR, PS, WORKER, ClusterSpec
-from prpc_engine.settings.config import check_number
 
 INT64_MAX = (1 << 63) - 1
 CONNECTION_TIMEOUT_MS_MAX = 86_400_000  # a day: who sets more means another unit
-_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")  # as long as an int64
+_NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")  # no more than Python reads
 # as shard.polling_enabled has them
 _SWITCH = {"0": False, "false": False, "off": False, "1": True, "true": True, "on": True}
 
@@ -107,10 +106,25 @@ class Variable(Generic[T]):
         return found[0] if found else FoundValue(self.default, DEFAULT)
 
 
+def _number(text: str) -> int | None:
+    """A whole number, a larger one than an int64 as the largest; None: it is none."""
+    digits = text.strip()
+    if not _NUMBER.fullmatch(digits):
+        return None
+    return max(-INT64_MAX, min(int(digits), INT64_MAX))
+
+
 def _whole(least: int, most: int = INT64_MAX) -> Callable[[str, str], int]:
+    allowed = f"{least} on" if most == INT64_MAX else f"{least} to {most}"
+
     def read(name: str, text: str) -> int:
-        digits = text.strip()
-        return check_number(name, int(digits) if _NUMBER.fullmatch(digits) else text, least, most)
+        number = _number(text)
+        if number is None or not least <= number <= most:
+            raise ConfigError(
+                f"{name}={text!r:.100}: a whole number from {allowed} is allowed; "
+                "unset it for the default"
+            )
+        return number
 
     return read
 
@@ -136,12 +150,15 @@ def _ports(name: str, text: str) -> int:
 
 
 def _shards(name: str, text: str) -> int | str:
-    digits = text.strip()
-    if digits.lower() == "auto":
+    if text.strip().lower() == "auto":
         return "auto"
-    if not _NUMBER.fullmatch(digits) or int(digits) < 0:
-        raise ConfigError(f'{name}={text!r}: a whole number from 0 on is allowed, or "auto"')
-    return int(digits)
+    number = _number(text)
+    if number is None or number < 0:
+        raise ConfigError(
+            f'{name}={text!r:.100}: a whole number from 0 on is allowed, or "auto"; '
+            "unset it for the default"
+        )
+    return number
 
 
 def _names(name: str, text: str) -> tuple[str, ...]:

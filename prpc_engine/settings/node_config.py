@@ -250,7 +250,9 @@ def _count(one: Found) -> int:
     if one.value == AUTO:
         return auto_shards()
     if not is_count(one.value) or one.value > SHARDS_MAX:
-        raise one.refused(f'a whole number from 0 to {SHARDS_MAX} is allowed, or "{AUTO}"')
+        is_argument = one.origin.startswith("argument ")  # the others are clamped
+        allowed = f"0 to {SHARDS_MAX}" if is_argument else "0 on"
+        raise one.refused(f'a whole number from {allowed} is allowed, or "{AUTO}"')
     return int(one.value)
 
 

@@ -117,7 +117,7 @@ def test_sections_in_both_places_of_a_file_are_refused_and_both_are_named(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[shards]\ncount = -1", r"\[shards\] count = -1: a whole number from 0 to 64"),
+        ("[shards]\ncount = -1", r"\[shards\] count = -1: a whole number from 0 on is allowed"),
         ('[shards]\ncount = "all"', r"\[shards\] count = 'all': a whole number .* or \"auto\""),
         ('[shards]\npolling = "on"', r"\[shards\] polling = 'on': true and false are allowed"),
         ("[shards]\ncounts = 1", r"\[shards\] counts = 1: unknown; allowed are count, polling"),
@@ -194,6 +194,21 @@ def test_a_variable_of_all_nodes_that_makes_no_sense_is_refused_whatever_the_rol
         monkeypatch.setenv(name, text)
         with pytest.raises(ConfigError, match=f"^{name}={text!r}: .* allowed"):
             NodeConfig.load(role, shards=1, polling=True, pin_cores=True)
+
+
+def test_a_count_of_any_length_is_clamped_and_what_is_none_is_told_how_to_have_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, role in (("PRPC_SHARDS", ""), ("NETWORK_PS_CORE_NUMBER", "ps")):
+        monkeypatch.setenv(name, 23 * "9")
+        assert NodeConfig.load(role).shards.count == CORES
+        for text in ("", "-3"):
+            monkeypatch.setenv(name, text)
+            with pytest.raises(ConfigError) as caught:
+                NodeConfig.load(role)
+            assert str(caught.value).startswith(f"{name}={text!r}: a whole number from ")
+            assert str(caught.value).endswith("; unset it for the default")
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("name", ROLE_NAMES)
