@@ -144,7 +144,7 @@ class Endpoint:
                     place.task, self.data, methods, place.config, Address(host, port)
                 )
             elif shards.pin_cores:
-                locks = take_cores(1)
+                locks = take_cores(0)
                 closing.callback(locks.close)
                 for self._core in locks.cores:
                     driver.pin(self._core)

@@ -15,8 +15,9 @@ def locks_folder() -> Path:
     return temporary_folder() / "prpc-cpuset"
 
 
-def take_cores(count: int) -> CoreLocks:
-    """So many that no other task of this host has; none, and a warning, where there are not so
-    many. Whoever asks closes it.
+def take_cores(shards: int) -> CoreLocks:
+    """One for each shard, or without shards one for the thread that serves, which no other task of
+    this host has; none, and a warning, where there are not so many. Whoever asks closes it.
     """
-    return CoreLocks.take(count, locks_folder())
+    what = "shards" if shards else "the thread that serves"
+    return CoreLocks.take(shards or 1, locks_folder(), what=what)

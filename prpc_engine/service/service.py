@@ -234,7 +234,7 @@ class RpcService:
         if shards.count:
             refuse_in_import("RpcService is made")
         if shards.pin_cores:
-            self._locks = take_cores(shards.count or 1)
+            self._locks = take_cores(shards.count)
         cores = self._locks.cores if self._locks is not None else ()
         if not shards.count:
             for self._core in cores:

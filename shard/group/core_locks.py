@@ -34,9 +34,11 @@ class CoreLocks:
         self._fds = fds
 
     @classmethod
-    def take(cls, count: int, folder: Path, cores: Iterable[int] | None = None) -> CoreLocks:
+    def take(
+        cls, count: int, folder: Path, cores: Iterable[int] | None = None, what: str = "shards"
+    ) -> CoreLocks:
         """Lock `count` of the cores that this process may use (or of those given, in that order),
-        all or none.
+        all or none. `what` is to be bound to them, for the log.
 
         Never waits and never fails: too few free cores, or a folder that cannot be used, are one
         warning and no cores.
@@ -60,7 +62,8 @@ class CoreLocks:
             return locks
         locks.close()
         logger.warning(
-            "shards are not bound to cores: %d asked for, %d of the %d usable ones free; %s",
+            "no cores to bind %s to: %d asked for, %d of the %d usable ones free; %s",
+            what,
             count,
             len(held),
             len(candidates),

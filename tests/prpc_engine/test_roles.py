@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from prpc_engine import Master, NodeConfig, RpcService
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import ElasticServer
+from prpc_engine.service import cores
 from tests.program import ROOT, UNTIL_S
 from tests.prpc_engine.cluster.tasks import fresh_host
 from tests.prpc_engine.handlers import Plain
@@ -166,6 +168,25 @@ def test_one_core_has_no_shards_of_a_role_and_the_line_says_so(arguments: dict[s
         assert process.told["processes"] == 0
         [line] = process.told["lines"]
     assert line.endswith("has 1 cores: there will be none, its own process answers")
+
+
+@pytest.mark.parametrize(("shards", "what"), [(0, "the thread that serves"), (1, "shards")])
+def test_a_host_without_free_cores_says_what_is_not_bound(
+    shards: int,
+    what: str,
+    master: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(cores, "temporary_folder", lambda: tmp_path)
+    usable = len(os.sched_getaffinity(0))
+    with (
+        contextlib.closing(cores.take_cores(usable)),
+        RpcService(master, shards=shards, pin_cores=True),
+    ):
+        [line] = [record.getMessage() for record in caplog.records if record.name == "shard"]
+    assert line.startswith(f"no cores to bind {what} to: 1 asked for, 0 of the {usable} usable")
 
 
 def test_elastic_tables_say_why_they_have_no_shards(arguments: dict[str, str]) -> None:

@@ -59,7 +59,7 @@ def test_too_few_are_none_with_one_warning_and_nothing_held(
     none = CoreLocks.take(3, tmp_path, [4, 5, 6])
     assert none.cores == ()
     assert [record.getMessage() for record in caplog.records] == [
-        "shards are not bound to cores: 3 asked for, 2 of the 3 usable ones free; "
+        "no cores to bind shards to: 3 asked for, 2 of the 3 usable ones free; "
         f"the locks are in {tmp_path}"
     ]
     others = CoreLocks.take(2, tmp_path, [4, 5, 6])
