@@ -76,11 +76,15 @@ def main(
             "--record keeps figures for good, and --quick's are too coarse for that: give one of "
             "them; --quick --json > FILE keeps a quick run"
         )
+    # Whatever can be refused is, before anything is measured.
+    given = None if finished is None else history_file.read_run(finished, subject)
     past = None if compare is None else history_file.past(subject, compare, folder)
+    path = history_file.file_of(subject, folder)
     if record:
         history_file.check_writable(folder)
-    if finished is not None:
-        code, run = EXIT_OK, history_file.read_run(finished, subject)
+        history_file.read(path)
+    if given is not None:
+        code, run = EXIT_OK, given
     else:
         code, run = measure(
             subject, QUICK if quick else FULL, json, markdown, pinned, case, plot_path
@@ -94,12 +98,11 @@ def main(
                 table.show_changes(changes)
         if record and run:
             lines = change.lines_of(run)
-            path = history_file.file_of(subject, folder)
             history_file.check_new(lines, history_file.read(path), path)
             history_file.append(lines, subject, folder)
             print(f"{len(lines)} lines appended to {path}", file=sys.stderr)
     except change.BadLine as error:
-        raise ConfigError(f"{finished}: {error}") from error
+        raise ConfigError(f"this run of {subject}: {error}") from error
     return code
 
 

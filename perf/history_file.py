@@ -88,23 +88,35 @@ def past(bench: str, asked: str, folder: Path = FOLDER) -> tuple[list[Line], str
     """The lines to compare with, and the only commit to look at, if one was asked for.
 
     `asked` is a file (a run that --json printed, or a history), a commit of the benchmark's
-    history, or "" for all of that history. Raises ConfigError.
+    history, or "" for all of that history. Raises ConfigError, where there is none too.
     """
     if asked and Path(asked).exists():
         if not any("kind" in record for record in _records(Path(asked))):
-            return read(Path(asked)), None
-        try:
-            return lines_of(read_run(Path(asked), bench)), None
-        except BadLine as error:
-            raise ConfigError(f"{asked}: {error}") from error
-    lines = read(file_of(bench, folder))
-    if asked and not any(line.commit.startswith(asked) for line in lines):
+            return _of(bench, read(Path(asked)), Path(asked)), None
+        return lines_of(read_run(Path(asked), bench)), None
+    path = file_of(bench, folder)
+    lines = read(path)
+    if not asked:
+        return _of(bench, lines, path), None
+    if not any(line.commit.startswith(asked) for line in lines):
         known = ", ".join(commits(lines)[-COMMITS_TOLD:]) or "none yet: --record makes the first"
         raise ConfigError(
             f"--compare {asked}: no such file, and no line of that commit in "
-            f"{file_of(bench, folder)}; the last there: {known}"
+            f"{path}; the last there: {known}"
         )
-    return lines, asked or None
+    return _of(bench, lines, path), asked
+
+
+def _of(bench: str, lines: list[Line], path: Path) -> list[Line]:
+    """The lines, some of them of that benchmark. Raises ConfigError where none is."""
+    if any(line.bench == bench for line in lines):
+        return lines
+    others = ", ".join(sorted({line.bench for line in lines}))
+    raise ConfigError(
+        f"--compare: {path} has no figure of {bench}"
+        + (f", only of {others}" if others else "")
+        + f"; `prpc bench {bench} --record` makes a history, `--json > FILE` a run to compare with"
+    )
 
 
 def read_run(path: Path, bench: str) -> list[dict[str, Any]]:
@@ -120,6 +132,10 @@ def read_run(path: Path, bench: str) -> list[dict[str, Any]]:
     others = {str(record.get("bench")) for record in records} - {bench}
     if others:
         raise ConfigError(f"{path} is of {', '.join(sorted(others))}, and {bench} was asked for")
+    try:
+        lines_of(records)
+    except BadLine as error:
+        raise ConfigError(f"{path}: {error}") from error
     return records
 
 

@@ -91,11 +91,41 @@ def test_a_finished_run_compared_with_itself_is_the_same(
     assert records(capsys.readouterr().out)[0]["then"]["commit"] == commit
 
 
-def test_without_earlier_lines_a_comparison_says_so(
-    run_file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_a_figure_without_an_earlier_line_is_said_to_have_none(
+    run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli_bench.main("ring", compare="", finished=run_file, folder=folder) == 0
+    other = tmp_path / "other.jsonl"
+    other.write_text(run_file.read_text().replace(CASE, "another case"))
+    assert cli_bench.main("ring", compare=str(other), finished=run_file) == 0
     assert "2 of 2: no earlier line of this figure" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [None, "", "\n", "of another benchmark"])
+def test_a_history_without_a_figure_is_refused_before_anything_is_measured(
+    text: str | None, run_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli_bench.main("ring", record=True, finished=run_file, folder=folder)
+    path = folder / "kv.jsonl"
+    if text == "of another benchmark":
+        (folder / "ring.jsonl").rename(path)
+    elif text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(cli_bench, "measure", None)
+    for asked in ("", str(path)) if text is not None else ("",):
+        with pytest.raises(ConfigError, match=r"no figure of kv.*prpc bench kv --record") as told:
+            cli_bench.main("kv", compare=asked, folder=folder)
+        assert ("only of ring" in str(told.value)) == (text == "of another benchmark")
+
+
+def test_a_damaged_history_is_refused_before_anything_is_measured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    (folder / "ring.jsonl").write_text("{}\n")
+    monkeypatch.setattr(cli_bench, "measure", None)
+    for told in ({"record": True}, {"compare": ""}, {"compare": "abcdef"}):
+        with pytest.raises(ConfigError, match=r"ring\.jsonl:1: "):
+            cli_bench.main("ring", folder=folder, **told)
 
 
 def test_a_commit_that_has_no_line_is_refused_before_anything_is_measured(folder: Path) -> None:
