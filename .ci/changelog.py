@@ -84,6 +84,8 @@ def fragment(name: str, text: str) -> Fragment:
             f"{name} has a line of {len(longest)} characters, at most {LINE_LENGTH_MAX} allowed"
         )
     breaking = lines[0].startswith(BREAKING)
+    if not breaking and lines[0].lower().startswith(BREAKING.strip().lower()):
+        raise Malformed(f"{name} begins with {lines[0][:10]!r}: {BREAKING!r} is the word")
     if kind == "added" and breaking:
         raise Malformed(f"{name} begins with {BREAKING!r}: what breaks is changed or removed")
     if kind == "removed" and not breaking:
@@ -163,9 +165,18 @@ def _cut(changelog: str) -> tuple[str, str, str]:
 
 
 def files_of(root: Path) -> dict[str, str]:
-    """Name -> text of each file in changelog.d/ that is to be a fragment."""
-    folder = root / FOLDER
-    return {path.name: path.read_text() for path in sorted(folder.iterdir()) if path.name != ABOUT}
+    """Name -> text of each file in changelog.d/ that is to be a fragment. Raises Malformed."""
+    paths = [path for path in sorted((root / FOLDER).iterdir()) if path.name != ABOUT]
+    return {path.name: _text_of(path) for path in paths}
+
+
+def _text_of(path: Path) -> str:
+    if path.is_symlink() or not path.is_file():  # a link may name any file of the machine
+        raise Malformed(f"{FOLDER}/{path.name} is no regular file: remove it, or write one")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Malformed(f"{FOLDER}/{path.name} is no UTF-8: {error}") from error
 
 
 def release(root: Path, version: str, date: str) -> None:

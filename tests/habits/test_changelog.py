@@ -72,6 +72,8 @@ def test_all_fragments_of_this_tree_are_well_formed(changelog: ModuleType) -> No
         ("thing.added.md", "A thing.\n\nAnother.", "second file"),
         ("thing.added.md", "A thing. " * 40 + "End.", "at most 150"),
         ("thing.added.md", "Breaking: a thing.", "what breaks is changed or removed"),
+        ("thing.changed.md", "breaking: a thing.", "'Breaking: ' is the word"),
+        ("thing.changed.md", "BREAKING:a thing.", "'Breaking: ' is the word"),
         ("thing.removed.md", "A thing is gone.", "say what to use instead"),
     ],
 )
@@ -81,6 +83,32 @@ def test_a_malformed_fragment_is_named_with_what_is_wrong(
     (complaint,) = changelog.complaints({name: text, "fine.fixed.md": "Fine."})
     assert complaint.startswith(name)
     assert why in complaint
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda path: path.write_bytes(b"A \xff thing."), "no UTF-8"),
+        (lambda path: path.mkdir(), "no regular file"),
+        (lambda path: path.symlink_to("/etc/hostname"), "no regular file"),
+        (lambda path: path.symlink_to("nowhere"), "no regular file"),
+    ],
+)
+@pytest.mark.parametrize("command", [["check"], ["show"], ["release", "0.2.0"]])
+def test_what_is_no_text_is_told_in_one_line(
+    changelog: ModuleType,
+    tree: Path,
+    spoil: Callable[[Path], object],
+    why: str,
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spoil(tree / "changelog.d" / "a.added.md")
+    assert changelog.main(command, tree) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("changelog.d/a.added.md is ")
+    assert why in told
+    assert told.count("\n") == 1
 
 
 def test_an_entry_may_begin_in_bold(changelog: ModuleType) -> None:
