@@ -3,7 +3,8 @@
 A benchmark is three processes deep: the one that compares, a child that measures, and its child
 that serves. A child ends when it is told to, when its parent's `with` ends, and when its parent
 dies for whatever reason (PR_SET_PDEATHSIG); Ctrl-C reaches only the one at the top, which ends the
-others.
+others. The others ignore it, and until they can, while their interpreter starts and imports, it is
+blocked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 import multiprocess
+from multiprocess import resource_tracker
 
 START_S_MAX = 30.0  # interpreter, numpy and a peer's library, on a core that others use too
 # for one that has said all: libraries that it closes, on a core that others use too
@@ -69,8 +71,24 @@ class Child:
         self._process = _context.Process(
             target=_main, args=(target, args, words, tuple(cores), os.getpid()), name=self.name
         )
-        self._process.start()
-        words.close()
+        resource_tracker.ensure_running()  # now: starting it unblocks SIGINT
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            words.close()
+
+    def _start(self) -> None:
+        """Start the process with SIGINT blocked: a new process has the mask of the thread that
+        starts it. Raises KeyboardInterrupt with the process started where Ctrl-C came meanwhile.
+        """
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def pid(self) -> int:
@@ -122,7 +140,8 @@ class Child:
             self._process.join(STOP_S_MAX)
             if self._process.is_alive():
                 self._process.kill()
-        self._process.join()
+        if self._process.pid is not None:  # it was started
+            self._process.join()
         self._process.close()
         self._words.close()
 
@@ -149,6 +168,7 @@ def _main(
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # as Child._start() left it to us
     pin(cores)
     try:
         target(lambda value: words.send(("value", value)), *args)
