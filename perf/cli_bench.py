@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json as json_text
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,7 +35,8 @@ SUBJECTS = (
     ),
     *("tensor", "transfer", "fuse", "kv", "pslite", "checkpoint", "tensorflow"),
 )
-EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+# 130: 128 + SIGINT; 141: 128 + SIGPIPE, the reader of the output has gone
+EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_READER_GONE = 0, 1, 130, 141
 
 
 def _plain(value: Any) -> Any:
@@ -203,12 +205,18 @@ def command_line(subject: str) -> int:
         help="curves to this .svg, .png or .pdf; growth, transfer",
     )
     given = parser.parse_args()
-    return main(
-        subject,
-        json=given.json,
-        quick=given.quick,
-        markdown=given.markdown,
-        pinned=not given.unpinned,
-        case=given.case,
-        plot_path=given.plot,
-    )
+    try:
+        code = main(
+            subject,
+            json=given.json,
+            quick=given.quick,
+            markdown=given.markdown,
+            pinned=not given.unpinned,
+            case=given.case,
+            plot_path=given.plot,
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:  # as `prpc bench` ends; what is buffered still has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_READER_GONE
+    return code

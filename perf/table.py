@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from prpc_engine.cli.console import make_console
+
 from . import units
 from .change import REPEATS_MIN, Change
 from .harness import Result
@@ -19,8 +21,11 @@ STYLES = {"ours": "bold green", "peer": "", "limit": "cyan", "given": "dim"}
 
 
 def _console() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_PIPED)
+    """Printing raises BrokenPipeError when the reader has gone."""
+    console = make_console()
+    if not console.is_terminal:
+        console.width = WIDTH_PIPED
+    return console
 
 
 def show_machine(facts: Machine) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +170,29 @@ def test_a_quick_run_is_not_recorded(folder: Path) -> None:
     with pytest.raises(ConfigError, match="give one of them"):
         cli_bench.main("ring", quick=True, record=True, folder=folder)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-m", "prpc_engine.cli", "bench", "ring", "--quick"],
+        ["-m", "perf.bench_ring", "--quick", "--case", CASE],
+    ],
+    ids=["prpc", "module"],
+)
+def test_a_benchmark_whose_reader_has_gone_ends_as_other_commands_do(arguments: list[str]) -> None:
+    """As in `prpc bench ring | head -1`; the first lines, on the machine, find nobody."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as nobody:
+        ran = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=nobody,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ran.returncode, ran.stderr) == (cli.READER_GONE, "")
