@@ -39,6 +39,8 @@ IMPORTS = (
     "prpc_engine.accumulator",
     "prpc_engine.kv",
     "prpc_engine.cluster",
+    "prpc_engine.pslite",
+    "pytest",  # for programs that say what must be raised
     "tests.prpc_engine.handlers",
     "tests.program",
 )
@@ -73,13 +75,13 @@ class Forked:
         except subprocess.TimeoutExpired:
             return None
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Its exit code, negative for a signal. Raises subprocess.TimeoutExpired."""
         if self.returncode is None:
             poll = select.poll()
             poll.register(self._pidfd, select.POLLIN)
-            if not poll.poll(timeout * 1000):
-                raise subprocess.TimeoutExpired(self.args, timeout)
+            if not poll.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self.returncode = self._nursery.reap(self.pid)
             os.close(self._pidfd)
         return self.returncode
@@ -113,13 +115,20 @@ class Nursery:
         return self._socket.fileno()
 
     def start(
-        self, arguments: list[str], environment: Mapping[str, str], stdin: int, stdout: int
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        stdin: int = 0,
+        stdout: int = 1,
+        stderr: int = 2,
+        leads_group: bool = False,
     ) -> Forked:
-        """`python -m *arguments` in ROOT; its stderr is that of the caller. The descriptors stay
-        the caller's.
+        """`python -m *arguments` in ROOT, in a process group of its own where it leads one. The
+        descriptors stay the caller's.
         """
-        request = json.dumps({"run": arguments, "environment": dict(environment)}).encode()
-        return Forked(self, self._asked(request, [stdin, stdout, 2]), arguments)
+        request = {"run": arguments, "environment": dict(environment), "leads": leads_group}
+        pid = self._asked(json.dumps(request).encode(), [stdin, stdout, stderr])
+        return Forked(self, pid, arguments)
 
     def reap(self, pid: int) -> int:
         """Wait for a child; its exit code."""
@@ -200,6 +209,8 @@ def serve(sock: socket.socket) -> tuple[list[str], dict[str, str]] | None:
             return request["run"], request["environment"]
         for fd in fds:
             os.close(fd)
+        if request["leads"]:
+            os.setpgid(pid, pid)  # before anybody knows whom to send a signal to
         sock.send(b"%d" % pid)
 
 

@@ -13,8 +13,6 @@ Allowed to stay, each for a reason:
                        Stopped after the last test. Its children count
     the nursery        one a process, forks the programs of tests (tests/forked.py); it, and our end
                        of its socket. Ended after the last test. Its children count
-    the nursery          one a process, forks the programs of tests (tests/forked.py): it and our
-                         end of its socket. Ended after the last test. Its children count
     the default slab   one a process, keeps its segments for the next array on purpose: their
                        descriptors may stay
 

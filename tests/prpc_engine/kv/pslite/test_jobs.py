@@ -7,20 +7,42 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from prpc_engine.pslite.launch import launch
+from prpc_engine.settings import local_job
 from prpc_engine.settings.local_job import START_AGAIN, TIME_IS_OVER, JobReport
+from tests.forked import Forked, nursery
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_until
 
 TIMEOUT_S = 100.0
+PYTHON = [sys.executable, "-m"]
+NODE = "tests.prpc_engine.kv.pslite.node"
 pytestmark = pytest.mark.slow  # each is a job of three processes or more
 
 
+@pytest.fixture(autouse=True)
+def nodes_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need not start Python and import everything, some 200 times: test_launch_command.py has
+    jobs whose nodes do.
+    """
+
+    def start(
+        arguments: list[str], *, env: Mapping[str, str], **others: object
+    ) -> Forked | subprocess.Popen[bytes]:
+        if arguments[: len(PYTHON)] != PYTHON:
+            return subprocess.Popen(arguments, env=env, **others)  # type: ignore[call-overload,no-any-return]
+        return nursery().start(arguments[len(PYTHON) :], env, leads_group=True)
+
+    monkeypatch.setattr(local_job, "subprocess", SimpleNamespace(Popen=start))
+
+
 def command(flow: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tests.prpc_engine.kv.pslite.node", flow, *arguments]
+    return [*PYTHON, NODE, flow, *arguments]
 
 
 def run(
@@ -270,11 +292,11 @@ class Processes:
             "DMLC_PS_ROOT_URI": "127.0.0.1",
             "DMLC_PS_ROOT_PORT": str(self._port.getsockname()[1]),
         }
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Forked] = []
 
-    def start(self, role: str, *arguments: str, rank: int = -1) -> subprocess.Popen[bytes]:
+    def start(self, role: str, *arguments: str, rank: int = -1) -> Forked:
         environment = {**self._environment, "DMLC_ROLE": role, "DMLC_RANK": str(rank)}
-        process = subprocess.Popen(command(*arguments), env=environment, cwd=ROOT)
+        process = nursery().start([NODE, *arguments], environment)
         self._started.append(process)
         return process
 
