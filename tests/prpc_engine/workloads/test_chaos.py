@@ -17,14 +17,15 @@ from tests.prpc_engine.workloads.farm import ENDED_WELL, Farm, end, terminate
 from tests.prpc_engine.workloads.nodes import call_until_killed
 from tests.prpc_engine.workloads.pattern import any_piece, mixed
 from tests.prpc_engine.workloads.servers import serve, serve_to_the_last
-from tests.prpc_engine.workloads.sizes import KIB, bound_s, scaled
+from tests.prpc_engine.workloads.sizes import KIB, SHARE, bound_s, scaled
 from tests.prpc_engine.workloads.tally import Tally, run_threads
 
 PROCESSES = scaled(12, 100)
-CALLERS, CALLS_PER_CALLER = 4, scaled(5_000, 100_000)
+CALLERS, CALLS_PER_CALLER = 4, scaled(1_500, 100_000)
 STABLE = 2  # servers that nobody kills
 CLIENTS, CLIENTS_AT_A_TIME, CLIENT_THREADS = scaled(16, 100), 8, 2
-GAP_S_MAX = 0.06  # between two kills or starts
+# Between two kills or starts: with few calls they come sooner, a hundred of them all the same.
+GAP_S_MAX = 0.03 if SHARE is None else 0.06
 # More attempts than a caller would want: the next server, too, may be killed under the call.
 STUBBORN = RetryPolicy(attempts_max=12, unsent_max=40)
 # What a call may meet when servers are killed under it: sent and lost, known to the master and

@@ -23,7 +23,7 @@ from prpc_engine import (
     Terminated,
     errors,
 )
-from tests.prpc_engine.processes import PATIENCE_S
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.nodes import flicker, mesh_node
 from tests.prpc_engine.workloads.pattern import any_piece, mixed
@@ -32,7 +32,7 @@ from tests.prpc_engine.workloads.sizes import MIB, bound_s, scaled
 from tests.prpc_engine.workloads.tally import Tally, run_threads
 
 SERVERS, THREADS, BULK_THREADS = 10, 20, 7
-CALLS_PER_THREAD = scaled(100, 1000)
+CALLS_PER_THREAD = scaled(50, 1000)
 NODES, MESH_CALLS = scaled(10, 20), scaled(30, 60)
 ECHOES = 100
 ROUNDS = 100  # of a server that comes and goes
@@ -210,14 +210,19 @@ def test_a_server_that_is_registered_and_taken_back_a_hundred_times_answers_in_b
     farm: Farm, master: Master, transport: str, tell: Tell
 ) -> None:
     """Its callers see right answers and named errors, and go on until it has come and gone for the
-    last time.
+    last time. Then another one answers those that still look for it.
     """
     server = farm.start(flicker, master.address, "flicker", transport, ROUNDS)
     tallies = [Tally() for _ in range(CALLERS)]
     with (
+        RpcService(master.address, transports=[transport]) as successor,
         RpcService(master.address, transports=[transport]) as service,
         service.create_client("flicker", 0) as client,
     ):
+
+        def succeed() -> None:
+            wait_until(lambda: server.life.done == ROUNDS or server.is_dead(), "the last round")
+            successor.create_server("flicker", {"mix": mixed})
 
         def work(name: int) -> None:
             chance = random.Random(name)
@@ -226,8 +231,9 @@ def test_a_server_that_is_registered_and_taken_back_a_hundred_times_answers_in_b
                 tallies[name].count(mixed(number), client.call, "mix", number, timeout_s=PATIENCE_S)
 
         elapsed_s = run_threads(
-            [lambda name=name: work(name) for name in range(CALLERS)], bound_s(150.0)
-        )  # type: ignore[misc]
+            [succeed, *(lambda name=name: work(name) for name in range(CALLERS))],  # type: ignore[misc]
+            bound_s(150.0),
+        )
     assert server.wait(PATIENCE_S) == 0
     assert server.life.reported() == ROUNDS
     tally = Tally().merge(*tallies)

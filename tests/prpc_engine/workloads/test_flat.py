@@ -16,7 +16,7 @@ from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.servers import serve_to_the_last
 from tests.prpc_engine.workloads.sizes import scaled
 
-COUNTS = {"calls": scaled(50_000, 1_000_000), "dealers": 10_000, "streams": 1_000}
+COUNTS = {"calls": scaled(20_000, 1_000_000), "dealers": 10_000, "streams": 1_000}
 Tell = Callable[[str], None]
 
 
