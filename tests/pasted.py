@@ -11,7 +11,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 120.0
 PYTHON = (sys.executable, "-W", "error", "-X", "dev")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+# Of development mode all but the allocator's guards, which are for extension modules: it fills all
+# that a table reserves, and that took as long as all else these programs do.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONMALLOC": "pymalloc"}
 # What a machine that is busy enough makes of any handler: it may lack a core for as long as the
 # budget.
 STALLS = re.compile(
