@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,7 +41,10 @@ IMPORTS = (
     "prpc_engine.kv",
     "prpc_engine.cluster",
     "prpc_engine.pslite",
+    "prpc_engine.cli.doctor",  # and with these two what other commands need
+    "prpc_engine.cli.top",
     "pytest",  # for programs that say what must be raised
+    "rich.table",
     "tests.prpc_engine.handlers",
     "tests.program",
 )
@@ -122,11 +126,17 @@ class Nursery:
         stdout: int = 1,
         stderr: int = 2,
         leads_group: bool = False,
+        is_strict: bool = False,
     ) -> Forked:
-        """`python -m *arguments` in ROOT, in a process group of its own where it leads one. The
-        descriptors stay the caller's.
+        """`python -m *arguments` in ROOT, in a process group of its own where it leads one, with
+        `-W error` where it is strict. The descriptors stay the caller's.
         """
-        request = {"run": arguments, "environment": dict(environment), "leads": leads_group}
+        request = {
+            "run": arguments,
+            "environment": dict(environment),
+            "leads": leads_group,
+            "strict": is_strict,
+        }
         pid = self._asked(json.dumps(request).encode(), [stdin, stdout, stderr])
         return Forked(self, pid, arguments)
 
@@ -206,6 +216,9 @@ def serve(sock: socket.socket) -> tuple[list[str], dict[str, str]] | None:
             for standard, fd in enumerate(fds):
                 os.dup2(fd, standard)
                 os.close(fd)
+            if request["strict"]:
+                warnings.simplefilter("error")
+                sys.warnoptions[:] = ["error"]  # what it starts is strict, too
             return request["run"], request["environment"]
         for fd in fds:
             os.close(fd)

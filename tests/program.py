@@ -83,6 +83,33 @@ def _started(
     return process, process.stdin, process.stdout
 
 
+def run_to_end(
+    *arguments: str, env: Mapping[str, str], timeout_s: float, stdout: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -W error -m *arguments`, forked, with that environment: as subprocess.run with
+    capture_output. stdout: a descriptor that its output goes to instead.
+    """
+    with open(os.memfd_create("out"), "w+b") as out, open(os.memfd_create("err"), "w+b") as err:
+        process = nursery().start(
+            list(arguments),
+            env,
+            stdout=out.fileno() if stdout is None else stdout,
+            stderr=err.fileno(),
+            is_strict=True,
+        )
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(PATIENCE_S)
+            raise
+        said = []
+        for file in (out, err):
+            file.seek(0)
+            said.append(file.read().decode())
+    return subprocess.CompletedProcess(arguments, code, *said)
+
+
 class Program:
     """One of them. A context manager: it must come to a clean end, unless the test ended it before;
     a failing test kills it.

@@ -16,12 +16,22 @@ import prpc_engine
 from perf import cli_bench
 from prpc_engine import cli
 from prpc_engine.cli import bench
+from tests.program import run_to_end
 
 ROOT = Path(__file__).parent.parent.parent.parent
 TIMEOUT_S = 60.0
 
 
 def prpc(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A command, in a fork of a Python that has imported what most commands need."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env}
+    return run_to_end("prpc_engine.cli", *arguments, env=environment, timeout_s=TIMEOUT_S)
+
+
+def started_prpc(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The same, in a Python of its own: what it imports, and what it makes of the environment as it
+    starts.
+    """
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "prpc_engine.cli", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **env},
@@ -42,7 +52,7 @@ def test_help_names_every_command(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", cli.COMMANDS)
 def test_every_command_has_a_help_of_its_own(command: str) -> None:
-    ran = prpc(command, "--help")
+    ran = started_prpc(command, "--help")  # each imports what it needs
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(f"Usage: prpc {command} ")
 
@@ -214,14 +224,8 @@ def test_a_reader_that_goes_away_is_no_traceback(command: str) -> None:
     read, write = os.pipe()
     os.close(read)
     try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "prpc_engine.cli", command],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=write,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
+        ran = run_to_end(
+            "prpc_engine.cli", command, env=os.environ, timeout_s=TIMEOUT_S, stdout=write
         )
     finally:
         os.close(write)

@@ -15,44 +15,47 @@ from prpc_engine.cli import bench
 from prpc_engine.cli.completion import SHELLS
 from tests.prpc_engine.cli.test_commands import ROOT, TIMEOUT_S, prpc
 
-# What bash does at Tab behind the words of "$@": it calls the function that `complete` names.
+# What bash does at Tab behind the words of each line: it calls the function that `complete` names.
 TAB = """
 eval "$(prpc completion bash)"
-COMP_WORDS=(prpc "$@")
-COMP_CWORD=$#
-_prpc_completion prpc
-printf '%s\\n' "${COMPREPLY[@]}"
+while IFS= read -r line; do
+  IFS=, read -ra words <<<"$line,"
+  COMP_WORDS=(prpc "${words[@]}")
+  COMP_CWORD=${#words[@]}
+  COMPREPLY=()
+  _prpc_completion prpc
+  echo "${COMPREPLY[*]}"
+done
 """
+OFFERED = [
+    (["d"], {"demo", "doctor"}),
+    (["gc", "--d"], {"--dry-run"}),
+    (["bench", "r"], {name for name in bench.SUBJECTS if name.startswith("r")}),
+    (["endpoint-map", ""], {"check", "make"}),
+    (["endpoint-map", "make", "--ps"], {"--ps-hosts", "--ps_hosts"}),
+    (["launch", "-s", "1", "--ti"], {"--timeout-s"}),
+    (["completion", ""], set(SHELLS)),
+]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["d"], {"demo", "doctor"}),
-        (["gc", "--d"], {"--dry-run"}),
-        (["bench", "r"], {name for name in bench.SUBJECTS if name.startswith("r")}),
-        (["endpoint-map", ""], {"check", "make"}),
-        (["endpoint-map", "make", "--ps"], {"--ps-hosts", "--ps_hosts"}),
-        (["launch", "-s", "1", "--ti"], {"--timeout-s"}),
-        (["completion", ""], set(SHELLS)),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bash_offers_what_may_follow(words: list[str], expected: set[str], tmp_path: Path) -> None:
+def test_bash_offers_what_may_follow(tmp_path: Path, subtests: pytest.Subtests) -> None:
     script = tmp_path / "prpc"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m prpc_engine.cli "$@"\n')
     script.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     ran = subprocess.run(
-        ["bash", "-c", TAB, "bash", *words],
+        ["bash", "-c", TAB],
+        input="".join(f"{','.join(words)}\n" for words, _ in OFFERED),
         env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         check=True,
     )
-    assert set(ran.stdout.split()) == expected
+    for (words, expected), line in zip(OFFERED, ran.stdout.splitlines(), strict=True):
+        with subtests.test(words=words):
+            assert set(line.split()) == expected
 
 
 @pytest.mark.parametrize("shell", SHELLS)

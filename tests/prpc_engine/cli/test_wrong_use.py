@@ -19,8 +19,8 @@ import pytest
 
 from prpc_engine import Master, cli
 from prpc_engine.master.client import MasterClient
-from tests.program import wait_until
-from tests.prpc_engine.cli.test_commands import ROOT, TIMEOUT_S, prpc
+from tests.program import run_to_end, wait_until
+from tests.prpc_engine.cli.test_commands import ROOT, TIMEOUT_S, started_prpc
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 INT_OF_MANY_DIGITS = "9" * 5000
@@ -193,26 +193,16 @@ def test_a_path_that_is_no_text_is_shown_as_it_can_be(command: list[str], tmp_pa
     path = tmp_path / os.fsdecode(b"\xff\xfe")
     path.write_text("a secret that is long enough")
     path.chmod(0o600)
-    ran = prpc(*command, PRPC_SECRET_FILE=str(path), LC_ALL="C.UTF-8")
+    ran = started_prpc(*command, PRPC_SECRET_FILE=str(path), LC_ALL="C.UTF-8")
     assert "Traceback" not in ran.stderr
     assert ran.returncode == 0, ran.stderr
     assert "PRPC_SECRET_FILE" in ran.stdout
 
 
-def with_output(output: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Its standard output goes there; "closed": it has none."""
-    where = ">&-" if output == "closed" else f"> {output}"
+def without_output(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """It has no standard output at all."""
     return subprocess.run(
-        [
-            "sh",
-            "-c",
-            f'exec "$@" {where}',
-            "sh",
-            sys.executable,
-            "-m",
-            "prpc_engine.cli",
-            *arguments,
-        ],
+        ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "prpc_engine.cli", *arguments],
         env={**ENVIRONMENT, "PYTHONUNBUFFERED": ""},
         stderr=subprocess.PIPE,
         text=True,
@@ -235,14 +225,21 @@ PRINTING: Sequence[list[str]] = (
 
 @pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
 def test_output_that_finds_no_room_is_one_line(arguments: list[str]) -> None:
-    ran = with_output("/dev/full", *arguments)
+    with open("/dev/full", "wb") as full:
+        ran = run_to_end(
+            "prpc_engine.cli",
+            *arguments,
+            env=os.environ,
+            timeout_s=TIMEOUT_S,
+            stdout=full.fileno(),
+        )
     check_one_line(ran, cli.FAILED, "No space left on device; ")
     assert "the output" in ran.stderr, "and says where there is none"
 
 
 @pytest.mark.parametrize("arguments", PRINTING[:6], ids=" ".join)
 def test_a_command_without_an_output_works(arguments: list[str]) -> None:
-    ran = with_output("closed", *arguments)
+    ran = without_output(*arguments)
     assert (ran.returncode, ran.stderr) == (cli.OK, "")
 
 
