@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -24,24 +24,40 @@ CASE = "round trip, 64 B"
 SHORT = Effort(repeats=3, warm_s=0.0, timed_s=0.0, ops_min=3, ops_max=3, idle_s=0.1)
 
 
+def checkout(path: Path) -> Path:
+    """perf/history of another one."""
+    (path / "pyproject.toml").write_text("")
+    (path / "perf").mkdir()
+    return path / "perf" / "history"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """perf/history of another checkout."""
-    (tmp_path / "pyproject.toml").write_text("")
-    (tmp_path / "perf").mkdir()
-    return tmp_path / "perf" / "history"
+    return checkout(tmp_path)
+
+
+class Recorded(NamedTuple):
+    """A real run: what --json prints of it, and where --record has put it."""
+
+    run_file: Path
+    folder: Path
 
 
 @pytest.fixture(scope="module")
-def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What --json prints of a real run."""
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    path = tmp_path_factory.mktemp("recorded")
+    made = Recorded(path / "run.jsonl", checkout(path))
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(cli_bench, "QUICK", SHORT)
-        assert cli_bench.main("ring", quick=True, case=CASE, json=True) == 0
-    path = tmp_path_factory.mktemp("finished") / "run.jsonl"
-    path.write_text(printed.getvalue())
-    return path
+        patch.setattr(cli_bench, "FULL", SHORT)
+        assert cli_bench.main("ring", case=CASE, record=True, json=True, folder=made.folder) == 0
+    made.run_file.write_text(printed.getvalue())
+    return made
+
+
+@pytest.fixture
+def run_file(recorded: Recorded) -> Path:
+    return recorded.run_file
 
 
 def records(text: str) -> list[dict[str, Any]]:
@@ -49,10 +65,10 @@ def records(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_run_is_recorded_and_the_next_is_compared_with_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = recorded.folder
     monkeypatch.setattr(cli_bench, "FULL", SHORT)
-    assert cli_bench.main("ring", case=CASE, record=True, folder=folder) == 0
     lines = history_file.read(folder / "ring.jsonl")
     assert [line.candidate for line in lines] == ["shard.Ring", "shard.Ring, in place"]
     for line in lines:
@@ -66,8 +82,6 @@ def test_a_run_is_recorded_and_the_next_is_compared_with_it(
         assert line.ratio is not None
         assert 0 < line.ratio_low <= line.ratio <= line.ratio_high
         assert line.commit == history_file.commit_of(ROOT)
-    capsys.readouterr()
-
     assert cli_bench.main("ring", case=CASE, compare="", json=True, folder=folder) == 0
     changes = [each for each in records(capsys.readouterr().out) if each["kind"] == "change"]
     assert [each["then"]["candidate"] for each in changes] == [line.candidate for line in lines]
