@@ -22,6 +22,10 @@ import sys
 
 if __name__ == "__main__":  # before the engine looks which cores there are
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
+    if "shard" in sys.modules:  # of the Python that this one was forked from: it has looked
+        from shard.group import cpu
+
+        cpu._AT_START = sorted(os.sched_getaffinity(0))
 
 import contextlib
 import json
@@ -39,9 +43,9 @@ class RoleProcess(Program):
     """Such a process, and what it told."""
 
     patience_s = UNTIL_S  # it may import TensorFlow
-    is_forked = False  # the engine looks which cores there are as it is imported
 
     def __init__(self, role: str, *arguments: str, cores: int = 2, env: dict[str, str]) -> None:
+        self.is_forked = role != "tensorflow"
         super().__init__("tests.prpc_engine.roles", str(cores), role, *arguments, env=env)
         self.told: dict[str, Any] = json.loads(self.read_line())
 

@@ -23,7 +23,9 @@ from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
 @pytest.fixture(params=["shm", "tcp"])
-def services(request: pytest.FixtureRequest) -> Iterator[tuple[RpcService, RpcService]]:
+def services(
+    request: pytest.FixtureRequest, forked_shards: None
+) -> Iterator[tuple[RpcService, RpcService]]:
     """(one with two shards, one without)."""
     with (
         Master() as master,
