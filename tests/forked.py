@@ -49,6 +49,7 @@ IMPORTS = (
     "tests.program",
 )
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNET = 0x40000000
 
 
 class Forked:
@@ -127,15 +128,18 @@ class Nursery:
         stderr: int = 2,
         leads_group: bool = False,
         is_strict: bool = False,
+        network: str = "",
     ) -> Forked:
         """`python -m *arguments` in ROOT, in a process group of its own where it leads one, with
-        `-W error` where it is strict. The descriptors stay the caller's.
+        `-W error` where it is strict, in the network namespace of that name. The descriptors stay
+        the caller's.
         """
         request = {
             "run": arguments,
             "environment": dict(environment),
             "leads": leads_group,
             "strict": is_strict,
+            "network": network,
         }
         pid = self._asked(json.dumps(request).encode(), [stdin, stdout, stderr])
         return Forked(self, pid, arguments)
@@ -216,6 +220,8 @@ def serve(sock: socket.socket) -> tuple[list[str], dict[str, str]] | None:
             for standard, fd in enumerate(fds):
                 os.dup2(fd, standard)
                 os.close(fd)
+            if request["network"]:
+                _enter_network(libc, request["network"])
             if request["strict"]:
                 warnings.simplefilter("error")
                 sys.warnoptions[:] = ["error"]  # what it starts is strict, too
@@ -225,6 +231,14 @@ def serve(sock: socket.socket) -> tuple[list[str], dict[str, str]] | None:
         if request["leads"]:
             os.setpgid(pid, pid)  # before anybody knows whom to send a signal to
         sock.send(b"%d" % pid)
+
+
+def _enter_network(libc: ctypes.CDLL, name: str) -> None:
+    """As `ip netns exec`."""
+    namespace = os.open(f"/run/netns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    if libc.setns(namespace, _CLONE_NEWNET):
+        raise OSError(f"network namespace {name} cannot be entered")
+    os.close(namespace)
 
 
 def run(arguments: list[str], environment: dict[str, str]) -> None:

@@ -24,6 +24,7 @@ PATIENCE_S = 30.0  # a test that waits longer has failed
 # The same for what may take several processes their turns, or an import of TensorFlow, on a busy
 # machine.
 UNTIL_S = 120.0
+IN_NETWORK = ("ip", "netns", "exec")  # what a prefix begins with that a fork can do itself
 Self = TypeVar("Self", bound="Program")
 Process = TypeVar("Process")
 Streams = tuple[Process, TextIO, TextIO]  # the process, its input, its output
@@ -56,11 +57,15 @@ def _state(task: Path) -> str:
         return "T"  # a thread that has ended meanwhile
 
 
-def _forked(arguments: Sequence[str], environment: Mapping[str, str]) -> Streams[Forked]:
+def _forked(
+    arguments: Sequence[str], environment: Mapping[str, str], network: str
+) -> Streams[Forked]:
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
     try:
-        process = nursery().start(list(arguments), environment, theirs_in, theirs_out)
+        process = nursery().start(
+            list(arguments), environment, theirs_in, theirs_out, network=network
+        )
     finally:
         os.close(theirs_in)
         os.close(theirs_out)
@@ -127,8 +132,9 @@ class Program:
         """
         environment = {**os.environ, **(env or {})}
         self.process: Forked | subprocess.Popen[str]
-        if self.is_forked and not prefix and can_fork(environment):
-            self.process, self.stdin, self.stdout = _forked(arguments, environment)
+        network = prefix[-1] if tuple(prefix[:-1]) == IN_NETWORK else ""
+        if self.is_forked and can_fork(environment) and (network or not prefix):
+            self.process, self.stdin, self.stdout = _forked(arguments, environment, network)
         else:
             self.process, self.stdin, self.stdout = _started(arguments, prefix, environment)
         self._said = b""  # and not read yet: kept here, where a look whether there is more sees it

@@ -18,6 +18,7 @@ from shard.transport.frame import HEADER
 from shard.transport.handshake import HELLO, PROOF_BYTES, REFUSED
 from tests.certificates import Authority, Files
 from tests.network.caller import HANDSHAKE_BYTES, Caller, Message
+from tests.network.conftest import IS_NIGHT
 from tests.network.echo_server import EchoServer
 from tests.network.faults import Action, Fault, Pace, Plan, one_way
 from tests.network.proxy import Proxy
@@ -108,9 +109,10 @@ def test_bytes_split_and_joined_at_random_are_the_same_messages(
 def test_a_handshake_with_one_wrong_bit_is_refused(
     hasty: EchoServer, direction: str, lane: int
 ) -> None:
+    """Of the second lane's, which is the same handshake, each byte has another bit wrong."""
     with Proxy(hasty.where) as proxy, Caller(bulk_lanes=lane) as caller:
         for at in range(HANDSHAKE_BYTES[direction]):
-            for bit in range(8):
+            for bit in range(8) if not lane or IS_NIGHT else [at % 8]:
                 proxy.plans.extend(
                     [Plan()] * lane + [one_way(direction, Fault(Action.FLIP, at, bit=bit))]
                 )
