@@ -3,7 +3,7 @@
 
     steady  2 shards, nobody dies: each call must end as its kind says, and the counts of a Sharded
             must add up
-    mortal  2 shards that are restarted, one of them killed every KILL_EVERY_S: a call may also end
+    mortal  2 shards that are restarted, one of them killed every few seconds: a call may also end
             with PeerLostError
 
 Each group has a thread that keeps up to IN_FLIGHT_MAX calls under way, of kinds drawn from a seed,
@@ -48,7 +48,8 @@ from tests.faults.flatness import Samples
 from tests.leaks import holdings, wait_until_clean
 
 SHARDS = 2
-KILL_EVERY_S = 4.0
+KILL_EVERY_S_MAX = 4.0
+KILLS_MIN = 15  # about so many, however short the soak is
 SAMPLES = 60  # twenty a third: one that caught an unlucky moment has company
 IN_FLIGHT_MAX = 32
 # received arrays that are kept for a while, so that leases return late and in another order
@@ -426,15 +427,16 @@ def under_load(duration_s: float, seed: int) -> list[str]:
         for load in loads.values():
             load.start()
         pause = threading.Event()
-        kill_at = began + KILL_EVERY_S
+        kill_every_s = min(KILL_EVERY_S_MAX, duration_s / KILLS_MIN)
+        kill_at = began + kill_every_s
         # the last one is up again, or known to be down, when the load ends
-        kill_until = began + duration_s - KILL_EVERY_S
+        kill_until = began + duration_s - KILL_EVERY_S_MAX
         for number in range(1, SAMPLES + 1):
             pause.wait(max(0.0, began + number * duration_s / SAMPLES - time.monotonic()))
             samples.take()
             if kill_at <= time.monotonic() < kill_until:
                 kills += kill_one(mortal, chance)
-                kill_at = time.monotonic() + KILL_EVERY_S
+                kill_at = time.monotonic() + kill_every_s
         for load in loads.values():
             load.stop()
         took_s = time.monotonic() - began

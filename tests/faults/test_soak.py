@@ -1,4 +1,4 @@
-"""What a minute of every kind of load, with a shard killed every few seconds, leaves behind:
+"""What half a minute of every kind of load, with a shard killed every few seconds, leaves behind:
 nothing that grows.
 """
 
@@ -16,7 +16,7 @@ from tests.faults.flatness import grew
 from tests.faults.soak import SAMPLES, Tally
 
 ROOT = Path(__file__).parents[2]
-SOAK_S = float(os.environ.get("PRPC_SOAK_S", "60"))
+SOAK_S = float(os.environ.get("PRPC_SOAK_S", "30"))
 PATIENCE_S = 180.0  # for starting, settling and ending, beyond the soak itself
 FLAT = [5.0, 40.0, 30.0, 20.0] * (SAMPLES // 4)
 
