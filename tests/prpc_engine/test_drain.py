@@ -126,7 +126,9 @@ def test_health_says_that_it_stops_and_what_still_runs(world: World) -> None:
 
 
 @pytest.fixture(params=[0, 1], ids=["inline", "sharded"])
-def serve(request: pytest.FixtureRequest) -> Iterator[Callable[[], tuple[Any, Any]]]:
+def serve(
+    request: pytest.FixtureRequest, forked_shards: None
+) -> Iterator[Callable[[], tuple[Any, Any]]]:
     """Make a server of Handlers and a client of it."""
     with Master() as master, RpcService(master=master.address, shards=request.param) as service:
 

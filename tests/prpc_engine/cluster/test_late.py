@@ -28,7 +28,9 @@ ONE, TWO = np.array(1), np.array(2)
 
 
 @pytest.fixture(params=["alone", "shards"])
-def tasks(request: pytest.FixtureRequest, seed: int) -> Iterator[tuple[Server, Server]]:
+def tasks(
+    request: pytest.FixtureRequest, seed: int, forked_shards: None
+) -> Iterator[tuple[Server, Server]]:
     """A ps, by itself or with a communication shard, and a worker that reaches it over tcp."""
     cluster, config = cluster_at(fresh_host(seed), ps=1, worker=1), ServerConfig(transports=["tcp"])
     of_ps = config if request.param == "alone" else ServerConfig(shards=1)

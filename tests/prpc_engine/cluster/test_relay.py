@@ -38,7 +38,7 @@ def host(seed: int) -> str:
 
 
 @pytest.fixture
-def tasks(host: str) -> Iterator[tuple[Server, Server]]:
+def tasks(host: str, forked_shards: None) -> Iterator[tuple[Server, Server]]:
     """A ps with two shards, and a worker that reaches it over tcp."""
     cluster = cluster_at(host, ps=1, worker=1)
     with (

@@ -22,7 +22,9 @@ SPARSE = ["create_sparse", "rows", 1, {"name": "add"}]
 
 
 @pytest.fixture
-def job(request: pytest.FixtureRequest) -> Iterator[tuple[TableWorker, list[WorkerProcess]]]:
+def job(
+    request: pytest.FixtureRequest, forked_shards: None
+) -> Iterator[tuple[TableWorker, list[WorkerProcess]]]:
     """Two servers, in shards, or in this process for the parameter 0; three workers, one of them
     here.
     """

@@ -28,7 +28,7 @@ GRADS = np.random.default_rng(0).normal(size=(1000, 8)).astype(np.float32)
 
 
 @pytest.fixture
-def worker() -> Iterator[TableWorker]:
+def worker(forked_shards: None) -> Iterator[TableWorker]:
     with (
         Master() as master,
         RpcService(master=master.address, shards=2) as servers,
