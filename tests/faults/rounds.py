@@ -14,7 +14,7 @@ from tests.faults.zygote import Arm, Victim
 
 # Each failpoint gets so many rounds with each role that passes it; a round takes some 10 ms. At
 # night there are 100. With fewer than 10 it could happen that nobody gets to where it dies.
-ROUNDS = max(10, int(os.environ.get("PRPC_TEST_FAULT_ROUNDS", "20")))
+ROUNDS = max(10, int(os.environ.get("PRPC_TEST_FAULT_ROUNDS", "12")))
 HIT_MAX = 100  # a round need not be long for the ring to have wrapped many times
 
 Census = dict[str, int]  # failpoint -> how often one whole run of a role passes it
