@@ -157,6 +157,11 @@ class _Run:
     peer: Peer | None
 
 
+def _time_is_over(loaded: WaitingPart, answer: Deferred, late: list[Deferred]) -> None:
+    late.append(answer)
+    loaded.give_up(answer)
+
+
 class Stages:
     """Keeps the stages that sessions of other tasks register here, runs them step after step, and
     frees them.
@@ -275,12 +280,20 @@ class Stages:
         answer, peer = Deferred(), calling_peer()
         self._running[answer] = _Run(stage, session, peer)
         answer.add_done_callback(self._over)
+        late: list[Deferred] = []  # this one, once its time is over
         if isinstance(stage.loaded, WaitingPart):
             stage.loaded.expect(answer)
             left_s = None if peer is None else remaining_s(peer.reactor.clock)
             if peer is not None and left_s is not None and left_s < FOREVER_S:
-                peer.reactor.call_later(left_s, partial(stage.loaded.give_up, answer))
-        self._threads.submit(lambda: answer.reply(run(stage, answer)))
+                peer.reactor.call_later(left_s, partial(_time_is_over, stage.loaded, answer, late))
+
+        def carry_out() -> None:
+            said = run(stage, answer)
+            if late and said[0]:  # what ended it is how it was given up; its caller may still wait
+                said = [tf_errors.DEADLINE_EXCEEDED, "the step's time was over"]
+            answer.reply(said)
+
+        self._threads.submit(carry_out)
         return answer
 
     def _over(self, answer: Any) -> None:

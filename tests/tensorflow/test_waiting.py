@@ -133,6 +133,36 @@ def test_a_run_that_was_given_up_as_it_began_leaves_what_has_come_since(
     ).run(()) == [1]
 
 
+def test_a_stage_that_waits_ends_with_its_steps_deadline_whoever_notices_that_first(
+    tf: Any, runtime: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prpc_engine.tensorflow import stages as module
+
+    timers: list[Callable[[], object]] = []
+    reactor = SimpleNamespace(clock=None, call_later=lambda left_s, call: timers.append(call))
+    monkeypatch.setattr(module, "calling_peer", lambda: SimpleNamespace(reactor=reactor))
+    monkeypatch.setattr(module, "remaining_s", lambda clock: 1.0)
+    stages = module.Stages(runtime, lambda handles, is_all: None)
+    part, put = part_and_put(tf, "its time")
+    registered = stages.register("session", module.pack_part(part))
+    wait_until(registered.done, "the stage")
+    handle = registered.result()[1]
+    for begins in (True, False):
+        answer = stages.run(handle, "session")
+        if begins:
+            wait_until(lambda answer=answer: stages.find(handle).loaded._runs[answer], "the run")
+        timers.pop()()
+        wait_until(answer.done, "its end")
+        assert answer.result()[0] == tf.errors.DEADLINE_EXCEEDED
+    runtime.load(put, "session").run(())
+    answer = stages.run(handle, "session")
+    wait_until(answer.done, "the next run")
+    assert answer.result()[0] == 0
+    stages.close_session("session")
+    stages._registering.shutdown()
+    stages._threads.shutdown()
+
+
 class LatePool:
     """Threads that take up what they are given when the test says so."""
 
