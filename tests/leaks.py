@@ -21,6 +21,7 @@ Also a pytest plugin: `pytest -p tests.leaks`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing.resource_tracker
 import os
@@ -92,6 +93,7 @@ def _shm_names(children: dict[int, str]) -> frozenset[str]:
     of its processes maps, has open, or put its number into the name of. What other programs of this
     user make meanwhile is no leak of a test."""
     names, ours = set(), (os.getpid(), *children)
+    held: set[str] | None = None  # by ours; looked up where it is asked for
     for entry in os.scandir(SHM_FOLDER):
         try:
             if entry.stat(follow_symlinks=False).st_uid != os.getuid():
@@ -102,21 +104,27 @@ def _shm_names(children: dict[int, str]) -> frozenset[str]:
         if segment:
             if segment["job"] == JOB or int(segment["pid"]) in ours:
                 names.add(entry.name)
-        elif any(
-            str(pid) in re.findall(r"\d+", entry.name) or _holds(pid, entry.path) for pid in ours
-        ):
+            continue
+        if held is None:
+            held = {path for pid in ours for path in _held(pid)}
+        numbers = re.findall(r"\d+", entry.name)
+        if entry.path in held or any(str(pid) in numbers for pid in ours):
             names.add(entry.name)
     return frozenset(names)
 
 
-def _holds(pid: int, path: str) -> bool:
-    """Whether that process maps a file or has it open."""
-    try:
-        if f" {path}\n" in Path(f"/proc/{pid}/maps").read_text():
-            return True
-        return path in {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
-    except OSError:  # it ended, or a descriptor of it was closed meanwhile
-        return False
+def _held(pid: int) -> set[str]:
+    """The files in SHM_FOLDER that this process maps or has open."""
+    folder, found = f" {SHM_FOLDER}/", set[str]()
+    with contextlib.suppress(OSError):  # it ended
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            _, there, name = line.partition(folder)
+            if there:
+                found.add(f"{SHM_FOLDER}/{name}")
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(link))
+    return found
 
 
 def _fd_targets() -> Counter[str]:
