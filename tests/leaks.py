@@ -11,8 +11,9 @@ Allowed to stay, each for a reason:
     the forkserver     one a process, started by the first group that asks for it and kept for the
                        next, which is quick for that; and our end of the pipe that keeps it alive.
                        Stopped after the last test. Its children count
-    the nursery        one a process, forks the programs of tests (tests/forked.py); it, and our end
-                       of its socket. Ended after the last test. Its children count
+    nurseries          one a process, and one with TensorFlow: fork the programs of tests
+                       (tests/forked.py); they, and our ends of their sockets. Ended after the last
+                       test. Their children count
     the default slab   one a process, keeps its segments for the next array on purpose: their
                        descriptors may stay
 
@@ -41,7 +42,7 @@ import multiprocess.resource_tracker
 import psutil
 import pytest
 
-from tests.forked import close_nursery, running
+from tests.forked import close_nurseries, running
 
 # for what was told to end, on a busy machine; seldom needed
 GRACE_S = float(os.environ.get("PRPC_TEST_GRACE_S", "20.0"))
@@ -82,7 +83,7 @@ def _children() -> dict[int, str]:
             continue
         if "resource_tracker import main" not in what and process.pid not in (
             _forkserver_pid(),
-            _nursery_pid(),
+            *(nursery.pid for nursery in running()),
         ):
             found[process.pid] = what
     return found
@@ -149,14 +150,8 @@ def _forkserver_targets() -> set[str]:
     return set() if fd is None else {os.readlink(f"/proc/self/fd/{fd}")}
 
 
-def _nursery_pid() -> int | None:
-    nursery = running()
-    return None if nursery is None else nursery.pid
-
-
 def _nursery_targets() -> set[str]:
-    nursery = running()
-    return set() if nursery is None else {os.readlink(f"/proc/self/fd/{nursery.fileno()}")}
+    return {os.readlink(f"/proc/self/fd/{nursery.fileno()}") for nursery in running()}
 
 
 def _slab_targets() -> set[str]:
@@ -251,7 +246,7 @@ def _started_once() -> Iterator[None]:
     multiprocessing.resource_tracker.ensure_running()
     yield
     multiprocess.forkserver._forkserver._stop()
-    close_nursery()
+    close_nurseries()
 
 
 @pytest.fixture(autouse=True)

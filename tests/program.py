@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
 
-from tests.forked import Forked, can_fork, nursery
+from tests.forked import IMPORTS, Forked, can_fork, nursery
 
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 30.0  # a test that waits longer has failed
@@ -58,12 +58,15 @@ def _state(task: Path) -> str:
 
 
 def _forked(
-    arguments: Sequence[str], environment: Mapping[str, str], network: str
+    imports: tuple[str, ...],
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    network: str,
 ) -> Streams[Forked]:
     theirs_in, ours_in = os.pipe()
     ours_out, theirs_out = os.pipe()
     try:
-        process = nursery().start(
+        process = nursery(imports).start(
             list(arguments), environment, theirs_in, theirs_out, network=network
         )
     finally:
@@ -122,7 +125,8 @@ class Program:
 
     patience_s = PATIENCE_S
     end_signal: signal.Signals | None = None  # for programs that do not read their input
-    is_forked = True  # of a Python that has imported what most need; False: it is a new one
+    is_forked = True  # of a Python that has imported what it needs; False: it is a new one
+    imports = IMPORTS  # what that Python has imported
 
     def __init__(
         self, *arguments: str, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None
@@ -134,7 +138,9 @@ class Program:
         self.process: Forked | subprocess.Popen[str]
         network = prefix[-1] if tuple(prefix[:-1]) == IN_NETWORK else ""
         if self.is_forked and can_fork(environment) and (network or not prefix):
-            self.process, self.stdin, self.stdout = _forked(arguments, environment, network)
+            self.process, self.stdin, self.stdout = _forked(
+                self.imports, arguments, environment, network
+            )
         else:
             self.process, self.stdin, self.stdout = _started(arguments, prefix, environment)
         self._said = b""  # and not read yet: kept here, where a look whether there is more sees it

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from tests.forked import TENSORFLOW
 from tests.program import Program
 
 # a test that waits longer has failed; importing TensorFlow takes some seconds, on a busy machine
@@ -56,20 +57,13 @@ class TaskProcess(Program):
     """One such process."""
 
     patience_s = PATIENCE_S
-    is_forked = False  # TensorFlow reads its variables when it is imported, and dislikes forks
+    imports = TENSORFLOW
 
     def __init__(
         self, clusters: dict[str, Any], job: str, index: int, env: dict[str, str] | None = None
     ) -> None:
         self.name = f"/job:{job}/task:{index}"
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-        super().__init__(
-            "tests.tensorflow.tasks",
-            json.dumps(clusters),
-            job,
-            str(index),
-            env={**quiet, **(env or {})},
-        )
+        super().__init__("tests.tensorflow.tasks", json.dumps(clusters), job, str(index), env=env)
 
     def begin(self, scenario: str, protocol: str, **keywords: Any) -> None:
         """Tell it to do something; answer() waits for it."""
@@ -84,6 +78,17 @@ class TaskProcess(Program):
         """Both."""
         self.begin(scenario, protocol, **keywords)
         return self.answer()
+
+
+class Script(Program):
+    """A script as `prpc run` runs it: `python -m prpc_engine.tensorflow SCRIPT ARGUMENTS`."""
+
+    patience_s = PATIENCE_S
+    imports = TENSORFLOW
+
+    def __init__(self, *arguments: str, place: dict[str, Any]) -> None:
+        """`place` is what TF_CONFIG says."""
+        super().__init__("prpc_engine.tensorflow", *arguments, env={"TF_CONFIG": json.dumps(place)})
 
 
 class Job:

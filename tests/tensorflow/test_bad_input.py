@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import TENSORFLOW, nursery
 from tests.program import ROOT
 from tests.tensorflow.tasks import PATIENCE_S, Job, clusters
 
@@ -118,30 +119,24 @@ def test_the_end_of_the_data_puts_nothing_into_any_log(plane: str, tmp_path: Pat
     script.write_text(DATA_AT_A_PS)
     cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
     with contextlib.ExitStack() as ending:
-        tasks = {}
+        nothing = ending.enter_context(open(os.devnull, "rb"))
+        tasks, out, told = {}, tmp_path / "out", tmp_path / "told"
         for name in ("ps", "worker"):
-            tasks[name] = process = subprocess.Popen(
-                [sys.executable, "-m", "prpc_engine.tensorflow", str(script)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(ROOT),
-                    "PRPC_TF_PLANE": plane,
-                    "TF_CONFIG": json.dumps(
-                        {"cluster": cluster, "task": {"type": name, "index": 0}}
-                    ),
-                },
-            )
-            ending.enter_context(process)
-            ending.callback(process.kill)
-        out, told = tasks["worker"].communicate(timeout=PATIENCE_S)
-        tasks["ps"].kill()
-        told += tasks["ps"].communicate(timeout=PATIENCE_S)[1]
-        assert out == "5\n", told
-        for word in ("Traceback", "prpc-error", "op_kernel"):
-            assert word not in told
+            place = {"cluster": cluster, "task": {"type": name, "index": 0}}
+            with open(out, "ab") as stdout, open(told, "ab") as stderr:
+                tasks[name] = nursery(TENSORFLOW).start(
+                    ["prpc_engine.tensorflow", str(script)],
+                    {**os.environ, "PRPC_TF_PLANE": plane, "TF_CONFIG": json.dumps(place)},
+                    nothing.fileno(),
+                    stdout.fileno(),
+                    stderr.fileno(),
+                )
+            ending.callback(tasks[name].wait, PATIENCE_S)
+            ending.callback(tasks[name].kill)
+        assert tasks["worker"].wait(PATIENCE_S) == 0, told.read_text()
+    assert out.read_text() == "5\n", told.read_text()
+    for word in ("Traceback", "prpc-error", "op_kernel"):
+        assert word not in told.read_text()
 
 
 def test_without_tensorflow_it_says_how_to_get_it() -> None:

@@ -6,20 +6,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import secrets
-import select
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.program import ROOT, wait_until
-from tests.tensorflow.tasks import PATIENCE_S, Job, TaskProcess, clusters
+from tests.program import wait_until
+from tests.tensorflow.tasks import PATIENCE_S, Job, Script, TaskProcess, clusters
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,
@@ -196,32 +192,18 @@ def test_a_script_goes_on_from_its_checkpoint_when_a_task_was_killed_in_the_mids
     script.write_text(SCRIPT)
     cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
 
-    def start(job: str) -> subprocess.Popen[bytes]:
+    def start(job: str) -> Script:
         place = {"cluster": cluster, "task": {"type": job, "index": 0}}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prpc_engine.tensorflow", str(script), str(tmp_path / "model")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "TF_CONFIG": json.dumps(place),
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-            },
-        )
-        ending.enter_context(process)  # its end waits, and closes the pipes
+        process = Script(str(script), str(tmp_path / "model"), place=place)
         ending.callback(process.kill)
         return process
 
     with contextlib.ExitStack() as ending:
         tasks = {job: start(job) for job in ("ps", "worker")}
-        told = tasks["worker"].stdout
-        assert told is not None
-        assert select.select([told], [], [], PATIENCE_S)[0], "the worker has not come to the half"
-        assert told.readline() == b"half\n"
+        assert tasks["worker"].read_line() == "half"
         tasks[victim].kill()
-        tasks[victim].wait(PATIENCE_S)
         tasks[victim] = start(victim)
-        turns, _, found = tasks["worker"].communicate(b"\n", PATIENCE_S)[0].partition(b" ")
-        assert (tasks["worker"].returncode, found) == (0, b"[60.0, 60]\n")
+        tasks["worker"].write_line("")
+        turns, _, found = tasks["worker"].read_line().partition(" ")
+        assert (tasks["worker"].end(), found) == (0, "[60.0, 60]")
         assert int(turns) > 60 if victim == "ps" else int(turns) < 60

@@ -4,14 +4,24 @@ ours they learn the same.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+
+from prpc_engine.cli.commands import load
+from prpc_engine.settings import local_job
+from tests.forked import TENSORFLOW, Forked, nursery
 
 ROOT = Path(__file__).parents[2]
 # of a cluster; importing TensorFlow in five processes takes half a minute on a busy machine
@@ -24,34 +34,44 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(protocol: str, *arguments: str, **jobs: int) -> subprocess.CompletedProcess[str]:
-    """What `prpc run` prints and answers, for a cluster where there are jobs."""
+class Ran(NamedTuple):
+    """What came of a script: its exit code, and what it and `prpc run` have printed."""
+
+    code: int
+    printed: str
+
+
+def run(protocol: str, script: str, *arguments: str, **jobs: int) -> Ran:
+    """What `prpc run` makes of a cluster of these jobs. Its tasks are forked of a Python that has
+    imported TensorFlow; tests/test_grpcpp_page.py has a cluster of new ones.
+    """
     options = [f"--{job}={count}" if count else f"--{job}" for job, count in jobs.items()]
-    options += ["--protocol", protocol]
-    if jobs:
-        options += ["--timeout-s", str(TIMEOUT_S)]
-    return subprocess.run(
-        [sys.executable, "-m", "prpc_engine.cli", "run", *options, *arguments],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S + 60,
-        check=False,
-    )
+    options += ["--protocol", protocol, "--timeout-s", str(TIMEOUT_S)]
+    with (
+        tempfile.TemporaryFile() as out,
+        open(os.devnull) as nothing,
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stderr(io.StringIO()) as told,
+    ):
+
+        def start(command: Sequence[str], env: Mapping[str, str], **_: object) -> Forked:
+            assert command[:2] == [sys.executable, "-m"]
+            streams = nothing.fileno(), out.fileno(), out.fileno()
+            return nursery(TENSORFLOW).start(list(command[2:]), env, *streams, leads_group=True)
+
+        # a new Python's end with its parent is looked at in tests/prpc_engine/cli/test_run.py
+        patch.setattr(local_job, "subprocess", SimpleNamespace(Popen=start))
+        code = load("run").main([*options, script, *arguments], standalone_mode=False)
+        out.seek(0)
+        return Ran(code, out.read().decode() + told.getvalue())
 
 
-def figure(ran: subprocess.CompletedProcess[str], name: str) -> float:
+def figure(ran: Ran, name: str) -> float:
     """What it printed last under that name."""
-    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert ran.code == 0, ran.printed[-4000:]
     # within a line: tasks print at the same time
-    found = re.findall(rf"{name} ([0-9.]+)", ran.stdout)
-    assert found, ran.stdout[-4000:]
+    found = re.findall(rf"{name} ([0-9.]+)", ran.printed)
+    assert found, ran.printed[-4000:]
     return float(found[-1])
 
 
@@ -67,8 +87,9 @@ def figure(ran: subprocess.CompletedProcess[str], name: str) -> float:
 )
 def test_replicas_learn_to_the_same_accuracy(ps: int, flags: list[str]) -> None:
     script = str(HERE / "replicas.py")
+    arguments = (script, *flags)
     found = [
-        figure(run(protocol, "--flags", script, *flags, ps=ps, workers=2), "accuracy")
+        figure(run(protocol, *arguments, ps=ps, workers=2, flags=0), "accuracy")
         for protocol in ("grpc", "prpc")
     ]
     assert min(found) > 0.9
@@ -106,8 +127,8 @@ def test_a_task_that_fails_ends_its_cluster_with_its_exit_code(tmp_path: Path) -
         "sys.exit(7) if task == {'type': 'worker', 'index': 1} else time.sleep(1000)\n"
     )
     ran = run("prpc", str(script), ps=1, workers=2)
-    assert ran.returncode == 7
-    assert "worker 1 ended with 7; ended because of that: " in ran.stdout
+    assert ran.code == 7
+    assert "worker 1 ended with 7; ended because of that: " in ran.printed
 
 
 def test_a_script_of_one_task_runs_as_python_runs_it(tmp_path: Path) -> None:
@@ -122,7 +143,14 @@ def test_a_script_of_one_task_runs_as_python_runs_it(tmp_path: Path) -> None:
         "server.target.partition(':')[0], flush=True)\n"
         "sys.exit(5)\n"
     )
-    ran = run("prpc", str(script), "--steps", "3")
+    ran = subprocess.run(
+        [sys.executable, "-m", "prpc_engine.cli", "run", str(script), "--steps", "3"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (
         5,
         "__main__ ['--steps', '3'] found True prpc",

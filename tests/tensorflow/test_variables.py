@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 
+from tests.forked import TENSORFLOW
 from tests.prpc_engine.cluster.tasks import fresh_host
 from tests.prpc_engine.roles import RoleProcess
 
@@ -30,7 +31,14 @@ def test_it_polls_is_pinned_and_says_why_it_has_no_shards(seed: int) -> None:
     assert "a server of TensorFlow has no shards" in line
 
 
+class ForkedRole(RoleProcess):
+    """One that needs no Python of its own: it serves nothing, so its cores do not matter."""
+
+    is_forked = True
+    imports = TENSORFLOW
+
+
 def test_a_number_that_is_none_is_refused(seed: int) -> None:
     variables = {"NETWORK_PS_CORE_NUMBER": "garbage"}
-    with RoleProcess("tensorflow", fresh_host(seed), env=variables) as process:
+    with ForkedRole("tensorflow", fresh_host(seed), env=variables) as process:
         assert process.told["error"].startswith("NETWORK_PS_CORE_NUMBER='garbage': ")
