@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import tempfile
 import threading
 from typing import Any
@@ -529,7 +530,7 @@ def taken_and_put(task: Task) -> Any:
 
 def containers(task: Task) -> Any:
     """What has one name in two containers is two."""
-    name = f"contained_{task.protocol}"
+    name = f"contained_{secrets.token_hex(4)}"
     with task.graph(name), task.setter():
         with v1.container("one"):
             v = v1.get_variable("v", [], initializer=v1.ones_initializer())

@@ -18,7 +18,7 @@ def check(
     job: Job, plane: str, scenario: str, instead: dict[str, Any] | None = None, **keywords: Any
 ) -> Any:
     """`instead`: keywords for the stock protocol, where it refuses what it is given here."""
-    stock = job.worker().do(scenario, "grpc", **{**keywords, **(instead or {})})
+    stock = job.stock(scenario, **{**keywords, **(instead or {})})
     assert not isinstance(stock[0], str), stock  # it does not end with an error
     ours = job.worker().do("in_plane", "prpc", plane=plane, fuse=True, which=scenario, **keywords)
     assert same(stock, ours), f"stock: {stock}\nours:  {ours}"

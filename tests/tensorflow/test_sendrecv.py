@@ -26,7 +26,7 @@ def ours(
 
 
 def check(job: Job, scenario: str, fuse: bool, **keywords: Any) -> Any:
-    stock = job.worker().do(scenario, "grpc", **keywords)
+    stock = job.stock(scenario, **keywords)
     found = ours(job.worker(), scenario, fuse, **keywords)
     assert same(stock, found), f"stock: {stock}\nours:  {found}"
     return found

@@ -20,7 +20,7 @@ def test_a_trace_shows_each_op_at_the_device_that_ran_it(job: Job) -> None:
 
 @pytest.mark.parametrize("fuse", [False, True])
 def test_a_trace_of_the_plane_sendrecv_shows_the_same(job: Job, fuse: bool) -> None:
-    assert ours(job.worker(), "traced", fuse) == job.worker().do("traced", "grpc")
+    assert ours(job.worker(), "traced", fuse) == job.stock("traced")
 
 
 def test_graphs_of_all_tasks_are_told_when_they_are_asked_for(job: Job) -> None:
