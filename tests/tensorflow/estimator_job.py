@@ -52,11 +52,11 @@ def main():
     config = tf.estimator.RunConfig(
         flags.model_dir,
         protocol=flags.protocol,
-        save_checkpoints_steps=400,
+        save_checkpoints_steps=200,
         experimental_max_worker_delay_secs=3,
     )
     estimator = tf.estimator.Estimator(model_fn, config=config)
-    training = tf.estimator.TrainSpec(input_fn, max_steps=1000)
+    training = tf.estimator.TrainSpec(input_fn, max_steps=500)
     tf.estimator.train_and_evaluate(
         estimator, training, tf.estimator.EvalSpec(lambda: input_fn(repeat=False))
     )

@@ -87,7 +87,7 @@ def figure(ran: Ran, name: str) -> float:
 )
 def test_replicas_learn_to_the_same_accuracy(ps: int, flags: list[str]) -> None:
     script = str(HERE / "replicas.py")
-    arguments = (script, *flags)
+    arguments = (script, "--train_steps", "100", *flags)
     found = [
         figure(run(protocol, *arguments, ps=ps, workers=2, flags=0), "accuracy")
         for protocol in ("grpc", "prpc")
@@ -112,11 +112,13 @@ def test_an_estimator_takes_the_protocol_from_its_run_config(tmp_path: Path) -> 
 
 def test_wide_and_deep_finds_late_flights_as_well() -> None:
     script = str(ROOT / "examples" / "wide_and_deep.py")
+    size = ("--rows", "60000", "--steps", "200", "--batch", "512")
     found = [
-        figure(run(protocol, script, ps=1, workers=2), "test AUC") for protocol in ("grpc", "prpc")
+        figure(run(protocol, script, *size, ps=1, workers=2), "test AUC")
+        for protocol in ("grpc", "prpc")
     ]
-    assert min(found) > 0.68
-    assert abs(found[0] - found[1]) < 0.005
+    assert min(found) > 0.66
+    assert abs(found[0] - found[1]) < 0.01  # workers that do not wait for each other: 0.003
 
 
 def test_a_task_that_fails_ends_its_cluster_with_its_exit_code(tmp_path: Path) -> None:
