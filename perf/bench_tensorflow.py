@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,34 +108,44 @@ def run(
     pinned: bool = True,
 ) -> list[Result]:
     """Measure one case in all its ways. Nothing is pinned: TensorFlow has threads for all cores."""
+    with _job(case) as workers:
+        return _measured(case, workers, effort, progress)
+
+
+def _measured(
+    case: Train,
+    workers: list[subprocess.Popen[bytes]],
+    effort: Effort,
+    progress: Callable[[str], None] | None = None,
+) -> list[Result]:
+    """By these workers, in all its ways."""
     rounds = max(1, effort.repeats)
     steps = max(effort.ops_min, case.steps_of_full if effort is FULL else case.steps_of_full // 4)
     steps = effort.ops_max if effort is TINY else steps
-    with _job(case) as workers:
-        for index, worker in enumerate(workers):
-            _tell(worker, ["build", case.model, index, case.ways])
-        for worker in workers:
-            _hear(worker)
-        if effort is not TINY and not case.model.startswith("first"):
-            # executors are made in the first step, tables warmed in the next ones
-            for name in case.ways:
-                for worker in workers:
-                    _tell(worker, ["steps", name, 10])
-                for worker in workers:
-                    _hear(worker)
-        medians: dict[str, list[float]] = {name: [] for name in case.ways}
-        rates: dict[str, list[float]] = {name: [] for name in case.ways}
-        figures: dict[str, dict[str, float]] = {}
-        for number in range(rounds):
-            for name in case.ways:
-                if progress is not None:
-                    progress(f"{case}: {name}, {number + 1} of {rounds}")
-                for worker in workers:
-                    _tell(worker, ["steps", name, max(1, steps // rounds)])
-                answers = [_hear(worker) for worker in workers]
-                medians[name].append(statistics.median(answer["p50_ns"] for answer in answers))
-                rates[name].append(sum(answer["ops_per_s"] for answer in answers))
-                figures[name] = answers[0]["figures"]
+    for index, worker in enumerate(workers):
+        _tell(worker, ["build", case.model, index, case.ways])
+    for worker in workers:
+        _hear(worker)
+    if effort is not TINY and not case.model.startswith("first"):
+        # executors are made in the first step, tables warmed in the next ones
+        for name in case.ways:
+            for worker in workers:
+                _tell(worker, ["steps", name, 10])
+            for worker in workers:
+                _hear(worker)
+    medians: dict[str, list[float]] = {name: [] for name in case.ways}
+    rates: dict[str, list[float]] = {name: [] for name in case.ways}
+    figures: dict[str, dict[str, float]] = {}
+    for number in range(rounds):
+        for name in case.ways:
+            if progress is not None:
+                progress(f"{case}: {name}, {number + 1} of {rounds}")
+            for worker in workers:
+                _tell(worker, ["steps", name, max(1, steps // rounds)])
+            answers = [_hear(worker) for worker in workers]
+            medians[name].append(statistics.median(answer["p50_ns"] for answer in answers))
+            rates[name].append(sum(answer["ops_per_s"] for answer in answers))
+            figures[name] = answers[0]["figures"]
     return [
         Result(
             bench=NAME,
@@ -402,34 +412,32 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None,
-    reason="TensorFlow is not installed: prpc-engine[tensorflow]",
-)
-def test_both_protocols_train_a_model_to_the_same_loss() -> None:
-    results = run(CASES[0], TINY)
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Of a job with one ps and one worker, for all tests: importing TensorFlow takes longer."""
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed: prpc-engine[tensorflow]")
+    with _job(CASES[0]) as found:
+        yield found
+
+
+def test_both_protocols_train_a_model_to_the_same_loss(
+    workers: list[subprocess.Popen[bytes]],
+) -> None:
+    results = _measured(CASES[0], workers, TINY)
     assert {result.candidate for result in results} == {STOCK, OURS}
     stock, ours = (result.figures["loss"] for result in results)
     assert np.isclose(stock, ours)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None,
-    reason="TensorFlow is not installed: prpc-engine[tensorflow]",
-)
-def test_fused_values_take_fewer_messages() -> None:
-    messages = {
-        result.candidate: result.figures.get("messages", 0) for result in run(CASES[7], TINY)
-    }
+def test_fused_values_take_fewer_messages(workers: list[subprocess.Popen[bytes]]) -> None:
+    results = _measured(replace(CASES[7], ways=(EACH, FUSED)), workers, TINY)
+    messages = {result.candidate: result.figures.get("messages", 0) for result in results}
     assert 0 < messages[FUSED] * 3 <= messages[EACH]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None,
-    reason="TensorFlow is not installed: prpc-engine[tensorflow]",
-)
-def test_the_graph_of_500_ops_has_500() -> None:
-    for result in run(CASES[6], TINY):
+def test_the_graph_of_500_ops_has_500(workers: list[subprocess.Popen[bytes]]) -> None:
+    for result in _measured(CASES[6], workers, TINY):
         assert abs(result.figures["ops_of_graph"] - 500) <= 50
 
 
