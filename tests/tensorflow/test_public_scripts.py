@@ -96,6 +96,7 @@ def test_replicas_learn_to_the_same_accuracy(ps: int, flags: list[str]) -> None:
     assert abs(found[0] - found[1]) < 0.03
 
 
+@pytest.mark.slow
 def test_an_estimator_takes_the_protocol_from_its_run_config(tmp_path: Path) -> None:
     found = []
     for protocol in ("grpc", "prpc"):
@@ -110,15 +111,14 @@ def test_an_estimator_takes_the_protocol_from_its_run_config(tmp_path: Path) -> 
     assert min(found) > 0.9
 
 
+@pytest.mark.slow
 def test_wide_and_deep_finds_late_flights_as_well() -> None:
     script = str(ROOT / "examples" / "wide_and_deep.py")
-    size = ("--rows", "60000", "--steps", "200", "--batch", "512")
     found = [
-        figure(run(protocol, script, *size, ps=1, workers=2), "test AUC")
-        for protocol in ("grpc", "prpc")
+        figure(run(protocol, script, ps=1, workers=2), "test AUC") for protocol in ("grpc", "prpc")
     ]
-    assert min(found) > 0.66
-    assert abs(found[0] - found[1]) < 0.01  # workers that do not wait for each other: 0.003
+    assert min(found) > 0.68
+    assert abs(found[0] - found[1]) < 0.005
 
 
 def test_a_task_that_fails_ends_its_cluster_with_its_exit_code(tmp_path: Path) -> None:
