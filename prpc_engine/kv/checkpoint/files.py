@@ -79,6 +79,10 @@ class Files:
         """The names in it are on the disk when this returns."""
         _sync_folder(path)
 
+    def names(self, path: Path) -> list[str]:
+        """Of what is in the folder."""
+        return os.listdir(path)
+
     def remove_tree(self, path: Path) -> None:
         """A folder with all in it; another process may be removing it as well."""
         while path.exists():

@@ -199,13 +199,10 @@ class CheckpointMethods:
             path = checked_folder(folder, self._checkpoint_root)
             check_step(step)
             tables = self._bare_sparse() | self._bare_dense()
-            # another save may have counted since checkpoint_enter: then all is written
             known: Epochs = {}
-            if (
-                base is not None
-                and self._known is not None
-                and self._known[:2] == (path, msgspec.convert(base, Base))
-            ):
+            if base is not None:
+                if self._known is None or self._known[:2] != (path, msgspec.convert(base, Base)):
+                    raise Busy("another save of these tables counted since this one began")
                 known = self._known[2]
             epochs: Epochs = {}
             for name, table in sorted(tables.items()):

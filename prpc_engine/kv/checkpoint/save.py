@@ -6,18 +6,25 @@ calls that durability needs.
                            fsync each; fsync of unfinished-<id>
     one server, after all  every file has its size; manifest.json, fsync;     nothing counts
       have answered        fsync of unfinished-<id>
+                           what it lies over is the newest, with all files    nothing counts
                            rename to checkpoint-<n>-<step>                    the old one or the
                                                                               new one counts
                            fsync of the folder, and of the one above          the new one counts
-                           what neither the newest `keep` are, nor lie over,  all that are left
-                           is renamed to removed-* and removed, the newest    are whole
-                           first; and what was being removed, or was left by
-                           saves of which nothing was written for LEFT_S
+                           what neither the newest `keep` are, nor they or    all that are left
+                           a save with a manifest lie over, is renamed to     are whole
+                           removed-* and removed, the newest first; and what
+                           was being removed, or was left by saves of which
+                           nothing was written for LEFT_S
 
 Others may save to the same folder at the same time, of these tables or of others, on any machine:
 each writes to a folder of its own, and takes the next number that is free. So a folder of another
 save is removed only when nobody can be writing to it: locks of files would tell sooner, but not
 every shared file system has them.
+
+What a save lies over must not be removed before the save counts. A save writes its manifest, which
+names its base, and then looks whether the base is still the newest. A server that removes has
+renamed its own checkpoint, lists what is too old, and then looks for manifests of other saves. So
+at least one of the two sees the other: the server leaves the base there, or the save is made again.
 
 A safetensors file is 8 bytes of header length, that many of JSON, then the tensors. The package
 writes only what is in memory as a whole, so header and offsets are made here; reading is the
@@ -308,7 +315,7 @@ def commit(
     """Make the parts in `unfinished` a checkpoint, over `base`, and remove what `keep` does not
     want: what the next may lie over.
 
-    Raises CheckpointError, OSError.
+    Raises CheckpointError, OSError; Busy when `base` is not the newest any more.
     """
     manifest = Manifest(FORMAT, step, tuple(sorted(parts, key=lambda part: part.part)), base)
     data = encode(manifest)
@@ -327,18 +334,6 @@ def commit(
     check_sizes(
         unfinished, manifest, "the folder must be one that all servers see, on a shared file system"
     )
-    if base is not None and not (folder / base.name).exists():
-        raise Busy(
-            f"{base.name}, which this save was to lie over, was removed by another save's keep"
-        )
-    below = read_chain(folder / base.name) if base is not None else []
-    if base is not None:
-        check_link(manifest, below[0].manifest, below[0].crc32)
-    layers([manifest, *(link.manifest for link in below)])
-    for link in below:
-        check_sizes(
-            link.path, link.manifest, "this save lies over it: save again with full_every=1"
-        )
     fd = files.create(unfinished / MANIFEST)
     try:
         files.write_at(fd, memoryview(data), 0)
@@ -346,6 +341,7 @@ def commit(
     finally:
         files.close(fd)
     files.sync_folder(unfinished)
+    _check_below(files, folder, manifest)  # now that other saves see what it lies over
     now = files.written_at(unfinished / MANIFEST)
     final = _rename_to_next(files, unfinished, step)
     files.sync_folder(folder)
@@ -359,11 +355,31 @@ def commit(
     return Base(final.name, line_crc32(data), manifest.links)
 
 
+def _check_below(files: Files, folder: Path, manifest: Manifest) -> None:
+    """Whether what it lies over is still the newest, and has all its files."""
+    below = []
+    if manifest.base is not None:
+        name = manifest.base.name
+        if name != max(filter(FINAL_NAME.fullmatch, files.names(folder)), default=""):
+            raise Busy(
+                f"{name}, which this save was to lie over, was removed by another save's keep, or "
+                "is not the newest any more"
+            )
+        below = read_chain(folder / name)
+        check_link(manifest, below[0].manifest, below[0].crc32)
+    layers([manifest, *(link.manifest for link in below)])
+    for link in below:
+        check_sizes(
+            link.path, link.manifest, "this save lies over it: save again with full_every=1"
+        )
+
+
 def _rename_to_next(files: Files, unfinished: Path, step: int) -> Path:
     """Give it the number after the newest: its path then."""
     folder = unfinished.parent
     while True:
-        numbers = [int(match[1]) for match in map(FINAL_NAME.fullmatch, _names(folder)) if match]
+        matches = map(FINAL_NAME.fullmatch, files.names(folder))
+        numbers = [int(match[1]) for match in matches if match]
         final = folder / f"checkpoint-{max(numbers, default=0) + 1:08d}-{step:012d}"
         try:
             files.rename(unfinished, final)
@@ -377,25 +393,41 @@ def _rename_to_next(files: Files, unfinished: Path, step: int) -> Path:
 
 def _remove_old(files: Files, folder: Path, keep: int | None, now: float) -> None:
     """Only those count against `keep` whose manifests can be read, down to the full one; what a
-    kept one lies over stays.
+    kept one or a save under way lies over stays.
 
     now: by the clock of the file system, in seconds."""
-    good, needed = 0, set[str]()
-    for name in sorted(_names(folder), reverse=True):
-        if not FINAL_NAME.fullmatch(name):
-            continue
+    good, needed, unwanted = 0, set[str](), list[str]()
+    finals = sorted(filter(FINAL_NAME.fullmatch, files.names(folder)), reverse=True)
+    for name in finals:
         if name in needed:
             good += 1
         elif keep is not None and good >= keep:
-            discard(files, folder / name)
+            unwanted.append(name)
         elif below := _names_of_chain(folder / name):
             good += 1
             needed |= below
-    for name in _names(folder):
+    if unwanted:  # after that list: a save that begins later sees what made its base too old
+        needed |= _names_under_way(files, folder, set(finals))
+    for name in unwanted:
+        if name not in needed:
+            discard(files, folder / name)
+    for name in files.names(folder):
         if REMOVED_NAME.fullmatch(name):
             files.remove_tree(folder / name)
         elif UNFINISHED_NAME.fullmatch(name) and _is_left(files, folder / name, now):
             discard(files, folder / name)
+
+
+def _names_under_way(files: Files, folder: Path, finals: set[str]) -> set[str]:
+    """What saves lie over that have a manifest and do not count yet, or that came to count after
+    `finals` did.
+    """
+    found = set[str]()
+    for _ in range(2):  # a save that gets its final name during the first look is there at the next
+        for name in set(files.names(folder)) - finals:
+            if UNFINISHED_NAME.fullmatch(name) or FINAL_NAME.fullmatch(name):
+                found |= _names_of_chain(folder / name)
+    return found
 
 
 def _is_left(files: Files, unfinished: Path, now: float) -> bool:
@@ -423,7 +455,3 @@ def discard(files: Files, folder: Path) -> None:
     except FileNotFoundError:
         return
     files.remove_tree(gone)
-
-
-def _names(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]

@@ -28,6 +28,7 @@ from tests.prpc_engine.kv.checkpoint.jobs import (
     values,
 )
 from tests.prpc_engine.kv.checkpoint.test_save_and_restore import cut_short, flip
+from tests.prpc_engine.processes import PATIENCE_S
 
 ROWS_MAX = 200  # of each partition: keys come and go
 
@@ -176,26 +177,33 @@ def test_a_restarted_server_another_folder_and_a_restore_begin_a_new_chain(tmp_p
     assert links(folder) == [0, 1, 0, 1, 0, 1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("other_folder", ["", "other"])
 def test_a_save_that_entered_before_another_one_counted_has_all_that_its_base_lacks(
-    tmp_path: Path,
+    tmp_path: Path, other_folder: str
 ) -> None:
-    shard, service, folder = TableShard(), LocalService(), str(tmp_path)
-    service.create_server("kv", shard)
-    worker = TableWorker(service)
+    worker = local_job(1)
+    (shard,) = worker._client._service.servers["kv"]  # type: ignore[attr-defined]
     create_tables(worker)
-    worker.save(folder, 1, full_every=9)
-    one, other = "1" * 16, "2" * 16
+    worker.save(tmp_path, 1, full_every=9)
+    one, folder, bases = "1" * 16, str(tmp_path / other_folder), list[object]()
     train(worker)
     base = shard.checkpoint_enter(one, folder)
     part_of_one = run_to_end(shard.checkpoint_save(one, folder, 2, 0, base, True))
     worker.push("clicks/a", np.array([3]), np.ones((1, 4), np.float32))
-    assert shard.checkpoint_enter(other, folder) == base
-    saved = run_to_end(shard.checkpoint_commit(one, folder, 2, [part_of_one], None, base))
-    shard.checkpoint_committed(one, saved)
-    part = run_to_end(shard.checkpoint_save(other, folder, 3, 0, base, True))
-    run_to_end(shard.checkpoint_commit(other, folder, 3, [part], None, base))
+    save = shard.checkpoint_save
+
+    def let_one_count_first(*arguments: object) -> object:
+        bases.append(arguments[4])
+        if len(bases) == 1:
+            saved = run_to_end(shard.checkpoint_commit(one, folder, 2, [part_of_one], None, base))
+            shard.checkpoint_committed(one, saved)
+        return save(*arguments)
+
+    shard.checkpoint_save = let_one_count_first
+    worker.save(tmp_path, 3, full_every=9, timeout_s=PATIENCE_S)
+    assert bases[0] is not None and bases[1:] != bases[:1]
     new = local_job(2)
-    assert new.restore(folder) == 3
+    assert new.restore(tmp_path) == 3
     assert_same(values(new), values(worker))
 
 

@@ -4,6 +4,7 @@ writes.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -108,6 +109,113 @@ def test_a_save_whose_base_another_one_removes_is_made_again(tmp_path: Path) -> 
     other.count(keep=1)
     with pytest.raises(Busy, match=f"{base['name']}, which this save was to lie over, was removed"):
         one.count()
+
+
+class Held(Files):
+    """At moment number `at` (from 0) `meanwhile` is called. Moments: before each call that other
+    savers can notice, before and after each that notices them. Nothing is synced, as no machine
+    fails here.
+    """
+
+    def __init__(self) -> None:
+        self.calls, self.at = 0, -1
+        self.meanwhile: Callable[[], object] = list
+
+    def _count(self) -> None:
+        self.calls += 1
+        if self.calls - 1 == self.at:
+            self.meanwhile()
+
+    def create(self, path: Path) -> int:
+        self._count()
+        return super().create(path)
+
+    def write_at(self, fd: int, data: memoryview, offset: int) -> None:
+        self._count()
+        super().write_at(fd, data, offset)
+
+    def names(self, path: Path) -> list[str]:
+        self._count()
+        names = super().names(path)
+        self._count()  # between a look at the folder and at what was in it
+        return names
+
+    def rename(self, path: Path, to: Path) -> None:
+        self._count()
+        super().rename(path, to)
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_folder(self, path: Path) -> None:
+        pass
+
+
+def count_interleaved(folder: Path, order: str, at: int, then_at: int) -> tuple[bool, bool]:
+    """Commit a save over a base and a full one, with keep=1 each. The first in `order` comes as far
+    as its moment `at`, the other one as far as its moment `then_at`; then the first ends, and then
+    the other one. Whether each had so many moments.
+    """
+    files = {"over": Held(), "full": Held()}
+    over, full = Saver(folder, 1, files["over"]), Saver(folder, 2, files["full"])
+    over.write()
+    base = over.count()
+    over.write(base)
+    full.write()
+    counted = dict.fromkeys(files, "")
+
+    def count(who: str) -> None:
+        try:
+            counted[who] = str({"over": over, "full": full}[who].count(keep=1)["name"])
+        except Busy:
+            assert who == "over"
+
+    first, second = order.split()
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        assert go_on.wait(PATIENCE_S)
+
+    def count_first() -> None:
+        try:
+            count(first)
+        finally:
+            held.set()
+
+    thread = threading.Thread(target=count_first)
+
+    def end_first() -> None:
+        go_on.set()
+        thread.join(PATIENCE_S)
+
+    for each, moment, meanwhile in ((first, at, hold), (second, then_at, end_first)):
+        files[each].calls, files[each].at, files[each].meanwhile = 0, moment, meanwhile
+    thread.start()
+    try:
+        assert held.wait(PATIENCE_S)
+        count(second)
+    finally:
+        end_first()
+    found = [finding for finding in verify(folder) if finding.step >= 0]
+    assert counted["full"]
+    assert [finding.fault for finding in found] == [""] * len(found), (order, at, then_at)
+    assert found[0].path.name == max(counted.values()), (order, at, then_at)
+    return files[first].calls > at, files[second].calls > then_at
+
+
+@pytest.mark.parametrize("order", ["over full", "full over"])
+def test_whatever_two_savers_do_in_turns_what_counts_has_all_that_it_lies_over(
+    tmp_path: Path, order: str
+) -> None:
+    for at in itertools.count():
+        for then_at in itertools.count():
+            had = count_interleaved(tmp_path / f"{at}-{then_at}", order, at, then_at)
+            if not all(had):
+                break
+        if not had[0]:
+            break
+    assert at >= 7  # one for each call that a commit makes at least
 
 
 def test_a_cut_that_comes_too_late_is_made_again(tmp_path: Path) -> None:
