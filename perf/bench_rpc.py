@@ -26,6 +26,8 @@ Expected, 64 B, one call at a time:
                   us with it, parking or polling alike (core_distance.py).
 Expected, 64 calls under way: no waiting, only work: 3 us a call and side, both sides at once: 200 k
 calls/s or more.
+Expected, after a rest of 5 ms: a poller has lost its caches, not its core, and takes 2 to 8 times
+as long as before; a sleeper is woken, 25 to 50 us each way on top, on a virtual machine more.
 Expected, idle, parking: both processes sleep in epoll and wake a few times a second for timers:
 below 0.5 % of a core.
 
@@ -46,13 +48,17 @@ from .machine import process_cpu_s
 from .peers import PeerInfo, open_peer
 from .peers.face import AwaitedPeer, Job
 from .targets import Target
-from .timing import FULL, TINY, Effort, Sample, time_each, time_in_turn, time_many
+from .timing import FULL, TINY, Effort, Sample, time_each, time_in_turn, time_many, time_rested
 
 NAME = "rpc"
 ALL = [
     *(peers.SHM_POLLING, peers.SHM_TASK, peers.SHM_ASYNCIO, peers.SHM_PARKING, peers.UNIX_POLLING),
     *(peers.UNIX_PARKING, peers.TCP_POLLING, peers.TCP_PARKING),
     *(*peers.PEERS, peers.GRPC_AIO, peers.TORCH_RPC),
+]
+RESTED = [
+    *(peers.SHM_POLLING, peers.SHM_PARKING, peers.TCP_PARKING, peers.PIPE, peers.ZMQ_IPC),
+    *(peers.NNG, peers.GRPC),
 ]
 IDLE = [peers.SHM_PARKING, peers.TCP_PARKING, peers.PIPE, peers.ZMQ_IPC, peers.NNG, peers.GRPC]
 WINDOW_FIRST = 256  # pipelined calls by which the rate is guessed
@@ -66,6 +72,17 @@ class RoundTrip:
 
     def __str__(self) -> str:
         return f"call, {self.size_bytes} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """One call at a time, and none for a while before it."""
+
+    size_bytes: int
+    rest_s: float
+
+    def __str__(self) -> str:
+        return f"call after {self.rest_s * 1e3:g} ms of rest, {self.size_bytes} B"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +106,10 @@ class Idle:
         return "connected, idle"
 
 
-Case = RoundTrip | Pipelined | Idle
-CASES: list[Case] = [RoundTrip(64), Pipelined(64, window=64), Idle(64)]
+Case = RoundTrip | Rested | Pipelined | Idle
+CASES: list[Case] = [RoundTrip(64), Rested(64, rest_s=0.005), Pipelined(64, window=64), Idle(64)]
 
-_CALL, _PIPELINED, _IDLE = (str(case) for case in CASES)
+_CALL, _RESTED, _PIPELINED, _IDLE = (str(case) for case in CASES)
 TARGETS = [
     Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 5_000),
     Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1 / 25, against="grpcio"),
@@ -117,7 +134,8 @@ def run(
     pinned: bool = True,
 ) -> list[Result]:
     """Measure one case with all candidates, or with those named."""
-    chosen = infos or (IDLE if isinstance(case, Idle) else ALL)
+    candidates_of = {Rested: RESTED, Idle: IDLE}
+    chosen = infos or candidates_of.get(type(case), ALL)
     candidates = [
         Candidate(
             info.name,
@@ -143,6 +161,8 @@ def measure(place: Place, effort: Effort, case: Case, info: PeerInfo) -> Sample:
     """One repeat of one candidate."""
     if isinstance(case, RoundTrip):
         return measure_round_trip(place, effort, case, info)
+    if isinstance(case, Rested):
+        return measure_rested(place, effort, case, info)
     if isinstance(case, Pipelined):
         return measure_pipelined(place, effort, case, info)
     return measure_idle(place, effort, case, info)
@@ -163,6 +183,17 @@ def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: Peer
             sample = time_each(partial(peer.round_trip, payload), effort)
         sample.figures["cache_line_ns"] = cache_line_ns
         return sample.with_work(bytes_echoed=len(peer.round_trip(payload)))
+
+
+def measure_rested(place: Place, effort: Effort, case: Rested, info: PeerInfo) -> Sample:
+    """Time each call, after a sleep."""
+    payload = _payload(case.size_bytes)
+    with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
+        sample = time_rested(partial(peer.round_trip, payload), effort, case.rest_s)
+        echo = peer.round_trip(payload)
+        if echo != payload:
+            raise AssertionError(f"{info.name} sent something else back")
+        return sample.with_work(bytes_echoed=len(echo))
 
 
 def measure_pipelined(place: Place, effort: Effort, case: Pipelined, info: PeerInfo) -> Sample:
@@ -212,6 +243,14 @@ def test_every_candidate_echoes_every_byte() -> None:
             assert result.work["bytes_echoed"] == 64
             assert result.ops == TINY.ops_min
             assert result.figures["cache_line_ns"] > 0
+
+
+def test_every_candidate_echoes_every_byte_after_a_rest() -> None:
+    for result in run(Rested(64, rest_s=0.001), TINY):
+        assert result.state in ("ok", "not installed"), result.note
+        if result.state == "ok":
+            assert result.work["bytes_echoed"] == 64
+            assert result.ops == TINY.ops_min
 
 
 def test_calls_under_way_are_all_answered() -> None:

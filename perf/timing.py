@@ -80,6 +80,22 @@ def time_calls(operate: Callable[[], object], calls: int, ops_per_call: int = 1)
     return summary(took_ns / ops_per_call, ops_per_call)
 
 
+def time_rested(operate: Callable[[], object], effort: Effort, rest_s: float) -> Sample:
+    """As time_each, with a sleep before each call that is not in its time: the other side has had
+    nothing to do for as long, and what it does then, a caller sees here.
+    """
+    operate()
+    calls = max(effort.ops_min, int(min(effort.ops_max, effort.timed_s / rest_s)))
+    took_ns = np.zeros(calls, dtype=np.int64)
+    clock = time.perf_counter_ns
+    for index in range(calls):
+        time.sleep(rest_s)
+        before = clock()
+        operate()
+        took_ns[index] = clock() - before
+    return summary(took_ns)
+
+
 def calls_for(operate: Callable[[], object], effort: Effort) -> int:
     """Warm up, and learn from it how many calls fit into the time that one repeat has."""
     clock = time.perf_counter_ns
