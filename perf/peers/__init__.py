@@ -35,6 +35,13 @@ NNG_TCP = PeerInfo("pynng tcp", "nng", "pynng", "pynng", options={"scheme": "tcp
 GRPC = PeerInfo("grpcio", "grpc", "grpc", "grpcio")
 GRPC_AIO = PeerInfo("grpcio aio", "grpc_asyncio", "grpc", "grpcio")
 TORCH_RPC = PeerInfo("torch.distributed.rpc", "torch_rpc", "torch", "torch")
+MPI4PY = PeerInfo("mpi4py", "mpi", "mpi4py", "mpi4py")
+ICEORYX_POLLING = PeerInfo(
+    "iceoryx2, polling", "iceoryx", "iceoryx2", "iceoryx2", options={"waiting": False}
+)
+ICEORYX_WAITING = PeerInfo(
+    "iceoryx2, waiting", "iceoryx", "iceoryx2", "iceoryx2", options={"waiting": True}
+)
 
 SHM_POLLING = PeerInfo(
     "prpc shm, polling", "prpc", role="ours", options={"transport": "shm", "polling": True}

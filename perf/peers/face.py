@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..child import Child, NotOffered
+from ..child import NotOffered
 from ..harness import Place
 
 ITEM = np.dtype(np.float32)  # of every array that is sent
@@ -34,6 +34,14 @@ class Job:
     nbytes: int  # of one payload, or of one array
 
 
+class Server(Protocol):
+    """The process that serves: a Child, or one that a peer's library started."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+
+
 class Peer(ABC):
     """A server process and a connection to it. Owned by whoever made it: close() it, or use it as a
     context manager.
@@ -43,7 +51,7 @@ class Peer(ABC):
         self.place = place
         self.job = job
         self.exits = contextlib.ExitStack()  # what close() ends, last opened first
-        self.server: Child | None = None
+        self.server: Server | None = None
 
     def start(self, serve: Callable[..., None], *args: object) -> Any:
         """Run serve(announce, *args) in the server process; gives what it announced first: its

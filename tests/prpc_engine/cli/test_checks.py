@@ -275,5 +275,5 @@ def test_missing_packages_are_named_with_the_extra_that_brings_them(
 ) -> None:
     monkeypatch.setattr(software, "_version", lambda name: "1.0" if name == "pyzmq" else None)
     bench = next(finding for finding in software.packages(Host()) if finding.fact == "extra bench")
-    assert bench.value == "pyzmq 1.0; not installed: pynng, grpcio"
+    assert bench.value == "pyzmq 1.0; not installed: pynng, grpcio, mpi4py, mpich, iceoryx2"
     assert "prpc-engine[bench]" in bench.advice
