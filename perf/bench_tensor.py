@@ -19,7 +19,7 @@ Expected, 40 MB (float32[10 M]):
     pynng, grpcio           more copies still: around 100 ms.
     mpi4py                  a copy into shared memory by pieces and one out of it, partly at the
                             same time: twice np.copyto.
-    iceoryx2, lent array    no byte of it moves, and no call is dispatched: 10 us.
+    iceoryx2, lent array    no byte of it moves, and no call is dispatched: 6 to 10 us.
     iceoryx2                one copy, into memory that it lends: np.copyto and 10 us.
 
     python -m perf.bench_tensor [--json] [--quick]

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from . import machine
@@ -37,7 +38,8 @@ class Place:
     server_cores: tuple[int, ...]
     # for a third process, that has nothing to do while figures are taken
     other_cores: tuple[int, ...]
-    folder: str  # private, for sockets; removed by the harness
+    # private, for sockets; removed by the harness, with all in /dev/shm that begins with its name
+    folder: str
 
     @contextlib.contextmanager
     def serve(self, target: Callable[..., None], *args: object) -> Iterator[tuple[Child, Any]]:
@@ -164,12 +166,24 @@ def _place(folder: str, pinned: bool) -> Place:
 
 
 def _one_repeat(candidate: Candidate, effort: Effort, pinned: bool) -> Sample:
-    with tempfile.TemporaryDirectory(prefix="prpc-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="prpc-bench-") as folder, _shm_of(folder):
         place = _place(folder, pinned)
         with Child(_measure, candidate.measure, place, effort, cores=place.cores) as child:
             sample: Sample = child.receive(REPEAT_S_MAX)
             child.finish()
             return sample
+
+
+@contextlib.contextmanager
+def _shm_of(folder: str) -> Iterator[None]:
+    """Remove afterwards what a candidate left in /dev/shm under the folder's name: a library may
+    leave files there by design, and leaves them when its process is killed.
+    """
+    try:
+        yield
+    finally:
+        for path in Path(machine.SHM_FOLDER).glob(f"{Path(folder).name}*"):
+            path.unlink(missing_ok=True)
 
 
 def _measure(

@@ -25,7 +25,6 @@ from .face import ITEM, Job, Peer, as_item
 # Not by `import`: mypy would want its types where it is not installed.
 iox: Any = importlib.import_module("iceoryx2")
 
-SHM_FOLDER = Path("/dev/shm")
 # Messages that a subscriber holds before it takes them. Nothing is dropped: a publisher that finds
 # it full waits.
 BUFFERED_MAX = 64
@@ -46,9 +45,10 @@ class _Ends:
     def __init__(self, folder: str, job: Job, serves: bool, waiting: bool) -> None:
         iox.set_log_level(iox.LogLevel.Error)  # that no configuration file was found is no news
         config = iox.config.default()
-        # Files of its own in the benchmark's folder, and its own names in /dev/shm.
+        # Files in the benchmark's folder, and names in /dev/shm that the harness removes: the
+        # library leaves one of each prefix, and all when it is killed.
         config.global_cfg.root_path = iox.Path.new(folder)
-        config.global_cfg.prefix = iox.FileName.new(shm_prefix(folder))
+        config.global_cfg.prefix = iox.FileName.new(Path(folder).name + "_")
         self._buffered = BUFFERED_MAX if job.kind == "echo" else ARRAYS_BUFFERED_MAX
         # Its own handling of signals would swallow the SIGTERM that ends a server.
         signals = iox.SignalHandlingMode.Disabled
@@ -119,11 +119,6 @@ class _Ends:
         self._node = None
 
 
-def shm_prefix(folder: str) -> str:
-    """What the names in /dev/shm of one pair of processes begin with."""
-    return Path(folder).name + "_"
-
-
 def serve(announce: Announce, folder: str, job: Job, waiting: bool) -> None:
     """Answer until SIGTERM, then close all in order."""
     stop = StopRequest()
@@ -143,7 +138,6 @@ class Connected(Peer):
         super().__init__(place, job)
         self._waiting, self._lent = waiting, lent
         self._loan: Any = None  # the memory of the last new_array()
-        self.exits.callback(_remove_left, place.folder)
         self.start(serve, place.folder, job, waiting)
         self._ends = _Ends(place.folder, job, serves=False, waiting=waiting)
         self.exits.callback(self._close_ends)
@@ -185,11 +179,3 @@ class Connected(Peer):
             if window <= sent:
                 echoed += len(receive())
         return echoed
-
-
-def _remove_left(folder: str) -> None:
-    """Remove what the library leaves in /dev/shm: a file of each prefix, and all of a killed
-    server.
-    """
-    for path in SHM_FOLDER.glob(f"{shm_prefix(folder)}*"):
-        path.unlink(missing_ok=True)
