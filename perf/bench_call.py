@@ -101,7 +101,7 @@ class Both:
             Slab(),
             NodeConfig.load(secret=NO_SECRET, limits=DEFAULT_LIMITS, transports=["shm", "tcp"]),
         )
-        self._node.wait = self.wait
+        self._node.wait_until = self.wait_until
         self._served = Reactor(time.monotonic), Slab()
         self._ends = connect(self._node.slab, self._served[1])
         for end, reactor in zip(self._ends, (self._node.reactor, self._served[0]), strict=True):
@@ -117,7 +117,7 @@ class Both:
         self.client = RpcClient(SERVICE, self._node, [entry], lambda: [entry])
         self.client._routes[0].peer = Peer(self._ends[0], self._node.reactor, None, {}, _ignore)
 
-    def wait(self, future: Future, timeout_s: float | None) -> bool:
+    def wait_until(self, future: Future, deadline: float | None) -> bool:
         """Let the server answer, then take the answer: as a driver does, without its lead, its
         clock and its idling.
         """

@@ -40,6 +40,10 @@ class ManualWaiter:
         self.meanwhile()
         return bool(future.finished)
 
+    def wait_until(self, future: Future, deadline: float | None) -> bool:
+        """The same."""
+        return self.wait(future, None)
+
     def await_in(self, future: Future, loop: object) -> Generator[Any, None, None]:
         """Threads wait here, no coroutines."""
         raise AssertionError(f"{future} is awaited in {loop}, where a thread was to wait for it")

@@ -265,7 +265,7 @@ class AccumulatorServer:
                 self.server = service.create_server(name, factory, server_id, sharded=True)
             else:
                 self.server = service.create_server(
-                    name, AccumulatorShard(self._states[0]), server_id
+                    name, AccumulatorShard(self._states[0]), server_id, inline=True
                 )
         except BaseException:
             if self._lock is not None:

@@ -33,7 +33,7 @@ from prpc_engine.client.route import Route
 from prpc_engine.client.stub import P, bind
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
-from prpc_engine.rpc.call import TIMEOUT_S, Call, CallOwner
+from prpc_engine.rpc.call import LATE_S, TIMEOUT_S, Call, CallOwner
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.server import DESCRIBE, HEALTH
 from prpc_engine.rpc.stream import Stream, StreamCall, stream_call
@@ -99,7 +99,7 @@ class RpcClient:
     ) -> None:
         self.name = name
         self._node = node
-        self._wait = node.wait
+        self._wait_until = node.wait_until
         self._keys: dict[str, int] = {}
         self._closed = False
         self._dealers: weakref.WeakValueDictionary[int, Dealer] = weakref.WeakValueDictionary()
@@ -164,8 +164,8 @@ class RpcClient:
     def call(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """The method's result. Blocks; this thread drives the reactor meanwhile."""
         call = self._request(method, args, timeout_s, True)
-        if not call.finished:
-            self._wait(call, None)  # the call ends by its own deadline
+        if not call.finished and not self._wait_until(call, call.overall + LATE_S):
+            call.wait()  # which ends it: the reactor has not
         if call.finished == VALUE:
             return call._outcome
         failed = [call]

@@ -174,9 +174,11 @@ class Endpoint:
     def serve(self) -> None:
         """Answer. Who came before finds no service, and asks again (link.py)."""
         allow = self._place.config.allow
-        self.data.servers[DATA_TARGET] = Methods("data", 0, DATA_TARGET, self._methods, allow=allow)
+        self.data.servers[DATA_TARGET] = Methods(
+            "data", 0, DATA_TARGET, self._methods, allow=allow, inline=True
+        )
         self.control.servers[CONTROL_TARGET] = Methods(
-            "control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow
+            "control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow, inline=True
         )
         self.driver.take_over()
 

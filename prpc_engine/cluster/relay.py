@@ -203,7 +203,7 @@ class _Relay:
         }
         methods[RECEIVE] = self._receive
         self.node.servers[DATA_TARGET] = ServedObject(
-            "data", shard.index, DATA_TARGET, methods, allow=settings.config.allow
+            "data", shard.index, DATA_TARGET, methods, allow=settings.config.allow, inline=True
         )
         # last: it is ready now
         self.node.take(

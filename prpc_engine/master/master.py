@@ -101,7 +101,12 @@ class Master:
         try:
             self._methods = MasterMethods(self._driver.reactor, registry, self._journal)
             served = ServedObject(
-                "master", 0, MASTER_TARGET, self._methods.served, allow=config.allow
+                "master",
+                0,
+                MASTER_TARGET,
+                self._methods.served,
+                allow=config.allow,
+                inline=True,
             )
             self._node = Node(
                 self._driver.reactor,

@@ -95,7 +95,7 @@ class Watches:
         session.on_open = self._opened
         session.on_heartbeat = self._counted
         session.node.servers[WATCH_TARGET] = ServedObject(
-            "watches", 0, WATCH_TARGET, {"changed": self._changed}
+            "watches", 0, WATCH_TARGET, {"changed": self._changed}, inline=True
         )
 
     # -- what comes in; from the reactor or the keeper ---------------------------------------------

@@ -109,8 +109,8 @@ class Node:
         self.limits = limits
         self.reactor = reactor
         self.waiter = waiter
-        self.wait: Callable[[Future, float | None], bool] = (
-            waiter.wait if waiter is not None else _cannot_wait
+        self.wait_until: Callable[[Future, float | None], bool] = (
+            waiter.wait_until if waiter is not None else _cannot_wait
         )
         self.slab = slab
         self._trimmer = Trimmer(slab, reactor)
@@ -499,7 +499,7 @@ class Node:
         self._accepted.clear()
 
 
-def _cannot_wait(future: Future, timeout_s: float | None) -> bool:
+def _cannot_wait(future: Future, deadline: float | None) -> bool:
     """In a shard nobody may block: await the future."""
     return False
 

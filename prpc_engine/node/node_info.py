@@ -73,7 +73,7 @@ def about_server(
         }
 
     verbs = {ABOUT: about, PING: _nothing, STATISTICS: statistics}
-    return ServedObject("prpc", 0, ABOUT_TARGET, verbs, allow=allow)
+    return ServedObject("prpc", 0, ABOUT_TARGET, verbs, allow=allow, inline=True)
 
 
 def _nothing() -> None:

@@ -288,7 +288,7 @@ class Postoffice:
                 )
                 endpoint = NodeEndpoint(customer_router, self.driver.reactor, self.members, dice)
                 try:
-                    server = self._service.create_server(SERVICE, endpoint, node)
+                    server = self._service.create_server(SERVICE, endpoint, node, inline=True)
                 except errors.NodeExists:
                     continue  # a living node has it
                 self._customer_routers[node], self._endpoints[node] = customer_router, endpoint

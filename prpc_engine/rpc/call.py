@@ -21,6 +21,7 @@ between for as long as the system likes.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
-from prpc_engine.errors import Cancelled, RpcError
+from prpc_engine.errors import Cancelled, DeadlineExceeded, RpcError
 from shard import Future
 
 NEVER, PASSED = float("inf"), float("-inf")
@@ -42,6 +43,8 @@ CALL_ID_BITS = 40
 # Between looks at the calls that were being sent when their connection ended, and how many: a
 # second or so in all, for a thread that does not come to run.
 SENDING_S, SENDING_LOOKS_MAX = 0.001, 1000
+# After a call's deadline, for the reactor to end it: then the thread that waits does so itself.
+LATE_S = 0.05
 
 
 class CallOwner(Protocol):
@@ -72,6 +75,37 @@ class Call(Future):
     state: Any = None  # of trying again: the client's
     # whether another call stands for it: then its failure is none of the client's
     is_attempt: ClassVar[bool] = False
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        if timeout_s is not None or self.waiter is None:
+            return Future._wait(self, timeout_s)
+        return self.wait()
+
+    def wait(self) -> bool:
+        """Wait until it is done, at its deadline at the latest; False in a shard, where tasks await
+        and no thread may block.
+        """
+        if self.waiter is None:
+            return False
+        while not self.waiter.wait_until(self, self.overall + LATE_S):
+            self._overdue()
+        return True
+
+    def _overdue(self) -> None:
+        """Its deadline has passed, and the reactor has not seen to it: a handler keeps it. In the
+        thread that waits.
+        """
+        if time.monotonic() < self.overall + LATE_S:
+            return  # it has been given another deadline meanwhile
+        if self.table is not None:
+            self.table.own_outbox()  # the caller may change its arrays from now on
+        self.withdraw()
+        self.end(
+            DeadlineExceeded(
+                f"no answer to {self.asked[0]!r} from {self.asked[1]} in time, and none could be "
+                "taken: a handler of this process keeps its reactor; the log of stalls names it"
+            )
+        )
 
     def set_error(self, error: BaseException) -> bool:
         """Complete with an error, unless the client goes on with the call; False when it was
@@ -139,6 +173,7 @@ class CallTable:
         self.soonest = NEVER
         self.dropped_replies = 0  # came after their call was done
         self.send_cancel: Callable[[int], None] = _tell_nobody
+        self.own_outbox: Callable[[], None] = _nothing
         self.life = life
         self._base = base
         self._late: deque[Call] = deque()  # found, and not ended yet
@@ -203,6 +238,10 @@ class CallTable:
         if self.in_flight and later is not None:
             later(SENDING_S, partial(self.fail_all, error_for, later, looks - 1))
         return len(calls)
+
+
+def _nothing() -> None:
+    """Before a peer has taken the table."""
 
 
 def _tell_nobody(call_id: int) -> None:

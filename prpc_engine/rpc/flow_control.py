@@ -46,6 +46,9 @@ class Waits(Protocol):
         limit.
         """
 
+    def wait_until(self, future: Future, deadline: float | None) -> bool:
+        """The same, until a time of the monotonic clock."""
+
     def await_in(
         self, future: Future, loop: asyncio.AbstractEventLoop
     ) -> Generator[Any, None, None]:

@@ -96,7 +96,9 @@ class Job(msgspec.Struct, eq=False):
         """Have it end before its handler is done, if it can be: what it ends with then is not its
         handler's own.
         """
-        if self.cancel is not None:
+        if not self.peer.reactor.serves:
+            self.peer.reactor.call_in_engine(partial(self.end, error))
+        elif self.cancel is not None:
             self.ended_by = error
             self.cancel(error)
 

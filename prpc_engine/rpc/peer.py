@@ -75,6 +75,9 @@ WARNINGS_EACH = 8
 # is not told
 UNTOLD_MAX = 65536
 UNTOLD_TEXT_MAX = 500  # characters of each
+HELD_MAX = 65536  # as many as calls in flight
+# what both sides of a stream send each other; `side` says who is the caller
+OF_STREAMS = frozenset({ITEM, CREDIT, END})
 NOTE_AGAIN_S = 0.01  # between tries of a note that found the outbox full
 PAYLOAD = slice(HEADER_BYTES, None)  # of a message's body, made once
 # of most calls, which have no timeout of their own: worked out once
@@ -141,6 +144,7 @@ class Peer:
         self.running: dict[int, Job] = {}
         self._streams: dict[int, tuple[Inbox, Window]] = {}  # ours, by call id
         self.calls.send_cancel = lambda call_id: self.send_note(CANCEL, call_id, FROM_CALLER)
+        self.calls.own_outbox = connection.own_outbox
         self.decoder = archive or Archive()
         self._encode, self._encode_arguments = self.decoder.encode, self.decoder.encode_arguments
         self.decode_plain = self.decoder.decode_plain
@@ -482,12 +486,27 @@ class Peer:
             server = self._servers.get(target)
             if server is None:
                 self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
-            else:
+            elif self.reactor.serves or server.inline:
                 server.request(self, call_id, key, wait_ms, body[PAYLOAD], blocks)
+            else:
+                self._hold(call_id, body, blocks)
         elif kind == FAILURE:
             self._on_failure(status, call_id, body[PAYLOAD], blocks)
-        else:
+        elif self.reactor.serves or (side == TO_CALLER and kind in OF_STREAMS):
             self._on_rare(kind, side, target, call_id, key, wait_ms, body[PAYLOAD], blocks)
+        else:
+            self._hold(call_id if kind in (OPEN, REPEAT) else 0, body, blocks)
+
+    def _hold(self, call_id: int, body: memoryview, blocks: Blocks) -> None:
+        """Keep what is for our handlers, in its order, until a thread that runs them turns the
+        reactor. More than HELD_MAX requests are refused.
+        """
+        held = self.reactor.held
+        if call_id and len(held) >= HELD_MAX:
+            text = f"{len(held)} requests wait for a thread that runs handlers: all wait in theirs"
+            self.fail(call_id, Status.BACKPRESSURE, "", text, "")
+            return
+        self.reactor.call_in_engine(partial(self._on_message, memoryview(bytes(body)), blocks))
 
     def _on_rare(
         self,

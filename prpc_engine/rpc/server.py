@@ -126,8 +126,11 @@ class ServedObject:
         bounds: Bounds | None = None,
         allow: AllowList | None = None,
         timing: Timing | None = None,
+        inline: bool = False,
     ) -> None:
         self.service = service
+        # its handlers may run in any thread that turns the reactor, an application's that waits too
+        self.inline = inline
         # None: nothing to ask
         self._allow = allow if allow is not None and allow.guards(service) else None
         self.server_id = server_id
@@ -505,7 +508,9 @@ class ServedObject:
             done.add_done_callback(lambda ended: self._ended(job, ended))
         else:  # any thread may complete it, and what follows is the reactor's
             job.ends_with_caller = isinstance(done, Deferred) and done.ends_with_caller
-            job.cancel, soon = canceller(done, partial(self._cut, job)), job.peer.reactor.call_soon
+            reactor = job.peer.reactor
+            soon = reactor.call_soon if self.inline else reactor.call_in_engine
+            job.cancel = canceller(done, partial(self._cut, job))
             done.add_done_callback(lambda ended: soon(lambda: self._ended(job, ended)))
 
     def _late(self, job: Job) -> None:

@@ -341,7 +341,7 @@ class RpcService:
                 done.set_error(error)
                 pass_on_interrupt(error, self._driver.reactor)
 
-        self._driver.reactor.call_soon(run)
+        self._driver.reactor.call_in_engine(run)
         return done
 
     # -- servers -----------------------------------------------------------------------------------
@@ -353,6 +353,7 @@ class RpcService:
         server_id: int = -1,
         sharded: bool = False,
         bounds: Bounds | None = None,
+        inline: bool = False,
     ) -> RpcServer:
         """Serve an object's public methods, or a dict of functions, under `name`; without any,
         requests go to its dealers.
@@ -362,11 +363,14 @@ class RpcService:
                    instance and serves it as a server of its own, with server ids in order of the
                    shards
         bounds     how many tasks run at a time, and how many calls and bytes wait for one to end
+        inline     plain functions may run in whatever thread turns the reactor when a request
+                   comes, also one of yours that waits for a call of its own: no thread is switched,
+                   and they must take no locks, wait for nothing, and rest on no context
 
         Raises ConfigError, NodeExists for a server id that is taken, and Rejected for what else the
         master refuses.
         """
-        server = self._servers.create(name, served, server_id, sharded, bounds)
+        server = self._servers.create(name, served, server_id, sharded, bounds, inline)
         server.service = self
         return server
 

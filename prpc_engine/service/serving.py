@@ -159,7 +159,13 @@ class Servers:
         return self.reader.read(timeout_s) if self.reader is not None and not self.closed else ()
 
     def create(
-        self, name: str, served: object, server_id: int, sharded: bool, bounds: Bounds | None
+        self,
+        name: str,
+        served: object,
+        server_id: int,
+        sharded: bool,
+        bounds: Bounds | None,
+        inline: bool = False,
     ) -> RpcServer:
         """Make a server and register it at the master: `served` is the object, the factory where
         sharded, None for dealers.
@@ -177,6 +183,7 @@ class Servers:
         if served is None:
             queue = ServerQueue(name, self.driver)
             served, bounds = queue.methods(), bounds or Bounds(tasks_max=QUEUE_REQUESTS_MAX)
+            inline = True  # they put a request into a queue
         # refuse a bad object before the master hears of it
         ServedObject(name, server_id, 0, served)
         self._check_open()
@@ -184,7 +191,7 @@ class Servers:
             given, target = self.session.prepare_server(name, server_id).result()
             # Before the master tells clients of it: none of them is faster than this line.
             self.node.servers[target] = ServedObject(
-                name, given, target, served, bounds, self.allow, self.timing
+                name, given, target, served, bounds, self.allow, self.timing, inline
             )
             self.driver.take_over()
             try:
@@ -279,7 +286,7 @@ class Servers:
     def _drain(self, server: ServedObject, drain_s: float) -> None:
         """Let what has begun go on for so long, then end it."""
         stopped, cut = Future(self.driver), Future(self.driver)
-        in_reactor = self.driver.reactor.call_soon
+        in_reactor = self.driver.reactor.call_in_engine
         in_reactor(lambda: server.stop().add_done_callback(lambda _: stopped.set_result(None)))
         try:
             stopped.result(drain_s)

@@ -113,6 +113,7 @@ class AsyncioBridge:
         self._answers = 0  # by spins, since the loop's last round
         self._misses = 0  # spins in vain, in a row
         self._borrowed = False  # the lead is held by a caller of ours: the loop runs inside a turn
+        self._turning = False  # a turn of ours is under way, and may be in a handler that waits
 
     def wait(self, future: Future) -> Generator[Any, None, None]:
         """What a coroutine of the loop yields until the future is done; nothing at all when a spin
@@ -239,11 +240,13 @@ class AsyncioBridge:
         if not self._borrowed and not driver.try_lead():
             return False
         self._resting = False
+        self._turning = True
         if self._reactor.parked:  # a loop rested: this one, or another
             self._reactor.unannounce(True)
         return True
 
     def _leave(self) -> None:
+        self._turning = False
         if not self._resting and not self._reactor.closed:
             self._schedule()  # which rests, if there is nothing to do
         if not self._borrowed:
@@ -255,6 +258,10 @@ class AsyncioBridge:
     def wants(self) -> bool:
         """Whether to call() when the lead becomes free."""
         return (bool(self._awaited) or self._lingers()) and self.loop.is_running()
+
+    def can_serve(self) -> bool:
+        """Whether it is there to take requests: it would be called, and waits in no handler."""
+        return not self._turning and not self._called and self.wants()
 
     def is_attentive(self) -> bool:
         """Whether it will take its turn when there is work. Asked by the progress thread when

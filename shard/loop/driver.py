@@ -1,18 +1,30 @@
-"""Inline mode: whoever waits drives the reactor, and a progress thread does when nobody waits.
+"""Inline mode: a process whose threads belong to the user. Who turns the reactor, and who runs the
+application's work.
 
-One thread at a time leads: it holds `_lead` and turns the reactor.
+One thread at a time leads: it holds `_lead` and turns the reactor. The application's work
+(handlers, steps of tasks) is for engine threads alone; a thread of the application that waits may
+lead to fetch its answer, and only completes calls.
 
-    thread that waits  leads if it can; while another one leads it follows: sleeps until its future
-                       is done, or until it is handed the lead
-    asyncio loop       leads by turns while its coroutines await (asyncio_bridge.py), and leaves the
-                       lead to others in between
-    progress thread    stands by; goes on duty (leads, and parks when idle) when nobody has led for
-                       STANDBY_S and no loop watches, or at once when take_over() says that requests
-                       may come in; hands the lead over to any thread or loop that wants it
+    thread                     leads                                         runs application's work
+    in run()                   while it can                                  yes
+    asyncio loop that awaits   by turns (asyncio_bridge.py)                  yes
+    spares, progress thread    on duty: when called, or when nobody has led  yes
+                               for STANDBY_S and no loop watches
+    that waits                 if it can; else it follows: sleeps until its  no
+                               future is done, or it is handed the lead
+    that waits in a handler    as one that waits; goes on only when it has   no
+                               the lead again
 
-So a blocking call costs no thread switch, and a server answers whether or not its owner waits. A
-thread that already leads and waits again (a handler that makes a call) turns the same reactor,
-deeper.
+    a leader finds         and does
+    a request, a step,     holds it (Reactor.held), gives the lead up and calls an engine thread:
+     and may not run it    the one in run() if that follows, else a loop, else a spare
+    somebody to resume     gives the lead up: a handler has its answer, and goes on before others
+                           begin
+
+So a blocking call costs no thread switch, a server answers whether or not its owner waits, and no
+handler runs under the locks, in the context or on the stack of somebody's wait. Handlers run one at
+a time: each holds the lead until it ends or waits. A spare is a thread of the engine beside the
+progress thread; there is one more than handlers that wait, at most SPARES_MAX.
 
 A stall (stall.py) is a leading thread that stays inside one handler. Nobody leading is none: an
 application that computes keeps nobody waiting for longer than it takes the progress thread to go on
@@ -54,6 +66,11 @@ STANDBY_S = 0.02
 # The same while an asyncio loop watches, and nobody calls us: only a loop that is stuck makes
 # somebody wait for it.
 WATCH_S = 0.1
+
+# Threads beside the progress thread that run handlers while others wait in theirs. Where all of
+# them wait, requests wait too.
+SPARES_MAX = 256
+SPARE_IDLE_S = 10.0  # with nothing to do, then it ends
 
 # For the turn under way at close() to end: a handler may be running in it.
 CLOSE_TIMEOUT_S = 5.0
@@ -104,6 +121,12 @@ class Driver:
         self._stop_asked = False
         self._led = 0  # how often a waiting thread has led
         self._followers: deque[threading.Semaphore] = deque()
+        self._runner: threading.Semaphore | None = None  # of the thread in run(), while it follows
+        self._resuming: deque[int] = deque()  # threads whose handlers have what they waited for
+        self._spares: set[threading.Thread] = set()
+        self._spares_max = SPARES_MAX
+        self._called = False  # an engine thread is called for held work, and not there yet
+        self._idle: set[int] = set()  # engine threads that wait for a call to duty
         self._bridges: tuple[AsyncioBridge, ...] = ()  # one for each loop that awaits
         self._inviting = threading.RLock()  # a signal handler may close() inside
         self._call_to_duty = threading.Semaphore(0)
@@ -119,32 +142,48 @@ class Driver:
         """Make progress until the future is done or `timeout_s` seconds have passed; whether it is
         done.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self.wait_until(future, None if timeout_s is None else time.monotonic() + timeout_s)
+
+    def wait_until(self, future: Future, deadline: float | None, serves: bool = False) -> bool:
+        """The same, until a time of the monotonic clock. `serves`: the application's work may run
+        here meanwhile.
+        """
+        reactor = self.reactor
         while not future.finished:
-            if self._lead.acquire(False):
+            if (
+                (serves or not reactor.held or self._all_wait())
+                and not self._resuming
+                and self._lead.acquire(False)
+            ):
                 self._leader = threading.get_ident()
                 self._led += 1
                 try:
-                    if self.reactor.parked:  # a loop rests
-                        self.reactor.unannounce(True)
+                    reactor.serves = serves
+                    if reactor.parked:  # a loop rests
+                        reactor.unannounce(True)
                     # Most answers come within microseconds: look at the rings alone first, and only
                     # then at everything.
-                    while self.reactor.spin(SPIN_TURNS):
+                    while reactor.spin(SPIN_TURNS):
                         if future.finished:
                             return True
-                    self._drive(future, deadline)
+                    self._drive(future, deadline, serves)
                 finally:
-                    self._leader = 0
-                    self._lead.release()
-                    if self._followers or self._bridges or self.prompt:
-                        self._pass_on()
+                    self._let_go()
             elif self._leader == threading.get_ident():
-                self._drive(future, deadline)
+                self._wait_inside(future, deadline)
             else:
-                self._follow(future, deadline)
+                self._follow(future, deadline, serves)
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return bool(future.finished)
+
+    def _let_go(self) -> None:
+        """Give up the lead, if this thread has it."""
+        if self._leader == threading.get_ident():
+            self._leader = 0
+            self._lead.release()
+            if self._followers or self._bridges or self.prompt or self.reactor.held:
+                self._pass_on()
 
     def run(self, timeout_s: float | None) -> None:
         """Drive from this thread for `timeout_s` seconds, or until stop_running() or close()."""
@@ -152,7 +191,8 @@ class Driver:
         try:
             # looked at after _running is there: a signal in between finds that
             if not self._stop_asked:
-                self.wait(self._running, timeout_s)
+                deadline = None if timeout_s is None else time.monotonic() + timeout_s
+                self.wait_until(self._running, deadline, serves=True)
         except ClosedError:
             return  # closed meanwhile: that is how it ends
         finally:
@@ -168,7 +208,8 @@ class Driver:
         if running is not None:
             self.reactor.call_soon(lambda: running.set_result(None))
 
-    def _drive(self, future: Future, deadline: float | None) -> None:
+    def _drive(self, future: Future, deadline: float | None, serves: bool) -> None:
+        """Turn until the future is done or the time is over, or somebody else has to."""
         self._check_usable()
         reactor = self.reactor
         poll, spin = reactor.poll, reactor.spin
@@ -177,6 +218,8 @@ class Driver:
         now = clock()
         tell: Callable[[Future], object] | None = None
         while not future.finished and not self.closing:
+            if self._resuming or (reactor.held and not serves and not self._all_wait()):
+                break
             if poll(now) or spin(SPIN_TURNS):
                 while not future.finished and spin(FLOW_TURNS):
                     pass  # one message after the other, without a clock in between
@@ -200,7 +243,51 @@ class Driver:
         if tell is not None:
             future.remove_done_callback(tell)
 
-    def _follow(self, future: Future, deadline: float | None) -> None:
+    def _wait_inside(self, future: Future, deadline: float | None) -> None:
+        """Wait in a turn of this very thread: a handler makes a call. Others' handlers run in other
+        threads meanwhile, and this one goes on when it has the lead again.
+        """
+        reactor = self.reactor
+        served, reactor.serves = reactor.serves, False
+        try:
+            while not future.finished:
+                if self._resuming or (reactor.held and not self._all_wait()):
+                    self._lend(future, deadline)
+                else:
+                    self._drive(future, deadline, False)
+                if deadline is not None and time.monotonic() >= deadline:
+                    return
+                reactor.serves = False
+        finally:
+            reactor.serves = served
+
+    def _lend(self, future: Future, deadline: float | None) -> None:
+        """Have others lead for a while. This thread leads again when it returns or raises."""
+        me, was_on_duty = threading.get_ident(), self._on_duty
+        self._on_duty = False
+        self._let_go()
+        interrupt: BaseException | None = None
+        try:
+            self._follow(future, deadline, False)
+        except BaseException as error:  # an exception of a signal handler
+            interrupt = error
+        self._resuming.append(me)
+        while True:
+            try:
+                self.reactor.wake()
+                # Bounded: should the leader have looked before we were among those that resume.
+                if self._lead.acquire(timeout=STANDBY_S):
+                    break
+            except BaseException as error:
+                interrupt = interrupt or error
+        self._leader, self._on_duty = me, was_on_duty
+        self._resuming.remove(me)
+        if self.reactor.parked:
+            self.reactor.unannounce(True)
+        if interrupt is not None:
+            raise interrupt
+
+    def _follow(self, future: Future, deadline: float | None, serves: bool) -> None:
         self._check_usable()
         turn = threading.Semaphore(0)
 
@@ -209,6 +296,8 @@ class Driver:
 
         self.ask_for_lead()
         self._followers.append(turn)
+        if serves:
+            self._runner = turn
         future.add_done_callback(tell)
         remaining = (
             STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
@@ -216,10 +305,16 @@ class Driver:
         # Bounded: should the lead be given up between our look at it and our queueing, nobody would
         # call us.
         try:
-            if self._lead.locked():
+            is_led = self._lead.locked()
+            calls_engine = not is_led and not serves and bool(self.reactor.held)
+            if calls_engine:
+                self._call_engine()
+            if is_led or calls_engine or self._resuming:
                 turn.acquire(timeout=remaining)
         finally:  # interrupted, too
             future.remove_done_callback(tell)
+            if serves:
+                self._runner = None
             try:
                 self._followers.remove(turn)
             except ValueError:
@@ -227,6 +322,12 @@ class Driver:
                     self._pass_on()  # called to lead, and no longer in need of it
 
     def _pass_on(self) -> None:
+        """The lead is free: call somebody to it."""
+        if self._resuming:
+            return  # they are at it, and call others when they have done
+        if self.reactor.held:
+            self._call_engine()
+            return
         try:
             self._followers.popleft().release()
             return
@@ -234,6 +335,39 @@ class Driver:
             pass  # nobody follows
         if not any(bridge.wants() and bridge.call() for bridge in self._bridges) and self.prompt:
             self._call_to_duty.release()
+
+    def _call_engine(self) -> None:
+        """The application's work waits: call a thread that may run it."""
+        runner = self._runner
+        if runner is not None:
+            runner.release()
+            return
+        if any(bridge.can_serve() and bridge.call() for bridge in self._bridges):
+            return
+        if self._called:
+            return  # and not there yet
+        self._called = True
+        self._call_to_duty.release()
+        # After the release: a spare that ends for want of work has left _idle before its last look.
+        if not self._idle and len(self._spares) < self._spares_max and not self.closing:
+            spare = threading.Thread(
+                target=self._spare, name=f"{self._thread.name}-spare", daemon=True
+            )
+            self._spares.add(spare)
+            try:
+                spare.start()
+            except RuntimeError:  # no more threads are to be had: those that there are must do
+                self._spares.discard(spare)
+                self._spares_max = len(self._spares)
+
+    def _all_wait(self) -> bool:
+        """Whether all threads that could run the application's work wait in their handlers."""
+        return (
+            not self._idle
+            and len(self._spares) >= self._spares_max
+            and self._runner is None
+            and not any(bridge.can_serve() for bridge in self._bridges)
+        )
 
     def take_over(self) -> None:
         """Somebody waits who cannot drive:
@@ -273,18 +407,20 @@ class Driver:
 
     def try_lead(self) -> bool:
         """Take the lead if it is free. Who has it turns the reactor, and calls stop_leading()."""
-        if not self._lead.acquire(False):
+        if self._resuming or not self._lead.acquire(False):
             return False
         self._leader = threading.get_ident()
         self._led += 1
+        self.reactor.serves = True
         return True
 
     def stop_leading(self) -> None:
         """Give up the lead that try_lead() took, to a thread that follows if there is one."""
-        self._leader = 0
-        self._lead.release()
-        if self._followers:
-            self._pass_on()
+        if self._leader == threading.get_ident():
+            self._leader = 0
+            self._lead.release()
+            if self._followers or self.reactor.held:
+                self._pass_on()
 
     def leads_here(self) -> bool:
         """Whether this very thread leads, so that it can turn the reactor deeper."""
@@ -313,36 +449,68 @@ class Driver:
         led = -1
         standby_s = STANDBY_S
         while not self.closing:
-            called = self._call_to_duty.acquire(timeout=standby_s)
-            while called and self._call_to_duty.acquire(False):
-                pass  # one duty answers all calls
+            called = self._await_call(standby_s)
             if not called and led != self._led:
                 led, standby_s = self._led, STANDBY_S
                 continue
+            held = self.reactor.held
             attentive = any(bridge.is_attentive() for bridge in self._bridges)
-            standby_s = WATCH_S if attentive and not self.prompt else STANDBY_S
-            if attentive or self._followers or not self._lead.acquire(False):
+            standby_s = WATCH_S if attentive and not self.prompt and not held else STANDBY_S
+            if not held and (attentive or self._followers):
                 continue
-            self._leader = threading.get_ident()
-            self._on_duty = True
-            try:
-                if self.reactor.parked:  # a loop rests, and is late
-                    self.reactor.unannounce(True)
-                self._duty()
-            finally:
-                self._on_duty = False
-                self._wanted = 0
-                self._leader = 0
-                self._lead.release()
+            if self._go_on_duty():
                 led = self._led
-                if self._followers or self._bridges:
-                    self._pass_on()
+        self._call_to_duty.release()  # to the next, which ends as well
+
+    def _spare(self) -> None:
+        """The life of a spare: it is called when others wait in their handlers."""
+        while not self.closing and self._await_call(SPARE_IDLE_S):
+            if self.reactor.held:
+                self._go_on_duty()
+        self._spares.discard(threading.current_thread())
+        if self.closing:
+            self._call_to_duty.release()
+
+    def _await_call(self, timeout_s: float) -> bool:
+        me = threading.get_ident()
+        self._idle.add(me)
+        try:
+            called = self._call_to_duty.acquire(timeout=timeout_s)
+        finally:
+            self._idle.discard(me)
+        called = called or self._call_to_duty.acquire(False)
+        self._called = False
+        while called and self._call_to_duty.acquire(False):
+            pass  # one duty answers all calls
+        return called
+
+    def _go_on_duty(self) -> bool:
+        """Lead until somebody wants to; False where somebody leads."""
+        if self._resuming or not self._lead.acquire(False):
+            return False
+        self._leader = threading.get_ident()
+        self._on_duty = True
+        try:
+            self.reactor.serves = True
+            if self.reactor.parked:  # a loop rests, and is late
+                self.reactor.unannounce(True)
+            self._duty()
+        finally:
+            self._on_duty = False
+            self._wanted = 0
+            self._leader = 0
+            self._lead.release()
+            if self._followers or self._bridges or self.reactor.held:
+                self._pass_on()
+        return True
 
     def _duty(self) -> None:
         reactor = self.reactor
         clock = time.monotonic
         idle = self._adaptive
-        while not self.closing and not self._wanted:
+        while (
+            not self.closing and not self._resuming and (not self._wanted or reactor.is_awaited())
+        ):
             now = clock()
             try:
                 if reactor.poll(now):
@@ -366,10 +534,12 @@ class Driver:
         self.closing = True
         self.reactor.wake()
         self._call_to_duty.release()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+        give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
+        for thread in (self._thread, *self._spares):
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, give_up_at - time.monotonic()))
         while self._followers:
-            self._pass_on()
+            self._followers.popleft().release()
         with self._inviting:
             bridges, self._bridges = self._bridges, ()
         for bridge in bridges:

@@ -44,6 +44,9 @@ class Waiter(Protocol):
     def wait(self, future: Future, timeout_s: float | None) -> bool:
         """Return True once the future is done, False when the time is over."""
 
+    def wait_until(self, future: Future, deadline: float | None) -> bool:
+        """The same, until a time of the monotonic clock."""
+
     def await_in(
         self, future: Future, loop: asyncio.AbstractEventLoop
     ) -> Generator[Any, None, None]:

@@ -8,7 +8,13 @@ sockets.
              looked at through poll(2)
     task     a coroutine, run by steps, in classes with shares of the time   (async handlers)
              (queues.py)
+    held     the application's own work: a request for its handler, a step of
+             its task
     timer    a callback at a time
+
+Whoever turns the reactor says by `serves` whether the application's work may run meanwhile. Where
+it may not (a thread of the application turns it to fetch an answer), that work is held, in order,
+until somebody turns who may: driver.py.
 
 poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is
 endless, the others have their turn after one batch of it. park() waits, with the handshake that no
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
@@ -86,6 +93,10 @@ class Source(Protocol):
         """Whether poll() would find something; asked after the fence, before parking."""
 
 
+def _nothing() -> None:
+    """A step that does nothing: somebody is to take a turn."""
+
+
 class _Bell:
     """The descriptor that ends a park. Closes with its last holder, so that a wake() in another
     thread, which holds it while it writes, never writes to a number that has been used again; and
@@ -108,6 +119,8 @@ class Reactor:
     parks, wakeups     sleeps, and those that an event ended; the others ran out of time
     late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0,
                        or a wake-up was lost
+    serves             whether who turns it now may run the application's work; set by who leads
+    held               that work, while nobody may: first in, first out
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -135,6 +148,8 @@ class Reactor:
         self._callbacks[self._bell.fd] = lambda _: self._drain_bell()
         self._until_descriptors = 0
         self._spin_work = SPIN_WORK_MAX
+        self.serves = True
+        self.held: deque[Callable[[], object]] = deque()
         self._fence = memory_order.register_fence()
         self.parked = False
         self.closed = False
@@ -193,6 +208,18 @@ class Reactor:
         if self.parked:
             self.wake()
 
+    def call_in_engine(self, callback: Callable[[], object]) -> None:
+        """Run callback() in a turn of a thread that may run the application's work. From any
+        thread.
+        """
+        self.held.append(callback)
+        if self.parked:
+            self.wake()
+
+    def is_awaited(self) -> bool:
+        """Whether the application's work waits for somebody who may run it."""
+        return bool(self.held or self._others)
+
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Run callback() once, `delay_s` seconds from now."""
         return self.timers.call_at(self.clock() + delay_s, callback)
@@ -210,7 +237,10 @@ class Reactor:
             task = Task(
                 coroutine=coroutine, schedule=self.call_soon, waiter=waiter, context=CONTEXT.value
             )
-            task.step()
+            if self.serves:
+                task.step()
+            else:
+                self.held.append(task.step)
         else:
             schedule = partial(self.call_soon, queue=queue)
             task = Task(
@@ -231,10 +261,12 @@ class Reactor:
         """One turn: bounded, never waits; the number of things done."""
         self.turns += 1
         work = 0
+        if self.held and self.serves:  # it came before what the sources have now
+            work += self._run_held()
         for poll in self._polls:
             work += poll()
         if self._ready or self._others:
-            work += self._run_ready()
+            work += self._run_ready() if self.serves else self._run_own()
         heap = self._timers_heap
         if heap and heap[0][0] <= now:
             work += self.timers.fire(now, TIMERS_MAX)
@@ -256,7 +288,7 @@ class Reactor:
         for a whole turn to be due. Where there are no sources, descriptors are all there is to ask;
         where there are, descriptors are due after a spin.
         """
-        if self._ready or self._others or self._spin_work <= 0:
+        if self._ready or self._others or self.held or self._spin_work <= 0:
             self._spin_work = SPIN_WORK_MAX
             return 0
         polls = self._polls
@@ -369,6 +401,38 @@ class Reactor:
             step()
         return steps
 
+    def _run_held(self) -> int:
+        """A batch of the application's work that was held. One that waits lets others turn the
+        reactor meanwhile, who take the next.
+        """
+        held = self.held
+        done = 0
+        while done < READY_STEPS_MAX and self.serves:
+            try:
+                work = held.popleft()
+            except IndexError:
+                break
+            work()
+            done += 1
+        return done
+
+    def _run_own(self) -> int:
+        """A batch of the engine's own steps; those of the application's tasks are held."""
+        if self._others and not self.held:
+            self.held.append(_nothing)  # classes are the application's: somebody else must turn
+        ready = self._ready
+        steps = min(len(ready), READY_STEPS_MAX)
+        for done in range(steps):
+            try:
+                step = ready.popleft()
+            except IndexError:
+                return done
+            if getattr(step, "__func__", None) is Task.step:
+                self.held.append(step)
+            else:
+                step()
+        return steps
+
     def _poll_descriptors(self, timeout_s: float) -> int:
         if self.closed:  # by something that this very turn ran
             return 0
@@ -423,7 +487,7 @@ class Reactor:
             timeout_s = min(timeout_s, max(0.0, deadline - self.clock()))
         self.parked = True  # first: from here on call_soon() in another thread rings
         timeout_s = self._announce_sleep(timeout_s)
-        if self.closed or self._ready or self._others or self._sources_have_work():
+        if self.closed or self._ready or self._others or self.held or self._sources_have_work():
             return None
         return timeout_s
 
@@ -479,7 +543,9 @@ class Reactor:
         self._forget_warm()
         self._sources.clear()
         self._polls = []
-        for step in self._queues.take_all():
+        held = list(self.held)
+        self.held.clear()
+        for step in [*held, *self._queues.take_all()]:
             task = getattr(step, "__self__", None)
             if isinstance(task, Task):
                 task.drop()

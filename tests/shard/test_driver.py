@@ -329,8 +329,8 @@ def test_a_long_wait_beside_another_leaves_one_entry_at_its_future(
     entries: list[int] = []
     follow = driver._follow
 
-    def follow_and_count(future: Future, deadline: float | None) -> None:
-        follow(future, deadline)
+    def follow_and_count(future: Future, deadline: float | None, serves: bool) -> None:
+        follow(future, deadline, serves)
         entries.append(len(future._callbacks or ()))
         if next(rounds) == 50:
             driver.reactor.call_soon(lambda: (first.set_result(None), second.set_result(None)))

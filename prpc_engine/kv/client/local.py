@@ -51,7 +51,9 @@ class LocalService:
     def take_role(self, role: str, without_shards: str = "") -> None:
         """No process and no thread of its own: no variable counts here."""
 
-    def create_server(self, name: str, obj: object, *, sharded: bool = False) -> object:
+    def create_server(
+        self, name: str, obj: object, *, sharded: bool = False, inline: bool = False
+    ) -> object:
         """Offer obj, or with `sharded` what the factory obj makes for each shard."""
         if sharded:
             assert callable(obj)

@@ -66,7 +66,9 @@ class ElasticService(Protocol):
 
     def in_reactor(self, function: Callable[[Future], object]) -> Future: ...
 
-    def create_server(self, name: str, served: object, server_id: int = -1) -> Any: ...
+    def create_server(
+        self, name: str, served: object, server_id: int = -1, *, inline: bool = False
+    ) -> Any: ...
 
     def create_client(
         self,
@@ -155,7 +157,9 @@ class ElasticServer:
         self._tree = service.master_client
         # a server without its reconciler would be given partitions that it never serves
         with ExitStack() as closing:
-            self.server = service.create_server(name, self._host.methods(), server_id=server_id)
+            self.server = service.create_server(
+                name, self._host.methods(), server_id=server_id, inline=True
+            )
             closing.callback(self.server.close)
             self._client = client = service.create_client(name, retry=AT_ONCE)
             closing.callback(client.close)

@@ -68,8 +68,12 @@ class ServingService(Protocol):
     def master_client(self) -> MasterTree:
         """The master's tree; ConfigError: there is none."""
 
-    def create_server(self, name: str, obj: object, /, *, sharded: bool = False) -> Any:
-        """Expose obj's public methods; sharded: obj is a factory, called once in every shard."""
+    def create_server(
+        self, name: str, obj: object, /, *, sharded: bool = False, inline: bool = False
+    ) -> Any:
+        """Expose obj's public methods; sharded: obj is a factory, called once in every shard.
+        inline: they run in whatever thread turns the reactor.
+        """
 
 
 _ALONE = threading.RLock()  # of tables without a master, which are all in this process

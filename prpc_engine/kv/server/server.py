@@ -78,7 +78,7 @@ class TableServer:
         if service.shards > 0:
             self.server = service.create_server(name, factory, sharded=True)
         else:
-            self.server = service.create_server(name, factory())
+            self.server = service.create_server(name, factory(), inline=True)
         beginnings = beginnings_of(service, name)
         if beginnings is not None:
             beginnings.remember()
