@@ -33,9 +33,11 @@ from prpc_engine.settings.network import NetworkSettings
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import NO_SECRET
 from shard import ONE_LINE
+from shard.loop.interrupts import belongs_to_engine
 
 __version__ = release.VERSION
 logging.getLogger("prpc").addFilter(ONE_LINE)
+belongs_to_engine("prpc_engine", but=("cli", "demo", "perf"))
 
 __all__ = [
     "NO_SECRET",

@@ -164,8 +164,12 @@ class RpcClient:
     def call(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
         """The method's result. Blocks; this thread drives the reactor meanwhile."""
         call = self._request(method, args, timeout_s, True)
-        if not call.finished and not self._wait_until(call, call.overall + LATE_S):
-            call.wait()  # which ends it: the reactor has not
+        try:
+            if not call.finished and not self._wait_until(call, call.overall + LATE_S):
+                call.wait()  # which ends it: the reactor has not
+        except BaseException:  # of a signal handler: nobody waits any more
+            call.cancel()
+            raise
         if call.finished == VALUE:
             return call._outcome
         failed = [call]

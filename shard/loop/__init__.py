@@ -9,5 +9,6 @@ gate            who is inside
 driver          which thread turns the reactor
 asyncio_bridge  a reactor turned by a loop of asyncio
 idle            spin, yield or park
+interrupts      signal handlers, held back until a step of the engine ends
 stall           handlers that hold a turn for too long
 """

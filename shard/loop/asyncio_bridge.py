@@ -27,6 +27,7 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shard.loop import interrupts
 from shard.loop.future import Future, await_in_asyncio, running_asyncio_loop
 from shard.loop.idle import PARK_S_MAX
 from shard.loop.reactor import Reactor
@@ -193,6 +194,8 @@ class AsyncioBridge:
                     self._rest()
             finally:
                 self._leave()
+        if interrupts.held:
+            interrupts.deliver()
 
     def _rest(self) -> None:
         rest_s = self._reactor.announce(PARK_S_MAX)

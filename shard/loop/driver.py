@@ -43,6 +43,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shard.errors import ClosedError, ForkedError
+from shard.loop import interrupts
 from shard.loop.asyncio_bridge import AsyncioBridge
 from shard.loop.future import Future
 from shard.loop.idle import PARK_S_MAX, Adaptive, Idle, Spin
@@ -78,6 +79,7 @@ CLOSE_TIMEOUT_S = 5.0
 AFTER_BUG_S = 0.01
 
 logger = logging.getLogger("shard")
+held_signals = interrupts.held  # looked at on the path of each call
 
 
 class Driver:
@@ -135,6 +137,7 @@ class Driver:
         self._thread = threading.Thread(target=self._progress, name=f"{name}-progress", daemon=True)
         self._thread.start()
         self._stalls.start()
+        interrupts.install(self, reactor.wake)
 
     # -- waiting threads ---------------------------------------------------------------------------
 
@@ -150,6 +153,8 @@ class Driver:
         """
         reactor = self.reactor
         while not future.finished:
+            if held_signals:
+                interrupts.deliver()
             if (
                 (serves or not reactor.held or self._all_wait())
                 and not self._resuming
@@ -166,6 +171,8 @@ class Driver:
                     while reactor.spin(SPIN_TURNS):
                         if future.finished:
                             return True
+                        if held_signals:
+                            break
                     self._drive(future, deadline, serves)
                 finally:
                     self._let_go()
@@ -218,10 +225,12 @@ class Driver:
         now = clock()
         tell: Callable[[Future], object] | None = None
         while not future.finished and not self.closing:
+            if held_signals and interrupts.is_due():
+                break
             if self._resuming or (reactor.held and not serves and not self._all_wait()):
                 break
             if poll(now) or spin(SPIN_TURNS):
-                while not future.finished and spin(FLOW_TURNS):
+                while not future.finished and not held_signals and spin(FLOW_TURNS):
                     pass  # one message after the other, without a clock in between
                 now = clock()
                 idle.work(now)
@@ -251,6 +260,8 @@ class Driver:
         served, reactor.serves = reactor.serves, False
         try:
             while not future.finished:
+                if held_signals:
+                    interrupts.deliver()
                 if self._resuming or (reactor.held and not self._all_wait()):
                     self._lend(future, deadline)
                 else:
@@ -449,6 +460,8 @@ class Driver:
         led = -1
         standby_s = STANDBY_S
         while not self.closing:
+            if held_signals:
+                interrupts.try_again()
             called = self._await_call(standby_s)
             if not called and led != self._led:
                 led, standby_s = self._led, STANDBY_S
@@ -512,11 +525,13 @@ class Driver:
             not self.closing and not self._resuming and (not self._wanted or reactor.is_awaited())
         ):
             now = clock()
+            if held_signals:
+                interrupts.try_again()
             try:
                 if reactor.poll(now):
                     idle.work(now)
                 elif idle.idle(now):
-                    reactor.park(PARK_S_MAX)
+                    reactor.park(STANDBY_S if held_signals else PARK_S_MAX)
             except BaseException:
                 # a bug or an exit in a callback: said, and survived, or everybody here would wait
                 # for ever
@@ -557,6 +572,7 @@ class Driver:
                 CLOSE_TIMEOUT_S,
             )
         self._stalls.close()
+        interrupts.leave(self)
 
 
 def _end_park(reactor: Reactor, _: Future) -> None:

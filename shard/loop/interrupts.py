@@ -1,0 +1,174 @@
+"""Signal handlers of the application run between steps of the engine, never inside one.
+
+Python runs the handler of a signal between any two bytecodes of the main thread, and what it raises
+(Ctrl-C raises KeyboardInterrupt) comes out there: between a message that was taken from a ring and
+the call that it answers, or inside a lock's bookkeeping. No code in Python can be written so that
+each such place is a good one. So the handlers are held back: the stack of the signal's frame says
+where the main thread is.
+
+    innermost function that is no library's    the handler runs
+    of the application                         at once: it may be a request's handler, too
+    of the engine                              at the next safe point
+    of the engine, for HELD_S_MAX so far       where it is: no fault of ours costs anybody Ctrl-C
+
+A safe point is a call of deliver(): each wait makes one before each try to lead, with no lead and
+no lock in hand, so a handler may make calls of its own. So is any moment outside of the engine:
+try_again(), which threads of the engine call now and then, has Python look again. The path of a
+call pays for one look at `held`.
+
+Python offers no hook for that, so signal.signal() and signal.getsignal() of the process are
+replaced by ones that wrap handlers and unwrap them; no program sees a wrapper. Exceptions that come
+without a signal (PyThreadState_SetAsyncExc) are not held back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+# How long a handler is held back at most, in seconds. The engine's steps take microseconds; copies
+# of large arrays and connecting take longer, and hold no lead.
+HELD_S_MAX = 1.0
+
+Handler = Callable[[int, FrameType | None], Any]
+
+# Packages whose functions are the engine's, and those inside them that are applications.
+_engine: set[str] = {"shard"}
+_applications: set[str] = set()
+# What the engine and applications call alike: who called it decides.
+_LIBRARIES = sys.stdlib_module_names | {
+    *("cloudpickle", "dill", "msgspec", "multiprocess", "numpy", "psutil")
+}
+_PREFIXES_MAX = 3  # names of modules are looked at to this depth
+
+# What is held back: by number of the signal, its handler and since when. Written by the main thread
+# alone, one store or deletion at a time.
+held: dict[int, tuple[Handler, float]] = {}
+_wakes: dict[int, Callable[[], None]] = {}  # of whatever the main thread may sleep in
+# Between a look whether a signal is held and its repetition, no handler may be taken away: the
+# system's own action would end the process.
+_repeating = threading.Lock()
+_signal, _getsignal = signal.signal, signal.getsignal
+_is_installed = False
+
+
+class _Held:
+    """A handler of the application, as Python has it."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        before = held.get(number)
+        since = time.monotonic() if before is None else before[1]
+        if is_in_engine(frame) and time.monotonic() - since < HELD_S_MAX:
+            held[number] = self.handler, since
+            for wake in tuple(_wakes.values()):
+                wake()
+            return None
+        held.pop(number, None)
+        return self.handler(number, frame)
+
+
+def belongs_to_engine(package: str, but: tuple[str, ...] = ()) -> None:
+    """Hold signals back in functions of this package; `but`: of its packages that are
+    applications.
+    """
+    _engine.add(package)
+    _applications.update(f"{package}.{each}" for each in but)
+
+
+def is_in_engine(frame: FrameType | None) -> bool:
+    """Whether the innermost function that is no library's is the engine's."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", "?"))
+        if name.partition(".")[0] not in _LIBRARIES:
+            prefixes = _prefixes(name)
+            return not _engine.isdisjoint(prefixes) and _applications.isdisjoint(prefixes)
+        frame = frame.f_back
+    return False
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")[:_PREFIXES_MAX]
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def deliver() -> None:
+    """Run what is held back, at a safe point of the main thread; raises what it raises. In another
+    thread: nothing.
+    """
+    if threading.get_ident() != threading.main_thread().ident:
+        return
+    while held:
+        number = next(iter(held))
+        handler, _ = held.pop(number)
+        handler(number, sys._getframe(1))
+
+
+def is_due() -> bool:
+    """Whether this is the main thread, and something is held back."""
+    return bool(held) and threading.get_ident() == threading.main_thread().ident
+
+
+def try_again() -> None:
+    """Have the main thread look whether it is outside of the engine now, and end what it sleeps in.
+    From any other thread.
+    """
+    with _repeating:
+        for number in tuple(held):
+            if isinstance(_getsignal(number), _Held):
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def install(owner: object, wake: Callable[[], None]) -> None:
+    """Hold handlers back from now on, those that there are (in the main thread) and those to come.
+    wake() ends what the main thread may sleep in, until leave(owner).
+    """
+    global _is_installed
+    _wakes[id(owner)] = wake
+    if not _is_installed:
+        _is_installed = True
+        signal.signal, signal.getsignal = _set, _get
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            before = _getsignal(number)
+            if callable(before) and not isinstance(before, _Held):
+                _signal(number, _Held(before))
+
+
+def leave(owner: object) -> None:
+    """Its wake() is called no more."""
+    _wakes.pop(id(owner), None)
+
+
+def _set(signalnum: Any, handler: Any) -> Any:
+    """As signal.signal."""
+    with _repeating:
+        before = _signal(signalnum, _Held(handler) if callable(handler) else handler)
+    return before.handler if isinstance(before, _Held) else before
+
+
+def _get(signalnum: Any) -> Any:
+    """As signal.getsignal."""
+    handler = _getsignal(signalnum)
+    return handler.handler if isinstance(handler, _Held) else handler
+
+
+def _forget() -> None:
+    """A child made by fork() has its parent's handlers, and none of its signals."""
+    global _repeating
+    held.clear()
+    _wakes.clear()
+    _repeating = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
