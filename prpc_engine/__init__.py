@@ -32,8 +32,7 @@ from prpc_engine.settings.config import TlsSettings
 from prpc_engine.settings.network import NetworkSettings
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import NO_SECRET
-from shard import ONE_LINE
-from shard.loop.interrupts import belongs_to_engine
+from shard import ONE_LINE, belongs_to_engine
 
 __version__ = release.VERSION
 logging.getLogger("prpc").addFilter(ONE_LINE)

@@ -47,6 +47,7 @@ from shard.loop.driver import Driver
 from shard.loop.future import VALUE, Future, Waiter, gather
 from shard.loop.gate import Gate
 from shard.loop.idle import polling_enabled
+from shard.loop.interrupts import belongs_to_engine
 from shard.loop.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S
@@ -143,6 +144,7 @@ __all__ = [
     "Waiter",
     "Weather",
     "auto_shards",
+    "belongs_to_engine",
     "bind_memory",
     "class_of",
     "collect_garbage",

@@ -186,6 +186,7 @@ WIDE_FOR_A_REASON = {
     "prpc_engine.kv.server.server.TableShard": "each request of workers to one server",
     "prpc_engine.master.client.MasterClient": "the master's verbs, one line each",
     "prpc_engine.master.namespace.Namespace": "the changes that the tree allows, one each",
+    "shard.loop.reactor.Reactor": "a turn, each kind of work in it, and the sleep between two",
     "prpc_engine.master.session.MasterSession": "one connection's states and what is asked over it",
     "prpc_engine.rpc.peer.Peer": (
         "both directions of a connection, a method for each kind of message"

@@ -21,7 +21,6 @@ between for as long as the system likes.
 from __future__ import annotations
 
 import itertools
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -87,16 +86,17 @@ class Call(Future):
         """
         if self.waiter is None:
             return False
-        while not self.waiter.wait_until(self, self.overall + LATE_S):
-            self._overdue()
-        return True
+        while True:
+            until = self.overall + LATE_S
+            if self.waiter.wait_until(self, until):
+                return True
+            if self.overall + LATE_S <= until:  # else it was given another deadline meanwhile
+                self._overdue()
 
     def _overdue(self) -> None:
         """Its deadline has passed, and the reactor has not seen to it: a handler keeps it. In the
         thread that waits.
         """
-        if time.monotonic() < self.overall + LATE_S:
-            return  # it has been given another deadline meanwhile
         if self.table is not None:
             self.table.own_outbox()  # the caller may change its arrays from now on
         self.withdraw()
