@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
@@ -280,7 +281,7 @@ class ServedObject:
         self.requests += 1
         outer, CONTEXT.value = CONTEXT.value, (peer, timeout_ms)
         try:
-            value = function(*arguments)
+            value = function(*arguments) if self.inline else Context().run(function, *arguments)
         except BaseException as error:  # whatever it is, it ends this call, and not the reactor
             self._raised(peer, call_id, error, key, arguments)
             pass_on_interrupt(error, peer.reactor)
@@ -468,7 +469,7 @@ class ServedObject:
         job.is_queued, job.cancel = False, None
         self.tasks += 1
         try:
-            value = function(*arguments)
+            value = Context().run(function, *arguments)  # its context is its own
         except BaseException as error:
             self._leave(job)
             self._raised(self._way_back(job), job.call_id, error, job.key, arguments)
@@ -491,7 +492,7 @@ class ServedObject:
         self.tasks += 1
         outer, CONTEXT.value = CONTEXT.value, job
         try:
-            done = self._task(job, value)
+            done = Context().run(self._task, job, value)
         except BaseException as error:  # Ctrl-C, in its first step
             self._cut(job, error)
             pass_on_interrupt(error, job.peer.reactor)

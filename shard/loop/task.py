@@ -5,7 +5,8 @@ There is no event loop object and no context switch: a task is its coroutine's `
 reactor (queues.py).
 
 What a step does on whose behalf stands in CONTEXT.value while it runs: a task carries the value
-from the moment it was spawned.
+from the moment it was spawned. Its context variables are a copy of those at that moment, as those
+of a task of asyncio are.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
 from typing import Any
+
+import msgspec
 
 from shard.errors import CancelledError, ShardError
 from shard.loop.future import Future, running_asyncio_loop, set_running_asyncio_loop
@@ -41,6 +45,7 @@ class Task(Future, kw_only=True):
     coroutine: Coroutine[Any, Any, Any]
     schedule: Callable[[Callable[[], object]], None]
     context: Any = None
+    variables: Context = msgspec.field(default_factory=copy_context)
 
     def step(self) -> None:
         """Run the coroutine to its next await, or to its end."""
@@ -53,7 +58,7 @@ class Task(Future, kw_only=True):
             set_running_asyncio_loop(None)
         outer, CONTEXT.value = CONTEXT.value, self.context
         try:
-            awaited = self.coroutine.send(None)
+            awaited = self.variables.run(self.coroutine.send, None)
         except StopIteration as stop:
             self.set_result(stop.value)
         except BaseException as error:
@@ -87,7 +92,7 @@ class Task(Future, kw_only=True):
         if self.finished:
             return False
         try:
-            self.coroutine.close()
+            self.variables.run(self.coroutine.close)
         except BaseException:
             # it awaits or raises in a `finally`, or cancels itself: given up all the same
             logger.exception("a cancelled task did not end cleanly")

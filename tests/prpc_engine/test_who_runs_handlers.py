@@ -4,6 +4,7 @@ who waits for a call of their own.
 
 from __future__ import annotations
 
+import contextvars
 import decimal
 import sys
 import threading
@@ -17,6 +18,7 @@ from tests.program import wait_until
 
 PATIENCE_S = 20.0
 lock = threading.Lock()
+calls = contextvars.ContextVar("calls", default=0)
 
 
 class Here:
@@ -42,6 +44,17 @@ class Here:
 
     def surroundings(self) -> tuple[int, bool]:
         return decimal.getcontext().prec, sys.exc_info()[0] is None
+
+    def count_in_context(self) -> int:
+        """How often it was called in this context."""
+        calls.set(calls.get() + 1)
+        return calls.get()
+
+    async def count_in_task(self) -> int:
+        calls.set(calls.get() + 1)
+        assert self.other is not None
+        await self.other.submit("thread")
+        return calls.get()
 
     def hold_the_reactor(self) -> None:
         assert self.let_go.wait(PATIENCE_S)
@@ -131,6 +144,15 @@ def test_the_context_and_the_exception_of_a_waiting_thread_are_not_those_of_a_ha
             raise ValueError("a secret")
         except ValueError:
             assert world.client.call("back", "surroundings") == (usual, True)
+
+
+@pytest.mark.parametrize("method", ["count_in_context", "count_in_task"])
+def test_what_a_handler_sets_in_its_context_no_other_finds(world: World, method: str) -> None:
+    calls.set(100)
+    assert [world.client.call("back", method) for _ in range(3)] == [1, 1, 1]
+    caller = world.far.create_client("here")
+    together = [caller.submit(method) for _ in range(3)]
+    assert [one.result() for one in together] == [1, 1, 1]
 
 
 def test_every_wait_ends_at_its_own_deadline_though_a_handler_keeps_the_reactor(
