@@ -5,6 +5,7 @@ stopping.
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -101,7 +102,10 @@ class World(Pair):
         return self.client.open(Route(), method, method_key(method), args, timeout_s)
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
-        deadline = time.monotonic() + (20.0 if timeout_s is None else timeout_s)
+        return self.wait_until(future, None if timeout_s is None else time.monotonic() + timeout_s)
+
+    def wait_until(self, future: Future, deadline: float | None) -> bool:
+        deadline = min(deadline or math.inf, time.monotonic() + 20.0)
         while not future.done() and time.monotonic() < deadline:
             self.reactor.poll(time.monotonic())
         return future.done()

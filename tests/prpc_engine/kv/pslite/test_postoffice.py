@@ -116,7 +116,7 @@ def test_a_customer_that_could_not_start_keeps_no_place(
 def test_a_customer_that_is_refused_waits_for_nobody_to_leave(
     scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         # the scheduler has ended the session meanwhile, say
         raise Rejected("join before registering a server")
 
