@@ -9,7 +9,7 @@ name.
 Or `prpc run script.py ...`, for a script without these two lines. TensorFlow 2.15 is what it is
 made and tested for.
 
-    install  ->  plane  ->  sendrecv  ->  star  ->  server  ->  programs  ->  stages  ->  runtime
+    hooks  ->  plane  ->  sendrecv  ->  star  ->  server  ->  programs  ->  stages  ->  runtime
     runtime  ->  rewrite  ->  partition
     sendrecv, programs  ->  transfers  ->  partition  ->  place  ->  nodes
     errors, tensors, proto, traffic
@@ -55,7 +55,7 @@ def uninstall() -> None:
     """Put back what install() changed; without it: does nothing.
     Close servers and sessions before.
     """
-    if "prpc_engine.tensorflow.install" in sys.modules:
+    if "prpc_engine.tensorflow.hooks" in sys.modules:
         _hooks().restore()
 
 
@@ -70,4 +70,4 @@ def statistics(session: Any) -> Any:
 
 
 def _hooks() -> Any:
-    return importlib.import_module("prpc_engine.tensorflow.install")
+    return importlib.import_module("prpc_engine.tensorflow.hooks")

@@ -160,6 +160,27 @@ def test_without_tensorflow_it_says_how_to_get_it() -> None:
     )
 
 
+def test_to_install_and_uninstall_again_does_nothing() -> None:
+    pytest.importorskip("tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'")
+    script = (
+        "import tensorflow as tf, prpc_engine.tensorflow as prpc_tf\n"
+        "stock = tf.distribute.Server.__init__\n"
+        "for _ in range(2):\n"
+        "    prpc_tf.install(); prpc_tf.install()\n"
+        "    assert tf.distribute.Server.__init__ is not stock\n"
+        "    prpc_tf.uninstall(); prpc_tf.uninstall()\n"
+        "    assert tf.distribute.Server.__init__ is stock\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
 def test_another_version_of_tensorflow_is_refused() -> None:
     script = (
         "import sys, types\n"
