@@ -53,6 +53,7 @@ from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S
 from shard.loop.task import CONTEXT, Task
 from shard.loop.timers import Timer, Timers
+from shard.loop.waits import run_blocking, sleep, yield_now
 from shard.memory.counters import CounterRow, Counters, quantile_ns
 from shard.memory.handle import Ring
 from shard.memory.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
@@ -166,8 +167,11 @@ __all__ = [
     "read_memory_room",
     "read_topology",
     "restore",
+    "run_blocking",
+    "sleep",
     "this_shard",
     "usable_cores",
+    "yield_now",
 ]
 
 logging.getLogger("shard").addFilter(ONE_LINE)

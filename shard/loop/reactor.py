@@ -234,18 +234,22 @@ class Reactor:
         waits costs no turn; that of another class than LATENCY waits its turn, as it may be all the
         work there is."""
         if queue is LATENCY:
-            task = Task(
-                coroutine=coroutine, schedule=self.call_soon, waiter=waiter, context=CONTEXT.value
-            )
+            schedule: Callable[..., None] = self.call_soon
+        else:
+            schedule = partial(self.call_soon, queue=queue)
+        task = Task(
+            coroutine=coroutine,
+            schedule=schedule,
+            call_later=self.call_later,
+            waiter=waiter,
+            context=CONTEXT.value,
+        )
+        if queue is LATENCY:
             if self.serves:
                 task.step()
             else:
                 self.held.append(task.step)
         else:
-            schedule = partial(self.call_soon, queue=queue)
-            task = Task(
-                coroutine=coroutine, schedule=schedule, waiter=waiter, context=CONTEXT.value
-            )
             task.schedule(task.step)
         return task
 

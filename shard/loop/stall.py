@@ -266,8 +266,8 @@ class StallDetector:
         text = (
             f"{self._name}: {self._handler} has held the reactor for {finding.lasted_s:.2f} s, "
             f"{self._check.budget_s:g} s are "
-            "allowed: nobody else is answered here; let it await now and then, "
-            f"or run it in a thread or another shard{untold}"
+            "allowed: nobody else is answered here; let it `await shard.run_blocking(function)`, "
+            f"await shard.yield_now() now and then, or run in another shard{untold}"
             f"\n{stack}"
         )
         self._report(Lines(text.rstrip()))

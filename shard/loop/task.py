@@ -22,6 +22,8 @@ import msgspec
 
 from shard.errors import CancelledError, ShardError
 from shard.loop.future import Future, running_asyncio_loop, set_running_asyncio_loop
+from shard.loop.timers import Timer
+from shard.loop.waits import Wait
 
 logger = logging.getLogger("shard")
 
@@ -39,11 +41,12 @@ CONTEXT = _Context()
 
 class Task(Future, kw_only=True):
     """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next
-    turn.
+    turn, `call_later` is that reactor's.
     """
 
     coroutine: Coroutine[Any, Any, Any]
     schedule: Callable[[Callable[[], object]], None]
+    call_later: Callable[[float, Callable[[], object]], Timer]
     context: Any = None
     variables: Context = msgspec.field(default_factory=copy_context)
 
@@ -70,10 +73,14 @@ class Task(Future, kw_only=True):
             ):
                 raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
+            if isinstance(awaited, Wait):
+                awaited.begin(self)
+                return
             if not isinstance(awaited, Future):
                 self.cancel(
                     ShardError(
-                        f"a task may await this engine's futures only, not {type(awaited).__name__}"
+                        f"a task may await this engine's futures, shard.sleep(), yield_now() and "
+                        f"run_blocking(), not {type(awaited).__name__}"
                     )
                 )
                 return
@@ -85,6 +92,14 @@ class Task(Future, kw_only=True):
 
     def _wake(self, _: Future) -> None:
         self.schedule(self.step)
+
+    def wake(self) -> None:
+        """Go on in the next turn. From any thread."""
+        self.schedule(self.step)
+
+    def wake_later(self, delay_s: float) -> Timer:
+        """The same, in so many seconds. In the reactor's thread."""
+        return self.call_later(delay_s, self.wake)
 
     def cancel(self, error: BaseException | None = None) -> bool:
         """End the coroutine (its `finally` blocks run) and complete with `error`, a CancelledError

@@ -1,0 +1,136 @@
+"""What a coroutine of the engine awaits beside results: time, its next turn, a function that
+blocks.
+
+    await sleep(0.5)                     seconds; others run meanwhile
+    await yield_now()                    its next turn: what else is due runs before
+    await run_blocking(function, *args)  the function's result; it runs in another thread
+
+The task that awaits one begins it (task.py) in its own reactor, so none of them is told where it
+runs. A task that is cancelled meanwhile takes back what it can: a timer, and a function that has
+not begun; one that has runs to its end, and nobody hears of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import Future as ThreadFuture
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+from shard.checks import is_finite
+from shard.loop.timers import Timer
+
+# Of the threads of run_blocking(), for the whole process. Where all of them block, functions wait
+# in the order in which they came.
+BLOCKING_THREADS_MAX = 32
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Waiting(Protocol):
+    """The task that awaits."""
+
+    def wake(self) -> None:
+        """Go on in a turn of the reactor. From any thread."""
+
+    def wake_later(self, delay_s: float) -> Timer:
+        """The same, in so many seconds. In the reactor's thread."""
+
+
+class Wait:
+    """Something that a task begins when it comes to await it, and that wakes it."""
+
+    def begin(self, task: Waiting) -> None:
+        """In the task's reactor."""
+        raise NotImplementedError
+
+
+class sleep(Wait):  # noqa: N801 - a verb: `await sleep(1.0)`
+    """Awaiting it takes `delay_s` seconds, from 0 on. Raises ValueError for what is no number of
+    seconds.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        if not is_finite(delay_s, 0.0):
+            raise ValueError(f"sleep({delay_s!r:.100}): seconds from 0 on are allowed")
+        self._delay_s = delay_s
+        self._timer: Timer | None = None
+
+    def __repr__(self) -> str:
+        return f"shard.sleep({self._delay_s})"
+
+    def begin(self, task: Waiting) -> None:
+        self._timer = task.wake_later(self._delay_s)
+
+    def __await__(self) -> Generator[Wait, None, None]:
+        try:
+            yield self
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+
+class yield_now(Wait):  # noqa: N801 - a verb, too
+    """Awaiting it lets run what else is due, once: for a computation in pieces."""
+
+    def __repr__(self) -> str:
+        return "shard.yield_now()"
+
+    def begin(self, task: Waiting) -> None:
+        task.wake()
+
+    def __await__(self) -> Generator[Wait, None, None]:
+        yield self
+
+
+class run_blocking(Wait):  # noqa: N801 - a verb, too
+    """Awaiting it calls function(*args, **kwargs) in one of BLOCKING_THREADS_MAX threads of the
+    process, in a copy of the context, and has what it returns or raises. For what blocks in a
+    handler, or computes for long there: it would hold up all others.
+
+    The process ends when the functions that have begun have ended, as with every pool of threads.
+    """
+
+    def __init__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
+        self._function = partial(copy_context().run, partial(function, *args, **kwargs))
+        self._name = getattr(function, "__qualname__", repr(function))
+        self._run: ThreadFuture[Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"shard.run_blocking({self._name})"
+
+    def begin(self, task: Waiting) -> None:
+        self._run = _threads().submit(self._function)
+        self._run.add_done_callback(lambda _: task.wake())
+
+    def __await__(self) -> Generator[Wait, None, Any]:
+        try:
+            yield self
+        finally:
+            if self._run is not None:
+                self._run.cancel()
+        assert self._run is not None, "it was begun by the task that it woke"
+        return self._run.result()
+
+
+_pool: ThreadPoolExecutor | None = None  # made by the first that needs it
+
+
+def _threads() -> ThreadPoolExecutor:
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(BLOCKING_THREADS_MAX, thread_name_prefix="blocking")
+    return _pool
+
+
+def _forget() -> None:
+    """A child made by fork() has none of its parent's threads."""
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget)
