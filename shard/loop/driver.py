@@ -160,7 +160,7 @@ class Driver:
                 and not self._resuming
                 and self._lead.acquire(False)
             ):
-                self._leader = threading.get_ident()
+                self._leader = me = threading.get_ident()
                 self._led += 1
                 try:
                     reactor.serves = serves
@@ -175,7 +175,11 @@ class Driver:
                             break
                     self._drive(future, deadline, serves)
                 finally:
-                    self._let_go()
+                    if self._leader == me:  # as _let_go(), without its call
+                        self._leader = 0
+                        self._lead.release()
+                        if self._followers or self._bridges or self.prompt or reactor.held:
+                            self._pass_on()
             elif self._leader == threading.get_ident():
                 self._wait_inside(future, deadline)
             else:
