@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import random
 import signal
 import sys
@@ -47,7 +48,8 @@ class Interrupts:
         self._random = random.Random(seed)
         self._armed = False
         self.hits = 0
-        self._wanted = threading.Semaphore(0)
+        # put() is one step; Python's semaphores, interrupted, may stay locked
+        self._wanted = queue.SimpleQueue[None]()
         signal.signal(number, self._handle)
         if number == signal.SIGINT:
             threading.Thread(target=self._shoot, daemon=True).start()
@@ -59,7 +61,8 @@ class Interrupts:
 
     def _shoot(self) -> None:
         pause = threading.Event()
-        while self._wanted.acquire():
+        while True:
+            self._wanted.get()
             pause.wait(self._random.uniform(0.0, self._longest_s))
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -68,7 +71,7 @@ class Interrupts:
         try:
             self._armed = True
             if self._number == signal.SIGINT:
-                self._wanted.release()
+                self._wanted.put(None)
             else:
                 delay_s = self._random.uniform(1e-6, self._longest_s)
                 signal.setitimer(signal.ITIMER_REAL, delay_s)
