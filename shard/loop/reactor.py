@@ -240,7 +240,7 @@ class Reactor:
         task = Task(
             coroutine=coroutine,
             schedule=schedule,
-            call_later=self.call_later,
+            reactor=self,
             waiter=waiter,
             context=CONTEXT.value,
         )

@@ -16,7 +16,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -39,14 +39,21 @@ class _Context(threading.local):
 CONTEXT = _Context()
 
 
+class Later(Protocol):
+    """What a task asks of its reactor."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
+        """Call it, in so many seconds."""
+
+
 class Task(Future, kw_only=True):
     """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next
-    turn, `call_later` is that reactor's.
+    turn.
     """
 
     coroutine: Coroutine[Any, Any, Any]
     schedule: Callable[[Callable[[], object]], None]
-    call_later: Callable[[float, Callable[[], object]], Timer]
+    reactor: Later
     context: Any = None
     variables: Context = msgspec.field(default_factory=copy_context)
 
@@ -99,7 +106,7 @@ class Task(Future, kw_only=True):
 
     def wake_later(self, delay_s: float) -> Timer:
         """The same, in so many seconds. In the reactor's thread."""
-        return self.call_later(delay_s, self.wake)
+        return self.reactor.call_later(delay_s, self.wake)
 
     def cancel(self, error: BaseException | None = None) -> bool:
         """End the coroutine (its `finally` blocks run) and complete with `error`, a CancelledError
