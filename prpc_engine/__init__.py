@@ -36,7 +36,11 @@ from shard import ONE_LINE, belongs_to_engine
 
 __version__ = release.VERSION
 logging.getLogger("prpc").addFilter(ONE_LINE)
-belongs_to_engine("prpc_engine", but=("cli", "demo", "perf"))
+belongs_to_engine(
+    "prpc_engine",
+    but=("cli", "demo", "perf"),
+    handlers=("rpc.server", "rpc.job", "service.service"),
+)
 
 __all__ = [
     "NO_SECRET",

@@ -72,6 +72,7 @@ WATCH_S = 0.1
 # them wait, requests wait too.
 SPARES_MAX = 256
 SPARE_IDLE_S = 10.0  # with nothing to do, then it ends
+TELL_S = 60.0  # between two lines that say so
 
 # For the turn under way at close() to end: a handler may be running in it.
 CLOSE_TIMEOUT_S = 5.0
@@ -127,6 +128,7 @@ class Driver:
         self._resuming: deque[int] = deque()  # threads whose handlers have what they waited for
         self._spares: set[threading.Thread] = set()
         self._spares_max = SPARES_MAX
+        self._tell_at = 0.0  # when to say again that all wait
         self._called = False  # an engine thread is called for held work, and not there yet
         self._idle: set[int] = set()  # engine threads that wait for a call to duty
         self._bridges: tuple[AsyncioBridge, ...] = ()  # one for each loop that awaits
@@ -364,7 +366,9 @@ class Driver:
         self._called = True
         self._call_to_duty.release()
         # After the release: a spare that ends for want of work has left _idle before its last look.
-        if not self._idle and len(self._spares) < self._spares_max and not self.closing:
+        if not self._idle and len(self._spares) >= self._spares_max:
+            self._tell_that_all_wait(time.monotonic())
+        elif not self._idle and not self.closing:
             spare = threading.Thread(
                 target=self._spare, name=f"{self._thread.name}-spare", daemon=True
             )
@@ -374,6 +378,17 @@ class Driver:
             except RuntimeError:  # no more threads are to be had: those that there are must do
                 self._spares.discard(spare)
                 self._spares_max = len(self._spares)
+
+    def _tell_that_all_wait(self, now: float) -> None:
+        if now >= self._tell_at:
+            self._tell_at = now + TELL_S
+            logger.warning(
+                "%d handlers wait for calls of their own, as many as may: %d requests wait for one "
+                "to end, and answers that need them come late; `async def` handlers that await "
+                "need no threads",
+                len(self._spares),
+                len(self.reactor.held),
+            )
 
     def _all_wait(self) -> bool:
         """Whether all threads that could run the application's work wait in their handlers."""
@@ -466,6 +481,7 @@ class Driver:
         while not self.closing:
             if held_signals:
                 interrupts.try_again()
+            interrupts.look()
             called = self._await_call(standby_s)
             if not called and led != self._led:
                 led, standby_s = self._led, STANDBY_S

@@ -7,9 +7,13 @@ each such place is a good one. So the handlers are held back: the stack of the s
 where the main thread is.
 
     innermost function that is no library's    the handler runs
-    of the application                         at once: it may be a request's handler, too
+    of the application                         at once
+    the same, called by the engine as a        at once: it may run for long
+      request's handler or a task
+    the same, called by the engine otherwise   at the next safe point: what a callback raises, or
+                                               what packs an object, goes elsewhere
     of the engine                              at the next safe point
-    of the engine, for HELD_S_MAX so far       where it is: no fault of ours costs anybody Ctrl-C
+    all of these, for HELD_S_MAX so far        where it is: no fault of ours costs anybody Ctrl-C
 
 A safe point is a call of deliver(): each wait makes one before each try to lead, with no lead and
 no lock in hand, so a handler may make calls of its own. So is any moment outside of the engine:
@@ -17,12 +21,14 @@ try_again(), which threads of the engine call now and then, has Python look agai
 call pays for one look at `held`.
 
 Python offers no hook for that, so signal.signal() and signal.getsignal() of the process are
-replaced by ones that wrap handlers and unwrap them; no program sees a wrapper. Exceptions that come
-without a signal (PyThreadState_SetAsyncExc) are not held back.
+replaced by ones that wrap handlers and unwrap them; no program sees a wrapper. Those that were set
+in another way (by a `signal` that was imported before) are found by look(), and wrapped at the next
+safe point. Exceptions that come without a signal (PyThreadState_SetAsyncExc) are not held back.
 """
 
 from __future__ import annotations
 
+import _signal as _signal_module  # type: ignore[import-not-found]
 import os
 import signal
 import sys
@@ -38,23 +44,27 @@ HELD_S_MAX = 1.0
 
 Handler = Callable[[int, FrameType | None], Any]
 
-# Packages whose functions are the engine's, and those inside them that are applications.
+# Packages whose functions are the engine's, those inside them that are applications, and modules
+# that call requests' handlers and tasks.
 _engine: set[str] = {"shard"}
 _applications: set[str] = set()
+_handlers_callers: set[str] = {"shard.loop.task"}
 # What the engine and applications call alike: who called it decides.
 _LIBRARIES = sys.stdlib_module_names | {
     *("cloudpickle", "dill", "msgspec", "multiprocess", "numpy", "psutil")
 }
 _PREFIXES_MAX = 3  # names of modules are looked at to this depth
 
-# What is held back: by number of the signal, its handler and since when. Written by the main thread
-# alone, one store or deletion at a time.
+# What is held back: by number of the signal, its handler and since when. Changed by one store or
+# deletion at a time.
 held: dict[int, tuple[Handler, float]] = {}
 _wakes: dict[int, Callable[[], None]] = {}  # of whatever the main thread may sleep in
 # Between a look whether a signal is held and its repetition, no handler may be taken away: the
 # system's own action would end the process.
 _repeating = threading.Lock()
-_signal, _getsignal = signal.signal, signal.getsignal
+_signal, _getsignal = signal.signal, _signal_module.getsignal  # without its enums: 10 times as fast
+_get_enum = signal.getsignal
+_NUMBERS = tuple(signal.valid_signals())
 _is_installed = False
 
 
@@ -78,21 +88,30 @@ class _Held:
         return self.handler(number, frame)
 
 
-def belongs_to_engine(package: str, but: tuple[str, ...] = ()) -> None:
-    """Hold signals back in functions of this package; `but`: of its packages that are
-    applications.
+def belongs_to_engine(
+    package: str, but: tuple[str, ...] = (), handlers: tuple[str, ...] = ()
+) -> None:
+    """Hold signals back in functions of this package; `but`: of its packages that are applications;
+    `handlers`: its modules that call requests' handlers.
     """
     _engine.add(package)
     _applications.update(f"{package}.{each}" for each in but)
+    _handlers_callers.update(f"{package}.{each}" for each in handlers)
 
 
 def is_in_engine(frame: FrameType | None) -> bool:
-    """Whether the innermost function that is no library's is the engine's."""
+    """Whether the engine would have to be left in the middle of something: the table at the file's
+    head.
+    """
+    in_application = False
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "?"))
         if name.partition(".")[0] not in _LIBRARIES:
             prefixes = _prefixes(name)
-            return not _engine.isdisjoint(prefixes) and _applications.isdisjoint(prefixes)
+            if _engine.isdisjoint(prefixes) or not _applications.isdisjoint(prefixes):
+                in_application = True
+            else:
+                return not (in_application and name in _handlers_callers)
         frame = frame.f_back
     return False
 
@@ -106,17 +125,17 @@ def deliver() -> None:
     """Run what is held back, at a safe point of the main thread; raises what it raises. In another
     thread: nothing.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if threading.get_ident() != _main():
         return
-    while held:
-        number = next(iter(held))
-        handler, _ = held.pop(number)
-        handler(number, sys._getframe(1))
+    for number in tuple(held):
+        entry = held.pop(number, None)
+        if entry is not None:  # else a handler that ran here waited, and delivered it
+            entry[0](number, sys._getframe(1))
 
 
 def is_due() -> bool:
     """Whether this is the main thread, and something is held back."""
-    return bool(held) and threading.get_ident() == threading.main_thread().ident
+    return bool(held) and threading.get_ident() == _main()
 
 
 def try_again() -> None:
@@ -124,9 +143,36 @@ def try_again() -> None:
     From any other thread.
     """
     with _repeating:
-        for number in tuple(held):
-            if isinstance(_getsignal(number), _Held):
-                signal.pthread_kill(threading.main_thread().ident or 0, number)
+        for number, (handler, _) in tuple(held.items()):
+            # _wrap: no signal has come
+            if handler is not _wrap and isinstance(_getsignal(number), _Held):
+                signal.pthread_kill(_main(), number)
+
+
+def look() -> None:
+    """Have handlers that nobody wrapped be wrapped, by the main thread. From any other thread; some
+    5 us.
+    """
+    found = [number for number in _NUMBERS if _is_bare(_getsignal(number))]
+    if not found or not is_in_engine(sys._current_frames().get(_main())):
+        return  # in the latter case, there is nothing to hold back from, and no safe point to come
+    for number in found:
+        held.setdefault(number, (_wrap, time.monotonic()))
+
+
+def _is_bare(handler: object) -> bool:
+    return callable(handler) and not isinstance(handler, _Held)
+
+
+def _main() -> int:
+    return threading.main_thread().ident or 0
+
+
+def _wrap(number: int, frame: FrameType | None) -> None:
+    """In the main thread, which alone may."""
+    handler = _getsignal(number)
+    if _is_bare(handler):
+        _signal(number, _Held(handler))
 
 
 def install(owner: object, wake: Callable[[], None]) -> None:
@@ -139,10 +185,8 @@ def install(owner: object, wake: Callable[[], None]) -> None:
         _is_installed = True
         signal.signal, signal.getsignal = _set, _get
     if threading.current_thread() is threading.main_thread():
-        for number in signal.valid_signals():
-            before = _getsignal(number)
-            if callable(before) and not isinstance(before, _Held):
-                _signal(number, _Held(before))
+        for number in _NUMBERS:
+            _wrap(number, None)
 
 
 def leave(owner: object) -> None:
@@ -159,7 +203,7 @@ def _set(signalnum: Any, handler: Any) -> Any:
 
 def _get(signalnum: Any) -> Any:
     """As signal.getsignal."""
-    handler = _getsignal(signalnum)
+    handler = _get_enum(signalnum)
     return handler.handler if isinstance(handler, _Held) else handler
 
 

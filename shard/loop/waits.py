@@ -31,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Waiting(Protocol):
+class Resumable(Protocol):
     """The task that awaits."""
 
     def wake(self) -> None:
@@ -44,7 +44,7 @@ class Waiting(Protocol):
 class Wait:
     """Something that a task begins when it comes to await it, and that wakes it."""
 
-    def begin(self, task: Waiting) -> None:
+    def begin(self, task: Resumable) -> None:
         """In the task's reactor."""
         raise NotImplementedError
 
@@ -63,7 +63,7 @@ class sleep(Wait):  # noqa: N801 - a verb: `await sleep(1.0)`
     def __repr__(self) -> str:
         return f"shard.sleep({self._delay_s})"
 
-    def begin(self, task: Waiting) -> None:
+    def begin(self, task: Resumable) -> None:
         self._timer = task.wake_later(self._delay_s)
 
     def __await__(self) -> Generator[Wait, None, None]:
@@ -80,7 +80,7 @@ class yield_now(Wait):  # noqa: N801 - a verb, too
     def __repr__(self) -> str:
         return "shard.yield_now()"
 
-    def begin(self, task: Waiting) -> None:
+    def begin(self, task: Resumable) -> None:
         task.wake()
 
     def __await__(self) -> Generator[Wait, None, None]:
@@ -103,7 +103,7 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
     def __repr__(self) -> str:
         return f"shard.run_blocking({self._name})"
 
-    def begin(self, task: Waiting) -> None:
+    def begin(self, task: Resumable) -> None:
         self._run = _threads().submit(self._function)
         self._run.add_done_callback(lambda _: task.wake())
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService, bulk
+from prpc_engine import Master, RpcClient, RpcService, bulk, incoming
 from prpc_engine.errors import DeadlineExceeded
 from tests.program import wait_until
 
 PATIENCE_S = 20.0
+NUMBERS = 6000
 lock = threading.Lock()
 calls = contextvars.ContextVar("calls", default=0)
 
@@ -26,6 +27,7 @@ class Here:
 
     def __init__(self) -> None:
         self.let_go = threading.Event()
+        self.noted: list[int] = []
         self.other: RpcClient | None = None
 
     def thread(self) -> str:
@@ -55,6 +57,19 @@ class Here:
         assert self.other is not None
         await self.other.submit("thread")
         return calls.get()
+
+    def note(self, number: int) -> None:
+        self.noted.append(number)
+
+    def note_and_call(self, number: int) -> str:
+        self.noted.append(number)
+        return self.call_other("thread")
+
+    def noted_so_far(self) -> list[int]:
+        return self.noted
+
+    async def count_items(self) -> int:
+        return len([each async for each in incoming()])
 
     def hold_the_reactor(self) -> None:
         assert self.let_go.wait(PATIENCE_S)
@@ -153,6 +168,68 @@ def test_what_a_handler_sets_in_its_context_no_other_finds(world: World, method:
     caller = world.far.create_client("here")
     together = [caller.submit(method) for _ in range(3)]
     assert [one.result() for one in together] == [1, 1, 1]
+
+
+def test_what_comes_while_handlers_wait_begins_in_the_order_in_which_it_was_sent(
+    world: World,
+) -> None:
+    """Some is read by a thread that may not run it, some in the middle of a batch of a handler that
+    waits.
+    """
+    caller = world.near.create_client("here")
+
+    def send() -> None:
+        pending = []
+        for number in range(NUMBERS):
+            if number % 4 < 2:
+                caller.notify("note", number)
+            else:
+                method = "note" if number % 4 == 2 else "note_and_call"
+                pending.append(caller.submit(method, number, timeout_s=PATIENCE_S))
+            if number % 100 == 0:
+                for one in pending:
+                    one.result()
+                pending.clear()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    while sender.is_alive():
+        world.client.call("thread")
+    assert caller.call("noted_so_far") == list(range(NUMBERS))
+
+
+def test_where_as_many_handlers_wait_as_may_the_log_says_so_and_the_rest_begins_when_one_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(world.near._driver, "_spares_max", 2)
+    with RpcService(master=world.master.address) as third:
+        caller = third.create_client("here")
+        slow = [caller.submit("call_other", "wait_for_event") for _ in range(5)]
+        wait_until(lambda: "as many as may" in caplog.text, "the line")
+        world.there.let_go.set()
+        assert [one.result(PATIENCE_S) for one in slow] == ["True"] * 5
+
+
+def test_items_of_a_stream_arrive_while_other_handlers_wait(world: World) -> None:
+    """None of them before the stream's own beginning, which is held back like any request."""
+    caller, stop = world.near.create_client("here"), threading.Event()
+
+    def nest() -> None:
+        while not stop.is_set():
+            assert caller.call("depth", 2) == 2
+
+    nesting = threading.Thread(target=nest)
+    nesting.start()
+    try:
+        for _ in range(200):
+            with caller.stream("count_items", timeout_s=PATIENCE_S) as stream:
+                for item in range(20):
+                    stream.send(item)
+                stream.end()
+                assert stream.result() == 20
+    finally:
+        stop.set()
+        nesting.join()
 
 
 def test_every_wait_ends_at_its_own_deadline_though_a_handler_keeps_the_reactor(

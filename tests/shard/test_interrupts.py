@@ -91,6 +91,23 @@ def test_of_an_application_that_the_engine_calls_too(driver: Driver) -> None:
         in_module("shard.loop.task", call)(raise_signal)
 
 
+def test_what_a_callback_raises_would_be_lost_so_it_is_held_back_there(driver: Driver) -> None:
+    signal.signal(NUMBER, interrupt)
+    assert in_module("shard.loop.future", call)(raise_signal) == "went on"
+    with pytest.raises(Interrupted):
+        interrupts.deliver()
+
+
+def test_a_handler_that_was_set_past_us_is_found_while_the_engine_is_used(driver: Driver) -> None:
+    interrupts._signal(NUMBER, interrupt)  # as `from signal import signal` before gives it
+    while interrupts._is_bare(interrupts._getsignal(NUMBER)):
+        with pytest.raises(TimeoutError):
+            Future(driver).result(0.01)
+    assert in_module("shard", raise_signal)() == "went on"
+    with pytest.raises(Interrupted):
+        interrupts.deliver()
+
+
 @pytest.mark.parametrize("library", ["threading", "numpy.linalg", "logging.handlers"])
 def test_a_library_is_of_whoever_called_it(driver: Driver, library: str) -> None:
     signal.signal(NUMBER, interrupt)
