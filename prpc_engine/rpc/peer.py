@@ -454,7 +454,7 @@ class Peer:
 
     # -- what comes in -----------------------------------------------------------------------------
 
-    def _on_message(self, body: memoryview, blocks: Blocks = (), was_held: bool = False) -> None:
+    def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
         try:
             kind, side, status, target, call_id, key, wait_ms = _unpack(body)
         except struct.error:
@@ -486,17 +486,13 @@ class Peer:
             server = self._servers.get(target)
             if server is None:
                 self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
-            elif was_held or server.inline or (self.reactor.serves and not self.reactor.held):
+            elif self.reactor.serves or server.inline:
                 server.request(self, call_id, key, wait_ms, body[PAYLOAD], blocks)
             else:
                 self._hold(call_id, body, blocks)
         elif kind == FAILURE:
             self._on_failure(status, call_id, body[PAYLOAD], blocks)
-        elif (
-            was_held
-            or (self.reactor.serves and not self.reactor.held)
-            or (side == TO_CALLER and kind in OF_STREAMS)
-        ):
+        elif self.reactor.serves or (side == TO_CALLER and kind in OF_STREAMS):
             self._on_rare(kind, side, target, call_id, key, wait_ms, body[PAYLOAD], blocks)
         else:
             self._hold(call_id if kind in (OPEN, REPEAT) else 0, body, blocks)
@@ -510,9 +506,7 @@ class Peer:
             text = f"{len(held)} requests wait for a thread that runs handlers: all wait in theirs"
             self.fail(call_id, Status.BACKPRESSURE, "", text, "")
             return
-        self.reactor.call_in_engine(
-            partial(self._on_message, memoryview(bytes(body)), blocks, True)
-        )
+        self.reactor.call_in_engine(partial(self._on_message, memoryview(bytes(body)), blocks))
 
     def _on_rare(
         self,

@@ -165,7 +165,8 @@ class Driver:
                 self._leader = me = threading.get_ident()
                 self._led += 1
                 try:
-                    reactor.serves = serves
+                    reactor.may_serve = serves  # as take_lead(), without its call
+                    reactor.serves = serves and not reactor.held
                     if reactor.parked:  # a loop rests
                         reactor.unannounce(True)
                     # Most answers come within microseconds: look at the rings alone first, and only
@@ -263,7 +264,8 @@ class Driver:
         threads meanwhile, and this one goes on when it has the lead again.
         """
         reactor = self.reactor
-        served, reactor.serves = reactor.serves, False
+        may_serve = reactor.may_serve
+        reactor.take_lead(False)
         try:
             while not future.finished:
                 if held_signals:
@@ -274,9 +276,9 @@ class Driver:
                     self._drive(future, deadline, False)
                 if deadline is not None and time.monotonic() >= deadline:
                     return
-                reactor.serves = False
+                reactor.take_lead(False)
         finally:
-            reactor.serves = served
+            reactor.take_lead(may_serve)
 
     def _lend(self, future: Future, deadline: float | None) -> None:
         """Have others lead for a while. This thread leads again when it returns or raises."""
@@ -441,7 +443,7 @@ class Driver:
             return False
         self._leader = threading.get_ident()
         self._led += 1
-        self.reactor.serves = True
+        self.reactor.take_lead(True)
         return True
 
     def stop_leading(self) -> None:
@@ -524,7 +526,7 @@ class Driver:
         self._leader = threading.get_ident()
         self._on_duty = True
         try:
-            self.reactor.serves = True
+            self.reactor.take_lead(True)
             if self.reactor.parked:  # a loop rests, and is late
                 self.reactor.unannounce(True)
             self._duty()

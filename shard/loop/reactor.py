@@ -119,7 +119,8 @@ class Reactor:
     parks, wakeups     sleeps, and those that an event ended; the others ran out of time
     late_wakes         sleeps that ran out of time although a source had work, and no bell came: 0,
                        or a wake-up was lost
-    serves             whether who turns it now may run the application's work; set by who leads
+    may_serve          whether who turns it now may run the application's work
+    serves             whether such work may run as it comes: the same, and nothing earlier is held
     held               that work, while nobody may: first in, first out
     """
 
@@ -148,7 +149,7 @@ class Reactor:
         self._callbacks[self._bell.fd] = lambda _: self._drain_bell()
         self._until_descriptors = 0
         self._spin_work = SPIN_WORK_MAX
-        self.serves = True
+        self.may_serve = self.serves = True
         self.held: deque[Callable[[], object]] = deque()
         self._fence = memory_order.register_fence()
         self.parked = False
@@ -216,6 +217,13 @@ class Reactor:
         if self.parked:
             self.wake()
 
+    def take_lead(self, may_serve: bool) -> None:
+        """Who turns it from now on may run the application's work, or not; what is held comes
+        before what the sources have.
+        """
+        self.may_serve = may_serve
+        self.serves = may_serve and not self.held
+
     def is_awaited(self) -> bool:
         """Whether the application's work waits for somebody who may run it."""
         return bool(self.held or self._others)
@@ -265,7 +273,7 @@ class Reactor:
         """One turn: bounded, never waits; the number of things done."""
         self.turns += 1
         work = 0
-        if self.held and self.serves:  # it came before what the sources have now
+        if self.held and self.may_serve:  # it came before what the sources have now
             work += self._run_held()
         for poll in self._polls:
             work += poll()
@@ -411,13 +419,17 @@ class Reactor:
         """
         held = self.held
         done = 0
-        while done < READY_STEPS_MAX and self.serves:
-            try:
-                work = held.popleft()
-            except IndexError:
-                break
-            work()
-            done += 1
+        try:
+            while done < READY_STEPS_MAX and self.may_serve:
+                try:
+                    work = held.popleft()
+                except IndexError:
+                    break
+                self.serves = True  # for this one
+                work()
+                done += 1
+        finally:
+            self.take_lead(self.may_serve)
         return done
 
     def _run_own(self) -> int:

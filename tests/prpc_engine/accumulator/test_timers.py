@@ -76,11 +76,12 @@ def test_one_timer_in_itself_measures_each_block(counters: CounterSet) -> None:
         with one:
             pass
         with one:
-            inner_ended_s = perf_counter()
+            pass
+    ended_s = perf_counter()
     found_timer = found(counters, "timer::a::nested(s)")
     assert found_timer is not None
     assert found_timer.count == 3
-    assert inner_ended_s - begin_s >= found_timer.maximum - found_timer.minimum
+    assert ended_s - begin_s >= found_timer.maximum
     # the outer block is longer than both in it
     assert found_timer.maximum >= found_timer.total - found_timer.maximum
 
