@@ -150,8 +150,8 @@ def try_again() -> None:
 
 
 def look() -> None:
-    """Have handlers that nobody wrapped be wrapped, by the main thread. From any other thread; some
-    5 us.
+    """Find handlers that are not wrapped, and ask the main thread to wrap them at its next safe
+    point. From any other thread; takes some 5 us.
     """
     found = [number for number in _NUMBERS if _is_bare(_getsignal(number))]
     if not found or not is_in_engine(sys._current_frames().get(_main())):

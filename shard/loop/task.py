@@ -80,18 +80,17 @@ class Task(Future, kw_only=True):
             ):
                 raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
-            if isinstance(awaited, Wait):
+            if isinstance(awaited, Future):
+                awaited.add_done_callback(self._wake)
+            elif isinstance(awaited, Wait):
                 awaited.begin(self)
-                return
-            if not isinstance(awaited, Future):
+            else:
                 self.cancel(
                     ShardError(
                         f"a task may await this engine's futures, shard.sleep(), yield_now() and "
                         f"run_blocking(), not {type(awaited).__name__}"
                     )
                 )
-                return
-            awaited.add_done_callback(self._wake)
         finally:
             CONTEXT.value = outer
             if loop is not None:

@@ -13,6 +13,7 @@ not begun; one that has runs to its end, and nobody hears of it.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from concurrent.futures import Future as ThreadFuture
 from concurrent.futures import ThreadPoolExecutor
@@ -41,12 +42,12 @@ class Resumable(Protocol):
         """The same, in so many seconds. In the reactor's thread."""
 
 
-class Wait:
+class Wait(ABC):
     """Something that a task begins when it comes to await it, and that wakes it."""
 
+    @abstractmethod
     def begin(self, task: Resumable) -> None:
         """In the task's reactor."""
-        raise NotImplementedError
 
 
 class sleep(Wait):  # noqa: N801 - a verb: `await sleep(1.0)`
