@@ -167,7 +167,7 @@ class RpcClient:
         try:
             if not call.finished and not self._wait_until(call, call.overall + LATE_S):
                 call.wait()  # which ends it: the reactor has not
-        except BaseException:  # of a signal handler: nobody waits any more
+        except BaseException:  # a signal handler raised it: nobody waits for this call any more
             call.cancel()
             raise
         if call.finished == VALUE:
