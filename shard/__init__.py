@@ -43,6 +43,7 @@ from shard.group.restart import RestartPolicy
 from shard.group.sharded import Sharded
 from shard.group.topology import Core, Topology, format_ranges, read_topology
 from shard.group.trimming import Trimmer
+from shard.loop.control import ControlLoop, control_loop
 from shard.loop.driver import Driver
 from shard.loop.future import VALUE, Future, Waiter, gather
 from shard.loop.gate import Gate
@@ -90,6 +91,7 @@ __all__ = [
     "CancelledError",
     "ClosedError",
     "Connection",
+    "ControlLoop",
     "Core",
     "CoreLocks",
     "CounterRow",
@@ -148,6 +150,7 @@ __all__ = [
     "belongs_to_engine",
     "bind_memory",
     "class_of",
+    "control_loop",
     "collect_garbage",
     "escaped",
     "failpoints",

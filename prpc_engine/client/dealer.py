@@ -39,9 +39,8 @@ from prpc_engine.client.mailbox import Ending, Mailbox, Terminated
 from prpc_engine.rpc.call import NEVER, TIMEOUT_S
 from prpc_engine.rpc.context import caller_name, remaining_s, wait_in_ms
 from prpc_engine.rpc.deferred import Deferred
-from prpc_engine.rpc.flow_control import Waits
 from prpc_engine.rpc.job import Expired
-from shard import ClosedError, Future
+from shard import ClosedError, Future, Waiter
 
 REQUEST, ONE_WAY = "request", "one_way"
 QUEUE_REQUESTS_MAX = 65536  # received by nobody yet: beyond it callers are told to slow down
@@ -173,7 +172,7 @@ class ServerQueue:
     it takes every request in, for whichever dealer asks next.
     """
 
-    def __init__(self, name: str, waiter: Waits | None) -> None:
+    def __init__(self, name: str, waiter: Waiter | None) -> None:
         self.name = name
         self.mailbox = Mailbox(f"the server of {name!r}", waiter, RpcRequest._is_over)
 
@@ -228,7 +227,7 @@ class Dealer:
     def __init__(
         self,
         name: str,
-        waiter: Waits | None,
+        waiter: Waiter | None,
         client: DealerClient | None = None,
         queue: ServerQueue | None = None,
         by_rank: bool = False,

@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.rpc.flow_control import Waits
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
 from prpc_engine.settings.config import check_timeout
-from shard import ClosedError, Future
+from shard import ClosedError, Future, Waiter
 
 
 class Terminated(errors.Closed):
@@ -72,7 +71,7 @@ class Mailbox:
     def __init__(
         self,
         name: str,
-        waiter: Waits | None,
+        waiter: Waiter | None,
         is_stale: Callable[[Any], bool] = lambda message: False,
     ) -> None:
         self.name = name

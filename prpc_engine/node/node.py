@@ -55,6 +55,7 @@ from shard import (
     Transport,
     Trimmer,
     UnixTransport,
+    run_blocking,
 )
 from shard import Node as Identity
 
@@ -237,6 +238,16 @@ class Node:
         Raises NotSent with each transport's reason, AuthenticationFailed, Closed.
         """
         return self._peer(addresses, self._transports, timeout_s, asked)
+
+    async def reach_master(self, address: str, timeout_s: float) -> Peer:
+        """As master_peer(), for coroutines of the control loop."""
+        peer: Peer = await run_blocking(self.master_peer, address, timeout_s)
+        return peer
+
+    async def reach(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
+        """As peer_at(), for coroutines of the control loop."""
+        peer: Peer = await run_blocking(self.peer_at, addresses, timeout_s, asked)
+        return peer
 
     def near_peer(self, addresses: Sequence[str]) -> Peer | None:
         """The peer for a node that is connected, or in this process; None for any other, and where

@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
-from shard import Future
-
-if TYPE_CHECKING:
-    import asyncio
+from shard import Future, Waiter
 
 # Enough to hide the way there and back behind the work on eight items; few enough that a slow
 # reader costs eight items of memory.
@@ -38,28 +35,11 @@ NUMBER_MASK = 0xFFFF_FFFF  # of an item on the wire
 GRANT_ITEMS = WINDOW_ITEMS // 2
 
 
-class Waits(Protocol):
-    """Whose thread waits for a future (shard.Driver); None in a shard, where tasks await."""
-
-    def wait(self, future: Future, timeout_s: float | None) -> bool:
-        """True once the future is done, False when `timeout_s` seconds are over; None: there is no
-        limit.
-        """
-
-    def wait_until(self, future: Future, deadline: float | None) -> bool:
-        """The same, until a time of the monotonic clock."""
-
-    def await_in(
-        self, future: Future, loop: asyncio.AbstractEventLoop
-    ) -> Generator[Any, None, None]:
-        """What a coroutine of `loop`, which runs here, yields until the future is done."""
-
-
 class Window:
     """The sending half. grant() and close() in the reactor's thread, or where the stream is opened;
     the rest in the sender's, who counts items in `sent`."""
 
-    def __init__(self, waiter: Waits | None, credit: int = WINDOW_ITEMS) -> None:
+    def __init__(self, waiter: Waiter | None, credit: int = WINDOW_ITEMS) -> None:
         self._waiter = waiter
         # since the beginning; only grant() writes it, as only the sender writes `sent`
         self._allowed = credit
@@ -113,7 +93,7 @@ class Inbox:
     """The receiving half. take() in the receiver's thread or task, of which there is one, the rest
     in the reactor's; finish() in any."""
 
-    def __init__(self, waiter: Waits | None, grant: Callable[[int], None]) -> None:
+    def __init__(self, waiter: Waiter | None, grant: Callable[[int], None]) -> None:
         """`grant(n)` tells the sender that n more items may come."""
         self._waiter = waiter
         self._grant = grant

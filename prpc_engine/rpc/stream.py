@@ -39,10 +39,10 @@ from typing import Any, Protocol
 from prpc_engine import errors
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.context import wait_in_ms
-from prpc_engine.rpc.flow_control import WINDOW_ITEMS, Inbox, Waits, Window
+from prpc_engine.rpc.flow_control import WINDOW_ITEMS, Inbox, Window
 from prpc_engine.rpc.job import Job
 from prpc_engine.rpc.message import CREDIT, END, FROM_CALLER
-from shard import CONTEXT, Future
+from shard import CONTEXT, Future, Waiter
 
 
 class Incoming:
@@ -161,7 +161,7 @@ class StreamCall(Call, kw_only=True):
         self.ready.set_result(None)
 
 
-def stream_call(waiter: Waits | None, **fields: Any) -> StreamCall:
+def stream_call(waiter: Waiter | None, **fields: Any) -> StreamCall:
     """A new one; `fields` are those of Call."""
     line = StreamLine()
     inbox, window = Inbox(waiter, line.grant), Window(waiter, 0)

@@ -115,6 +115,7 @@ class Driver:
         self.polling = polling
         # requests may come in at any time: hand over to the progress thread at once, not lazily
         self.prompt = False
+        self._expected: set[Future] = set()  # somebody awaits them who cannot lead
         self._lead = threading.Lock()
         self._adaptive = Adaptive()  # one for all that lead: the gaps are those of the traffic
         self._leader = 0  # ident of the leading thread
@@ -181,7 +182,13 @@ class Driver:
                     if self._leader == me:  # as _let_go(), without its call
                         self._leader = 0
                         self._lead.release()
-                        if self._followers or self._bridges or self.prompt or reactor.held:
+                        if (
+                            self._followers
+                            or self._bridges
+                            or self.prompt
+                            or self._expected
+                            or reactor.held
+                        ):
                             self._pass_on()
             elif self._leader == threading.get_ident():
                 self._wait_inside(future, deadline)
@@ -196,7 +203,13 @@ class Driver:
         if self._leader == threading.get_ident():
             self._leader = 0
             self._lead.release()
-            if self._followers or self._bridges or self.prompt or self.reactor.held:
+            if (
+                self._followers
+                or self._bridges
+                or self.prompt
+                or self._expected
+                or self.reactor.held
+            ):
                 self._pass_on()
 
     def run(self, timeout_s: float | None) -> None:
@@ -352,7 +365,9 @@ class Driver:
             return
         except IndexError:
             pass  # nobody follows
-        if not any(bridge.wants() and bridge.call() for bridge in self._bridges) and self.prompt:
+        if not any(bridge.wants() and bridge.call() for bridge in self._bridges) and (
+            self.prompt or self._expected
+        ):
             self._call_to_duty.release()
 
     def _call_engine(self) -> None:
@@ -406,6 +421,12 @@ class Driver:
         the progress thread must lead whenever nobody else does.
         """
         self.prompt = True
+        self._call_to_duty.release()
+
+    def expect(self, future: Future) -> None:
+        """The same, until the future is done."""
+        self._expected.add(future)
+        future.add_done_callback(self._expected.discard)
         self._call_to_duty.release()
 
     def pin(self, core: int) -> None:
@@ -490,7 +511,8 @@ class Driver:
                 continue
             held = self.reactor.held
             attentive = any(bridge.is_attentive() for bridge in self._bridges)
-            standby_s = WATCH_S if attentive and not self.prompt and not held else STANDBY_S
+            prompt = self.prompt or self._expected or held
+            standby_s = WATCH_S if attentive and not prompt else STANDBY_S
             if not held and (attentive or self._followers):
                 continue
             if self._go_on_duty():

@@ -52,6 +52,11 @@ class Waiter(Protocol):
     ) -> Generator[Any, None, None]:
         """What a coroutine of `loop`, which runs here, yields until the future is done."""
 
+    def expect(self, future: Future) -> None:
+        """Make progress until the future is done: somebody awaits it who cannot. From any thread,
+        at once.
+        """
+
 
 class Future(msgspec.Struct, eq=False):
     """A future is a result to come, for a thread, a task of the reactor or an asyncio loop.

@@ -81,7 +81,7 @@ class Task(Future, kw_only=True):
                 raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
             if isinstance(awaited, Future):
-                awaited.add_done_callback(self._wake)
+                self._follow(awaited)
             elif isinstance(awaited, Wait):
                 awaited.begin(self)
             else:
@@ -95,6 +95,10 @@ class Task(Future, kw_only=True):
             CONTEXT.value = outer
             if loop is not None:
                 set_running_asyncio_loop(loop)
+
+    def _follow(self, awaited: Future) -> None:
+        """Go on when that is done."""
+        awaited.add_done_callback(self._wake)
 
     def _wake(self, _: Future) -> None:
         self.schedule(self.step)
