@@ -38,6 +38,7 @@ from shard.group.core_locks import CoreLocks
 from shard.group.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
 from shard.group.group import ShardGroup
 from shard.group.group_statistics import GroupStatistics, ShardStatistics
+from shard.group.pipe import Pipe
 from shard.group.process import Shard, this_shard
 from shard.group.restart import RestartPolicy
 from shard.group.sharded import Sharded
@@ -52,6 +53,7 @@ from shard.loop.interrupts import belongs_to_engine
 from shard.loop.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S
+from shard.loop.sync import Condition, Semaphore
 from shard.loop.task import CONTEXT, Task
 from shard.loop.timers import Timer, Timers
 from shard.loop.waits import run_blocking, sleep, yield_now
@@ -90,6 +92,7 @@ __all__ = [
     "BackpressureError",
     "CancelledError",
     "ClosedError",
+    "Condition",
     "Connection",
     "ControlLoop",
     "Core",
@@ -115,6 +118,7 @@ __all__ = [
     "Node",
     "PeerIdentity",
     "PeerLostError",
+    "Pipe",
     "ProtocolError",
     "Reactor",
     "RemoteProtocolError",
@@ -122,6 +126,7 @@ __all__ = [
     "Ring",
     "RingConsumer",
     "RingProducer",
+    "Semaphore",
     "Shard",
     "ShardError",
     "ShardGroup",

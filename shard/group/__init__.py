@@ -7,8 +7,10 @@ sharded             one object in every shard
 supervisor          starts processes and starts them again
 restart             when
 process             what a shard does from its start to its end
+pipe                items from shards to one shard, at its pace
 mesh                calls between shards
 payload, functions  how values and functions are sent
+keywords            functions that are called with keyword arguments
 lane_handoff        lanes of a shard that was started again
 cpu, topology       which core a shard is pinned to
 core_locks          cores that other groups of the host have taken

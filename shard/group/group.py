@@ -27,7 +27,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from shard.errors import ClosedError, PeerLostError, ShardError
+from shard.errors import BackpressureError, ClosedError, PeerLostError, ShardError
 from shard.group import cpu, descriptors, process
 from shard.group.group_calls import (
     NOTHING_TO_SET_UP,
@@ -38,6 +38,7 @@ from shard.group.group_calls import (
     wait_empty,
 )
 from shard.group.group_statistics import GroupStatistics, ShardStatistics
+from shard.group.keywords import WithKeywords
 from shard.group.lane_handoff import LANE_LIMITS, InheritedFd, LaneEnd, make_lane
 from shard.group.mesh import ShardChannel, Tally
 from shard.group.payload import pickle_function
@@ -337,17 +338,34 @@ class ShardGroup:
 
     # -- use ---------------------------------------------------------------------------------------
 
-    def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
-        """Run function(*args) in shard `index`; a coroutine function runs there as a task.
+    def submit_to(
+        self, index: int, function: Callable[..., Any], *args: Any, **keywords: Any
+    ) -> Future:
+        """Run function(*args, **keywords) in shard `index`; a coroutine function runs there as a
+        task.
 
         Raises PeerLostError while that shard is down, ClosedError after close(), ValueError for an
-        index out of range, BackpressureError when too much waits for that shard, ForkedError in a
-        fork.
+        index out of range, BackpressureError when too much waits for that shard
+        (submit_when_room() waits then), ForkedError in a fork.
         """
+        if keywords:
+            function, args = WithKeywords(function), (args, keywords)
         submit = self._submits.get(index)
         if submit is None:
             raise self._no_shard(index)
         return submit(function, args)
+
+    def submit_when_room(
+        self, index: int, function: Callable[..., Any], *args: Any, **keywords: Any
+    ) -> Future:
+        """As submit_to(), and blocks while too much waits for that shard: the future of the result
+        once the call is on its way. Raises PeerLostError, ClosedError, ValueError, ForkedError.
+        """
+        while True:
+            try:
+                return self.submit_to(index, function, *args, **keywords)
+            except BackpressureError:
+                self._lanes[index].room().result()
 
     def _no_shard(self, index: int) -> Exception:
         if self.closed:
@@ -365,12 +383,16 @@ class ShardGroup:
             raise ClosedError("this group was closed here")
 
     def map(
-        self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout_s: float | None = None,
+        **keywords: Any,
     ) -> list[Any]:
-        """function(*args) in every shard at once; the results in order of index. Raises the first
-        error.
+        """function(*args, **keywords) in every shard at once; the results in order of index. Raises
+        the first error.
         """
-        futures = [self.submit_to(index, function, *args) for index in range(self.size)]
+        futures = [self.submit_to(index, function, *args, **keywords) for index in range(self.size)]
         return [future.result(timeout_s) for future in futures]
 
     def at_start(

@@ -36,6 +36,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import CoroutineType
 from typing import Any
 
@@ -84,6 +85,9 @@ CALL, RESULT, TIMED, ERROR, FUNCTION, CANCEL, STOP = range(1, 8)
 # Of every so many calls one is timed: its two readings of the clock cost 0.1 us, a call 5.
 CALLS_PER_SAMPLE = 64
 SAMPLE_MASK = CALLS_PER_SAMPLE - 1
+ROOM_AGAIN_S = (
+    0.001  # between tries to send what found the outbox full, where nothing tells of room
+)
 ERROR_AGAIN_S = 0.01  # between tries to tell of errors that found the outbox full
 
 _pack, _unpack = TRAILER.pack, TRAILER.unpack_from
@@ -233,6 +237,17 @@ class ShardChannel:
                 f"a call to {self.connection.peer} was cancelled here; it may have run"
             )
         return future.set_error(error)
+
+    def room(self) -> Future:
+        """A future done when it is worth trying again to send what found too much waiting: the
+        oldest call has been answered, or ROOM_AGAIN_S has passed."""
+        room = Future(self._waiter)
+        again = partial(room.set_result, None)
+        # RuntimeError: another thread submits
+        with contextlib.suppress(StopIteration, RuntimeError):
+            next(iter(self._in_flight.values())).add_done_callback(lambda _: again())
+        self._reactor.call_soon(partial(self._reactor.call_later, ROOM_AGAIN_S, again))
+        return room
 
     def refuse(self, reason: str) -> None:
         """Answer every further call of the other end with ClosedError(reason)."""

@@ -30,8 +30,9 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from shard.errors import PeerLostError, ShardError
+from shard.errors import BackpressureError, PeerLostError, ShardError
 from shard.group import cpu
+from shard.group.keywords import WithKeywords
 from shard.group.lane_handoff import InheritedFd, LaneEnd
 from shard.group.mesh import ShardChannel, Tally, run_here
 from shard.group.trimming import Trimmer
@@ -93,6 +94,9 @@ class Shard:
         Trimmer(self.slab, self.reactor)
         self.tasks = Gate(f"shard {birth.index}")  # what others wait for passes it
         self.sharded: dict[int, Any] = {}  # this shard's instance of each Sharded, by its number
+        # this shard's ends of pipes, by their numbers (pipe.py)
+        self.inlets: dict[tuple[int, int], Any] = {}
+        self.outlets: dict[tuple[int, int], Any] = {}
         self._limits = birth.limits
         self._lanes: dict[int, ShardChannel] = {}
         self._lost: dict[int, ShardError] = {}
@@ -111,18 +115,34 @@ class Shard:
             counts=True,
         )
 
-    def submit_to(self, index: int, function: Callable[..., Any], *args: Any) -> Future:
-        """Run function(*args) in shard `index` of this group; await the result.
+    def submit_to(
+        self, index: int, function: Callable[..., Any], *args: Any, **keywords: Any
+    ) -> Future:
+        """Run function(*args, **keywords) in shard `index` of this group; await the result.
 
-        Raises PeerLostError while that shard is dead, and ValueError for an index that the group
-        does not have.
+        Raises PeerLostError while that shard is dead, BackpressureError when too much waits for it
+        (submit_when_room() waits then), and ValueError for an index that the group does not have.
         """
+        if keywords:
+            function, args = WithKeywords(function), (args, keywords)
         if index == self.index:
             return run_here(self.reactor, function, args)
         lane = self._lanes.get(index)
         if lane is None or index == APPLICATION:
             raise self._no_shard(index)
         return lane.submit(function, args)
+
+    async def submit_when_room(
+        self, index: int, function: Callable[..., Any], *args: Any, **keywords: Any
+    ) -> Future:
+        """As submit_to(), and waits while too much waits for that shard: the future of the result
+        once the call is on its way. Raises PeerLostError, ValueError.
+        """
+        while True:
+            try:
+                return self.submit_to(index, function, *args, **keywords)
+            except BackpressureError:
+                await self._lanes[index].room()
 
     def _no_shard(self, index: int) -> Exception:
         if not isinstance(index, int) or not 0 <= index < self.size:

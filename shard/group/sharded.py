@@ -22,7 +22,8 @@ from typing import Any, Generic, TypeVar
 from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.group.functions import FUNCTIONS_MAX, is_found_by_name
 from shard.group.group import ShardGroup, the_open_group
-from shard.group.payload import RemoteTraceback, call_pickled, pickle_function, unpickle_function
+from shard.group.mesh import is_answered_later
+from shard.group.payload import RemoteTraceback, pickle_function, unpickle_function
 from shard.group.process import this_shard
 from shard.loop.future import Future, gather
 from shard.loop.queues import class_of, in_class
@@ -37,24 +38,30 @@ _MISSING = object()
 class Sharded(Generic[T]):
     """A Sharded keeps one instance of a class in every shard, and calls methods of them there.
 
-    Owned by the process that made it; close() ends the instances. `factory(*args)` runs in every
-    shard, and again in one that is restarted. A method is named by a function that takes the
-    instance first, or by its name. Raises ShardError where there is no instance, or where a shard
-    closes it.
+    Owned by the process that made it; close() ends the instances. `factory(*args, **keywords)` runs
+    in every shard, and again in one that is restarted. An instance's start(), where there is one,
+    runs before its shard has others call it; its stop(), and then its close(), when the Sharded is
+    closed. start() and stop() may be coroutine functions. A method is named by a function that
+    takes the instance first, or by its name. Raises ShardError where there is no instance, or where
+    a shard closes it.
     """
 
     def __init__(
-        self, factory: Callable[..., T], *args: Any, group: ShardGroup | None = None
+        self,
+        factory: Callable[..., T],
+        *args: Any,
+        group: ShardGroup | None = None,
+        **keywords: Any,
     ) -> None:
-        """In `group`, or in the one group that is open in this process. Raises what a factory
-        raises.
+        """In `group`, or in the one group that is open in this process. Raises what a factory or a
+        start() raises.
         """
         self._group: ShardGroup | None = group or the_open_group()
         self._number = next(_numbers)
         self._calls: dict[Method, _Call] = {}
         self.size = self._group.size
         try:
-            self._group.at_start(_create, self._number, pickle_function(factory), args)
+            self._group.at_start(_create, self._number, pickle_function(factory), args, keywords)
         except BaseException:
             # of an instance's close(): what went wrong first is what counts
             with contextlib.suppress(Exception):
@@ -75,15 +82,15 @@ class Sharded(Generic[T]):
         instance: T = _instance(self._number)
         return instance
 
-    def invoke_on(self, index: int, method: Method, *args: Any) -> Future:
-        """method(instance, *args) in shard `index`; the future of its result."""
+    def invoke_on(self, index: int, method: Method, *args: Any, **keywords: Any) -> Future:
+        """method(instance, *args, **keywords) in shard `index`; the future of its result."""
         try:
             call = self._calls.get(method) or self._call(method)
         except TypeError:  # it has no hash, so it carries state
             call = _Call(self._number, method)
         if self._group is not None:
-            return self._group.submit_to(index, call, *args)
-        return this_shard().submit_to(index, call, *args)
+            return self._group.submit_to(index, call, *args, **keywords)
+        return this_shard().submit_to(index, call, *args, **keywords)
 
     def _call(self, method: Method) -> _Call:
         """The method as a function. One that is found by name is kept, and so sent once; any other
@@ -98,9 +105,9 @@ class Sharded(Generic[T]):
         call = self._calls[method] = _KnownCall(self._number, method)
         return call
 
-    def invoke_on_all(self, method: Method, *args: Any) -> Future:
+    def invoke_on_all(self, method: Method, *args: Any, **keywords: Any) -> Future:
         """The same in every shard at once; the future of the list of results, in order of index."""
-        futures = [self.invoke_on(index, method, *args) for index in range(self.size)]
+        futures = [self.invoke_on(index, method, *args, **keywords) for index in range(self.size)]
         return gather(futures, self._group.driver if self._group is not None else None)
 
     def map_reduce(
@@ -159,11 +166,11 @@ class _Call:
         if not isinstance(method, str):
             in_class(class_of(method))(self)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         instance = _instance(self.number)
         if isinstance(self.method, str):
-            return getattr(instance, self.method)(*args)
-        return self.method(instance, *args)
+            return getattr(instance, self.method)(*args, **keywords)
+        return self.method(instance, *args, **keywords)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _received_call, (
@@ -182,15 +189,34 @@ def _received_call(number: int, method: str | bytes) -> _Call:
     return _Call(number, method if isinstance(method, str) else unpickle_function(method))
 
 
-def _create(number: int, pickled_factory: bytes, args: tuple[Any, ...]) -> None:
-    this_shard().sharded[number] = call_pickled(pickled_factory, args)
+async def _create(
+    number: int, pickled_factory: bytes, args: tuple[Any, ...], keywords: dict[str, Any]
+) -> None:
+    instance = unpickle_function(pickled_factory)(*args, **keywords)
+    this_shard().sharded[number] = instance
+    try:
+        await _call_hook(instance, "start")
+    except BaseException:
+        del this_shard().sharded[number]
+        raise
 
 
-def _drop(number: int) -> None:
+async def _drop(number: int) -> None:
     instance = this_shard().sharded.pop(number, None)
-    close = getattr(instance, "close", None)
-    if close is not None:
-        close()
+    try:
+        await _call_hook(instance, "stop")
+    finally:
+        close = getattr(instance, "close", None)
+        if close is not None:
+            close()
+
+
+async def _call_hook(instance: Any, name: str) -> None:
+    hook = getattr(instance, name, None)
+    if hook is not None:
+        done = hook()
+        if is_answered_later(done):
+            await done
 
 
 def _instance(number: int) -> Any:

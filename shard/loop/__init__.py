@@ -7,7 +7,9 @@ task, timers    what runs, and when
 waits           what a task awaits beside results: time, a turn, a function that blocks
 future          its result
 gate            who is inside
+sync            semaphores and conditions of tasks
 driver          which thread turns the reactor
+control         one more reactor a process, in a thread of its own: for the engine's coroutines
 asyncio_bridge  a reactor turned by a loop of asyncio
 idle            spin, yield or park
 interrupts      signal handlers, held back until a step of the engine ends

@@ -23,6 +23,7 @@ from shard import (
 )
 from tests.shard import group_functions as functions
 from tests.shard.group_functions import Tin
+from tests.shard.pipe_functions import Hooked, calls_of
 from tests.shard.processes import PATIENCE_S, kill
 
 
@@ -356,3 +357,30 @@ def test_it_is_the_same_instance_for_every_call(group: ShardGroup) -> None:
 
 def identity(tin: Tin) -> tuple[int, int, bool]:
     return os.getpid(), id(tin), tin in this_shard().sharded.values()
+
+
+# -- hooks -----------------------------------------------------------------------------------------
+
+
+def test_instances_are_started_before_they_are_called_and_stopped_before_they_are_closed(
+    group: ShardGroup,
+) -> None:
+    with Sharded(Hooked, "hooked", size=5) as hooked:
+        every = hooked.invoke_on_all(Hooked.get, more=1).result(PATIENCE_S)
+        assert every == [["made", "started", 6]] * 3
+        assert hooked.invoke_on(2, "get", more=2).result(PATIENCE_S)[-1] == 7
+        kill(group, 1)
+        group.wait_up(PATIENCE_S)
+        again = hooked.invoke_on(1, Hooked.get, more=0).result(PATIENCE_S)
+        assert again == ["made", "started", 5]
+    assert group.map(calls_of, "hooked") == [["made", "started", "stopped", "closed"]] * 3
+
+
+def test_one_that_does_not_start_is_told_and_leaves_no_instance(group: ShardGroup) -> None:
+    with pytest.raises(ValueError, match="it does not start"):
+        Sharded(Hooked, "failing", size=-1)
+    assert group.map(_instances) == [0, 0, 0]
+
+
+def _instances() -> int:
+    return len(this_shard().sharded)

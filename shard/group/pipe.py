@@ -1,0 +1,232 @@
+"""A stream of items from shards to one shard, at the pace at which that reads.
+
+    pipe = shard.Pipe(to=2, capacity=64)        # anywhere in the group, and sent to its shards
+
+    await pipe.send(batch)                      # in any of them: waits while 64 items are unread
+    await pipe.close()                          # there is no more
+
+    async for batch in pipe: ...                # in shard 2
+
+Each end's state is its shard's own, found by the pipe's number:
+
+    end     event                       then
+    outlet  send, fewer than capacity   the item goes as a call to the reading shard
+            without an answer
+    outlet  send, more                  waits for the answer to the oldest
+    inlet   an item, fewer than         queued, answered at once
+            capacity are queued
+    inlet   an item, more               queued, answered when as many have been read
+    inlet   an item of a shard that it  refused: what that sent before went to an inlet that is gone
+            does not know, not the
+            shard's first
+    inlet   close                       what was sent before can be read; what comes later is
+                                        refused
+    either  the other shard is lost     its calls end with PeerLostError, and so does the next send
+
+So a reading shard holds `capacity` items, and as many more for each shard that sends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+from shard.checks import is_count
+from shard.errors import ClosedError, ShardError
+from shard.group.process import this_shard
+from shard.loop.future import ERROR, Future
+from shard.loop.sync import Condition
+
+CAPACITY = 64
+_numbers = itertools.count(1)  # of this process's pipes
+
+
+class Pipe:
+    """Items from any shard of a group, in the order in which each of them sends, to the tasks of
+    shard `to`.
+
+    to        index of the shard that reads
+    capacity  items that are queued there before senders wait, from 1 on
+
+    Can be sent to shards. Raises ValueError. In a process that is no shard it can be made and sent
+    only.
+    """
+
+    def __init__(self, to: int, capacity: int = CAPACITY) -> None:
+        if not is_count(to, 0) or not is_count(capacity, 1):
+            raise ValueError(
+                f"Pipe(to={to!r:.100}, capacity={capacity!r:.100}): the index of a shard and a "
+                "whole number from 1 on are allowed"
+            )
+        self.to = to
+        self.capacity = capacity
+        self._number = os.getpid(), next(_numbers)
+
+    async def send(self, item: Any) -> None:
+        """Put an item in; returns when the reading shard has room for it, or less than `capacity`
+        items of this shard are on their way.
+
+        Raises ClosedError when the pipe was closed, PeerLostError when the reading shard was lost,
+        with items of earlier sends perhaps, ValueError where the group has no such shard.
+        """
+        outlets = this_shard().outlets
+        outlet = outlets.get(self._number) or outlets.setdefault(self._number, _Outlet())
+        await outlet.send(self, item)
+
+    async def close(self) -> None:
+        """There is no more, from no shard: who reads gets what came before, and then the end.
+
+        Raises PeerLostError when the reading shard was lost before it had room for all that was
+        sent here. In the reading shard: nobody reads any more, and what is unread is dropped.
+        """
+        shard = this_shard()
+        if shard.index == self.to:
+            self._inlet().close()
+            return
+        outlet = shard.outlets.pop(self._number, None)
+        if outlet is not None:
+            await outlet.settled(0)
+        await (await shard.submit_when_room(self.to, _close, *self._number))
+
+    async def receive(self) -> Any:
+        """The next item. Raises ClosedError after the last, and ShardError in another shard than
+        `to`.
+        """
+        inlet = self._inlet()
+        await inlet.changed.wait(lambda: bool(inlet.items) or inlet.closed)
+        if not inlet.items:
+            this_shard().inlets[self._number] = _ENDED
+            raise ClosedError(f"the pipe to shard {self.to} was closed, and all of it was read")
+        return inlet.take(self.capacity)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self._items()
+
+    async def _items(self) -> AsyncIterator[Any]:
+        while True:
+            try:
+                item = await self.receive()
+            except ClosedError:
+                return
+            yield item
+
+    def _inlet(self) -> _Inlet:
+        shard = this_shard()
+        if shard.index != self.to:
+            raise ShardError(
+                f"shard {self.to} reads this pipe; shard {shard.index} can send to it only"
+            )
+        return _inlet(self._number)
+
+
+class _Outlet:
+    """The end in a shard that sends."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+        self._unanswered: deque[Future] = deque()
+
+    async def send(self, pipe: Pipe, item: Any) -> None:
+        """Send it when fewer than `capacity` are unanswered."""
+        await self.settled(pipe.capacity - 1)
+        shard = this_shard()
+        is_first, self._is_first = self._is_first, False
+        sender = shard.index, shard.incarnation
+        self._unanswered.append(
+            await shard.submit_when_room(
+                pipe.to, _put, *pipe._number, pipe.capacity, *sender, is_first, item
+            )
+        )
+
+    async def settled(self, most: int) -> None:
+        """Wait until so many are unanswered. Raises what one of them ended with."""
+        while self._unanswered:
+            oldest = self._unanswered[0]
+            if oldest.finished:
+                self._unanswered.popleft()
+                if oldest.finished == ERROR:
+                    oldest.result()
+            elif len(self._unanswered) <= most:
+                return
+            else:
+                # not itself: who is cancelled here must not take the item back
+                await _end_of(oldest)
+
+
+def _end_of(future: Future) -> Future:
+    ended = Future()
+    future.add_done_callback(lambda _: ended.set_result(None))
+    return ended
+
+
+class _Inlet:
+    """The end in the shard that reads."""
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+        self.changed = Condition()
+        self.closed = False
+        self._answers: deque[Future] = deque()  # owed for those beyond `capacity`
+        self._senders: set[tuple[int, int]] = set()
+
+    def put(self, sender: tuple[int, int], is_first: bool, item: Any, capacity: int) -> Any:
+        """Queue an item: None, or the future of its answer. Raises ClosedError."""
+        if self.closed:
+            raise ClosedError("the pipe was closed: the item was not taken")
+        if is_first:
+            self._senders.add(sender)
+        elif sender not in self._senders:
+            raise ClosedError(
+                "the shard that reads this pipe was started again, and what was sent before is lost"
+            )
+        self.items.append(item)
+        self.changed.notify()
+        if len(self.items) <= capacity:
+            return None
+        answer = Future()
+        self._answers.append(answer)
+        return answer
+
+    def take(self, capacity: int) -> Any:
+        """The oldest item; one more is answered."""
+        item = self.items.popleft()
+        while self._answers and not self._answers.popleft().set_result(None):
+            pass  # whoever sent that is gone
+        return item
+
+    def end(self) -> None:
+        """A sender has no more."""
+        self.closed = True
+        self.changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self.end()
+        self.items.clear()
+        while self._answers:
+            self._answers.popleft().set_error(ClosedError("the pipe was closed by who read it"))
+
+
+_ENDED = _Inlet()  # in the place of each that was closed and read to its end
+_ENDED.closed = True
+
+
+def _inlet(number: tuple[int, int]) -> _Inlet:
+    inlets = this_shard().inlets
+    found = inlets.get(number) or inlets.setdefault(number, _Inlet())
+    assert isinstance(found, _Inlet)
+    return found
+
+
+# All but the item are plain numbers: they travel as such (payload.py).
+def _put(
+    pid: int, number: int, capacity: int, index: int, incarnation: int, is_first: bool, item: Any
+) -> Any:
+    return _inlet((pid, number)).put((index, incarnation), is_first, item, capacity)
+
+
+def _close(pid: int, number: int) -> None:
+    _inlet((pid, number)).end()

@@ -1,0 +1,127 @@
+"""What the tests of pipes, hooks and keyword arguments run in shards: spawned children import it
+from here."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from typing import Any
+
+from shard import BackpressureError, ClosedError, Future, PeerLostError, Pipe, this_shard, yield_now
+
+noted: dict[str, Any] = {}  # in this shard
+
+
+def add(first: int, *, second: int = 0, third: int = 0) -> tuple[int, int, int]:
+    return first, second, third
+
+
+async def add_later(first: int, *, second: int) -> int:
+    await yield_now()
+    return first + second
+
+
+def add_elsewhere(index: int, first: int, second: int) -> Future:
+    return this_shard().submit_to(index, add, first, second=second)
+
+
+async def send_all(pipe: Pipe, first: int, count: int, close: bool) -> int:
+    noted["sent"] = 0
+    for item in range(first, first + count):
+        await pipe.send(item)
+        noted["sent"] += 1
+    if close:
+        await pipe.close()
+    return count
+
+
+def sent() -> int:
+    return int(noted.get("sent", 0))
+
+
+async def read(pipe: Pipe, count: int) -> list[Any]:
+    return [await pipe.receive() for _ in range(count)]
+
+
+async def read_to_the_end(pipe: Pipe) -> list[Any]:
+    return [item async for item in pipe]
+
+
+async def send_until_told(pipe: Pipe) -> str:
+    """What the sends end with."""
+    try:
+        for item in range(1 << 30):
+            await pipe.send(item)
+    except (ClosedError, PeerLostError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "never"
+
+
+async def settle(pipe: Pipe) -> None:
+    """Come after all that this shard has sent there, and its answers."""
+    await this_shard().submit_to(pipe.to, os.getpid)
+
+
+async def close_pipe(pipe: Pipe) -> None:
+    await pipe.close()
+
+
+def die() -> None:
+    os._exit(7)
+
+
+class Hooked:
+    """Says in its shard what was called."""
+
+    def __init__(self, name: str, *, size: int) -> None:
+        self.calls = ["made"]
+        self.name, self.size = name, size
+        noted[name] = self.calls
+
+    async def start(self) -> None:
+        await yield_now()
+        self.calls.append("started")
+        if self.size < 0:
+            raise ValueError("it does not start")
+
+    def get(self, *, more: int) -> list[Any]:
+        return [*self.calls, self.size + more]
+
+    async def stop(self) -> None:
+        await yield_now()
+        self.calls.append("stopped")
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def calls_of(name: str) -> list[str]:
+    return list(noted.get(name, []))
+
+
+held: deque[Future] = deque()
+
+
+def hold() -> Future:
+    """Answered by let_go()."""
+    held.append(Future())
+    return held[-1]
+
+
+def let_go() -> int:
+    count = len(held)
+    while held:
+        held.popleft().set_result(None)
+    return count
+
+
+async def flood(index: int, count: int, size: int) -> tuple[int, int]:
+    """Calls that wait for room; how many were refused by submit_to() at that, and how many ran."""
+    payload, refused, futures = b"x" * size, 0, []
+    for _ in range(count):
+        try:
+            futures.append(this_shard().submit_to(index, len, payload))
+        except BackpressureError:
+            refused += 1
+            futures.append(await this_shard().submit_when_room(index, len, payload))
+    return refused, sum([await each for each in futures])
