@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.examples import examples
 from tests.figures import print_figures, tell, told
 from tests.helpers import ManualClock
 from tests.leaks import _started_once, nothing_is_left_behind
@@ -28,7 +29,12 @@ from tests.workers import (
 )
 
 # How long an example takes says nothing on a busy machine: faulthandler_timeout ends what hangs.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient",
+    deadline=None,
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("patient")
 # Who starts pytest in the background ignores Ctrl-C for it and for what it starts; tests send that
 # to programs.

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from prpc_engine.archive import Decoder, encode, encode_arguments
 from prpc_engine.archive.wire import BYTES_INLINE_MAX, DEPTH_MAX, INTEGER_BYTES_MAX
 from prpc_engine.errors import BadArguments
+from tests.examples import examples
 from tests.prpc_engine.archives import (
     ONE_OF_EACH,
     arrive,
@@ -30,7 +31,7 @@ from tests.prpc_engine.archives import (
 
 
 @given(values)
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_nested_values_come_back_equal_and_of_the_same_types(value: Any) -> None:
     assert same(there_and_back(value), value)
 

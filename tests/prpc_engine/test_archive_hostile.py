@@ -38,6 +38,7 @@ from prpc_engine.archive.wire import (
     TENSOR,
     TUPLE,
 )
+from tests.examples import examples
 from tests.prpc_engine.archives import ONE_OF_EACH, arrive, values
 
 CORPUS = [
@@ -296,13 +297,13 @@ def test_what_is_in_the_corpus_is_a_value_or_an_archive_error(name: str, body: s
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 def test_any_bytes_are_a_value_or_an_archive_error(body: bytes) -> None:
     decode_or_refuse(body, BLOCKS)
 
 
 @given(st.integers(0, 127), st.binary(max_size=60))
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 def test_any_bytes_in_an_extension_type_are_a_value_or_an_archive_error(
     code: int, payload: bytes
 ) -> None:
@@ -327,7 +328,7 @@ specs = st.recursive(
     st.integers(-1, 5),
     st.sampled_from([ARRAY, SCALAR, TENSOR, STRINGS]),
 )
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 def test_any_dtype_and_shape_is_an_array_or_an_archive_error(
     spec: Any, shape: list[int], number: int, code: int
 ) -> None:
@@ -370,7 +371,7 @@ def mutations(draw: st.DrawFn) -> tuple[bytes, list[Any]]:
 
 
 @given(mutations())
-@settings(max_examples=600)
+@settings(max_examples=examples(600))
 @example((b"", []))
 def test_a_damaged_archive_is_a_value_or_an_archive_error(message: tuple[bytes, list[Any]]) -> None:
     decode_or_refuse(*message)
