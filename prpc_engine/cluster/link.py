@@ -2,7 +2,7 @@
 waits for it.
 
     state       event                           next
-    down        something is to be sent         connecting, in a thread of its own
+    down        something is to be sent         connecting, by a coroutine of the control loop
     connecting  hello answered, data connected  up: what waits leaves, in its order
     connecting  no answer there, first time     connecting; one line in the log; what is not patient
                                                 fails
@@ -11,10 +11,12 @@ waits for it.
                 waits any more
     connecting  other cluster, other secret     down: what waits fails with that, at once
     up          connection lost                 down: what is under way fails with TaskLost, at once
-    any         close()                         closed: what waits fails with Closed
+    any         close()                         closed: what waits fails with Closed, and the
+                                                coroutine is cancelled
 
 Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from
-then on.
+then on. It leaves in turns of the data's reactor: encoding it would hold up the control loop. When
+to try again, and when to give up: attempts.py.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.cluster.attempts import Attempts
 from prpc_engine.cluster.control import (
     CONTROL_TARGET,
     DATA_TARGET,
@@ -45,12 +48,21 @@ from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.paths import Choice
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.address import Address
-from shard import VALUE, Future, ShardError, Timer
+from shard import (
+    VALUE,
+    CancelledError,
+    Future,
+    ShardError,
+    Task,
+    Timer,
+    control_loop,
+    run_blocking,
+    sleep,
+)
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address, and for the answer to hello()
-# between attempts: a task that comes up is found soon, one that does not costs little
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 WAITING_MAX = 65536  # requests for a task that is not connected
+LEAVE_MAX = 64  # of them in one turn of the reactor, once it is: others have their turns meanwhile
 
 logger = logging.getLogger("prpc")
 
@@ -148,12 +160,12 @@ class Errand(Future):
 
 class Link:
     """Connects to one other task when there is something to send, and sends it requests, one by
-    one. Owned by a Server; thread-safe.
+    one. Owned by a Server; thread-safe, and never waits.
 
     `task`, `control`  who that is, and where; `data`: by rule "file" or "offset"
     `me`               what to say of this side
-    `on_failure`       called after each attempt that failed, before anybody is told, in the thread
-                       that connects
+    `on_failure`       called after each attempt that failed, before anybody is told, in a thread
+                       that may block
     `patience_s`       how long what is patient waits for the task to come up, in seconds; then:
                        TaskUnreachable
 
@@ -179,9 +191,11 @@ class Link:
         self._text = f"{task} at {control}"
         self._hello_route = FixedRoute(CONTROL_TARGET, task)
         self._route = FixedRoute(DATA_TARGET, task)
+        # of what follows: submit() comes from any thread, and whether it begins to connect, waits
+        # or is too late must be one decision with what connects and close()
         self._guard = threading.Lock()
-        self._wake = threading.Event()
         self._waiting: list[Errand] | None = None  # None: not connecting
+        self._connecting: Task | None = None  # the last one that began
         self._closed = False
         self._requests = 0
         self._why = ""  # the last attempt to connect failed
@@ -234,9 +248,7 @@ class Link:
             if self._closed:
                 raise self._closed_error()
             if self._waiting is None:
-                threading.Thread(
-                    target=self._connect, name=f"prpc-link-{self.task}", daemon=True
-                ).start()
+                self._connecting = control_loop().spawn(self._connect())
                 self._waiting = []
             elif len(self._waiting) >= WAITING_MAX:
                 raise errors.Backpressure(
@@ -333,82 +345,91 @@ class Link:
                 )
             )
 
-    # -- connecting, in a thread of its own --------------------------------------------------------
+    # -- connecting, in the control loop -----------------------------------------------------------
 
-    def _connect(self) -> None:
-        started = time.monotonic()
-        pause_s = PAUSE_S_MIN
-        is_told = False
+    async def _connect(self) -> None:
+        try:
+            peer = await self._meet_in_time()
+        except CancelledError:
+            raise  # by close(), which tells those that wait
+        except errors.NotAPeer as error:  # to wait does not help
+            self._end(
+                errors.ConfigError(
+                    f"{error}; start {self.task} with the protocol of this task, "
+                    "or mend the cluster"
+                )
+            )
+        except Exception as error:
+            # another cluster, another secret, closed, nobody there; or a bug, which those that wait
+            # must hear of
+            self._end(self._failure(error))
+        else:
+            if peer is not None:
+                await self._leave(peer)
+
+    async def _meet_in_time(self) -> Peer | None:
+        """Try until the task is there; None: nothing waits for it any more. Raises TaskUnreachable
+        when its time is over, and what another attempt would not change.
+        """
+        attempts = Attempts(time.monotonic(), self._patience_s)
         while True:
             try:
-                peer = self._meet()
-            except errors.NotAPeer as error:  # to wait does not help
-                self._on_failure()
-                self._end(
-                    errors.ConfigError(
-                        f"{error}; start {self.task} with the protocol of this task, "
-                        "or mend the cluster"
-                    )
-                )
-                return
-            except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded) as error:
-                self._on_failure()
+                peer = await self._meet()
+            except CancelledError:
+                raise
+            except Exception as error:
+                await run_blocking(self._on_failure)
+                if isinstance(error, errors.NotAPeer) or not isinstance(
+                    error, errors.NotSent | errors.MaybeExecuted | errors.DeadlineExceeded
+                ):
+                    raise
                 self._why = f" ({error})"
-                waited_s = time.monotonic() - started
+                now = time.monotonic()
                 text = (
-                    f"{self._text} does not answer ({waited_s:.1f} s): {error}; start it, "
-                    "or allow more time by "
+                    f"{self._text} does not answer ({attempts.waited_s(now):.1f} s): {error}; "
+                    "start it, or allow more time by "
                     f"NETWORK_MAX_CONNECTION_TIMEOUT, which is {self._patience_s * 1e3:.0f} ms"
                 )
-                if waited_s >= self._patience_s:
-                    self._end(TaskUnreachable(text))
-                    return
+                pause_s = attempts.pause_s(now)
+                if pause_s is None:
+                    raise TaskUnreachable(text) from None
                 if not self._goes_on(TaskAbsent(text)):
-                    return
-                if not is_told:
-                    is_told = True
+                    return None
+                if attempts.failed == 1:
                     logger.warning(
                         "waiting for %s, for up to %.3g s: %s",
                         self._text,
                         self._patience_s,
                         str(error),
                     )
-            except Exception as error:
-                # another cluster, another secret, closed; or a bug, which those that wait must hear
-                # of
-                self._on_failure()
-                self._end(self._failure(error))
-                return
             else:
                 self._why = ""
-                self._up(peer)
-                if is_told:
+                if attempts.failed:
                     logger.info(
-                        "%s is connected, after %.3g s", self._text, time.monotonic() - started
+                        "%s is connected, after %.3g s",
+                        self._text,
+                        attempts.waited_s(time.monotonic()),
                     )
-                return
-            self._wake.wait(min(pause_s, max(0.0, self._patience_s - waited_s)))
-            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+                return peer
+            await sleep(pause_s)
 
-    def _meet(self) -> Peer:
+    async def _meet(self) -> Peer:
         """Ask who is there, connect to its data address, and ask again: it may have been started
         anew in between.
         """
-        facts = self._ask_facts()
-        peer = self._data_node.peer_at(
+        facts = await self._ask_facts()
+        peer = await self._data_node.reach(
             data_addresses(facts, self._control, self._data),
             CONNECT_TIMEOUT_S,
             f"data of {self._text}",
         )
-        if self._ask_facts().incarnation != facts.incarnation:
+        if (await self._ask_facts()).incarnation != facts.incarnation:
             raise errors.NotSent(f"{self.task} was started again while it was connected to")
         self.incarnation = facts.incarnation
         return peer
 
-    def _ask_facts(self) -> Facts:
-        if self._closed:
-            raise self._closed_error()
-        control = self._control_node.peer_at(
+    async def _ask_facts(self) -> Facts:
+        control = await self._control_node.reach(
             [f"tcp://{self._control}"], CONNECT_TIMEOUT_S, self._text
         )
         me = self._me
@@ -421,7 +442,7 @@ class Link:
             True,
         )
         try:
-            facts = Facts.read(call.result(), self._control)
+            facts = Facts.read(await call, self._control)
         except errors.UnknownService:
             raise errors.NotSent(
                 f"the process that listens at {self._control} is no task of a cluster, "
@@ -430,6 +451,29 @@ class Link:
         check_plan(me.plan, me.task, facts.plan, self.task)
         check_task(facts, self.task, self._control)
         return facts
+
+    async def _leave(self, peer: Peer) -> None:
+        """It is connected: what waits leaves, and then what comes leaves at once."""
+        self.peer = peer  # before anybody can have an answer, and asks what it came over
+        left = Future(self._data_node.waiter)
+        self._data_node.reactor.call_soon(partial(self._send_some, peer, left))
+        await left
+
+    def _send_some(self, peer: Peer, left: Future) -> None:
+        """In the data's reactor."""
+        with self._guard:
+            errands = (self._waiting or [])[:LEAVE_MAX]
+            if self._waiting:
+                del self._waiting[:LEAVE_MAX]
+            else:
+                self._waiting = None
+        for errand in errands:
+            if not errand.finished:
+                self._send(errand, peer)
+        if errands:
+            self._data_node.reactor.call_soon(partial(self._send_some, peer, left))
+        else:
+            left.set_result(None)
 
     def _failure(self, error: Exception) -> errors.RpcError:
         """What to tell those that wait, of what no attempt should raise."""
@@ -447,28 +491,13 @@ class Link:
         whatever comes next begins anew.
         """
         with self._guard:
-            assert self._waiting is not None
-            hasty = [errand for errand in self._waiting if not errand.is_patient]
-            patient = [
-                errand for errand in self._waiting if errand.is_patient and not errand.finished
-            ]
-            self._waiting = patient if patient and not self._closed else None
-            goes_on = self._waiting is not None
+            errands = self._waiting or []
+            hasty = [errand for errand in errands if not errand.is_patient]
+            patient = [errand for errand in errands if errand.is_patient and not errand.finished]
+            self._waiting = patient or None
         for errand in hasty:
             self._fail(errand, error)
-        return goes_on
-
-    def _up(self, peer: Peer) -> None:
-        self.peer = peer  # before anybody can have an answer, and asks what it came over
-        while True:
-            with self._guard:
-                errands = self._waiting or []
-                self._waiting = [] if errands else None
-            if not errands:
-                return
-            for errand in errands:
-                if not errand.finished:
-                    self._send(errand, peer)
+        return bool(patient)
 
     def _end(self, error: errors.RpcError) -> None:
         with self._guard:
@@ -477,13 +506,15 @@ class Link:
             self._fail(errand, error)
 
     def close(self) -> None:
-        """Ask no more; what waits fails. While the reactor still turns."""
+        """Ask no more; what waits fails. While the reactor still turns. From any thread; it does
+        not wait.
+        """
         with self._guard:
             self._closed = True
-            errands = self._waiting or []
-            if self._waiting is not None:
-                self._waiting = []
-        self._wake.set()
+            errands, self._waiting = self._waiting or [], None
+            connecting = self._connecting
+        if connecting is not None:
+            connecting.schedule(connecting.cancel)
         for errand in errands:
             errand.set_error(self._closed_error())
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from prpc_engine.cluster.link import Errand, Link
 from prpc_engine.errors import AuthenticationFailed, Cancelled, Closed, DeadlineExceeded
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
+from shard import run_blocking
 from tests.prpc_engine.cluster.tasks import TaskProcess, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -379,25 +379,28 @@ def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(
 def test_a_task_started_again_while_it_is_connected_to_is_not_taken_for_the_one_before(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, config, peer_at = (
+    cluster, config, reach = (
         cluster_at(host, ps=1, worker=1),
         ServerConfig(transports=["tcp"]),
-        Node.peer_at,
+        Node.reach,
     )
     for name, value in rule_environment("offset", cluster, tmp_path).items():
         monkeypatch.setenv(name, value)
 
-    def start_again_first(
+    def start_again() -> None:
+        servers.pop().stop()
+        servers.append(Server(cluster, "ps", 0, config=config))
+
+    async def start_again_first(
         node: Node, addresses: Sequence[str], timeout_s: float, what: str
     ) -> Peer:
         if what.startswith("data of"):
-            monkeypatch.setattr(Node, "peer_at", peer_at)
-            servers.pop().stop()
-            servers.append(Server(cluster, "ps", 0, config=config))
-        return peer_at(node, addresses, timeout_s, what)
+            monkeypatch.setattr(Node, "reach", reach)
+            await run_blocking(start_again)
+        return await reach(node, addresses, timeout_s, what)
 
     servers = [Server(cluster, "ps", 0, config=config)]
-    monkeypatch.setattr(Node, "peer_at", start_again_first)
+    monkeypatch.setattr(Node, "reach", start_again_first)
     with Server(cluster, "worker", 0, config=config) as worker:
         receipt = worker.submit_recv("a", source=PS0, step=0)
         wait_until(
@@ -450,18 +453,17 @@ def test_a_link_is_up_before_its_first_answer_is_there(
     transport: str, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, config = cluster_at(host, ps=1, worker=1), ServerConfig(transports=[transport])
-    go_on, send = threading.Event(), Link._send
+    seen, send = list[str](), Link._send
 
-    def send_and_rest(link: Link, errand: Errand, peer: Peer) -> None:
+    def look_and_send(link: Link, errand: Errand, peer: Peer) -> None:
+        seen.append(link.statistics().transport)
         send(link, errand, peer)
-        assert go_on.wait(PATIENCE_S)
 
     with (
         Server(cluster, "ps", 0, config=config) as ps,
         Server(cluster, "worker", 0, config=config) as worker,
     ):
         ps.send("weights", np.zeros(1), to=WORKER0, step=0)
-        monkeypatch.setattr(Link, "_send", send_and_rest)
+        monkeypatch.setattr(Link, "_send", look_and_send)
         worker.recv("weights", source=PS0, step=0)
-        assert worker.statistics().links[PS0].transport == transport
-        go_on.set()
+        assert seen == [transport]

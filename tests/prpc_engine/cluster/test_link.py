@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prpc_engine import Deferred, Server
-from prpc_engine.cluster.link import Link
+from prpc_engine.cluster.attempts import PAUSE_S_MAX, PAUSE_S_MIN, Attempts
+from prpc_engine.cluster.link import LEAVE_MAX, Link
 from prpc_engine.cluster.receipt import Receipt
 from prpc_engine.errors import Closed, DeadlineExceeded, RpcError
+from prpc_engine.node.node import Node
+from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject as Methods
+from shard import ControlLoop, Future, Task
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -67,13 +72,14 @@ def test_who_is_asked_gives_up_at_the_askers_deadline_though_its_own_comes_later
 def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(thread: threading.Thread) -> None:
+    def no_room(loop: ControlLoop, coroutine: Coroutine[Any, Any, Any]) -> Task:
+        coroutine.close()
         raise RuntimeError("can't start new thread")
 
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     with Server(cluster, "ps", 0) as ps, Server(cluster, "worker", 0) as worker:
         with monkeypatch.context() as patched:
-            patched.setattr(threading.Thread, "start", no_room)
+            patched.setattr(ControlLoop, "spawn", no_room)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 worker.recv("late", source="/job:ps/task:0", step=0)
         assert worker.statistics().links["/job:ps/task:0"].state == "down"
@@ -104,3 +110,65 @@ def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(
         monkeypatch.setattr(Link, "_send", late)
         with pytest.raises(Closed):
             asked_of_ps().result(PATIENCE_S)
+
+
+def test_a_server_that_is_stopped_while_it_connects_gives_that_up(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    async def never(node: Node, addresses: Sequence[str], timeout_s: float, what: str) -> Peer:
+        begun.set()
+        try:
+            await Future()
+        finally:
+            given_up.set()
+        raise AssertionError("that future has no result")
+
+    monkeypatch.setattr(Node, "reach", never)
+    with Server(cluster_at(fresh_host(seed), ps=1, worker=1), "worker", 0) as worker:
+        receipt = worker.submit_recv("weights", source="/job:ps/task:0", step=0)
+        assert begun.wait(PATIENCE_S)
+        assert not receipt.done()
+        worker.stop()
+        with pytest.raises(Closed):
+            receipt.result(PATIENCE_S)
+    assert given_up.wait(PATIENCE_S)
+
+
+def test_what_waited_for_a_connection_leaves_in_its_order_and_before_what_comes_later(
+    seed: int,
+) -> None:
+    many = 5 * LEAVE_MAX
+    told: list[int] = []
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    with Server(cluster, "worker", 0) as worker:
+
+        def tell(number: int) -> Future:
+            return worker.ask("/job:ps/task:0", "tell", "an order", lambda _: (number,), PATIENCE_S)
+
+        waiting = [tell(number) for number in range(many)]
+        with Server(cluster, "ps", 0, methods={"tell": told.append}):
+            wait_until(
+                lambda: worker.statistics().links["/job:ps/task:0"].state == "up", "a connection"
+            )
+            waiting += [tell(number) for number in range(many, 2 * many)]
+            for each in waiting:
+                each.result(PATIENCE_S)
+    assert told == list(range(2 * many))
+
+
+def test_attempts_are_made_ever_more_rarely_until_the_patience_is_over() -> None:
+    attempts = Attempts(started=100.0, patience_s=30.0)
+    now, pauses = 100.0, list[float]()
+    while (pause_s := attempts.pause_s(now)) is not None:
+        pauses.append(pause_s)
+        now += pause_s
+    assert pauses[:5] == [PAUSE_S_MIN * 2**each for each in range(5)]
+    assert max(pauses) == PAUSE_S_MAX
+    assert now == pytest.approx(130.0)  # the last one is made as it ends
+    assert attempts.failed == len(pauses) + 1
+
+
+def test_without_patience_one_attempt_is_made() -> None:
+    assert Attempts(started=100.0, patience_s=0.0).pause_s(100.1) is None
