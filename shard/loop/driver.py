@@ -424,10 +424,15 @@ class Driver:
         self._call_to_duty.release()
 
     def expect(self, future: Future) -> None:
-        """The same, until the future is done."""
+        """The same, until the future is done; it ends with ClosedError where the driver is closed
+        before.
+        """
         self._expected.add(future)
         future.add_done_callback(self._expected.discard)
-        self._call_to_duty.release()
+        if self.closing:
+            future.set_error(ClosedError("already closed"))
+        else:
+            self._call_to_duty.release()
 
     def pin(self, core: int) -> None:
         """Keep the progress thread on one of the cores that this process may use."""
@@ -615,6 +620,8 @@ class Driver:
                 "a handler still runs %s s after close(): its thread is left to end by itself",
                 CLOSE_TIMEOUT_S,
             )
+        for future in list(self._expected):  # nobody would turn the reactor for them any more
+            future.set_error(ClosedError("closed before it was done"))
         self._stalls.close()
         interrupts.leave(self)
 

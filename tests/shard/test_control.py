@@ -10,7 +10,16 @@ from collections.abc import Callable
 
 import pytest
 
-from shard import ControlLoop, Driver, Future, ShardError, control_loop, run_blocking, sleep
+from shard import (
+    ClosedError,
+    ControlLoop,
+    Driver,
+    Future,
+    ShardError,
+    control_loop,
+    run_blocking,
+    sleep,
+)
 
 PATIENCE_S = 20.0
 
@@ -125,6 +134,27 @@ def test_what_it_awaits_of_a_driver_is_fetched_though_nobody_else_waits(
             assert loop.spawn(fetch()).result(PATIENCE_S) == "fetched"
     finally:
         driver.close()
+
+
+@pytest.mark.parametrize("closed_first", [True, False])
+def test_what_it_awaits_of_a_driver_that_is_closed_ends_with_it(
+    loop: ControlLoop, closed_first: bool
+) -> None:
+    """Nobody else would end it, and the loop's thread would stay for ever."""
+    driver = Driver(polling=False, name="test-fetch")
+    if closed_first:
+        driver.close()
+    task = loop.spawn(_never(Future(driver)))
+    if not closed_first:
+        # its first step is over when that of a later one is
+        loop.spawn(sleep_once()).result(PATIENCE_S)
+        driver.close()
+    with pytest.raises(ClosedError):
+        task.result(PATIENCE_S)
+
+
+async def sleep_once() -> None:
+    await sleep(0.0)
 
 
 def test_blocking_work_leaves_the_loop_to_others(loop: ControlLoop) -> None:
