@@ -33,6 +33,7 @@ import prpc_engine
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.service.service import SERVERS_PATH
+from shard import control_loop
 
 from .child import STOP_LOOK_S, Announce, StopRequest
 from .harness import Candidate, Place, Result, compare
@@ -162,8 +163,9 @@ def _wait_whole(service: prpc_engine.RpcService) -> None:
     node = PlacementNode(service.master_client, "kv", SERVERS_PATH)
     until = time.monotonic() + WAIT_S_MAX
     while True:
-        found = node.read()
-        if found is not None and len(node.servers()) == SERVERS and found[0].is_settled:
+        found = control_loop().spawn(node.read()).result()
+        alive = control_loop().spawn(node.servers()).result()
+        if found is not None and len(alive) == SERVERS and found[0].is_settled:
             return
         assert time.monotonic() < until, f"not whole after {WAIT_S_MAX} s: {found}"
         time.sleep(LOOK_S)

@@ -124,6 +124,7 @@ PURE = {
     "prpc_engine.accumulator.outbox",
     "prpc_engine.accumulator.topk",
     "prpc_engine.accumulator.window",
+    "prpc_engine.kv.client.recovery_pace",
     "prpc_engine.kv.checkpoint.chain",
     "prpc_engine.kv.checkpoint.cut",
     "prpc_engine.kv.checkpoint.gate",

@@ -19,7 +19,7 @@ from prpc_engine.node.node import Node
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import check_timeout
 from prpc_engine.settings.node_config import NodeConfig
-from shard import Driver, Limits, Slab
+from shard import Driver, Future, Limits, Slab
 
 
 class Backend(Protocol):
@@ -39,6 +39,9 @@ class Backend(Protocol):
         """One verb (see methods.py); raises the errors of prpc_engine.errors, soon after
         `timeout_s` at the latest.
         """
+
+    def submit(self, verb: str, *arguments: Any, timeout_s: float) -> Future:
+        """The future of the same: nobody waits."""
 
     def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
         """Call callback(event) for each change of the node and all below it; the handle for
@@ -81,6 +84,10 @@ class SessionBackend:
         at the latest.
         """
         return self._session.ask(verb, *arguments, timeout_s=timeout_s)
+
+    def submit(self, verb: str, *arguments: Any, timeout_s: float) -> Future:
+        """The future of one verb's answer. Raises Closed, Backpressure."""
+        return self._session.submit(verb, *arguments, timeout_s=timeout_s)
 
     def watch(self, path: str, callback: Callback, timeout_s: float, existing: bool) -> int:
         """Begin a watch of that node and all below it; its handle. Raises as Watches.add()."""

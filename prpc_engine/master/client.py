@@ -28,7 +28,7 @@ from prpc_engine.master.namespace import component, name_of
 from prpc_engine.master.session import ASK_TIMEOUT_S
 from prpc_engine.master.watch import Callback, TreeEvent
 from prpc_engine.settings.config import DEFAULT_ROOT, LEASE_S, check_timeout
-from shard import Limits
+from shard import Future, Limits
 
 __all__ = [
     "Backend",
@@ -168,6 +168,13 @@ class MasterClient:
     def _ask(self, timeout_s: float, verb: str, *arguments: Any) -> Any:
         check_timeout(timeout_s)
         return self._backend.ask(verb, *arguments, timeout_s=timeout_s)
+
+    def submit(self, verb: str, /, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:
+        """The future of what the master answers to a verb of its protocol (methods.py): for those
+        who may not block. Raises Closed, Backpressure; the future ends with what the verb raises.
+        """
+        check_timeout(timeout_s)
+        return self._backend.submit(verb, *arguments, timeout_s=timeout_s)
 
     # -- the tree ----------------------------------------------------------------------------------
 

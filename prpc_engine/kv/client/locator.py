@@ -12,12 +12,14 @@ lost, and not else.
                                                                out with rows of before the restore
 
 Where no request raises it, the worker's next verb does, once.
+
+Looks are coroutines of the control loop, one after the other: a loss is told once, and an older
+placement is not learned last.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,8 +43,8 @@ def address_of(index: int, placed: Placed) -> PartitionAddress:
 class Locator:
     """A locator asks the master where an elastic service's partitions are, and points lanes there.
 
-    Owned by one worker, whose session it tells when state went back; locate() is called by its
-    mending, and by its saves, one at a time. identity: of the worker's incarnation. timeout_s: how
+    Owned by one worker, whose session it tells when state went back; locate() is awaited by its
+    recovery, and by its saves. identity: of the worker's incarnation. timeout_s: how
     many seconds to wait for a placement; DeadlineExceeded when there is none by then. What a worker
     is told: the table at the file's head.
     """
@@ -58,8 +60,7 @@ class Locator:
     ) -> None:
         self._node, self._client, self._name, self._identity = node, client, name, identity
         self._session = session
-        # one at a time: a loss is told once, and an older placement is not learned last
-        self._looking = threading.Lock()
+        self._look: Future | None = None  # the one under way; in the control loop
         self._placed = list(node.wait(timeout_s).partitions)
         # whether the worker has anything that can go back
         self.has_tables: Callable[[], object] = lambda: True
@@ -75,13 +76,21 @@ class Locator:
         """This worker restores a checkpoint itself, by that id."""
         self._restores[load_id] = 0
 
-    def locate(self, lanes: Sequence[PartitionClient]) -> None:
-        """Ask the master, and tell the lanes. Raises what the master client does."""
-        with self._looking:
-            self._locate(lanes)
+    async def locate(self, lanes: Sequence[PartitionClient]) -> None:
+        """Ask the master, and tell the lanes. Raises what the master client does. In the control
+        loop.
+        """
+        while self._look is not None:
+            await self._look
+        self._look = look = Future()
+        try:
+            await self._locate(lanes)
+        finally:
+            self._look = None
+            look.set_result(None)
 
-    def _locate(self, lanes: Sequence[PartitionClient]) -> None:
-        found = self._node.read()
+    async def _locate(self, lanes: Sequence[PartitionClient]) -> None:
+        found = await self._node.read()
         if found is None:
             return
         asked: list[tuple[PartitionClient, Placed, Future]] = []
@@ -98,7 +107,7 @@ class Locator:
         restored: list[tuple[PartitionClient, Placed]] = []
         for lane, placed, answer in asked:
             try:
-                if self._learn(lane, placed, answer.result()):
+                if self._learn(lane, placed, await answer):
                     restored.append((lane, placed))
             except RpcError as error:
                 # the new primary does not know yet that it is one: the next time it does

@@ -3,10 +3,10 @@ loss; pushes are numbered.
 
     request    event                                     next
     under way  answered, or refused                      settled
-    under way  a loss: what it was sent to went away     lost: it waits for the mending
+    under way  a loss: what it was sent to went away     lost: it waits for the recovery
                                                          (recovery.py)
     new        others of its lane are lost               lost: it goes behind them
-    lost       mended: somebody serves the partition     under way, in the order in which they were
+    lost       somebody serves the partition             under way, in the order in which they were
                                                          asked
     lost       its deadline                              settled, by an error that says what is
                                                          known
@@ -52,6 +52,9 @@ next_order = itertools.count(1).__next__  # of requests of all lanes, as they ar
 ANSWER_SHARE = 1 / 16
 # pushes without an answer, of one partition: a quarter of a second of what one server applies
 KEPT_BYTES_MAX = 1 << 28
+# Of lost requests, in one turn of the reactor: it copies them in some milliseconds, between other
+# requests.
+REPEATS_MAX, REPEAT_BYTES_MAX = 64, 4 << 20
 
 
 class PartitionAddress(NamedTuple):
@@ -334,30 +337,54 @@ class PartitionClient:
         self._mend(self)
         return settled
 
-    def repeat(self) -> bool:
-        """Send what is lost to where the partition is now, in order; whether the lane is whole
-        then. In the mending's thread.
+    def repeat(self) -> Future:
+        """Send what is lost to where the partition is now, in order; the future of whether the lane
+        is whole then. In turns of the reactor, some in each. From any thread.
         """
-        sent = set[PartitionRequest]()
-        while True:
-            with self._lock:
-                requests, self._lost = sorted(self._lost, key=lambda request: request.order), []
-                if not requests:
-                    self._is_broken = False
-                    return True
-                # refused at once: the next round asks where the partition is
-                if not sent.isdisjoint(requests):
-                    self._lost = requests
-                    return False
-            sent.update(requests)
-            for number, request in enumerate(requests):
-                left_s = request.deadline - time.monotonic()
-                if left_s <= 0:
-                    self.settle(request, self._late(request))
-                elif not self._send_again(request, left_s):
-                    with self._lock:
-                        self._lost += requests[number:]
-                    return False
+        whole, sent = Future(self._waiter), set[PartitionRequest]()
+        reactor = self._waiter.reactor
+
+        def turn() -> None:
+            try:
+                is_whole = self.repeat_some(sent)
+            except Exception as error:  # whatever it is, the recovery waits for this
+                whole.set_error(error)
+                return
+            if is_whole is None:
+                reactor.call_soon(turn)
+            else:
+                whole.set_result(is_whole)
+
+        reactor.call_soon(turn)
+        return whole
+
+    def repeat_some(self, sent: set[PartitionRequest]) -> bool | None:
+        """One turn of repeat(): whether the lane is whole; None: there is more to send. `sent`:
+        what was, in turns before.
+        """
+        with self._lock:
+            requests = sorted(self._lost, key=lambda request: request.order)
+            if not requests:
+                self._is_broken = False
+                return True
+            some = nbytes = 0
+            while some < min(len(requests), REPEATS_MAX) and nbytes < REPEAT_BYTES_MAX:
+                nbytes += requests[some].nbytes
+                some += 1
+            # refused at once: the next round asks where the partition is
+            if not sent.isdisjoint(requests[:some]):
+                return False
+            requests, self._lost = requests[:some], requests[some:]
+        sent.update(requests)
+        for number, request in enumerate(requests):
+            left_s = request.deadline - time.monotonic()
+            if left_s <= 0:
+                self.settle(request, self._late(request))
+            elif not self._send_again(request, left_s):
+                with self._lock:
+                    self._lost += requests[number:]
+                return False
+        return None
 
     def _send_again(self, request: PartitionRequest, left_s: float) -> bool:
         address = self.address

@@ -23,7 +23,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -70,6 +70,7 @@ from prpc_engine.kv.table.optimizer import Optimizer
 from prpc_engine.kv.table.table import TableStatistics
 from prpc_engine.service.service import SERVERS_PATH
 from prpc_engine.settings.config import check_seconds, check_timeout
+from shard import control_loop
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -131,7 +132,7 @@ class TableWorker:
             name, expected_servers=servers, timeout_s=timeout_s, retry=AT_ONCE
         )
         self._is_monotonic = monotonic
-        self._locate: Callable[[Sequence[PartitionClient]], None] = lambda lanes: None
+        self._locate: Callable[[Sequence[PartitionClient]], Coroutine[Any, Any, None]] = _stay
         self._restoring: Callable[[str], object] = lambda load_id: None
         if elastic:
             node = PlacementNode(service.master_client, name, SERVERS_PATH)
@@ -148,11 +149,9 @@ class TableWorker:
             Schemas(service.master_client, name) if elastic else beginnings_of(service, name)
         )
         self._catalog = Catalog(name, len(addresses), self._session, self._ask, self._known)
-        self._tables, add, waiter = (
-            self._catalog.layouts,
-            Recovery(self._locate).add,
-            service.driver if elastic else None,
-        )
+        self._tables = self._catalog.layouts
+        self._recovery = Recovery(self._locate)
+        waiter = service.driver if elastic else None
         self._lanes = [
             PartitionClient(
                 self._client,
@@ -160,7 +159,7 @@ class TableWorker:
                 index,
                 address,
                 identity,
-                add,
+                self._recovery.add,
                 ACKS[ack],
                 elastic,
                 waiter,
@@ -318,7 +317,10 @@ class TableWorker:
 
     def _rounds(self, timeout_s: float) -> Rounds:
         check_timeout(timeout_s)
-        locate = partial(self._locate, self._lanes)
+
+        def locate() -> None:
+            control_loop().spawn(self._locate(self._lanes)).result()
+
         lost_s = math.inf if isinstance(self._known, Schemas) else self.call_timeout_s
         asked_of, restoring = self._catalog.asked_of, self._restoring
         return Rounds(
@@ -670,3 +672,7 @@ class TableWorker:
         if layout.nonfinite == "refuse":  # here, so that no server has applied its part of the push
             check_finite(f"{verb} to sparse table {table!r}", grads, keys)
         return keys, grads
+
+
+async def _stay(lanes: Sequence[PartitionClient]) -> None:
+    """Partitions of tables that are not elastic are where they were."""

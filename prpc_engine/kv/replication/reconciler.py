@@ -27,9 +27,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -45,7 +45,7 @@ from prpc_engine.kv.schema.placement import NOBODY, Placed, Placement
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.kv.server.server import TableShard
-from shard import Future, ShardError
+from shard import Future, ShardError, control_loop
 
 LOOKS_PER_LEASE = 5
 CHANGE_ATTEMPTS_MAX = 16  # others change the placement at the same time; the next look goes on
@@ -55,6 +55,7 @@ HAND_OVER_LEASES = 0.1
 RETRY_S = 0.05  # after a copy that failed, mostly because the placement has changed meanwhile
 REACTOR_TIMEOUT_S = 30.0  # for a turn of our own reactor
 LOAD_ID = "0" * 16
+T = TypeVar("T")
 logger = logging.getLogger("prpc")
 
 
@@ -179,10 +180,10 @@ class Reconciler:
         asked = time.monotonic()
         changed = self._change(self._planned)
         if changed is None:
-            alive = list(self._node.servers())
+            alive = list(_wait(self._node.servers()))
             begin = self._first(alive)
             if begin is not None:
-                self._node.try_create(begin)
+                _wait(self._node.try_create(begin))
                 self.look()
             return
         self._tell_host(*changed, asked)
@@ -196,7 +197,7 @@ class Reconciler:
 
     def _planned(self, placement: Placement) -> Placement:
         """What is to be, by who lives."""
-        alive, me = self._node.servers(), self._host.server_id
+        alive, me = _wait(self._node.servers()), self._host.server_id
         if self._is_leaving and me in alive and me not in placement.draining:
             placement = Placement(
                 placement.partitions, placement.replicas, (*placement.draining, me)
@@ -207,14 +208,14 @@ class Reconciler:
         """Set what decide() makes of the placement, which it may return as it is; as it is then,
         and its version. None: there is none."""
         for _ in range(CHANGE_ATTEMPTS_MAX):
-            found = self._node.read()
+            found = _wait(self._node.read())
             if found is None:
                 return None
             now, version = found
             wanted = decide(now)
             if wanted is now:
                 return now, version
-            changed = self._node.try_change(wanted, version)
+            changed = _wait(self._node.try_change(wanted, version))
             if changed is not None:
                 return wanted, changed
         raise RpcError(
@@ -393,6 +394,10 @@ class Reconciler:
             lambda: self._host.put(index, placed.epoch, shard, description["applied"], placed.step)
         )
         ask("copy_end", *copy)
+
+
+def _wait(asked: Coroutine[Any, Any, T]) -> T:
+    return cast(T, control_loop().spawn(asked).result())
 
 
 def _lost(placed: Placed) -> Placed:

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from prpc_engine.kv.schema import tree
 from prpc_engine.kv.schema.placement import Placement
 from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.service.service import SERVERS_PATH
+from shard import control_loop
 from tests.faults.zygote import Life
 from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -97,14 +98,22 @@ class Watcher:
 
     service: RpcService
 
+    def _ask(self, verb: Callable[[PlacementNode], Coroutine[Any, Any, Any]]) -> Any:
+        node = PlacementNode(self.service.master_client, "kv", SERVERS_PATH)
+        return control_loop().spawn(verb(node)).result(PATIENCE_S)
+
+    def servers(self) -> Sequence[int]:
+        """The ids of those that live."""
+        return self._ask(PlacementNode.servers)  # type: ignore[no-any-return]
+
     def placement(self) -> Placement | None:
-        found = PlacementNode(self.service.master_client, "kv", SERVERS_PATH).read()
+        found = self._ask(PlacementNode.read)
         return found[0] if found is not None else None
 
     def is_whole(self, servers: int) -> bool:
         """Whether so many servers live, each partition has its copies, and nothing is to move."""
         placement = self.placement()
-        alive = PlacementNode(self.service.master_client, "kv", SERVERS_PATH).servers()
+        alive = self.servers()
         if placement is None or len(alive) != servers:
             return False
         primaries = [placed.primary for placed in placement.partitions]

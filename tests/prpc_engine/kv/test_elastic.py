@@ -19,14 +19,13 @@ from prpc_engine import RpcService
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
 from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
 from prpc_engine.kv.client.future import KVFuture
-from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.master.client import MasterClient
-from prpc_engine.service.service import SERVERS_PATH
 from tests.program import halt
 from tests.prpc_engine.kv.elastic_processes import (
     KEYS_A_PUSH,
     PUSH_TIMEOUT_S,
     TABLE,
+    Watcher,
     check_ledger,
     elastic_world,
     keys_of,
@@ -368,8 +367,10 @@ def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_
         # only here, where the reconciler has ended
         monkeypatch.setattr("prpc_engine.kv.schema.tree.ASK_TIMEOUT_S", PATIENCE_S)
         with master.again():
-            node = PlacementNode(service.master_client, "kv", SERVERS_PATH)
-            wait_until(lambda: service.master_client.connected and not node.servers(), "the word")
+            watcher = Watcher(service)
+            wait_until(
+                lambda: service.master_client.connected and not watcher.servers(), "the word"
+            )
 
 
 def test_a_server_that_could_not_be_made_is_given_no_partitions(
@@ -383,7 +384,7 @@ def test_a_server_that_could_not_be_made_is_given_no_partitions(
         with pytest.raises(DeadlineExceeded, match="the master is away"):
             ElasticServer(watcher.service, partitions=2)
         monkeypatch.undo()
-        assert PlacementNode(watcher.service.master_client, "kv", SERVERS_PATH).servers() == []
+        assert watcher.servers() == []
         with ElasticServer(watcher.service, partitions=2) as server:
             wait_until(lambda: server.statistics().primaries == (0, 1), "all partitions")
 

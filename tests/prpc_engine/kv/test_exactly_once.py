@@ -25,7 +25,13 @@ from prpc_engine.errors import (
 )
 from prpc_engine.kv import TableServer, TableShard, TableWorker
 from prpc_engine.kv.client.local import LocalService
-from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient
+from prpc_engine.kv.client.partition_client import (
+    REPEAT_BYTES_MAX,
+    REPEATS_MAX,
+    PartitionAddress,
+    PartitionClient,
+    PartitionRequest,
+)
 from prpc_engine.kv.consistency.ledger import WINDOW
 from shard import Future, Limits
 from tests.faults.zygote import Life
@@ -131,9 +137,7 @@ def test_while_connections_are_cut_every_push_is_applied_once(
         assert worker.pull("counts", np.arange(number * KEYS_A_PUSH)).max() == 1
         assert worker.pull("sum").tolist() == [[number] * 2] * 3
         assert [lane.unanswered() for lane in worker._lanes] == [0, 0]
-        wait_until(
-            lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
-        )
+        wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
     for server in servers:
         end(server)
 
@@ -161,9 +165,7 @@ def test_a_push_whose_server_died_says_at_its_deadline_that_it_may_have_been_app
             DeadlineExceeded, match=r"pull to partition 0 of 'kv'.* has no answer at its deadline"
         ):
             pull.result(PATIENCE_S)
-        wait_until(
-            lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
-        )
+        wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
     assert server.wait(PATIENCE_S) == -signal.SIGKILL
 
 
@@ -211,6 +213,14 @@ def make_lane() -> tuple[Silent, PartitionClient]:
     return client, PartitionClient(client, "kv", 0, PartitionAddress(0), 7, lambda lane: None)
 
 
+def repeat(lane: PartitionClient) -> bool:
+    """As the turns of the reactor do."""
+    sent = set[PartitionRequest]()
+    while (is_whole := lane.repeat_some(sent)) is None:
+        pass
+    return is_whole
+
+
 def test_pushes_without_an_answer_are_bounded() -> None:
     client, lane = make_lane()
     for _ in range(WINDOW):
@@ -241,7 +251,7 @@ def test_what_is_lost_is_sent_again_in_order_and_what_comes_later_goes_behind_it
     assert not any(request.done() for request in requests)
     requests.append(lane.push("push", 30.0, "t"))
     assert len(client.calls) == 3
-    assert lane.repeat()
+    assert repeat(lane)
     assert [args for _, args in client.calls[3:]] == [
         (7, 1, "push", "t"),
         ("t",),
@@ -255,12 +265,30 @@ def test_what_is_lost_is_sent_again_in_order_and_what_comes_later_goes_behind_it
     assert lane.push("push", 30.0, "t").call is client.calls[-1][0]
 
 
+@pytest.mark.parametrize(
+    ("nbytes", "a_turn"), [(0, REPEATS_MAX), (REPEAT_BYTES_MAX // 2, 2), (2 * REPEAT_BYTES_MAX, 1)]
+)
+def test_what_is_lost_is_sent_again_in_order_some_in_each_turn(nbytes: int, a_turn: int) -> None:
+    client, lane = make_lane()
+    arrays, many = np.zeros(nbytes, np.uint8), 2 * a_turn + 1
+    for _ in range(many):
+        lane.push("push", 30.0, "t", arrays)
+    for call, _ in reversed(client.calls):
+        call.set_error(MaybeExecuted("lost"))
+    client.calls.clear()
+    sent, turns = set[PartitionRequest](), list[int]()
+    while lane.repeat_some(sent) is None:
+        turns.append(len(client.calls))
+    assert turns == [a_turn, 2 * a_turn, many]
+    assert [args[1] for _, args in client.calls] == list(range(1, many + 1))
+
+
 def test_what_its_caller_has_given_up_is_not_sent_again() -> None:
     client, lane = make_lane()
     request = lane.push("push", 30.0, "t")
     client.calls[0][0].set_error(MaybeExecuted("lost"))
     request.give_up()
-    assert lane.repeat()
+    assert repeat(lane)
     assert len(client.calls) == 1
 
 
@@ -269,7 +297,7 @@ def test_what_is_lost_after_its_caller_gave_it_up_is_not_sent_again() -> None:
     request = lane.push("push", 30.0, "t")
     request.give_up()
     client.calls[0][0].set_error(MaybeExecuted("lost"))
-    assert lane.repeat()
+    assert repeat(lane)
     assert len(client.calls) == 1
     assert lane.unanswered() == 0
 
@@ -292,7 +320,10 @@ def test_nobody_reads_the_arrays_of_a_push_that_was_given_up_as_it_was_sent_agai
         grads[0] = 1
 
     client.submit_to = encode_late  # type: ignore[assignment,method-assign]
-    threads = [threading.Thread(target=lane.repeat), threading.Thread(target=give_up_and_change)]
+    threads = [
+        threading.Thread(target=repeat, args=(lane,)),
+        threading.Thread(target=give_up_and_change),
+    ]
     threads[0].start()
     assert begun.wait(PATIENCE_S)
     threads[1].start()
@@ -314,7 +345,7 @@ def test_what_is_lost_again_at_once_waits_for_the_next_round() -> None:
         return client.calls[-1][0]
 
     client.submit_to = refuse  # type: ignore[assignment,method-assign]
-    assert not lane.repeat()
+    assert not repeat(lane)
     assert len(client.calls) == 2
     assert not request.done()
 
@@ -326,11 +357,11 @@ def test_a_push_that_was_lost_and_is_refused_then_is_not_said_to_be_refused(
     client, lane = make_lane()
     request = lane.push("push", 30.0, "t")
     client.calls[0][0].set_error(MaybeExecuted("lost"))
-    assert lane.repeat()
+    assert repeat(lane)
     client.calls[1][0].set_error(refusal("not now"))
     if refusal is Backpressure:  # there will be room
         assert not request.done()
-        assert lane.repeat()
+        assert repeat(lane)
         client.calls[2][0].set_result(7)
         assert request.result() == 7
     else:
@@ -356,7 +387,7 @@ def test_a_first_request_waits_for_a_server_that_the_client_has_not_heard_of_yet
         request = lane.ask("create_table", 30.0)
         assert lost == [lane]
         client.submit_to = submit_to  # type: ignore[method-assign]
-        assert lane.repeat()
+        assert repeat(lane)
         client.calls[0][0].set_result(True)
         assert request.result(PATIENCE_S) is True
 
@@ -374,9 +405,7 @@ def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:
         with pytest.raises(DeadlineExceeded):
             push.result(PATIENCE_S)
         os.kill(server.pid, signal.SIGCONT)
-        wait_until(
-            lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
-        )
+        wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
     end(server)
 
 
@@ -394,9 +423,7 @@ def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
         wait_until(lambda: worker._lanes[0].repeats, "another attempt")
     with pytest.raises((Closed, MaybeExecuted)):
         push.result(PATIENCE_S)
-    wait_until(
-        lambda: not any(thread.name == "prpc-kv-mending" for thread in threading.enumerate())
-    )
+    wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
     os.kill(server.pid, signal.SIGCONT)
     end(server)
 

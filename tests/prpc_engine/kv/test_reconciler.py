@@ -45,11 +45,11 @@ class Node:
         self.forbid: Callable[[Placement], Exception | None] = lambda _: None
         self._lock = threading.Lock()
 
-    def read(self) -> tuple[Placement, int]:
+    async def read(self) -> tuple[Placement, int]:
         with self._lock:
             return self.placement, self.version
 
-    def try_change(self, placement: Placement, version: int) -> int | None:
+    async def try_change(self, placement: Placement, version: int) -> int | None:
         with self._lock:
             error = self.forbid(placement)
             if error is not None:
@@ -59,7 +59,7 @@ class Node:
             self.placement, self.version = placement, version + 1
             return self.version
 
-    def servers(self) -> list[int]:
+    async def servers(self) -> list[int]:
         return self.alive
 
 
@@ -145,7 +145,7 @@ def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(
     node = Node(old, [ME, OTHER])
     reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
 
-    def while_the_filler_goes_on() -> list[int]:
+    async def while_the_filler_goes_on() -> list[int]:
         node.placement, node.version = new, 2
         reconciler._tell_host(new, 2, 0.0)
         return [ME, OTHER]

@@ -25,7 +25,7 @@ from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionCl
 from prpc_engine.kv.client.session import Session
 from prpc_engine.kv.consistency.cache import RowCache
 from prpc_engine.kv.schema.placement import Placed, Placement
-from shard import Future
+from shard import Future, control_loop, yield_now
 from tests.faults.zygote import Life
 from tests.program import halt
 from tests.prpc_engine.kv.elastic_processes import PUSH_TIMEOUT_S, elastic_world
@@ -143,17 +143,17 @@ def test_two_threads_are_not_told_one_thing_twice() -> None:
 
 def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_last() -> None:
     placements = [Placement((Placed(3, epoch=epoch, history=1),)) for epoch in (2, 3)]
-    reading, go_on = threading.Event(), threading.Event()
+    reading, go_on = threading.Event(), Future()
 
     class Node:
         def wait(self, timeout_s: float) -> Placement:
             return Placement((Placed(1),))
 
-        def read(self) -> tuple[Placement, int]:
+        async def read(self) -> tuple[Placement, int]:
             placement = placements.pop(0)
             if placements:
                 reading.set()
-                assert go_on.wait(PATIENCE_S)
+                await go_on
             return placement, 1
 
     class Client:
@@ -171,16 +171,20 @@ def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_la
     lane = PartitionClient(
         Client(), "kv", 0, where.addresses()[0], 7, lambda _: None, is_placed=True
     )
-    threads = [threading.Thread(target=where.locate, args=([lane],)) for _ in range(2)]
-    threads[0].start()
+    looks = [control_loop().spawn(where.locate([lane]))]
     assert reading.wait(PATIENCE_S)
-    threads[1].start()
-    threads[1].join(0.1)
-    go_on.set()
-    for thread in threads:
-        thread.join(PATIENCE_S)
+    looks.append(control_loop().spawn(where.locate([lane])))
+    # its first step is over when that of a later one is
+    control_loop().spawn(one_turn()).result(PATIENCE_S)
+    go_on.set_result(None)
+    for look in looks:
+        look.result(PATIENCE_S)
     assert lane.address == PartitionAddress(3, (0, 3))
     assert len(session.news) == 1
+
+
+async def one_turn() -> None:
+    await yield_now()
 
 
 class LosesAPartition:
@@ -194,7 +198,7 @@ class LosesAPartition:
     def wait(self, timeout_s: float) -> Placement:
         return Placement((Placed(1),))
 
-    def read(self) -> tuple[Placement, int]:
+    async def read(self) -> tuple[Placement, int]:
         return Placement((Placed(3, epoch=2, history=1),)), 1
 
     def submit_to(
@@ -238,7 +242,7 @@ def test_a_push_that_begins_as_a_loss_is_found_out_is_not_taken_for_an_acknowled
         lane.push("push", 1.0, "t", ONES)
 
     lane._lock = Meanwhile(begin)  # type: ignore[assignment]
-    where.locate([lane])
+    control_loop().spawn(where.locate([lane])).result(PATIENCE_S)
     assert session.news[0].pushes_lost == 2
     assert lane.unanswered() == 1
 
@@ -261,7 +265,7 @@ def test_who_is_told_that_state_went_back_reads_no_row_of_before() -> None:
 
     session.news = News()
     where = Locator(world, world, "kv", 7, session, 1.0)  # type: ignore[arg-type]
-    where.locate([world.lane(where)])
+    control_loop().spawn(where.locate([world.lane(where)])).result(PATIENCE_S)
     assert len(missing) == len(KEYS)
 
 
