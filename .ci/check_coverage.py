@@ -103,6 +103,13 @@ DECIDERS = {
         _below("prpc_engine.cluster", "fuse rendezvous verbs"),
         _tests("prpc_engine/cluster", "fuse rendezvous verbs"),
     ),
+    "pauses between attempts": Decider(
+        ("prpc_engine.cluster.attempts", "prpc_engine.kv.client.recovery_pace"),
+        (
+            *_tests("prpc_engine/cluster", "attempts"),
+            *_tests("prpc_engine/kv", "recovery_pace"),
+        ),
+    ),
     "aggregators": Decider(
         _below(
             "prpc_engine.accumulator",
