@@ -166,7 +166,7 @@ ELSEWHERE = {
             *_below("prpc_engine.rpc", "failure_codes marks method"),
             *_below("prpc_engine.kv.checkpoint", "chain gate manifest"),
             *_below("prpc_engine.kv", "consistency.epochs schema.layout table.changes"),
-            "prpc_engine.master.refusals",
+            *_below("prpc_engine.master", "opening refusals registration"),
         ),
         PROCESSES,
     ),

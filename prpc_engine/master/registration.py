@@ -1,14 +1,15 @@
-"""A node and its servers as the master knows them: what the keeper makes again over a new session.
+"""A node and its servers as the master knows them: what is told it again over a new session.
 
     target of a server  first  what prepare_server() gave: its name at this node for good
                         now    another one from every new session on; the node answers to both
                         next   while it is registered again: the node answers to it before the
                                master tells anybody
 
-    changed by    what                                   in which thread
-    registered()  a server is known to the master        the reactor's
-    take_back()   it is to be known no longer            any
-    anew()        all are registered over a new session  the keeper's, while the others go on
+    in the node's reactor  what
+    registered()           a server is known to the master
+    take_back()            it is to be known no longer
+    anew()                 a generator: it yields what to ask the master over the new session, and
+                           is sent the answers, while the others go on
 
 A server that is taken back while it is registered again is taken back there, too. Should the
 connection be lost in between, it is registered again under the same number, which the master
@@ -18,8 +19,7 @@ answers as it did before.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ from prpc_engine.rpc.marks import marks_of
 from prpc_engine.rpc.server import ServedObject
 
 logger = logging.getLogger("prpc")
-Ask = Callable[..., Any]  # (number of the request or 0, verb, its arguments): the master's answer
+# what is to be asked: the number of the request or 0, the verb, its arguments
+Asked = tuple[Any, ...]
 
 
 @dataclass
@@ -54,8 +55,7 @@ class Registration:
     served     the node's own table of servers, by target: the new targets of a server are entered
                here
 
-    Owned by a MasterSession. Which thread may call what: the table at the file's head. anew()
-    raises what asking the master raises.
+    Owned by a MasterSession, and used in the reactor of its node alone.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class Registration:
         self.shard_of = shard_of
         self.rank = rank
         self._served = served
-        self._guard = threading.Lock()
         self._servers: dict[int, _Registered] = {}  # by first target
 
     def registered(self, service: str, server_id: int, target: int, number: int) -> None:
@@ -76,31 +75,31 @@ class Registration:
 
     def take_back(self, first: int) -> int:
         """It goes; its target now. The node goes on answering to the first one."""
-        with self._guard:
-            known = self._servers.pop(first, None)
-            if known is None:
-                return first
-            for target in {known.target, known.next} - {first, 0}:
-                self._served.pop(target, None)
-            # a new session may have heard of the next one, and of no other
-            return known.next or known.target
+        known = self._servers.pop(first, None)
+        if known is None:
+            return first
+        for target in {known.target, known.next} - {first, 0}:
+            self._served.pop(target, None)
+        # a new session may have heard of the next one, and of no other
+        return known.next or known.target
 
-    def anew(self, token: str, ask: Ask) -> None:
-        """Join and register again, over the session of that token. Raises what `ask` raises; then
-        once more, for what is left.
+    def anew(self, token: str) -> Generator[Asked, Any, None]:
+        """Join and register again, over the session of that token: what is asked, one after the
+        other; sent each answer, or thrown its error. Ends with an error that is no RemoteError;
+        then once more, for what is left.
         """
-        self.rank = ask(0, "join", self.addresses, self.shard_of, self.rank)
+        self.rank = yield 0, "join", self.addresses, self.shard_of, self.rank
         for first, one in self._servers.copy().items():
             if one.token == token:
                 continue
             try:
                 if not one.next:
-                    _, one.next = ask(0, "prepare_server", one.service, one.server_id)
+                    _, one.next = yield 0, "prepare_server", one.service, one.server_id
                 server = self._served.get(first)
                 if server is None or not self._answers_to_next(first, one, server):
                     continue
                 marks = marks_of(server.describe())
-                ask(
+                yield (
                     one.number,
                     "register_server",
                     one.service,
@@ -120,25 +119,23 @@ class Registration:
                 continue
             one.token = token
             if not self._moved(first, one):
-                ask(0, "deregister_server", one.next)
+                yield 0, "deregister_server", one.next
 
     def _answers_to_next(self, first: int, one: _Registered, server: ServedObject) -> bool:
         """Whether that server is still wanted; then the node answers to its next target, too."""
-        with self._guard:
-            if self._servers.get(first) is not one or self._served.get(first) is not server:
-                return False
-            self._served[one.next] = server
-            return True
+        if self._servers.get(first) is not one or self._served.get(first) is not server:
+            return False
+        self._served[one.next] = server
+        return True
 
     def _moved(self, first: int, one: _Registered) -> bool:
         """Whether that server is still wanted; then its next target is the one that the master
         knows.
         """
-        with self._guard:
-            if self._servers.get(first) is not one:
-                return False
-            before, one.target, one.next = one.target, one.next, 0
-            # so that a node which joins again and again answers to two, and not to ever more
-            if before != first:
-                self._served.pop(before, None)
-            return True
+        if self._servers.get(first) is not one:
+            return False
+        before, one.target, one.next = one.target, one.next, 0
+        # so that a node which joins again and again answers to two, and not to ever more
+        if before != first:
+            self._served.pop(before, None)
+        return True

@@ -3,15 +3,25 @@ connection, replaced when it expired.
 
     state  event                      what follows
     down   connected, session opened  up: what was asked meanwhile is sent
-    up     connection lost            down: the keeper connects again, with jittered backoff; what
-                                      was not answered waits
+    down   an attempt failed          down: opening.py says whether and when there is another
+    up     connection lost            down: the keeper connects again; what was not answered waits
+    up     the session expired        the same
     down   resumed within the lease   up: everything the session owns is still there; what was asked
                                       is asked again
     down   lease was over             up with a new session: joined and registered again; see UNSAFE
                                       for what was asked
+    any    close()                    over: what waits ends with Closed
 
-One thread, the keeper, connects and sends heartbeats, so that they go on while a handler has the
-reactor. All answers come through futures: requests are made from any thread, and awaited in shards.
+    where             what runs there                          what is its own
+    control loop      the keeper: connects, opens, waits for   number, token, when to try again
+                      the loss of the connection; heartbeats
+    the node's        requests: sent, answered, late; what is  the connection in use, the requests,
+     reactor          registered again                         the registration
+    any thread        submit() enters a request; close()       nothing
+
+So heartbeats go on while a handler has the reactor, and a thread that asks and waits turns the
+reactor itself: its question and its answer change threads for nobody. The control loop hands a
+connection over by a step in the reactor, and is told of its loss by a future.
 """
 
 from __future__ import annotations
@@ -21,14 +31,14 @@ import itertools
 import logging
 import os
 import random
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from prpc_engine import errors
+from prpc_engine.master.opening import CONNECT_TIMEOUT_S, Opening
 from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.refusals import refusal
 from prpc_engine.master.registration import Registration
@@ -39,19 +49,15 @@ from prpc_engine.rpc.marks import marks_of
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.config import DEFAULT_ROOT, LEASE_S, LEASE_S_MAX, LEASE_S_MIN
-from shard import Future, Timer
+from shard import CancelledError, Future, Timer, control_loop, sleep
 
 logger = logging.getLogger("prpc")
 HEARTBEATS_PER_LEASE = 5  # so that some may be late on a busy machine
-CONNECT_TIMEOUT_S = 5.0  # for one attempt
-# nobody answers yet, or has answered to the end
-MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded)
 OPEN_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0  # for the master to hear that we close; it finds out by itself later
-# Between attempts: a master that restarts is found at once, and a thousand clients do not all come
-# in the same moment.
-BACKOFF_S_MIN, BACKOFF_S_MAX = 0.02, 2.0
 ASK_TIMEOUT_S = 30.0
+# After a question's deadline, for the reactor to end it: then the thread that waits does.
+LATE_S = 0.5
 # Asked and not answered: while the master is away they wait here. More than the master holds for
 # one of its servers.
 REQUESTS_MAX = 65536
@@ -138,32 +144,29 @@ class MasterSession:
         self.node = node
         self.address = address
         self.number = 0
-        # a connection, and whether over a new session
+        # In the reactor: a connection, and whether over a new session
         self.on_open: Callable[[Peer, bool], None] = _ignore
-        # how many notifications there should have been
+        # the same, and how many notifications there should have been
         self.on_heartbeat: Callable[[Peer, int], None] = _ignore
         self.opened = Future(node.waiter)
         self._heartbeat_s = check_lease(lease_s, heartbeat_s)
         self._lease_s = float(lease_s)
         self._root = root
-        # for connecting, and for opening the session; later CONNECT_TIMEOUT_S
-        self._attempt_s = open_timeout_s
         self._open_timeout_s = open_timeout_s
         self._label = label or f"process {os.getpid()}"
         self._token = ""
         self._home = this_process()
-        self._lock = threading.Lock()
         self._requests: dict[int, _Request] = {}
         self._numbers = itertools.count(1)
         self._peer: Peer | None = None
+        self._lost = Future()  # done with the connection in use
         self._joined: Registration | None = None
         self._anew = False  # the session is new and what was joined has to be made again
         self._last_error = ""
         self._closed = False
-        self._wake = threading.Event()
+        self._closings = itertools.count()  # calls of close(): the first one counts
         node.on_peer_lost = partial(self._peer_lost, node.on_peer_lost)
-        self._keeper = threading.Thread(target=self._keep, name="prpc-master-session", daemon=True)
-        self._keeper.start()
+        self._keeper = control_loop().spawn(self._keep())
 
     @property
     def connected(self) -> bool:
@@ -182,33 +185,55 @@ class MasterSession:
                 f"{len(self._requests)} verbs wait for its answers, "
                 f"{REQUESTS_MAX} may; wait for some of them first"
             )
-        now = time.monotonic()
         request = _Request(
-            next(self._numbers), verb, arguments, now, timeout_s, Future(self.node.waiter)
+            next(self._numbers),
+            verb,
+            arguments,
+            time.monotonic(),
+            timeout_s,
+            Future(self.node.waiter),
         )
-        with self._lock:
-            if self._closed:
-                raise errors.Closed(
-                    f"{verb!r} was asked of the master at {self.address}, "
-                    "but this client was closed before"
-                )
-            self._requests[request.number] = request
-        self.node.reactor.call_soon(partial(self._arm, request, request.deadline))
-        self._send(request)
+        self._requests[request.number] = request
+        # looked at when it is there: close() ends what it finds
+        if self._closed:
+            self._requests.pop(request.number, None)
+            raise errors.Closed(
+                f"{verb!r} was asked of the master at {self.address}, "
+                "but this client was closed before"
+            )
+        self.node.reactor.call_soon(partial(self._begin, request))
         return request.future
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
         """As submit(), and wait for it."""
-        return self.submit(verb, *arguments, timeout_s=timeout_s).result()
+        asked = self.submit(verb, *arguments, timeout_s=timeout_s)
+        try:
+            return asked.result(timeout_s + ANSWER_S + LATE_S)
+        except TimeoutError:
+            if asked.done():  # that is the answer, or has just come
+                return asked.result()
+        asked.set_error(
+            errors.DeadlineExceeded(
+                f"{verb!r} was not answered by the master at {self.address} in time, and no answer "
+                "could be taken: a handler of this process keeps its reactor; the log of stalls "
+                "names it"
+            )
+        )
+        return asked.result()
+
+    def _begin(self, request: _Request) -> None:
+        if request.verb == "deregister_server" and self._joined is not None:
+            request.arguments = (self._joined.take_back(*request.arguments),)
+        self._arm(request, request.deadline)
+        self._send(request)
 
     def _send(self, request: _Request) -> None:
-        with self._lock:
-            peer = self._peer
-            if peer is None or request.peer is not None or request.number not in self._requests:
-                return
-            moved = request.session not in (0, self.number)
-            request.peer = peer
-            request.session = self.number
+        peer = self._peer
+        if peer is None or request.peer is not None or request.number not in self._requests:
+            return
+        moved = request.session not in (0, self.number)
+        request.peer = peer
+        request.session = self.number
         if moved and request.verb in UNSAFE:
             self._finish(request, self._maybe(request, "the session expired meanwhile"))
             return
@@ -224,9 +249,7 @@ class MasterSession:
             call.add_done_callback(partial(self._answered, request))
 
     def _send_over_the_next(self, request: _Request, error: errors.RpcError) -> None:
-        """Its connection is lost: the keeper sends it over the next one, unless it did so before it
-        heard of this.
-        """
+        """Its connection is lost: it goes over the next one, which may be there already."""
         self._last_error = str(error)
         before, request.peer = request.peer, None
         if self._peer is not before:
@@ -258,17 +281,14 @@ class MasterSession:
             self._finish(request, error)
 
     def _finish(self, request: _Request, error: BaseException | None, answer: Any = None) -> None:
-        with self._lock:
-            known = self._requests.pop(request.number, None)
-        if known is None:
+        if self._requests.pop(request.number, None) is None:
             return
         if request.timer is not None:
-            self.node.reactor.call_soon(request.timer.cancel)
-        # In the reactor: whoever waits may have it parked, and would not see what another thread
-        # completes.
-        soon = self.node.reactor.call_soon
+            request.timer.cancel()
         if error is None:
-            soon(partial(request.future.set_result, answer))
+            was_heard = request.future.set_result(answer)
+            if not was_heard and request.verb in CLAIMING:  # ask() had waited long enough
+                self._give_up(request)
             return
         if (
             request.verb in CLAIMING
@@ -277,7 +297,7 @@ class MasterSession:
             and not self._closed
         ):
             self._give_up(request)
-        soon(partial(request.future.set_error, error))
+        request.future.set_error(error)
 
     def _give_up(self, request: _Request) -> None:
         """Nobody waits any more for what may have been claimed: let others have it, however long
@@ -406,105 +426,56 @@ class MasterSession:
         """The future of whether the master knew it;
         `target` is the one that prepare_server() gave.
         """
-        now = self._joined.take_back(target) if self._joined is not None else target
-        return self.submit("deregister_server", now, timeout_s=timeout_s)
+        return self.submit("deregister_server", target, timeout_s=timeout_s)
 
-    def _now(self, peer: Peer, number: int, verb: str, *arguments: Any) -> Any:
-        return self.wait(
-            peer.request(
-                MASTER_ROUTE,
-                "ask",
-                ASK,
-                (number, verb, list(arguments), 0.0),
-                OPEN_TIMEOUT_S,
-                False,
-            )
+    def _now(self, peer: Peer, number: int, verb: str, *arguments: Any) -> Future:
+        return peer.request(
+            MASTER_ROUTE, "ask", ASK, (number, verb, list(arguments), 0.0), OPEN_TIMEOUT_S, False
         )
 
-    # -- the keeper --------------------------------------------------------------------------------
+    # -- the keeper, in the control loop -----------------------------------------------------------
 
-    def wait(self, future: Future) -> Any:
-        """Its result, in a thread other than the reactor's. It has a deadline of its own."""
-        if self.node.waiter is not None:
-            return future.result()
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
-        done.wait(OPEN_TIMEOUT_S + ANSWER_S)
-        if not future.done():  # the shard's reactor has stopped
-            raise errors.Closed(
-                f"the reactor of the connection to the master at {self.address} has stopped"
-            )
-        return future.result()
-
-    def direct(self, method: str, *arguments: Any) -> Any:
-        """One method of protocol.py over the connection there is, once. Raises NotSent when there
-        is none.
-        """
-        peer = self._peer
-        if peer is None:
-            raise errors.NotSent(f"there is no connection to the master at {self.address} now")
-        return self.wait(
-            peer.request(MASTER_ROUTE, method, method_key(method), arguments, ANSWER_S, False)
-        )
-
-    def _keep(self) -> None:
-        backoff_s = BACKOFF_S_MIN
-        has_opened = False
-        give_up = time.monotonic() + self._open_timeout_s
-        while not self._closed:
-            self._wake.clear()
-            peer = self._peer
+    async def _keep(self) -> None:
+        opening = Opening(time.monotonic(), self._open_timeout_s)
+        while True:
             try:
-                if peer is None or peer.lost:
-                    self._open()
-                    has_opened, backoff_s = True, BACKOFF_S_MIN
-                else:
-                    self._send_heartbeat(peer)
-                delay_s = self._heartbeat_s
+                peer, lost = await self._open(opening.attempt_s)
+            except CancelledError:  # close()
+                raise
             except Exception as error:  # whatever it is, somebody has to go on trying
-                if self._closed:
-                    break
                 if not isinstance(error, errors.RpcError):
                     logger.exception(
                         "unexpected error in the session at the master at %s; it is tried again",
                         self.address,
                     )
                 self._last_error = str(error).partition("\n")[0]
-                delay_s = random.uniform(0.0, backoff_s)
-                if not has_opened and not self._goes_on(
-                    error, give_up - time.monotonic() - delay_s, backoff_s
-                ):
+                again = opening.failed(error, time.monotonic(), random.random())
+                if again is None:
                     self.node.reactor.call_soon(partial(self.opened.set_error, error))
                     return
+                if again.is_first:
+                    told = self.address, self._open_timeout_s, self._last_error
+                    logger.warning("waiting for the master at %s, for up to %.3g s: %s", *told)
                 if isinstance(error, errors.AuthenticationFailed):
-                    self._fail_all(error)
-                backoff_s = min(BACKOFF_S_MAX, 2 * backoff_s)
-            self._wake.wait(delay_s)
-        if not has_opened:
-            closed = errors.Closed(
-                f"this side was closed while it waited for the master at {self.address}"
-            )
-            self.node.reactor.call_soon(partial(self.opened.set_error, closed))
+                    self.node.reactor.call_soon(partial(self._fail_all, error))
+                await sleep(again.delay_s)
+            else:
+                opening.opened()
+                beats = control_loop().spawn(self._beat(peer))
+                try:
+                    await lost
+                finally:
+                    beats.cancel()
 
-    def _goes_on(self, error: Exception, left_s: float, backoff_s: float) -> bool:
-        """Whether the master may be there at another try, after this one before the session was
-        ever open.
+    async def _open(self, attempt_s: float) -> tuple[Peer, Future]:
+        """Connect, and open the session over that: the connection, and what is done when it is
+        lost.
         """
-        if left_s <= 0.0 or isinstance(error, errors.NotAPeer) or not isinstance(error, MAY_COME):
-            return False
-        self._attempt_s = left_s
-        if backoff_s == BACKOFF_S_MIN:  # once
-            told = self.address, self._open_timeout_s, self._last_error
-            logger.warning("waiting for the master at %s, for up to %.3g s: %s", *told)
-        return True
-
-    def _open(self) -> None:
-        self._peer = None
-        peer = self.node.master_peer(self.address, self._attempt_s)
+        peer = await self.node.reach_master(self.address, attempt_s)
         anew = False
         if self.number:
             try:
-                self._open_session(peer, self.number, self._token)
+                await self._open_session(peer, self.number, self._token, attempt_s)
             except errors.RemoteError as error:
                 if error.type_name.rpartition(".")[2] != "SessionExpired":
                     raise
@@ -513,46 +484,98 @@ class MasterSession:
                     "the master at %s: %s; joining anew", self.address, error.remote_message
                 )
         if anew or not self.number:
-            self._open_session(peer, 0, "")
+            await self._open_session(peer, 0, "", attempt_s)
             self._anew = self._anew or anew
-        if self._anew and self._joined is not None:
-            self._joined.anew(self._token, partial(self._now, peer))
-        with self._lock:
-            # before the look: whoever loses it from now on finds it here, and wakes us
-            self._peer = peer
-            if peer.lost or self._closed:
-                self._peer = None
-                raise errors.NotSent(
-                    f"the connection to the master at {self.address} was lost again"
-                )
-            waiting = list(self._requests.values())
-            anew, self._anew = self._anew, False
-        self._attempt_s = CONNECT_TIMEOUT_S
-        self.on_open(peer, anew)
-        self.node.reactor.call_soon(partial(self.opened.set_result, None))
-        for request in waiting:
-            self._send(request)
+        if self._anew:
+            await self._in_reactor(partial(self._register_anew, peer, self._token))
+        lost = Future()
+        await self._in_reactor(partial(self._take_up, peer, lost, self._anew))
+        self._anew = False
+        return peer, lost
 
-    def _open_session(self, peer: Peer, number: int, token: str) -> None:
+    async def _open_session(self, peer: Peer, number: int, token: str, attempt_s: float) -> None:
         arguments = (number, token, self._lease_s, self._root, self._label, self._home)
-        opening = peer.request(
-            MASTER_ROUTE, "open_session", OPEN, arguments, self._attempt_s, False
-        )
+        opening = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, attempt_s, False)
         try:
-            self.number, self._token, _ = self.wait(opening)
+            self.number, self._token, _ = await opening
         except errors.DeadlineExceeded:
             # it may be opened yet, over this connection, which can then have no other one
             self.node.reactor.call_soon(peer.connection.close)
             raise
 
-    def _send_heartbeat(self, peer: Peer) -> None:
-        call = peer.request(MASTER_ROUTE, "heartbeat", HEARTBEAT, (), self._lease_s, False)
-        call.add_done_callback(partial(self._heard, peer))
+    async def _beat(self, peer: Peer) -> None:
+        """Heartbeats over that connection."""
+        while True:
+            await sleep(self._heartbeat_s)
+            try:
+                beat = peer.request(MASTER_ROUTE, "heartbeat", HEARTBEAT, (), self._lease_s, False)
+            except errors.RpcError as error:  # the next one may get through
+                self._last_error = str(error)
+            else:
+                beat.add_done_callback(partial(self._heard_soon, peer))
 
-    def _heard(self, peer: Peer, call: Future) -> None:
-        error = call.error()
+    async def _in_reactor(self, begin: Callable[[Future], object]) -> None:
+        """Call begin(done) in the reactor's thread, and await `done`, which it completes, then or
+        later.
+        """
+        done = Future(self.node.waiter)
+
+        def run() -> None:
+            try:
+                begin(done)
+            except Exception as error:
+                done.set_error(error)
+
+        self.node.reactor.call_soon(run)
+        await done
+
+    # -- the connection, in the reactor ------------------------------------------------------------
+
+    def _register_anew(self, peer: Peer, token: str, done: Future) -> None:
+        """Join and register again over a connection that has a new session."""
+        if self._joined is None:
+            done.set_result(None)
+            return
+        self._go_on_registering(peer, self._joined.anew(token), None, done)
+
+    def _go_on_registering(
+        self, peer: Peer, steps: Generator[Any, Any, None], before: Future | None, done: Future
+    ) -> None:
+        error = None if before is None else before.error()
+        try:
+            if error is not None:
+                asked = steps.throw(error)
+            else:
+                asked = steps.send(None if before is None else before.result())
+            answer = self._now(peer, *asked)
+        except StopIteration:
+            done.set_result(None)
+        except Exception as failure:
+            done.set_error(failure)
+        else:
+            answer.add_done_callback(
+                lambda answered: self._go_on_registering(peer, steps, answered, done)
+            )
+
+    def _take_up(self, peer: Peer, lost: Future, anew: bool, done: Future) -> None:
+        """From now on this is the connection; what waits is asked over it."""
+        if peer.lost or self._closed:
+            raise errors.NotSent(f"the connection to the master at {self.address} was lost again")
+        self._peer, self._lost = peer, lost
+        self.on_open(peer, anew)
+        self.opened.set_result(None)
+        for request in list(self._requests.values()):
+            self._send(request)
+        done.set_result(None)
+
+    def _heard_soon(self, peer: Peer, beat: Future) -> None:
+        # it may have been answered before the control loop asked to be told
+        self.node.reactor.call_soon(partial(self._heard, peer, beat))
+
+    def _heard(self, peer: Peer, beat: Future) -> None:
+        error = beat.error()
         if error is None:
-            self.on_heartbeat(peer, call.result())
+            self.on_heartbeat(peer, beat.result())
         elif peer is self._peer and not self._closed:
             if isinstance(error, errors.RemoteError):
                 self._connect_anew()
@@ -562,36 +585,51 @@ class MasterSession:
 
     def _connect_anew(self) -> None:
         self._peer = None
-        self._wake.set()
+        self._lost.set_result(None)
 
     def _peer_lost(self, before: Callable[[Peer], None], peer: Peer) -> None:
         if peer is self._peer:
             self._connect_anew()
         before(peer)
 
+    async def direct(self, peer: Peer | None, method: str, *arguments: Any) -> Any:
+        """One method of protocol.py over that connection, once. Raises NotSent where there is none.
+        For coroutines of the control loop.
+        """
+        if peer is None:
+            raise errors.NotSent(f"there is no connection to the master at {self.address} now")
+        return await peer.request(
+            MASTER_ROUTE, method, method_key(method), arguments, ANSWER_S, False
+        )
+
     # -- the end -----------------------------------------------------------------------------------
 
     def _fail_all(self, error: BaseException) -> None:
-        with self._lock:
-            waiting = list(self._requests.values())
-        for request in waiting:
+        for request in list(self._requests.values()):
             self._finish(request, error)
 
+    def _end(self) -> None:
+        self._peer = None
+        self._fail_all(
+            errors.Closed(f"this side closed its session at the master at {self.address} meanwhile")
+        )
+        self.opened.set_error(
+            errors.Closed(f"this side was closed while it waited for the master at {self.address}")
+        )
+
     def close(self) -> None:
-        """Tell the master, so that what we own goes at once; end what waits. A second close, or one
-        in a fork, does nothing.
+        """Tell the master, so that what we own goes at once; end what waits. From any thread, and
+        never for long. A second close, or one in a fork, does nothing.
         """
-        if self.node.pid != os.getpid():
-            return  # before any lock: a thread that is not here may have held it at the fork
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        if self.node.pid != os.getpid() or next(self._closings):
+            return
+        self._closed = True
+        may_wait = self.node.waiter is not None and not control_loop().is_here()
         peer = self._peer
         if peer is not None and not peer.lost:
             try:
                 ending = peer.request(MASTER_ROUTE, "end_session", END, (), CLOSE_TIMEOUT_S, False)
-                if self.node.waiter is not None:
+                if may_wait:
                     ending.result(CLOSE_TIMEOUT_S)
             except (errors.RpcError, TimeoutError) as error:
                 logger.info(
@@ -599,12 +637,12 @@ class MasterSession:
                     self.address,
                     str(error),
                 )
-        self._fail_all(
-            errors.Closed(f"this side closed its session at the master at {self.address} meanwhile")
-        )
-        self._wake.set()
-        if self.node.waiter is not None and threading.current_thread() is not self._keeper:
-            self._keeper.join(CLOSE_TIMEOUT_S)
+        self.node.reactor.call_soon(self._end)
+        keeper = self._keeper
+        keeper.schedule(keeper.cancel)  # in its loop, which may be inside of it now
+        if may_wait:
+            with contextlib.suppress(TimeoutError):
+                keeper.error(CLOSE_TIMEOUT_S)
 
 
 def _ignore(*_: Any) -> None:

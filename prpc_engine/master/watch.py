@@ -35,7 +35,7 @@ from prpc_engine.master.session import CLOSE_TIMEOUT_S, MasterSession
 from prpc_engine.master.tree import Kind
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.rpc.server import ServedObject
-from shard import ClosedError, Future
+from shard import ClosedError, Future, control_loop
 
 logger = logging.getLogger("prpc")
 # That wait for the thread: a message of deltas each, up to a MiB a value. Who is so many behind
@@ -200,7 +200,7 @@ class Watches:
                 self._change(watch, path, value if kind == Kind.PUT else None, node_version)
 
     def _catch_up(self, watch: _Watch) -> None:
-        version, _, whole, items = self._session.direct("watch", watch.path, watch.version)
+        version, _, whole, items = self._direct("watch", watch.path, watch.version)
         watch.is_behind = False
         if not whole:
             self._take_deltas(watch, items)
@@ -331,7 +331,10 @@ class Watches:
     def _unwatch(self, path: str) -> None:
         # other threads cancel theirs meanwhile
         if all(other.path != path for other in list(self._watches.values())):
-            self._session.direct("unwatch", path)
+            self._direct("unwatch", path)
+
+    def _direct(self, *asked: Any) -> Any:
+        return control_loop().spawn(self._session.direct(self._peer, *asked)).result()
 
     def close(self) -> None:
         """No callback begins after this. One that runs is not waited for long. In a fork: does

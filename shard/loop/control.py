@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Coroutine, Generator
+from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from shard.errors import ShardError
@@ -73,6 +74,8 @@ class ControlLoop:
                 schedule=reactor.call_soon,
                 reactor=reactor,
                 waiter=waiter or _SLEEPING,
+                # none of the application's, which it would keep for as long as it runs
+                variables=Context(),
             )
             self._tasks.add(task)
         task.add_done_callback(self._ended)

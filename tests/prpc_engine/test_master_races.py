@@ -18,7 +18,6 @@ from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient, TreeEvent
 from prpc_engine.master.registration import Registration
 from prpc_engine.master.session import MasterSession
-from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service import service, serving
@@ -42,11 +41,11 @@ def once_slow(session: MasterSession, monkeypatch: pytest.MonkeyPatch) -> list[s
     """
     asked: list[str] = []
 
-    def direct(method: str, *arguments: Any) -> Any:
+    async def direct(peer: Peer | None, method: str, *arguments: Any) -> Any:
         if not asked:
             asked.append(method)
             raise errors.DeadlineExceeded("it is slow")
-        answer = MasterSession.direct(session, method, *arguments)
+        answer = await MasterSession.direct(session, peer, method, *arguments)
         asked.append(method)
         return answer
 
@@ -216,103 +215,65 @@ def test_threads_that_ask_for_a_services_master_client_at_once_get_the_same(
 
 
 @pytest.mark.parametrize("error", [PeerLostError("it was cut"), None], ids=["lost", "closed here"])
-def test_a_verb_that_meets_a_connection_which_was_replaced_meanwhile_goes_over_the_new_one(
+def test_a_verb_that_meets_a_connection_that_is_lost_meanwhile_goes_over_the_next_one(
     master: Master, monkeypatch: pytest.MonkeyPatch, error: ShardError | None
 ) -> None:
     # no heartbeat, which would meet it, too
     with MasterClient(master.address, lease_s=LONG_S) as client:
-        session = session_of(client)
-        before = session._peer
+        before = session_of(client)._peer
         assert before is not None
         request = before.request
 
         def late(*arguments: Any) -> Any:
-            before.reactor.call_soon(lambda: before.connection.close(error))
-            wait_until(lambda: session._peer not in (None, before), "another connection")
-            wait_until(lambda: not session._wake.is_set() and session.opened.done())
+            before.connection.close(error)
             return request(*arguments)
 
         monkeypatch.setattr(before, "request", late)
         assert client.count_up("k", timeout_s=PATIENCE_S) == 0
+        assert session_of(client)._peer is not before
 
 
 def test_a_connection_that_is_lost_as_its_session_is_taken_up_is_made_again_at_once(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    master_peer, lost = Node.master_peer, threading.Event()
+    take_up, taken = MasterSession._take_up, list[Peer]()
     with MasterClient(master.address, lease_s=LONG_S) as client:
-        session = session_of(client)
 
-        class Losing(Peer):
-            """Is lost just when the keeper has seen that it is not."""
+        def losing(session: MasterSession, peer: Peer, *rest: Any) -> None:
+            taken.append(peer)
+            if len(taken) == 1:
+                peer.connection.close(PeerLostError("it was cut"))
+            take_up(session, peer, *rest)
+            if len(taken) == 2:
+                peer.connection.close(PeerLostError("it was cut"))
 
-            @property
-            def lost(self) -> bool:
-                was_lost = bool(self.__dict__["lost"])
-                if (
-                    threading.current_thread() is session._keeper
-                    and session._lock.locked()
-                    and not lost.is_set()
-                ):
-                    self.when_lost.append(lambda _: lost.set())
-                    cut(self)
-                    assert lost.wait(PATIENCE_S)
-                return was_lost
-
-            @lost.setter
-            def lost(self, value: bool) -> None:
-                self.__dict__["lost"] = value
-
-        def losing(node: Node, *arguments: Any) -> Peer:
-            peer = master_peer(node, *arguments)
-            peer.__class__ = Losing
-            return peer
-
-        monkeypatch.setattr(Node, "master_peer", losing)
-        assert session._peer is not None
-        cut(session._peer)
-        assert lost.wait(PATIENCE_S)
+        monkeypatch.setattr(MasterSession, "_take_up", losing)
+        before = session_of(client)._peer
+        assert before is not None
+        cut(before)
+        wait_until(lambda: len(taken) == 3, "the third connection")
         assert client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
 def test_a_session_is_kept_although_its_connection_is_lost_before_it_is_known_to_be_open(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_once, go_on = MasterSession._open, threading.Event()
-    attempts: list[MasterSession] = []
+    open_once, attempts = MasterSession._open, list[MasterSession]()
 
-    def open_and_lose(session: MasterSession) -> None:
-        reactor = session.node.reactor
-        call_soon = reactor.call_soon
-
-        def held(callback: Any) -> None:
-            if getattr(callback, "func", None) == session.opened.set_result:
-                call_soon(lambda: go_on.wait(PATIENCE_S))
-            call_soon(callback)
-
+    async def lose(session: MasterSession, attempt_s: float) -> Any:
         attempts.append(session)
-        if len(attempts) == 1:
-            monkeypatch.setattr(reactor, "call_soon", held)
-            open_once(session)
-            session._connect_anew()
-        elif go_on.is_set():
-            open_once(session)
-        else:
+        if 1 < len(attempts) < 4:
             raise errors.NotSent("the master is away")
+        peer, lost = await open_once(session, attempt_s)
+        if len(attempts) == 1:
+            cut(peer)
+        return peer, lost
 
-    def let_go() -> None:
-        wait_until(
-            lambda: len(attempts) > 2 or (attempts and not attempts[0]._keeper.is_alive()),
-            "another attempt, or none",
-        )
-        go_on.set()
-
-    monkeypatch.setattr(MasterSession, "_open", open_and_lose)
-    letting_go = threading.Thread(target=let_go)
-    letting_go.start()
+    monkeypatch.setattr(MasterSession, "_open", lose)
     with MasterClient(master.address) as client:
         assert client.count_up("k", timeout_s=PATIENCE_S) == 0
-    letting_go.join(PATIENCE_S)
+        wait_until(lambda: len(attempts) == 4, "another attempt")
+        assert master.statistics().sessions == 1
 
 
 @pytest.fixture
@@ -354,17 +315,27 @@ def replaced(master: Master) -> Master:
 def at_registration_anew(
     monkeypatch: pytest.MonkeyPatch, then: Callable[[MasterSession], object]
 ) -> threading.Event:
-    """Once the master has registered a server again, then(session) before the session hears of it;
-    set when that was.
+    """Once the master has registered a server again, then(session) before the session hears of it,
+    which may raise what it hears; set when that was.
     """
     now, was = MasterSession._now, threading.Event()
 
-    def after(session: MasterSession, peer: Peer, *asked: Any) -> Any:
+    def after(session: MasterSession, peer: Peer, *asked: Any) -> Future:
         answer = now(session, peer, *asked)
-        if "register_server" in asked and not was.is_set():
+        if "register_server" not in asked or was.is_set():
+            return answer
+        heard = Future(answer.waiter)
+
+        def tell(answered: Future) -> None:
+            try:
+                then(session)
+                heard.set_result(answered.result())
+            except errors.RpcError as error:
+                heard.set_error(error)
             was.set()
-            then(session)
-        return answer
+
+        answer.add_done_callback(tell)
+        return heard
 
     monkeypatch.setattr(MasterSession, "_now", after)
     return was

@@ -19,7 +19,6 @@ from prpc_engine.master.registration import Registration
 from prpc_engine.master.session import MasterSession
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
-from shard import Future
 from tests.prpc_engine.inside import session_of, watches_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -103,22 +102,13 @@ def test_a_session_that_was_opened_unheard_does_not_keep_its_client_from_another
 ) -> None:
     open_session, unheard = MasterSession._open_session, []
 
-    def slow(session: MasterSession, peer: Peer, number: int, token: str) -> None:
-        request = peer.request
-
-        def too_late(*asked: Any) -> Any:
-            session.wait(request(*asked))
-            late = Future()
-            late.set_error(errors.DeadlineExceeded("the master was slow"))
-            return late
-
+    async def slow(session: MasterSession, peer: Peer, number: int, *rest: Any) -> None:
         if number == 0 and not unheard:
             unheard.append(peer)
-            monkeypatch.setattr(peer, "request", too_late)
-        try:
-            open_session(session, peer, number, token)
-        finally:
-            monkeypatch.setattr(peer, "request", request)
+            await open_session(session, peer, number, *rest)
+            session.node.reactor.call_soon(peer.connection.close)
+            raise errors.DeadlineExceeded("the master was slow")
+        await open_session(session, peer, number, *rest)
 
     monkeypatch.setattr(MasterSession, "_open_session", slow)
     expire(master, client)
@@ -138,18 +128,26 @@ def test_what_was_registered_again_before_the_connection_was_lost_is_not_registe
     joined.registered("a", 0, 1, 11)
     joined.registered("b", 0, 2, 12)
 
-    def ask(number: int, verb: str, *arguments: Any) -> Any:
-        asked.append((verb, *arguments[:1]))
-        if asked.count(("register_server", "b")) == 1 and asked[-1] == ("register_server", "b"):
-            raise errors.NotSent("the connection was lost")
-        return {"join": 0, "prepare_server": (0, 100 + len(asked))}.get(verb)
+    def register_anew(token: str) -> None:
+        steps = joined.anew(token)
+        _, verb, *arguments = next(steps)
+        while True:
+            asked.append((verb, *arguments[:1]))
+            try:
+                if asked.count(("register_server", "b")) == 1 == asked.count(asked[-1]):
+                    _, verb, *arguments = steps.throw(errors.NotSent("the connection was lost"))
+                else:
+                    answer = {"join": 0, "prepare_server": (0, 100 + len(asked))}.get(verb)
+                    _, verb, *arguments = steps.send(answer)
+            except StopIteration:
+                return
 
     with pytest.raises(errors.NotSent):
-        joined.anew("token", ask)
+        register_anew("token")
     first = len(asked)
-    joined.anew("token", ask)
+    register_anew("token")
     assert asked[first:] == [("join", ["a:1"]), ("register_server", "b")]
-    joined.anew("another token", ask)
+    register_anew("another token")
     assert asked[-4:] == [
         (verb, name) for name in "ab" for verb in ("prepare_server", "register_server")
     ]

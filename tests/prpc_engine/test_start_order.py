@@ -132,7 +132,7 @@ def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(
         calls = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(20)]
         sums = [client.submit("add", number, timeout_s=PATIENCE_S) for number in range(20)]
         wait_until(lambda: waiting_lines(caplog), "the line that says for what they wait")
-        assert not any(call.done() for call in calls + sums)
+        assert not [call for call in calls + sums if call.done()]
         with RpcService(master.address, transports=["tcp"], bind=address_of(held)) as after:
             after.create_server("test", Plain())
             assert [call.result(PATIENCE_S) for call in calls] == list(range(20))

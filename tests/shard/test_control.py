@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 
 import pytest
 
@@ -74,6 +75,16 @@ def test_no_coroutine_is_lost_as_the_thread_ends(loop: ControlLoop) -> None:
     for thread in threads_of(loop):
         thread.join(PATIENCE_S)
     assert threads_of(loop) == []
+
+
+def test_a_coroutine_has_no_context_variables_of_who_spawns_it(loop: ControlLoop) -> None:
+    variable = ContextVar("variable", default="none")
+    variable.set("of the application")
+
+    async def look() -> str:
+        return variable.get()
+
+    assert loop.spawn(look()).result(PATIENCE_S) == "none"
 
 
 def test_what_it_raises_comes_out_of_its_future(loop: ControlLoop) -> None:
