@@ -114,7 +114,7 @@ class Both:
             _ignore,
         )
         entry = ServerEntry(SERVICE, 0, TARGET, 0, ())
-        self.client = RpcClient(SERVICE, self._node, [entry], lambda: [entry])
+        self.client = RpcClient(SERVICE, self._node, [entry], _never)
         self.client._routes[0].peer = Peer(self._ends[0], self._node.reactor, None, {}, _ignore)
 
     def wait_until(self, future: Future, deadline: float | None) -> bool:
@@ -183,6 +183,11 @@ def measure(
 
 def _echo(payload: bytes) -> bytes:
     return payload
+
+
+async def _never() -> list[ServerEntry]:
+    """Its only server does not go."""
+    raise AssertionError("nobody looks who serves")
 
 
 def _ignore(peer: Peer) -> None:

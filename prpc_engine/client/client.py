@@ -26,7 +26,7 @@ from prpc_engine import errors
 from prpc_engine.client.balance import BalancerStatistics
 from prpc_engine.client.call_figures import SAMPLE_EVERY
 from prpc_engine.client.dealer import Dealer, ServerQueue
-from prpc_engine.client.directory import Directory
+from prpc_engine.client.directory import Directory, Lookup
 from prpc_engine.client.dispatcher import Dispatcher, Named, Notice
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.client.route import Route
@@ -92,7 +92,7 @@ class RpcClient:
         name: str,
         node: Node,
         entries: list[ServerEntry],
-        lookup: Callable[[], list[ServerEntry]],
+        lookup: Lookup,
         balance: str = "least_outstanding",
         retry: RetryPolicy | None = None,
         idempotent: Iterable[str] = (),

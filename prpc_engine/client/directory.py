@@ -9,8 +9,15 @@ asked who serves now.
     after_look_if_stale(...)  the dispatcher, after a failure  the look under way; if is_stale()
                                                                says so, a new one; or nothing
 
-One look is made at a time, in a thread of its own: the reactor's may be what asks, and the answer
-needs it. A look that fails (the master is away) leaves those known here as they are.
+    look       event           next
+    none       one is wanted   under way: a coroutine of the control loop asks the master
+    under way  one is wanted   under way; another one follows
+    under way  it ended        who waited for it is told; under way if another one follows, else
+                               none
+
+What is wanted, and who waits for it, belongs to the node's reactor. Who is known is replaced there,
+and never changed: any thread looks at it. A look that fails (the master is away) leaves those known
+here as they are.
 """
 
 from __future__ import annotations
@@ -20,8 +27,9 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.client.balance import Balancer
@@ -29,13 +37,15 @@ from prpc_engine.client.call_figures import CallFigures
 from prpc_engine.client.route import Route, Sought
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
-from shard import ClosedError, Future
+from shard import ClosedError, Future, control_loop
 
 REFRESH_S_MIN = 0.05  # between two looks at the master, as long as the servers known here may do
 CHANGED_S = 1.0  # between two looks for what has changed while the master is away, or too slow
 
 logger = logging.getLogger("prpc")
 Then = Callable[[BaseException | None], object]  # what follows a look, told what it failed with
+# asks the master, in the control loop
+Lookup = Callable[[], Coroutine[Any, Any, list[ServerEntry]]]
 
 
 class Directory:
@@ -44,7 +54,7 @@ class Directory:
 
     name     of the service
     node     in whose reactor goes on what waited for a look
-    lookup   asks the master, and may block
+    lookup   asks the master
     balance  the name of a policy (balance.py); `random` is for its choices
 
     `on_change(routes by server id)` hears of every change. Owned by a client, which closes it;
@@ -56,7 +66,7 @@ class Directory:
         self,
         name: str,
         node: Node,
-        lookup: Callable[[], list[ServerEntry]],
+        lookup: Lookup,
         balance: str,
         random: random.Random,
     ) -> None:
@@ -66,6 +76,7 @@ class Directory:
         self.routes: dict[int, Route] = {}  # replaced and never changed
         self.server_ids: tuple[int, ...] = ()  # sorted
         self._owners: tuple[Route, ...] = ()  # of keys: in the order of their server ids
+        # Each call of any thread picks, and counts what it picked.
         self.balancer: Balancer[Route] = Balancer((), random, balance, guard=threading.Lock())
         self._ailing = self.balancer.ailing
         self._pick = self.balancer.pick
@@ -74,11 +85,10 @@ class Directory:
         self._anybody = Sought(name, f"any server of {name!r}", self.find_any, self.figures)
         self._closed = False
         self._refreshed = 0.0  # when the last look began
-        self._guard = threading.Lock()  # of what follows, and of the entries once there are looks
-        # who waits for the look under way; None: there is none
+        # In the reactor: who waits for the look under way; None: there is none.
         self._looking: list[Then] | None = None
         self._next: list[Then] = []  # who waits for the one after that
-        self._is_due = False  # changed() is to be repeated; the reactor's
+        self._is_due = False  # changed() is to be repeated
 
     # -- who gets a call ---------------------------------------------------------------------------
 
@@ -192,56 +202,54 @@ class Directory:
         return time.monotonic() - self._refreshed >= REFRESH_S_MIN
 
     def after_look_if_stale(self, error: BaseException, route: Route, then: Then) -> None:
-        """Call then() after a look that is worth while, or under way; else now."""
-        with self._guard:
-            if self._looking is not None:
-                self._looking.append(then)
-                return
-        if self.is_stale(error, route):
-            self.after_look(then)
+        """Call then() after a look that is worth while, or under way; else now. In the reactor."""
+        if self._looking is not None:
+            self._looking.append(then)
+        elif self.is_stale(error, route):
+            self._want(then)
         else:
             then(None)
 
     def after_look(self, then: Then) -> None:
         """Call then(what the look failed with, or None) in the reactor's thread, after a look at
         the master that begins now or later: the one under way may have been answered before there
-        was what is looked for."""
-        with self._guard:
-            if self._looking is not None:
-                self._next.append(then)
-                return
-            self._looking = [then]
-        threading.Thread(target=self._look, name=f"prpc-look-{self.name}", daemon=True).start()
+        was what is looked for. From any thread."""
+        self._node.reactor.call_soon(partial(self._want, then))
 
-    def _look(self) -> None:
-        """A thread: one look after the other, as long as somebody waits for one."""
-        is_awaited = True
-        while is_awaited:
-            failure: BaseException | None = None
-            try:
-                self._ask()
-            except Exception as error:
-                # the master is away, or this side was closed; whatever it is, somebody waits for it
-                logger.debug("the servers of %r could not be looked up: %s", self.name, str(error))
-                failure = error
-            with self._guard:
-                told, self._looking, self._next = self._looking or [], self._next or None, []
-                is_awaited = self._looking is not None
-            for then in told:
-                self._node.reactor.call_soon(partial(then, failure))
+    def _want(self, then: Then) -> None:
+        if self._looking is not None:
+            self._next.append(then)
+        else:
+            self._look([then])
 
-    def _ask(self) -> None:
+    def _look(self, waiting: list[Then]) -> None:
+        self._looking = waiting
         self._refreshed = time.monotonic()
-        entries = self._lookup()
-        with self._guard:
-            if not self._closed:
-                self.set_entries(entries)
+        look = control_loop().spawn(self._lookup())
+        look.add_done_callback(
+            lambda ended: self._node.reactor.call_soon(partial(self._look_ended, ended))
+        )
+
+    def _look_ended(self, look: Future) -> None:
+        failure = look.error()
+        if failure is not None:
+            # the master is away, or this side was closed; whatever it is, somebody waits for it
+            logger.debug("the servers of %r could not be looked up: %s", self.name, str(failure))
+        elif not self._closed:
+            self.set_entries(look.result())
+            if self._closed:  # meanwhile, by another thread
+                self.set_entries([])
+        told, waiting = self._looking or [], self._next
+        self._looking, self._next = None, []
+        if waiting:
+            self._look(waiting)
+        for then in told:
+            self._node.reactor.call_soon(partial(then, failure))
 
     def close(self) -> None:
         """Know nobody any more, whatever a look under way finds."""
-        with self._guard:
-            self._closed = True
-            self.set_entries([])
+        self._closed = True
+        self.set_entries([])
 
 
 def _ignore(routes: dict[int, Route]) -> None:

@@ -477,19 +477,21 @@ class RpcService:
             )
         self._tell_clients(None)  # of what happened before the watch began
 
-    def _look_again(self, name: str) -> list[ServerEntry]:
-        """Who serves now. Raises MasterUnreachable, at once where the master is known to be away:
-        those known must do then.
+    async def _look_again(self, name: str) -> list[ServerEntry]:
+        """Who serves now, for coroutines of the control loop. Raises MasterUnreachable, at once
+        where the master is known to be away: those known must do then.
         """
+        self._check_open()
         if not self._session.connected:
             raise errors.MasterUnreachable(
                 f"the master at {self._master} is away: servers of {name!r} cannot be looked up"
             )
         try:
-            return self._lookup(name, 0, REFRESH_TIMEOUT_S)
+            found = await self._session.submit("lookup", name, 0, timeout_s=REFRESH_TIMEOUT_S)
         except errors.DeadlineExceeded as error:
             # that of the look: a call that waits for it was not sent, and goes on waiting
             raise errors.MasterUnreachable(str(error)) from None
+        return _entries(name, found)
 
     def _servers_changed(self, event: TreeEvent) -> None:
         """A server of some service came or went. In the watch's own thread."""
@@ -503,11 +505,7 @@ class RpcService:
                 client.servers_changed()
 
     def _lookup(self, name: str, expected: int, timeout_s: float) -> list[ServerEntry]:
-        found = self._ask_master("lookup", name, expected, timeout_s=timeout_s)
-        return [
-            ServerEntry(name, server_id, target, rank, tuple(addresses), marks)
-            for server_id, target, rank, addresses, marks in found
-        ]
+        return _entries(name, self._ask_master("lookup", name, expected, timeout_s=timeout_s))
 
     @property
     def address(self) -> str:
@@ -625,6 +623,14 @@ class RpcService:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _entries(name: str, found: Iterable[Any]) -> list[ServerEntry]:
+    """What the master says of a service's servers."""
+    return [
+        ServerEntry(name, server_id, target, rank, tuple(addresses), marks)
+        for server_id, target, rank, addresses, marks in found
+    ]
 
 
 def _changed(config: object, arguments: NodeArguments) -> NodeConfig:

@@ -6,9 +6,11 @@ what must not stay. What a public verb says, a test asks that (tests/prpc_engine
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from prpc_engine import RpcService
+from shard import run_blocking
 
 if TYPE_CHECKING:
     from prpc_engine import Master, RpcClient
@@ -61,6 +63,18 @@ def session_of(owner: RpcService | MasterClient) -> MasterSession:
 def watches_of(client: MasterClient) -> Watches:
     """Those of a client with a connection of its own."""
     return client._backend._watches
+
+
+def looks_up(
+    lookup: Callable[[], list[ServerEntry]],
+) -> Callable[[], Coroutine[Any, Any, list[ServerEntry]]]:
+    """A client asks this who serves now; it may block."""
+
+    async def look() -> list[ServerEntry]:
+        found: list[ServerEntry] = await run_blocking(lookup)
+        return found
+
+    return look
 
 
 def entries_of(

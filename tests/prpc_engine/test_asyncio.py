@@ -14,7 +14,7 @@ import pytest
 from prpc_engine import Master, RpcClient, RpcService, errors, incoming
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Handlers
-from tests.prpc_engine.inside import node_of
+from tests.prpc_engine.inside import looks_up, node_of
 from tests.prpc_engine.processes import ServerProcess, wait_connected, wait_until
 
 PATIENCE_S = 20.0  # a test that waits longer has failed
@@ -135,7 +135,7 @@ def test_a_server_that_cannot_be_connected_to_does_not_hold_the_loop(
         entries = [hole.entry("test", 0)]
         with (
             service.create_client("test") as fine,
-            RpcClient("test", node_of(service), entries, lambda: entries) as hung,
+            RpcClient("test", node_of(service), entries, looks_up(lambda: entries)) as hung,
         ):
             loop.run_until_complete(within(ask(fine, hung)))
 
@@ -183,7 +183,7 @@ def test_a_stream_to_a_server_that_cannot_be_connected_to_does_not_hold_the_loop
         entries = [hole.entry("test", 0)]
         with (
             service.create_client("test") as fine,
-            RpcClient("test", node_of(service), entries, lambda: entries) as hung,
+            RpcClient("test", node_of(service), entries, looks_up(lambda: entries)) as hung,
         ):
             loop.run_until_complete(within(ask(fine, hung)))
 

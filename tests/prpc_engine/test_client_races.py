@@ -21,8 +21,15 @@ from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.service.serving import Servers
-from shard import PeerLostError
-from tests.prpc_engine.inside import dispatcher_of, node_of, peers_by_address, routes_of, watches_of
+from shard import PeerLostError, run_blocking
+from tests.prpc_engine.inside import (
+    dispatcher_of,
+    entries_of,
+    node_of,
+    peers_by_address,
+    routes_of,
+    watches_of,
+)
 from tests.prpc_engine.peers import Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
@@ -130,19 +137,19 @@ def test_a_handler_may_ask_who_serves_while_another_thread_does(
 ) -> None:
     looking, asked = threading.Event(), threading.Event()
     client = world.calling.create_client("test")
-    lookup = world.calling._lookup
+    look_again = world.calling._look_again
 
-    def held(*arguments: Any) -> Any:
+    async def held(name: str) -> Any:
         looking.set()
-        assert asked.wait(PATIENCE_S)
-        return lookup(*arguments)
+        assert await run_blocking(asked.wait, PATIENCE_S)
+        return await look_again(name)
 
     def ask() -> tuple[int, ...]:
         asked.set()
         client.refresh()
         return client.server_ids
 
-    monkeypatch.setattr(world.calling, "_lookup", held)
+    monkeypatch.setattr(world.calling, "_look_again", held)
     world.calling.create_server("asks", {"ask": ask})
     threads = [threading.Thread(target=client.refresh, daemon=True)]
     threads[0].start()
@@ -157,15 +164,15 @@ def test_a_server_that_came_while_a_look_was_under_way_is_found_by_the_next(
 ) -> None:
     looked, go_on = threading.Event(), threading.Event()
     client = world.calling.create_client("test")
-    lookup = world.calling._lookup
+    look_again = world.calling._look_again
 
-    def late(*arguments: Any) -> Any:
-        found = lookup(*arguments)
+    async def late(name: str) -> Any:
+        found = await look_again(name)
         looked.set()
-        assert go_on.wait(PATIENCE_S)
+        assert await run_blocking(go_on.wait, PATIENCE_S)
         return found
 
-    monkeypatch.setattr(world.calling, "_lookup", late)
+    monkeypatch.setattr(world.calling, "_look_again", late)
     monkeypatch.setattr(world.calling, "_servers_changed", lambda event: None)
     calls = [client.submit_to(7, "echo", 1, timeout_s=PATIENCE_S)]
     assert looked.wait(PATIENCE_S)
@@ -182,15 +189,15 @@ def test_a_server_that_came_while_the_master_was_too_slow_to_say_so_is_found_lat
     monkeypatch.setattr(directory, "CHANGED_S", SHORT_S, raising=False)
     client = world.calling.create_client("test")
     wait_until(lambda: watches_of(world.calling.master_client)._watches, "the watch")
-    lookup, looks = world.calling._lookup, []
+    look_again, looks = world.calling._look_again, []
 
-    def slow(*arguments: Any) -> Any:
+    async def slow(name: str) -> Any:
         looks.append(1)
         if len(looks) < 3:
-            raise errors.DeadlineExceeded("it is slow")
-        return lookup(*arguments)
+            raise errors.MasterUnreachable("it is slow")
+        return await look_again(name)
 
-    monkeypatch.setattr(world.calling, "_lookup", slow)
+    monkeypatch.setattr(world.calling, "_look_again", slow)
     world.serving.create_server("test", world)
     wait_until(lambda: client.server_ids == (0, 1), "the client knows of both")
 
@@ -206,10 +213,7 @@ def test_a_client_that_is_closed_while_it_looks_who_serves_knows_nobody(
     def late(self: Directory, entries: list[Any]) -> None:
         if entries:
             closing.start()
-            wait_until(
-                lambda: not closing.is_alive() or self._guard.locked(),
-                "close() comes as far as it can",
-            )
+            wait_until(lambda: not closing.is_alive(), "close()")
         set_entries(self, entries)
 
     closing = threading.Thread(target=client.close)
@@ -228,7 +232,7 @@ def test_the_owner_of_a_key_is_one_of_those_that_are_known_together(world: World
             return default
 
     directory = world.calling.create_client("test")._directory
-    entries = world.calling._look_again("test")
+    entries = entries_of(world.calling, "test", 1, PATIENCE_S)
     directory.set_entries([])
     sought = directory.by(1)
     for find in (sought.find, lambda: directory.by(1)):  # type: ignore[attr-defined]

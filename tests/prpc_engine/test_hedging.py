@@ -29,7 +29,7 @@ from prpc_engine.client.hedge import HEDGE_SHARE
 from prpc_engine.client.hedging import HedgingClient
 from prpc_engine.client.retry import BUDGET_PER_S, BUDGET_RESERVE
 from tests.prpc_engine.blackhole import Blackhole
-from tests.prpc_engine.inside import dispatcher_of, entries_of, node_of
+from tests.prpc_engine.inside import dispatcher_of, entries_of, looks_up, node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
 pytestmark = pytest.mark.usefixtures("patient_describe")
@@ -243,7 +243,7 @@ def test_a_server_that_cannot_be_connected_to_is_hedged_as_a_slow_one(world: Wor
             "shop",
             node_of(world.caller),
             entries,
-            lambda: entries,
+            looks_up(lambda: entries),
             "round_robin",
             None,
             (),

@@ -25,7 +25,7 @@ from prpc_engine.service.serving import RpcServer
 from shard import Limits
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Plain
-from tests.prpc_engine.inside import entries_of, node_of, peers_by_address, routes_of
+from tests.prpc_engine.inside import entries_of, looks_up, node_of, peers_by_address, routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LONG_S = 3600.0  # a test that waits for it has failed
@@ -55,7 +55,12 @@ class World:
     ) -> RpcClient:
         """Of those servers, and no others."""
         return RpcClient(
-            "test", node_of(self.calling), list(entries), lambda: list(entries), balance, retry
+            "test",
+            node_of(self.calling),
+            list(entries),
+            looks_up(lambda: list(entries)),
+            balance,
+            retry,
         )
 
     def disconnect(self) -> None:
@@ -176,7 +181,7 @@ def test_a_handler_that_calls_a_server_that_cannot_be_connected_to_holds_up_no_r
     world: World,
 ) -> None:
     pending = []
-    hung = RpcClient("test", node_of(world.serving), [world.hole.entry("test", 0)], list)
+    hung = RpcClient("test", node_of(world.serving), [world.hole.entry("test", 0)], looks_up(list))
 
     def begin() -> None:
         pending.append(hung.submit("echo", 1, timeout_s=LONG_S))
@@ -259,7 +264,7 @@ def test_what_waits_for_a_connection_is_bounded(world: World) -> None:
     entries = [world.hole.entry("test", 0)]
     with (
         RpcService(world.master.address, transports=["tcp"], limits=limits) as narrow,
-        RpcClient("test", node_of(narrow), entries, lambda: entries) as client,
+        RpcClient("test", node_of(narrow), entries, looks_up(lambda: entries)) as client,
     ):
         calls = [client.submit("echo", number, timeout_s=LONG_S) for number in range(2)]
         with pytest.raises(
@@ -289,7 +294,7 @@ def test_an_unknown_server_is_looked_up_by_another_thread(world: World) -> None:
         assert go_on.wait(PATIENCE_S)
         return [world.entry(7)]
 
-    with RpcClient("test", node_of(world.calling), [], lookup) as client:
+    with RpcClient("test", node_of(world.calling), [], looks_up(lookup)) as client:
         calls = [
             client.submit_to(7, "echo", "known then", timeout_s=PATIENCE_S),
             client.submit_to(8, "echo", "unknown", timeout_s=PATIENCE_S),
@@ -338,7 +343,10 @@ def test_a_server_that_was_registered_anew_is_found_by_one_look_for_all_that_ask
         return entries_of(world.calling, "again", 1, PATIENCE_S)
 
     client = RpcClient(
-        "again", node_of(world.calling), entries_of(world.calling, "again", 1, PATIENCE_S), lookup
+        "again",
+        node_of(world.calling),
+        entries_of(world.calling, "again", 1, PATIENCE_S),
+        looks_up(lookup),
     )
     with client:
         assert client.call("echo", 0) == 0
@@ -489,7 +497,7 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
 def test_a_handler_that_opens_a_stream_to_a_server_out_of_reach_holds_up_no_request(
     world: World,
 ) -> None:
-    hung = RpcClient("test", node_of(world.serving), [world.hole.entry("test", 0)], list)
+    hung = RpcClient("test", node_of(world.serving), [world.hole.entry("test", 0)], looks_up(list))
     begun = []
 
     def begin() -> None:

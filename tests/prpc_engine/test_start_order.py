@@ -18,7 +18,7 @@ from prpc_engine.master.registry import ServerEntry
 from prpc_engine.rpc.message import Status
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.handlers import Plain
-from tests.prpc_engine.inside import entries_of, node_of, routes_of
+from tests.prpc_engine.inside import entries_of, looks_up, node_of, routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 Starts = Callable[[str], Any]
@@ -132,7 +132,7 @@ def test_a_call_whose_server_is_away_waits_for_it_until_its_deadline(
         calls = [client.submit("echo", number, timeout_s=PATIENCE_S) for number in range(20)]
         sums = [client.submit("add", number, timeout_s=PATIENCE_S) for number in range(20)]
         wait_until(lambda: waiting_lines(caplog), "the line that says for what they wait")
-        assert not [call for call in calls + sums if call.done()]
+        assert not any(call.done() for call in calls + sums)
         with RpcService(master.address, transports=["tcp"], bind=address_of(held)) as after:
             after.create_server("test", Plain())
             assert [call.result(PATIENCE_S) for call in calls] == list(range(20))
@@ -163,7 +163,7 @@ class Nobody:
             "test",
             node_of(caller),
             [self.entry],
-            lambda: entries_of(caller, "test", 0, 1.0) or [self.entry],
+            looks_up(lambda: entries_of(caller, "test", 0, 1.0) or [self.entry]),
             **settings,
         )
 
@@ -221,7 +221,7 @@ def test_a_call_of_a_named_server_that_is_not_listed_ends_at_once(master: Master
     with hold_port() as held, RpcService(master.address) as caller:
         entry = Nobody(address_of(held)).entry
         with (
-            RpcClient("test", node_of(caller), [entry], list) as client,
+            RpcClient("test", node_of(caller), [entry], looks_up(list)) as client,
             pytest.raises(errors.NoServer, match="no server 0"),
         ):
             client.call_to(0, "echo", 1, timeout_s=3600.0)
@@ -239,7 +239,7 @@ def test_a_call_by_a_key_goes_to_the_next_owner_when_the_first_is_not_listed_any
         away = Nobody(address_of(held)).entry
         (living,) = entries_of(caller, "test", 1, PATIENCE_S)
         listed = [away, living]
-        with RpcClient("test", node_of(caller), [away, living], lambda: listed) as client:
+        with RpcClient("test", node_of(caller), [away, living], looks_up(lambda: listed)) as client:
             # 0 of two owners: the one that is away
             waiting = client.submit_by(0, "echo", 1, timeout_s=PATIENCE_S)
             assert not waiting.done()

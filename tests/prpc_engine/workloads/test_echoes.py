@@ -23,6 +23,8 @@ from prpc_engine import (
     Terminated,
     errors,
 )
+from shard import Future
+from tests.prpc_engine.inside import session_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
 from tests.prpc_engine.workloads.nodes import flicker, mesh_node
@@ -187,7 +189,6 @@ def serve_requests(life: Any, master: str, transport: str) -> int:
 def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who_serves(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lookup = RpcService._lookup
     # nobody looks but the call
     monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)
     with (
@@ -195,13 +196,17 @@ def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who
         RpcService(master.address) as theirs,
         theirs.create_client("late", 0) as client,
     ):
+        session, submit = session_of(theirs), session_of(theirs).submit
 
-        def be_late(self: RpcService, *args: Any) -> Any:
-            monkeypatch.setattr(RpcService, "_lookup", lookup)
+        def be_late(verb: str, *args: Any, **settings: Any) -> Future:
+            monkeypatch.setattr(session, "submit", submit)
+            assert verb == "lookup"
             ours.create_server("late", {"one": lambda: 1})
-            raise errors.DeadlineExceeded("the master did not answer in time")
+            late = Future()
+            late.set_error(errors.DeadlineExceeded("the master did not answer in time"))
+            return late
 
-        monkeypatch.setattr(RpcService, "_lookup", be_late)
+        monkeypatch.setattr(session, "submit", be_late)
         assert client.call("one", timeout_s=PATIENCE_S) == 1
 
 
