@@ -2,10 +2,10 @@
 It blocks neither who calls nor the reactor.
 
     a call that                                    waits for        where
-    goes to a server not known here                a look at the    the look's thread
-                                                   master           (directory.py)
-    goes to a server that is not connected         the connection   Route.waiting; a connector
-                                                                    thread, short-lived
+    goes to a server not known here                a look at the    directory.py
+                                                   master
+    goes to a server that is not connected         the connection   Route.waiting; a connector in
+                                                                    the control loop
     could not be sent to the server it is for      that server      a timer; then a look, and the
                                                                     same again
     failed, and may have run; the master does not  the word on its  DESCRIBE, asked of several
@@ -17,9 +17,22 @@ Invariant: a call is at one of these places at most; who takes it out puts it in
 it. Wherever it is, a timer ends it at its own deadline, cancel() and close() end it at once, and
 whoever then finds it finished drops it.
 
+    route          event                          next
+    connected      its peer is lost, a call comes waiting: the call; a connector begins, or one of
+                                                  CONNECTORS_MAX takes it next
+    waiting        a call comes                   waiting, behind the others
+    waiting        connected                      those that wait are sent, until none does; then
+                                                  connected
+    waiting        not connected                  not connected: all that wait have failed
+    not connected  a call comes                   as connected, its peer lost
+
 Calls to one route leave in the order they came: while some wait for its connection, those that come
 later wait behind them. What waits before it was ever sent is bounded as an outbox is:
 outbox_messages_max and outbox_bytes_max for each server known.
+
+Calls are admitted, and sent where their route is connected, by the threads that make them; a
+connector sends what waited. It is decided about calls in the reactor, and there they end: what
+follows a call may be the application's.
 """
 
 from __future__ import annotations
@@ -58,12 +71,15 @@ from prpc_engine.rpc.message import REPEAT
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import DESCRIBE
 from prpc_engine.rpc.stream import StreamCall
-from shard import VALUE, Future, ShardError, Timer
+from shard import VALUE, Future, ShardError, Timer, control_loop, yield_now
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address
-# threads that connect at a time: so many servers may hang before the others wait for one of them to
-# fail
+# of a client, that connect at a time: so many servers may hang before the others wait for one of
+# them to fail
 CONNECTORS_MAX = 16
+# Calls that a connector sends before it lets other coroutines run: some 20 us each, one with arrays
+# longer.
+DELIVERED_MAX = 64
 TOLD_AFTER_WAITS = 6  # of one call, before its log says that calls wait: a third of a second or so
 TOLD_EVERY_S = 10.0
 DESCRIBE_SERVERS_MAX = 3  # that are asked at once
@@ -136,6 +152,7 @@ class Dispatcher:
         random: Random,
         idempotent: Iterable[str],
     ) -> None:
+        # Each call of any thread counts for it.
         self.budget = RetryBudget(guard=threading.Lock())
         self._client = client
         self._directory = directory
@@ -148,7 +165,9 @@ class Dispatcher:
         self.fails_at_once = policy.unsent_max == 1
         self._closed = False
         self._quiet_until = 0.0  # nothing is said of calls that wait
-        self._guard = threading.Lock()  # of what follows, and of Route.waiting
+        # Of what follows, and of Route.waiting: a thread that makes a call hears of Backpressure at
+        # once, and its call keeps its place behind those that came before.
+        self._guard = threading.Lock()
         # all that were here and are not finished; the timer of their deadline
         self._held: dict[Call, Timer | None] = {}
         self._unsent: dict[Call, int] = {}  # those of them that never left, and their bytes
@@ -332,6 +351,7 @@ class Dispatcher:
             self._directory.after_look(partial(self._found, call, route))
             return
         call.asked = call.asked[0], route
+        begins = False
         with self._guard:
             peer = None if route.waiting is not None else route.peer
             if route.waiting is not None:
@@ -340,13 +360,10 @@ class Dispatcher:
                 route.peer = peer = None
                 route.waiting = {call: None}
                 self._to_connect.append(route)
-                if self._connectors < CONNECTORS_MAX:
-                    self._connectors += 1
-                    threading.Thread(
-                        target=self._connect,
-                        name=f"prpc-connect-{self._directory.name}",
-                        daemon=True,
-                    ).start()
+                begins = self._connectors < CONNECTORS_MAX
+                self._connectors += begins
+        if begins:
+            control_loop().spawn(self._connect())
         if peer is not None:
             self._deliver(call, route, peer)
         else:
@@ -362,8 +379,8 @@ class Dispatcher:
         else:
             self.send(call, route)
 
-    def _connect(self) -> None:
-        """A connector's thread: one route after the other, until none is left."""
+    async def _connect(self) -> None:
+        """A connector, in the control loop: one route after the other, until none is left."""
         while True:
             with self._guard:
                 if not self._to_connect:
@@ -372,19 +389,26 @@ class Dispatcher:
                 route = self._to_connect.popleft()
             started = time.monotonic()
             try:
-                peer = self._node.peer_at(route.addresses, CONNECT_TIMEOUT_S, route.text)
+                peer = await self._node.reach(route.addresses, CONNECT_TIMEOUT_S, route.text)
             except errors.NotSent as error:
                 told = errors.NotSent(f"{error} (tried for {time.monotonic() - started:.1f} s)")
-                self._not_connected(
-                    route, error if isinstance(error, errors.NoPath) and error.is_lasting else told
+                is_lasting = isinstance(error, errors.NoPath) and error.is_lasting
+                self._reactor.call_soon(
+                    partial(self._not_connected, route, error if is_lasting else told)
                 )
             except Exception as error:
                 # AuthenticationFailed, Closed; or a bug, which callers must hear of
-                self._not_connected(route, error)
+                self._reactor.call_soon(partial(self._not_connected, route, error))
             else:
-                while calls := self._take_waiting(route, peer):
-                    for call in calls:
-                        self._deliver(call, route, peer)
+                await self._deliver_all(route, peer)
+
+    async def _deliver_all(self, route: Route, peer: Peer) -> None:
+        """Send what waits for the route, until nothing does."""
+        while calls := self._take_waiting(route, peer):
+            for number, call in enumerate(calls, 1):
+                self._deliver(call, route, peer)
+                if call.blocks or not number % DELIVERED_MAX:
+                    await yield_now()
 
     def _not_connected(self, route: Route, error: Exception) -> None:
         # for calls to that server alone, too: is it there at all?
@@ -410,7 +434,7 @@ class Dispatcher:
             return
         now = time.monotonic()
         if now >= call.overall:
-            self._expire(call)
+            self._reactor.call_soon(partial(self._expire, call))
             return
         method, client = call.asked[0], call.client
         try:
@@ -420,21 +444,19 @@ class Dispatcher:
                 )
             elif isinstance(call, Notice):
                 peer.notify_encoded(route, method, call.body, call.blocks)
-                call.set_result(None)
+                self._reactor.call_soon(partial(call.set_result, None))
             elif call.state is None or call.state.only is None:
                 peer.resend(call, route, self._policy.timeout_s(now, call.overall))
             elif call.table is not None and call.table.life == peer.calls.life:
                 peer.resend(call, route, self._policy.timeout_s(now, call.overall), REPEAT)
             else:
-                self._end_gone(
-                    call,
-                    errors.MaybeExecuted(
-                        f"{method!r} was sent to an earlier process than {peer.connection.peer}"
-                    ),
+                gone = errors.MaybeExecuted(
+                    f"{method!r} was sent to an earlier process than {peer.connection.peer}"
                 )
+                self._reactor.call_soon(partial(self._end_gone, call, gone))
         except Exception as error:  # NotSent, Backpressure, ShmFull; or a bug
             # it comes back by failed() as far as it can be repeated
-            call.set_error(_bare(error))
+            self._reactor.call_soon(partial(call.set_error, _bare(error)))
             return
         self._has_left(call)
         if self._balancer.ailing and client is not None:
@@ -643,7 +665,7 @@ class Dispatcher:
 
     def close(self) -> None:
         """End all calls and streams of this client with Closed; servers are told of those in
-        flight. Threads that connect end by themselves, within CONNECT_TIMEOUT_S an address."""
+        flight. Connectors end by themselves, within CONNECT_TIMEOUT_S an address."""
         self._closed = True
         self._end_all()
         # those that another thread was about to enter

@@ -24,7 +24,7 @@ from shard import Limits
 from tests.network.namespaces import Network, network_or_skip
 from tests.network.server import NAME, SECRET, Serving, checksum, pattern
 from tests.network.tally import TALLY
-from tests.prpc_engine.inside import entries_of
+from tests.prpc_engine.inside import dispatcher_of, entries_of
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, wait_connected, wait_until
 
 pytestmark = [
@@ -89,10 +89,7 @@ def world(network: Network, lease_s: float) -> Iterator[World]:
         wait_connected(client)
         yield World(network, service, client)
     # Who still tries to connect gives up by itself, after CONNECT_TIMEOUT_S at the latest.
-    wait_until(
-        lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()),
-        "the end of connectors",
-    )
+    wait_until(lambda: not dispatcher_of(client)._connectors, "the end of connectors")
 
 
 def targets(service: RpcService) -> dict[int, int]:
@@ -326,7 +323,4 @@ def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(
         wait_until(lambda: answers_again(client, 2), "the way back")
         assert not held[3].done(), "what goes elsewhere is left alone"
         assert targets(service) == before
-    wait_until(
-        lambda: not any(one.name.startswith("prpc-connect") for one in threading.enumerate()),
-        "the end of connectors",
-    )
+    wait_until(lambda: not dispatcher_of(client)._connectors, "the end of connectors")

@@ -323,7 +323,7 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
     client = world.calling.create_client("test", hedge=HedgePolicy(delay_s=PATIENCE_S))
     assert client.call("echo", 1) == 1
     wait_connected(client)
-    send, peer_at = dispatcher_of(client).send, Node.peer_at
+    send, reach = dispatcher_of(client).send, Node.reach
 
     def lose(call: Any, route: Any) -> None:
         peer = route.peer
@@ -331,12 +331,12 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
         wait_until(lambda: peer.lost, "the end of the connection")
         send(call, route)
 
-    def hang(*arguments: Any) -> Any:
-        assert go_on.wait(PATIENCE_S)
-        return peer_at(*arguments)
+    async def hang(*arguments: Any) -> Any:
+        assert await run_blocking(go_on.wait, PATIENCE_S)
+        return await reach(*arguments)
 
     monkeypatch.setattr(dispatcher_of(client), "send", lose)
-    monkeypatch.setattr(Node, "peer_at", hang)
+    monkeypatch.setattr(Node, "reach", hang)
     call = client.submit("echo", 2, timeout_s=SHORT_S)
     try:
         assert isinstance(call.error(PATIENCE_S / 2), errors.DeadlineExceeded)

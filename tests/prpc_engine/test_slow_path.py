@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,10 +22,17 @@ from prpc_engine.master.registry import ServerEntry
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.service.serving import RpcServer
-from shard import Limits
+from shard import Future, Limits, control_loop, run_blocking
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Plain
-from tests.prpc_engine.inside import entries_of, looks_up, node_of, peers_by_address, routes_of
+from tests.prpc_engine.inside import (
+    dispatcher_of,
+    entries_of,
+    looks_up,
+    node_of,
+    peers_by_address,
+    routes_of,
+)
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LONG_S = 3600.0  # a test that waits for it has failed
@@ -89,8 +96,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         yield World(master, serving, calling, served, hole)
 
 
-def connectors() -> int:
-    return sum(thread.name.startswith("prpc-connect") for thread in threading.enumerate())
+def connectors(client: RpcClient) -> int:
+    return dispatcher_of(client)._connectors
 
 
 def test_a_call_has_its_future_while_its_server_is_connected_to(world: World) -> None:
@@ -99,7 +106,7 @@ def test_a_call_has_its_future_while_its_server_is_connected_to(world: World) ->
             client.submit("echo", 1, timeout_s=LONG_S),
             client.submit_to(0, "echo", 1, timeout_s=None),
         ]
-        wait_until(lambda: connectors() == 1, "one thread connects for both")
+        wait_until(lambda: connectors(client) == 1, "one connects for both")
         assert not any(call.done() for call in calls)
         assert client.statistics().waiting == 2
 
@@ -115,7 +122,7 @@ def test_a_call_ends_at_its_deadline_although_its_server_is_still_connected_to(
             client.call("echo", 1, timeout_s=SHORT_S)
         with pytest.raises(errors.DeadlineExceeded, match="not connected yet"):
             client.submit_to(0, "echo", 1, timeout_s=SHORT_S).result(PATIENCE_S)
-        assert connectors() == 1
+        assert connectors(client) == 1
         wait_until(
             lambda: client.statistics().waiting == len(routes_of(client)[0].in_flight) == 0,
             "neither of them kept",
@@ -209,7 +216,7 @@ def test_so_many_servers_are_connected_to_at_a_time(
             client.submit_to(server_id, "echo", server_id, timeout_s=LONG_S)
             for server_id in range(3)
         ]
-        wait_until(lambda: connectors() == 1)
+        wait_until(lambda: connectors(client) == 1)
         assert not any(call.done() for call in calls)
         for hole in (world.hole, second):
             hole.close()
@@ -220,7 +227,7 @@ def test_so_many_servers_are_connected_to_at_a_time(
 def test_a_client_of_another_service_is_not_held_up_either(world: World) -> None:
     with world.hung() as client, world.client(world.entry()) as other:
         hung = client.submit("echo", 0, timeout_s=LONG_S)
-        wait_until(lambda: connectors() == 1)
+        wait_until(lambda: connectors(client) == 1)
         assert other.call("echo", 1, timeout_s=PATIENCE_S) == 1
         assert not hung.done()
 
@@ -235,6 +242,34 @@ def test_calls_leave_in_the_order_they_were_made(world: World) -> None:
                 client.call("hear", number, timeout_s=PATIENCE_S)
             assert world.served.heard == list(range(20))
         world.disconnect()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_follows_a_call_is_not_run_by_who_connected(world: World, is_there: bool) -> None:
+    """An application's callback may block; the control loop must not."""
+    ended, here = threading.Event(), list[bool]()
+
+    def follow(_: Future) -> None:
+        here.append(control_loop().is_here())
+        ended.set()
+
+    if not is_there:
+        world.hole.close()
+    entry = world.entry() if is_there else world.hole.entry("test", 0)
+    with world.client(entry, retry=AT_ONCE) as client:
+        call = client.submit("echo", 1, timeout_s=PATIENCE_S)
+        call.add_done_callback(follow)
+        assert ended.wait(PATIENCE_S)
+    assert here == [False]
+
+
+def test_many_calls_that_wait_for_one_connection_leave_in_their_order(world: World) -> None:
+    count = 3 * dispatcher.DELIVERED_MAX
+    with world.client(world.entry()) as client:
+        calls = [client.submit("hear", number, timeout_s=PATIENCE_S) for number in range(count)]
+        for call in calls:
+            call.result()
+        assert world.served.heard == list(range(count))
 
 
 def test_an_array_may_be_changed_once_the_call_waits_for_a_connection(world: World) -> None:
@@ -283,7 +318,7 @@ def test_bad_arguments_are_refused_before_anything_is_connected_to(world: World)
                 verb("echo", object())
         with pytest.raises(errors.BadArguments, match="timeout_s=-1"):
             client.submit("echo", 1, timeout_s=-1)
-        assert connectors() == 0
+        assert connectors(client) == 0
 
 
 def test_an_unknown_server_is_looked_up_by_another_thread(world: World) -> None:
@@ -376,14 +411,14 @@ class Streams:
 class Gate:
     """Holds whoever connects until it is opened."""
 
-    connect: Callable[..., Peer]
+    connect: Callable[..., Coroutine[Any, Any, Peer]]
     opened: threading.Event = field(default_factory=threading.Event)
     waiting: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self, *where: Any) -> Peer:
+    async def __call__(self, *where: Any) -> Peer:
         self.waiting.set()
-        assert self.opened.wait(PATIENCE_S)
-        return self.connect(*where)
+        assert await run_blocking(self.opened.wait, PATIENCE_S)
+        return await self.connect(*where)
 
 
 @pytest.fixture
@@ -393,8 +428,8 @@ def streams(world: World) -> RpcServer:
 
 @pytest.fixture
 def gate(world: World, streams: RpcServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(node_of(world.calling).peer_at)
-    monkeypatch.setattr(node_of(world.calling), "peer_at", gate)
+    gate = Gate(node_of(world.calling).reach)
+    monkeypatch.setattr(node_of(world.calling), "reach", gate)
     yield gate
     gate.opened.set()
 
@@ -476,8 +511,10 @@ def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
     world: World, gate: Gate, streams: RpcServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its CANCEL leaves before its OPEN."""
-    peer = node_of(world.calling).near_peer(world.entry().addresses) or gate.connect(
-        world.entry().addresses, PATIENCE_S, "it"
+    peer = (
+        control_loop()
+        .spawn(gate.connect(world.entry().addresses, PATIENCE_S, "it"))
+        .result(PATIENCE_S)
     )
     send = peer._send
 
