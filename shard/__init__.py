@@ -46,7 +46,7 @@ from shard.group.topology import Core, Topology, format_ranges, read_topology
 from shard.group.trimming import Trimmer
 from shard.loop.control import ControlLoop, control_loop
 from shard.loop.driver import Driver
-from shard.loop.future import VALUE, Future, Waiter, gather
+from shard.loop.future import VALUE, Future, Gathered, Waiter, gather, shield
 from shard.loop.gate import Gate
 from shard.loop.idle import polling_enabled
 from shard.loop.interrupts import belongs_to_engine
@@ -106,6 +106,7 @@ __all__ = [
     "ForkedError",
     "Future",
     "Gate",
+    "Gathered",
     "GroupStatistics",
     "Held",
     "HugePageOffer",
@@ -176,6 +177,7 @@ __all__ = [
     "read_topology",
     "restore",
     "run_blocking",
+    "shield",
     "sleep",
     "this_shard",
     "usable_cores",

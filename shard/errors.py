@@ -1,8 +1,8 @@
 """What can go wrong in the engine, sorted by who has to act.
 
+CancelledError               this side gave the call or task up     → nothing; it asked for it
 ShardError
 ├── ClosedError              this side closed it first              → fix the caller
-├── CancelledError           this side gave the call up             → nothing; it asked for it
 ├── ForkedError              used in a child made by fork()         → start processes by spawn, open
                                                                     things there
 ├── PeerLostError            the other side died or hung up         → reconnect, or fail over
@@ -29,14 +29,17 @@ class ShardError(Exception):
     """
 
 
+class CancelledError(BaseException):
+    """This side gave a call, task or wait up, so there is no result. Raised in a coroutine that is
+    cancelled, at its await, and where somebody still asks for the result; there is nothing to mend.
+
+    No Exception, like asyncio's: an `except Exception` that logs and goes on must not keep a
+    cancelled coroutine alive.
+    """
+
+
 class ClosedError(ShardError):
     """This side closed the ring, connection or group before it was used."""
-
-
-class CancelledError(ShardError):
-    """This side gave a call, task or wait up, so there is no result. Raised where somebody still
-    asks for it; there is nothing to mend.
-    """
 
 
 class ForkedError(ShardError):

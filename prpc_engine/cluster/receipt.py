@@ -152,7 +152,3 @@ class Receipt(Future):
         if self.message is not None:
             self.message.given_up()
         return ended
-
-    def abandon(self) -> None:
-        """The asyncio task that awaited it was cancelled, and so is the receipt."""
-        self.cancel()

@@ -152,10 +152,6 @@ class Call(Future):
         self.withdraw()
         return self.set_error(error or Cancelled(f"{self.asked[0]!r} was cancelled by its caller"))
 
-    def abandon(self) -> None:
-        """The asyncio task that awaited it was cancelled, and so is the call."""
-        self.cancel()
-
 
 class CallTable:
     """All calls in flight on one connection. Entries are made from any thread, all else happens in

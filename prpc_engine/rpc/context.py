@@ -2,7 +2,8 @@
 
 A call that a handler makes inherits the deadline: it never waits longer than the one it works for.
 A plain handler's time counts from the moment it asks, as it runs in the turn its request arrived
-in; a task's from its arrival.
+in; a task's from its arrival. What a task calls while it cleans up, after nobody waits for it any
+more, has deadlines of its own.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ def caller_name() -> str:
 
 def remaining_s(clock: Callable[[], float]) -> float | None:
     """Seconds that the caller will still wait for what is being handled; None when it sets no
-    bound, or outside handlers.
+    bound, was answered already, or outside handlers.
     """
     caller: Any = CONTEXT.value
     if caller is None:
         return None
     if isinstance(caller, Job):
-        return max(0.0, caller.deadline - clock()) if caller.timeout_ms else None
+        if caller.is_over or not caller.timeout_ms:
+            return None
+        return max(0.0, caller.deadline - clock())
     timeout_ms: int = caller[1]
     return timeout_ms / 1000 if timeout_ms else None
 

@@ -4,14 +4,18 @@
     queued   one of the server's tasks ended  running, or dropped when the deadline has passed
     queued   CANCEL, the peer is lost         dropped
     running  it ends, by an error perhaps     answered: HANDLER_RAISED, whatever the error is
-    running  the deadline passes              cut: the caller is told DEADLINE
+    running  the deadline passes              over: the caller is told DEADLINE
     queued   its server is closed             dropped: the caller is told STOPPING
-    running  its server was closed before     ended, its `finally` blocks run: the caller is told
-                                              CANCELLED
-    running  CANCEL; lost peer of a stream    ended, its `finally` blocks run; a unary call of a
-                                              lost peer runs to its end, unless its Deferred says
-                                              `ends_with_caller`
+    running  its server was closed before     over: the caller is told CANCELLED
+    running  CANCEL; lost peer of a stream    over: as that; a unary call of a lost peer runs to its
+                                              end, unless its Deferred says `ends_with_caller`
     running  `once`: the caller asks again    running: its peer is the newer one (repeats.py)
+    over     its coroutine ends               ended; the server logs an error that is its own
+    over     its server was closed before     over; CancelledError is raised in it once more
+
+A job that becomes over is answered at once. If it is a coroutine, CancelledError is raised at its
+await, and its `finally` blocks may await: until it has ended it counts among the server's tasks,
+and keeps the server from being stopped. What is no coroutine has ended then.
 
 So many tasks run at a time, so many calls and bytes wait (server.Bounds); what is over that is
 refused, and the caller told.
@@ -84,6 +88,7 @@ class Job(msgspec.Struct, eq=False):
     # its Deferred says so: a lost peer ends it, though it is no stream
     ends_with_caller: bool = False
     is_once: bool = False  # its answer is kept (repeats.py)
+    is_over: bool = False  # it is answered, or nobody waits for an answer
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None
     # set by the server as the job goes through its states
@@ -101,6 +106,11 @@ class Job(msgspec.Struct, eq=False):
         elif self.cancel is not None:
             self.ended_by = error
             self.cancel(error)
+
+    def late(self) -> None:
+        """Its deadline has passed."""
+        self.timer = None
+        self.end(Expired(f"the caller's {self.timeout_ms} ms are over"))
 
     def was_ended(self, error: BaseException) -> bool:
         """Whether it ended with that error because of end(), or of its deadline; else the error is
@@ -179,7 +189,8 @@ async def pump(job: Job, items: Generator[Any, None, Any] | AsyncGeneratorType[A
                 peer.send_item(call_id, TO_CALLER, item)
     finally:
         # ahead of the answer, which may overtake items
-        peer.send_note(END, call_id, TO_CALLER, window.sent)
+        if not job.is_over:
+            peer.send_note(END, call_id, TO_CALLER, window.sent)
         if not isinstance(items, AsyncGeneratorType):
             items.close()
         else:

@@ -34,7 +34,16 @@ from prpc_engine.rpc.deferred import Deferred, canceller
 from prpc_engine.rpc.failure_codes import told
 from prpc_engine.rpc.flow_control import Inbox, Window
 from prpc_engine.rpc.job import Caller, Expired, Job, discard, is_a, pass_on_interrupt, pump
-from prpc_engine.rpc.message import CREDIT, OPEN, REPEAT, REQUEST, TO_CALLER, Status, method_key
+from prpc_engine.rpc.message import (
+    CREDIT,
+    END,
+    OPEN,
+    REPEAT,
+    REQUEST,
+    TO_CALLER,
+    Status,
+    method_key,
+)
 from prpc_engine.rpc.method import Method, as_task, describe, public_methods
 from prpc_engine.rpc.once import ANSWERS_BYTES_MAX, ANSWERS_MAX
 from prpc_engine.rpc.repeats import Repeats, WayBack
@@ -45,6 +54,7 @@ from shard import (
     CancelledError,
     Future,
     Gate,
+    Gathered,
     RemoteProtocolError,
     Task,
     class_of,
@@ -61,7 +71,9 @@ QUEUE_BYTES_MAX = 1 << 30
 _YIELDS = "{!r} yields its results: call it by client.stream()"
 _NOT_ONCE = "it is not marked once, so that nothing is remembered of it"
 HEALTH, DESCRIBE = "prpc.health", "prpc.describe"
-_LATER = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType, Future, Deferred, Task, Call})
+_LATER = frozenset(
+    {CoroutineType, GeneratorType, AsyncGeneratorType, Future, Deferred, Gathered, Task, Call}
+)
 _STREAMS = (GeneratorType, AsyncGeneratorType)
 # of one message, ours: emptied as soon as they are not needed any longer
 Blocks = list[NDArray[np.uint8]] | tuple[()]
@@ -78,7 +90,7 @@ class ServedStatistics:
     rejected: int = 0  # refused before a handler ran: the sum of `refused`
     expired: int = 0  # whose deadline had passed before their handler could run
     cancelled: int = 0  # given up by their callers
-    tasks: int = 0  # running now
+    tasks: int = 0  # running now; those that were cancelled and clean up, too
     queued: int = 0  # waiting for one of those to end
     repeated: int = 0  # calls of `once` methods that came again, and were not run again
     forgotten: int = 0  # answers to calls of `once` methods that fell out of what is kept
@@ -231,7 +243,7 @@ class ServedObject:
 
     def cut(self) -> int:
         """After stop(), for who does not wait any longer: end what has begun, streams too, and tell
-        the callers; how many.
+        the callers; how many. What clean up after that are inside the gate until they have.
         """
         # queued ones first: or they would begin yet
         jobs = sorted(self._open_jobs, key=lambda job: not job.is_queued)
@@ -503,9 +515,9 @@ class ServedObject:
             self._ended(job, done)
             return
         if job.timeout_ms:
-            job.timer = job.peer.reactor.timers.call_at(job.deadline, lambda: self._late(job))
+            job.timer = job.peer.reactor.timers.call_at(job.deadline, job.late)
         if isinstance(done, Task):
-            job.cancel = done.cancel
+            job.cancel = partial(self._cancel, job, done)
             done.add_done_callback(lambda ended: self._ended(job, ended))
         else:  # any thread may complete it, and what follows is the reactor's
             job.ends_with_caller = isinstance(done, Deferred) and done.ends_with_caller
@@ -513,10 +525,6 @@ class ServedObject:
             soon = reactor.call_soon if self.inline else reactor.call_in_engine
             job.cancel = canceller(done, partial(self._cut, job))
             done.add_done_callback(lambda ended: soon(lambda: self._ended(job, ended)))
-
-    def _late(self, job: Job) -> None:
-        job.timer = None
-        job.end(Expired(f"the caller's {job.timeout_ms} ms are over"))
 
     def _task(self, job: Job, value: Any) -> Future:
         if isinstance(value, Future):
@@ -530,10 +538,28 @@ class ServedObject:
             value = pump(job, value)
         return job.peer.reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
 
+    def _cancel(self, job: Job, task: Task, error: BaseException) -> None:
+        """Answer at once that it was ended: no caller waits for a `finally`. Its place is taken
+        until the coroutine has ended.
+        """
+        if not job.is_over:
+            if job.window is not None and job.window.sent:
+                # ahead of the answer, which may overtake items
+                job.peer.send_note(END, job.call_id, TO_CALLER, job.window.sent)
+            self._cut(job, error, False)
+            job.cancel = partial(self._cancel, job, task)  # again, for one that goes on
+        task.cancel(error)
+        task.step()
+
     def _ended(self, job: Job, done: Future) -> None:
         """Answer, and start what waits."""
         if job not in self._open_jobs:
             return  # cut before; a Deferred's answer comes too late
+        if job.is_over:
+            assert isinstance(done, Task), "others end when they are cut"
+            done.tell_unheard()
+            self._leave(job)
+            return
         error = done.error()
         if error is not None:
             self._cut(job, error)
@@ -541,9 +567,12 @@ class ServedObject:
             self._leave(job)
             self._answer(job, done.result())
 
-    def _cut(self, job: Job, error: BaseException) -> None:
-        """It ends with an error."""
-        self._leave(job)
+    def _cut(self, job: Job, error: BaseException, leaves: bool = True) -> None:
+        """It ends with an error; its place is free, if it leaves."""
+        if leaves:
+            self._leave(job)
+        else:
+            self._forget(job)
         if not job.was_ended(error):
             self._raised(self._way_back(job), job.call_id, error)
         elif is_a(error, Expired):
@@ -584,6 +613,14 @@ class ServedObject:
                 self._start(waiting)
 
     def _let_go(self, job: Job) -> None:
+        if not job.is_over:
+            self._forget(job)
+        self._open_jobs.discard(job)
+        self.jobs.leave()
+
+    def _forget(self, job: Job) -> None:
+        """It is answered, or not wanted: nobody asks for it any more."""
+        job.is_over = True
         if job.call_id:
             job.peer.running.pop(job.call_id, None)
         if job.timer is not None:
@@ -594,9 +631,9 @@ class ServedObject:
             self._repeats.drop(job)
         if job.inbox is not None:
             job.inbox.finish(CancelledError("the call is over"))
+        if job.window is not None:
+            job.window.close(CancelledError("the call is over"))
         job.cancel = None
-        self._open_jobs.discard(job)
-        self.jobs.leave()
 
     def _drop(self, job: Job) -> None:
         """A queued job is not wanted any more."""

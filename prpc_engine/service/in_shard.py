@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from prpc_engine import errors
 from prpc_engine.master.session import MasterSession
@@ -22,9 +23,10 @@ from prpc_engine.rpc.server import Bounds, ServedObject
 from prpc_engine.rpc.timing import Timing
 from prpc_engine.service.shard_statistics import NodeFigures
 from prpc_engine.settings.node_config import NodeConfig
-from shard import ShardError, bind_memory, pin, this_shard
+from shard import Future, ShardError, bind_memory, pin, this_shard
 
 RETRY_S = 0.05  # between two looks whether a dead server's id is free
+CUT_TIMEOUT_S = 5.0  # for the `finally` blocks of what is cancelled at the end of a drain
 # for the master to notice that a lease is over, and to tell, on a busy machine
 AFTER_LEASE_S = 10.0
 
@@ -141,7 +143,12 @@ def figures_of_shard() -> NodeFigures:
 
 
 async def _drain(here: _ShardNode, server: ServedObject, drain_s: float) -> None:
-    over = here.node.reactor.sleep(drain_s)
-    server.stop().add_done_callback(lambda _: over.set_result(None))
-    await over
-    server.cut()
+    for wait_s in (drain_s, CUT_TIMEOUT_S):
+        over = here.node.reactor.sleep(wait_s)
+        server.stop().add_done_callback(partial(_end, over))
+        await over
+        server.cut()
+
+
+def _end(wait: Future, _: Future) -> None:
+    wait.set_result(None)

@@ -23,7 +23,9 @@ from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import SERVER_ID_MAX, check_name, check_number, check_seconds
 from shard import ClosedError, Driver, Future, ShardGroup
 
-CUT_TIMEOUT_S = 5.0  # for the reactor's turn under way, at the end of a drain
+# for the reactor's turn under way, at the end of a drain; and for the `finally` blocks of what is
+# cancelled then
+CUT_TIMEOUT_S = 5.0
 # for a master that is away to come back and hear that a server goes; a restart from its journal
 # takes less
 ABSENT_S = 2.0
@@ -292,6 +294,8 @@ class Servers:
             stopped.result(drain_s)
         except TimeoutError:
             in_reactor(lambda: cut.set_result(server.cut()))
-            # a handler keeps the reactor: it is cut when that returns
+            # a handler keeps the reactor, so that it is cut when that returns; or one that was
+            # cancelled does not end: the log names both
             with contextlib.suppress(TimeoutError):
                 cut.result(CUT_TIMEOUT_S)
+                stopped.result(CUT_TIMEOUT_S)

@@ -22,8 +22,20 @@ and known by number after that; one that carries state of its own is sent with e
 What one end does with a call of the other:
 
     plain function       runs at once, in the turn that found it; its answer leaves in the same turn
-    coroutine function   becomes a task of the reactor; answers when it ends; CANCEL ends it early
+    coroutine function   becomes a task of the reactor; answers when it ends
     in another class     (`in_class`) becomes a task of that class, plain or not
+
+CANCEL gives the call of that call_id up: Submitted.cancel() was called, or a task that awaits it
+was cancelled. The caller's future is complete at once, and no answer follows. At the other end
+
+    a coroutine's task       gets CancelledError at its await; its `finally` blocks run and may
+                             await, and the shard drains no sooner than it has ended
+    a call that was handed   is given up, too: CANCEL is sent on
+    on to another shard
+    any other                nothing: it was answered, or is a plain function, or never came
+
+It comes behind its CALL, as records of one lane do not overtake each other. Where the outbox is
+full it is not sent, and the task runs to its end.
 """
 
 from __future__ import annotations
@@ -67,7 +79,7 @@ from shard.group.payload import (
     unpickle_error,
     unpickle_function,
 )
-from shard.loop.future import Future, Waiter
+from shard.loop.future import Future, Gathered, Waiter
 from shard.loop.gate import Gate
 from shard.loop.queues import LATENCY, TaskClass, class_of, in_class
 from shard.loop.reactor import Reactor
@@ -111,8 +123,8 @@ class Submitted(Future, kw_only=True):
     call_id: int
 
     def cancel(self, error: BaseException | None = None) -> bool:
-        """Give it up: a task is ended over there (its `finally` blocks run); a plain function that
-        has begun runs to its end.
+        """Give it up: a task is cancelled over there, at its await (its `finally` blocks run); a
+        plain function that has begun runs to its end.
 
         Completes with `error`, a CancelledError by default. False when it was complete before.
         """
@@ -337,10 +349,10 @@ class ShardChannel:
                 number, self._in_its_class(unpickle_function(pickled)), len(pickled)
             )
         elif kind == CANCEL:
-            task = self._tasks.get(call_id)
+            task = self._tasks.pop(call_id, None)
             if task is not None:
                 self._tally.cancelled += 1
-                task.cancel(CancelledError("the caller cancelled it"))
+                self._cancel(task)
         elif kind == STOP:
             self._on_stop()
         else:
@@ -371,8 +383,19 @@ class ShardChannel:
         self._tasks[call_id] = task
         task.add_done_callback(lambda done: self._answer_done(call_id, done))
 
+    def _cancel(self, task: Future) -> None:
+        """Its caller gave it up, and gets no answer."""
+        task.cancel(CancelledError("the caller cancelled it"))
+        if type(task) is Task:
+            task.step()  # at once: what follows on the lane finds it cancelled
+
     def _answer_done(self, call_id: int, done: Future) -> None:
-        del self._tasks[call_id]
+        is_awaited = self._tasks.pop(call_id, None) is not None
+        if not is_awaited:  # by the caller, who cancelled it
+            if type(done) is Task:
+                done.tell_unheard()
+                self._gate.leave()
+            return
         try:
             value = done.result()
             if type(value) in PLAIN_TYPES and len(payload := dump_plain((value,))) <= APART_BYTES:
@@ -440,7 +463,7 @@ class ShardChannel:
 
 
 # What a function returns whose answer comes later.
-_LATER = frozenset({CoroutineType, Future, Task, Submitted})
+_LATER = frozenset({CoroutineType, Future, Gathered, Task, Submitted})
 
 
 def is_answered_later(value: object) -> bool:

@@ -131,7 +131,7 @@ class Future(msgspec.Struct, eq=False):
                 return  # another thread popped the last one
             try:
                 callback(self)
-            except Exception:
+            except (Exception, CancelledError):
                 logger.exception("a future's callback %r raised", callback)
 
     def add_done_callback(self, callback: Callable[[Future], object]) -> None:
@@ -195,10 +195,15 @@ class Future(msgspec.Struct, eq=False):
         finally:
             del self  # as in result()
 
-    def abandon(self) -> None:
-        """The asyncio task that awaited it was cancelled. What nobody else knows how to end goes
-        on.
+    def abandon(self, error: BaseException | None = None) -> bool:
+        """Who awaits it is cancelled, for that reason: cancel() it, if it has work behind it;
+        whether it was. A plain future goes on: others may wait for it.
         """
+        return self.has_work() and self.cancel(error)
+
+    def has_work(self) -> bool:
+        """Whether something is done for it, that cancel() ends: its class has its own."""
+        return type(self).cancel is not Future.cancel
 
 
 def _check_seconds(timeout_s: object) -> None:
@@ -211,11 +216,38 @@ def _check_seconds(timeout_s: object) -> None:
         )
 
 
-def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:
-    """A future done when all of them are: with the list of their values in order, or the first
-    error in that order.
+class Gathered(Future, kw_only=True):
+    """What gather() answers. Cancelled, it cancels its members that have work behind them, and is
+    complete when these have ended.
     """
-    whole = Future(waiter)
+
+    workers: Sequence[Future]  # those members
+    cancelled: BaseException | None = None
+
+    def cancel(self, error: BaseException | None = None) -> bool:
+        """Cancel its members. It completes with `error`, a CancelledError by default; False when it
+        was complete before.
+        """
+        if self.finished:
+            return False
+        self.cancelled = error or CancelledError("cancelled here")
+        for worker in self.workers:
+            worker.cancel(error)
+        self.end_if_cancelled()
+        return True
+
+    def end_if_cancelled(self) -> None:
+        """One of its members may have been the last to end."""
+        if self.cancelled is not None and all(worker.finished for worker in self.workers):
+            self.set_error(self.cancelled)
+
+
+def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Gathered:
+    """A future done when all of them are: with the list of their values in order, or the first
+    error in that order. Its cancel() cancels those that have work behind them.
+    """
+    # the others are held by nobody here: one that is dropped may end by that
+    whole = Gathered(waiter, workers=[each for each in futures if each.has_work()])
     missing = len(futures)
 
     def count(_: Future) -> None:
@@ -223,7 +255,9 @@ def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:
         with _making_callbacks:  # they may complete in two threads
             missing -= 1
             last = not missing
-        if last:
+        if whole.cancelled is not None:
+            whole.end_if_cancelled()
+        elif last:
             errors = [each._outcome for each in futures if each.finished == ERROR]
             if errors:
                 whole.set_error(errors[0])
@@ -235,6 +269,22 @@ def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Future:
     for future in futures:
         future.add_done_callback(count)
     return whole
+
+
+def shield(future: Future) -> Future:
+    """A future done as that one is. A task that awaits it and is cancelled leaves that one to go
+    on, and so does cancel().
+    """
+    shielded = Future(future.waiter)
+
+    def pass_on(done: Future) -> None:
+        if done.finished == ERROR:
+            shielded.set_error(done._outcome)
+        else:
+            shielded.set_result(done._outcome)
+
+    future.add_done_callback(pass_on)
+    return shielded
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,8 +1,24 @@
-"""A coroutine driven by the reactor: it runs until it awaits a Future, and goes on in the turn
+"""A coroutine driven by the reactor: it runs until it awaits something, and goes on in the turn
 after that is done.
 
 There is no event loop object and no context switch: a task is its coroutine's `send`, queued in the
 reactor (queues.py).
+
+    state      event                          next
+    waiting    what it awaits is done         runs its next step, in a turn of its reactor
+    waiting    cancel(), it awaits a future   waiting: that is cancelled in its turn, and its end is
+               with work of its own           the CancelledError at the await
+    waiting    cancel(), it awaits anything   runs a step: CancelledError is raised at the await
+               else
+    running    cancel(), by itself or by      running; as above when it comes to await
+               another thread
+    running    it returns, or raises          done
+    done       any                            done
+
+So a cancelled coroutine goes on in its `finally` and `async with` blocks, which may await, and is
+done when it has ended. It may catch the CancelledError, and then its value counts. A further
+cancel() raises another one. One that is not done GOES_ON_S after it was cancelled is named in the
+log.
 
 What a step does on whose behalf stands in CONTEXT.value while it runs: a task carries the value
 from the moment it was spawned. Its context variables are a copy of those at that moment, as those
@@ -16,6 +32,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -24,6 +41,9 @@ from shard.errors import CancelledError, ShardError
 from shard.loop.future import Future, running_asyncio_loop, set_running_asyncio_loop
 from shard.loop.timers import Timer
 from shard.loop.waits import Wait
+
+# Cleaning up takes a few messages. One that takes longer hangs, or has swallowed its cancellation.
+GOES_ON_S = 5.0
 
 logger = logging.getLogger("shard")
 
@@ -56,45 +76,107 @@ class Task(Future, kw_only=True):
     reactor: Later
     context: Any = None
     variables: Context = msgspec.field(default_factory=copy_context)
+    _awaited: Any = None  # the Future or Wait that its last step came to
+    _running: bool = False  # in a step, in whatever thread
+    _thrown: BaseException | None = None  # to be raised at its await, by its next step
+    _reason: BaseException | None = None  # what cancel() was given
+    _cancelled: bool = False  # once at least
+    _watch: Timer | None = None  # for the log, of one that goes on after that
 
     def step(self) -> None:
-        """Run the coroutine to its next await, or to its end."""
-        if self.finished:  # cancelled meanwhile
+        """Run the coroutine to its next await, or to its end. Nothing to do for one that is woken
+        by what it does not await any longer, or that runs at this moment.
+        """
+        if self.finished or self._running:
+            return
+        thrown = self._thrown
+        if thrown is not None:
+            if not self._comes_out(thrown):
+                return
+        elif self._awaited is not None and not self._awaited.finished:
             return
         # Whoever drives us may be inside an asyncio loop (a notebook always is): our coroutine is
         # no task of that.
         loop = running_asyncio_loop()
         if loop is not None:
             set_running_asyncio_loop(None)
+        self._running = True
         outer, CONTEXT.value = CONTEXT.value, self.context
         try:
-            awaited = self.variables.run(self.coroutine.send, None)
+            if thrown is None:
+                awaited = self.variables.run(self.coroutine.send, None)
+            else:
+                awaited = self.variables.run(self.coroutine.throw, thrown)
         except StopIteration as stop:
-            self.set_result(stop.value)
+            if self._thrown is None:
+                self.set_result(stop.value)
+            else:  # cancelled in its last step
+                self.set_error(self._reason or self._thrown)
         except BaseException as error:
             # a handler that exits, or lets asyncio's cancellation out, must not end the reactor
-            self.set_error(error)
+            reason = self._reason if is_cancellation(error) else None
+            self.set_error(reason or error)
             if (
                 issubclass(type(error), KeyboardInterrupt)
                 and threading.current_thread() is threading.main_thread()
             ):
                 raise  # Ctrl-C: it was meant for whoever turns the reactor
         else:
+            self._awaited = awaited
             if isinstance(awaited, Future):
                 self._follow(awaited)
             elif isinstance(awaited, Wait):
                 awaited.begin(self)
             else:
-                self.cancel(
-                    ShardError(
-                        f"a task may await this engine's futures, shard.sleep(), yield_now() and "
-                        f"run_blocking(), not {type(awaited).__name__}"
-                    )
+                self._awaited = None
+                self._thrown = ShardError(
+                    f"a task may await this engine's futures, shard.sleep(), yield_now() and "
+                    f"run_blocking(), not {type(awaited).__name__}"
                 )
+                self.schedule(self.step)
         finally:
+            self._running = False
             CONTEXT.value = outer
             if loop is not None:
                 set_running_asyncio_loop(loop)
+            if self._cancelled:
+                self._see_to_its_end()
+
+    def _comes_out(self, thrown: BaseException) -> bool:
+        """Whether the error is to be raised at the await now; else what is awaited ends by it, and
+        so wakes the task.
+        """
+        self._thrown = None
+        awaited = self._awaited
+        if isinstance(awaited, Future) and not awaited.finished:
+            if awaited.abandon(thrown):
+                if not awaited.finished:
+                    self._see_to_its_end()
+                return False
+            awaited.remove_done_callback(self._wake)
+        return True
+
+    def _see_to_its_end(self) -> None:
+        """It was cancelled, and has run a step, or what it awaits has."""
+        if self.finished:
+            if self._watch is not None:
+                self._watch.cancel()
+        elif self._thrown is not None:  # cancelled while it ran
+            self.schedule(self.step)
+        elif self._watch is None:
+            self._watch = self.reactor.call_later(GOES_ON_S, self._tell_that_it_goes_on)
+
+    def _tell_that_it_goes_on(self) -> None:
+        if not self.finished:
+            frame = getattr(self.coroutine, "cr_frame", None)
+            logger.warning(
+                "%s goes on %s s after it was cancelled, at line %s of %s: what it awaits in its "
+                "`finally` does not end, or it swallows CancelledError",
+                getattr(self.coroutine, "__qualname__", self.coroutine),
+                GOES_ON_S,
+                frame.f_lineno if frame is not None else "?",
+                frame.f_code.co_filename if frame is not None else "?",
+            )
 
     def _follow(self, awaited: Future) -> None:
         """Go on when that is done."""
@@ -103,29 +185,68 @@ class Task(Future, kw_only=True):
     def _wake(self, _: Future) -> None:
         self.schedule(self.step)
 
-    def wake(self) -> None:
-        """Go on in the next turn. From any thread."""
+    def wake(self, wait: Wait) -> None:
+        """That is over: go on in the next turn. From any thread."""
+        wait.finished = True
         self.schedule(self.step)
 
-    def wake_later(self, delay_s: float) -> Timer:
+    def wake_later(self, delay_s: float, wait: Wait) -> Timer:
         """The same, in so many seconds. In the reactor's thread."""
-        return self.reactor.call_later(delay_s, self.wake)
+        return self.reactor.call_later(delay_s, partial(self.wake, wait))
 
     def cancel(self, error: BaseException | None = None) -> bool:
-        """End the coroutine (its `finally` blocks run) and complete with `error`, a CancelledError
-        by default; False when it was complete before."""
+        """Have CancelledError raised in the coroutine, at its await, in the next turn; False when
+        it was complete before. From any thread, and from the coroutine itself.
+
+        The task is complete once the coroutine has ended: with `error` if that lets the
+        CancelledError out, whose cause it is there, else with what it returns or raises.
+        error: why; by default the CancelledError itself.
+        """
         if self.finished:
             return False
-        try:
-            self.variables.run(self.coroutine.close)
-        except BaseException:
-            # it awaits or raises in a `finally`, or cancels itself: given up all the same
-            logger.exception("a cancelled task did not end cleanly")
-        return self.set_error(error or CancelledError("cancelled here"))
+        if error is not None:
+            self._reason = error
+        self._thrown = cancellation(error)
+        self._cancelled = True
+        self.schedule(self.step)
+        return True
+
+    def tell_unheard(self) -> None:
+        """After its end, where whoever asked for it was answered before: an error that is not the
+        cancellation's is for the log.
+        """
+        error = self.error()
+        if error is not None and error is not self._reason and not is_cancellation(error):
+            logger.error("a cancelled task did not end cleanly", exc_info=error)
 
     def drop(self) -> None:
         """Its reactor ends: a coroutine that never ran is closed here, or Python would complain
-        that nobody awaited it.
+        that nobody awaited it; and one that was cancelled, for its `finally` blocks.
         """
-        if inspect.getcoroutinestate(self.coroutine) == inspect.CORO_CREATED:
-            self.coroutine.close()
+        if self._running:
+            return
+        if (
+            self._thrown is not None
+            or inspect.getcoroutinestate(self.coroutine) == inspect.CORO_CREATED
+        ):
+            try:
+                self.variables.run(self.coroutine.close)
+            except BaseException:  # it awaits or raises in a `finally`
+                logger.exception("a cancelled task did not end cleanly")
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Whether it is what cancel() raises in a coroutine."""
+    return issubclass(type(error), CancelledError)
+
+
+def cancellation(error: BaseException | None) -> CancelledError:
+    """What is raised in a coroutine that is cancelled because of that error: its cause, unless it
+    is a CancelledError itself. A new one for each, as each gains the traceback of where it is
+    raised.
+    """
+    if error is None:
+        return CancelledError("cancelled here")
+    made = CancelledError(*error.args)
+    made.__cause__ = error.__cause__ if isinstance(error, CancelledError) else error
+    return made

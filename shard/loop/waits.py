@@ -6,8 +6,9 @@ blocks.
     await run_blocking(function, *args)  the function's result; it runs in another thread
 
 The task that awaits one begins it (task.py) in its own reactor, so none of them is told where it
-runs. A task that is cancelled meanwhile takes back what it can: a timer, and a function that has
-not begun; one that has runs to its end, and nobody hears of it.
+runs. It is `finished` once it has woken its task. A task that is cancelled meanwhile takes back
+what it can: a timer, and a function that has not begun; one that has runs to its end, and nobody
+hears of it.
 """
 
 from __future__ import annotations
@@ -35,15 +36,17 @@ T = TypeVar("T")
 class Resumable(Protocol):
     """The task that awaits."""
 
-    def wake(self) -> None:
-        """Go on in a turn of the reactor. From any thread."""
+    def wake(self, wait: Wait) -> None:
+        """That is over: go on in a turn of the reactor. From any thread."""
 
-    def wake_later(self, delay_s: float) -> Timer:
+    def wake_later(self, delay_s: float, wait: Wait) -> Timer:
         """The same, in so many seconds. In the reactor's thread."""
 
 
 class Wait(ABC):
     """Something that a task begins when it comes to await it, and that wakes it."""
+
+    finished = False  # it has woken the task
 
     @abstractmethod
     def begin(self, task: Resumable) -> None:
@@ -65,9 +68,10 @@ class sleep(Wait):  # noqa: N801 - a verb: `await sleep(1.0)`
         return f"shard.sleep({self._delay_s})"
 
     def begin(self, task: Resumable) -> None:
-        self._timer = task.wake_later(self._delay_s)
+        self._timer = task.wake_later(self._delay_s, self)
 
     def __await__(self) -> Generator[Wait, None, None]:
+        self.finished = False  # it may be awaited again
         try:
             yield self
         finally:
@@ -82,9 +86,10 @@ class yield_now(Wait):  # noqa: N801 - a verb, too
         return "shard.yield_now()"
 
     def begin(self, task: Resumable) -> None:
-        task.wake()
+        task.wake(self)
 
     def __await__(self) -> Generator[Wait, None, None]:
+        self.finished = False
         yield self
 
 
@@ -106,9 +111,10 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
 
     def begin(self, task: Resumable) -> None:
         self._run = _threads().submit(self._function)
-        self._run.add_done_callback(lambda _: task.wake())
+        self._run.add_done_callback(lambda _: task.wake(self))
 
     def __await__(self) -> Generator[Wait, None, Any]:
+        self.finished = False
         try:
             yield self
         finally:

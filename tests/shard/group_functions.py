@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,8 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shard import BULK, Future, ShardGroup, in_class, this_shard
+import shard
+from shard import BULK, CancelledError, Future, ShardGroup, in_class, this_shard
 from shard.group.process import APPLICATION
 from shard.loop import reactor
 
@@ -200,6 +202,53 @@ async def wait_for_ever(what: str) -> None:
         await Future()
     finally:
         note(f"{what} ended")
+
+
+async def clean_up_with_awaits(what: str) -> None:
+    note(f"{what} began")
+    try:
+        await Future()
+    except CancelledError as error:
+        note(f"{what} was told: {error}")
+        raise
+    finally:
+        await shard.sleep(0.001)
+        note(f"{what} cleaned up")
+
+
+async def have_cleaned_up(other: int, what: str) -> None:
+    """What is cancelled here goes on to the other shard."""
+    note(f"{what} asked")
+    try:
+        await this_shard().submit_to(other, clean_up_with_awaits, what)
+    finally:
+        note(f"{what} ended")
+
+
+async def have_all_cleaned_up(count: int, what: str) -> None:
+    async def one(number: int) -> None:
+        await clean_up_with_awaits(f"{what} {number}")
+
+    reactor = this_shard().reactor
+    await shard.gather([reactor.spawn(one(number)) for number in range(count)])
+
+
+async def swallow(value: int) -> int:
+    note("swallows")
+    with contextlib.suppress(CancelledError):
+        await Future()
+    await shard.sleep(0.0)
+    note(f"swallowed, and gave {value}")
+    return value
+
+
+async def go_on_for_ever() -> None:
+    note("goes on")
+    while True:
+        try:
+            await shard.sleep(0.01)
+        except CancelledError:
+            note("went on")
 
 
 async def end_by_an_error() -> None:

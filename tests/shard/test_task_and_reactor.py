@@ -102,8 +102,9 @@ def test_a_cancelled_task_runs_its_finally_and_is_done_with_the_error(reactor: R
 
     task = reactor.spawn(work())
     assert task.cancel(TimeoutError("late"))
-    assert not task.cancel(TimeoutError("again"))
+    turn_until_idle(reactor)
     assert seen == ["cleaned up"]
+    assert not task.cancel(TimeoutError("again"))
     never.set_result(None)
     turn_until_idle(reactor)
     with pytest.raises(TimeoutError, match="late"):
@@ -118,8 +119,10 @@ def test_awaiting_something_else_ends_the_task_by_name(reactor: Reactor) -> None
     async def work() -> None:
         await Foreign()  # type: ignore[misc]
 
+    task = reactor.spawn(work())
+    turn_until_idle(reactor)
     with pytest.raises(ShardError, match=r"await this engine.s futures, .* not str"):
-        reactor.spawn(work()).result()
+        task.result()
 
 
 def test_a_task_is_none_of_an_asyncio_loop_that_its_reactor_is_turned_in(reactor: Reactor) -> None:

@@ -59,6 +59,7 @@ def test_a_task_that_is_cancelled_in_its_sleep_leaves_no_timer(
 ) -> None:
     task = timed.spawn(_sleep(2.0))
     task.cancel()
+    timed.poll(1000.0)
     assert timed.timers.next_deadline() is None
     timed.close()
 
