@@ -16,6 +16,7 @@ from shard import interpreter as interpreter  # first of all: what follows relie
 from shard import failpoints as failpoints
 
 # isort: split
+from shard import traces as traces
 from shard.checks import is_count, is_finite
 from shard.errors import (
     AddressInUseError,
@@ -180,6 +181,7 @@ __all__ = [
     "shield",
     "sleep",
     "this_shard",
+    "traces",
     "usable_cores",
     "yield_now",
 ]

@@ -33,6 +33,7 @@ from prpc_engine.archive import Archive
 from prpc_engine.errors import text_of
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import FAILURE, HEADER, Status
+from shard import traces
 
 # Of one failure, all texts together: it must fit everywhere that a small answer fits, and a person
 # reads no more.
@@ -93,12 +94,26 @@ def shortened(text: str, bytes_max: int) -> str:
 
 def _traceback_of(error: BaseException) -> str:
     try:
+        chain = _told_chain(error)
+        if not traces.is_special(chain):
+            return traces.text_of_chain(chain)
         shown = traceback.TracebackException.from_exception(error)
         _leave_out_strangers(error, shown)
         return "".join(shown.format())
     except BaseException as failure:
         # of attributes of the user's, or of something that is no exception at all
         return f"<its traceback cannot be made: {type(failure).__name__}>\n"
+
+
+def _told_chain(error: BaseException) -> traces.Chain:
+    """The error, its causes, and of its contexts those that belong to the handler."""
+    chain, frames = [], set[FrameType]()
+    for one, link in traces.chain_of(error):
+        if link == traces.CONTEXT and _caught_in(one) not in frames:
+            break
+        chain.append((one, link))
+        frames.update(_frames_of(one.__traceback__))
+    return chain
 
 
 def _leave_out_strangers(error: BaseException, shown: traceback.TracebackException) -> None:

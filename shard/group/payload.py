@@ -27,7 +27,6 @@ import io
 import marshal
 import pickle
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
@@ -38,6 +37,7 @@ from numpy.typing import NDArray
 
 from shard.errors import LocalProtocolError, ShardError, ShmFull
 from shard.memory.slab import Slab
+from shard.traces import line_of, traceback_of
 
 PICKLE, PLAIN, ARRAYS = 0, 1, 2
 APART = 4
@@ -188,6 +188,13 @@ _NO_BYTES = np.empty(0, np.uint8)
 # -- functions and errors --------------------------------------------------------------------------
 
 
+# Python's own that pickle makes again from their arguments: no need to try.
+_MADE_OF_ARGS = frozenset(
+    {ArithmeticError, AssertionError, AttributeError, IndexError, KeyError, LookupError}
+    | {NotImplementedError, RuntimeError, TimeoutError, TypeError, ValueError, ZeroDivisionError}
+)
+
+
 class RemoteTraceback(Exception):
     """The cause of an exception that was raised in another shard: its traceback there, as text."""
 
@@ -275,8 +282,12 @@ def call_pickled(pickled: bytes, args: tuple[Any, ...]) -> Any:
 
 def pickle_error(error: BaseException) -> bytes:
     """The exception, its last line and its traceback as texts."""
-    line = "".join(traceback.format_exception_only(error)).strip()[-TEXT_MAX:]
-    text = "".join(traceback.format_exception(error))[-TEXT_MAX:]
+    line = line_of(error).strip()[-TEXT_MAX:]
+    text = traceback_of(error)[-TEXT_MAX:]
+    if type(error) in _MADE_OF_ARGS and not error.__dict__ and are_plain(map(type, error.args)):
+        pickled = pickle.dumps(error, 5)
+        if len(pickled) <= TEXT_MAX:
+            return pickle.dumps((pickled, line, text), 5)
     pickled = b""
     for attempt in (error, _Rebuilt(error)):
         try:
