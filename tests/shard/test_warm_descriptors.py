@@ -6,6 +6,7 @@ import os
 import select
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -72,11 +73,22 @@ def other(reactor: Reactor) -> Iterator[Pipe]:
 
 
 def speak(reactor: Reactor, *pipes: Pipe) -> None:
-    """Each says something, and a whole turn finds it."""
+    """Each says something, and a whole turn finds it: without sources, each looks at all of them.
+    The next look of a spin() at all is DESCRIPTOR_TURNS away then, if one of them is warm.
+    """
     for pipe in pipes:
         pipe.write()
     reactor.poll(0.0)
-    reactor._until_descriptors = DESCRIPTOR_TURNS  # the next look at all of them is far
+
+
+def found_by_a_look_at_the_warm_ones(reactor: Reactor, pipes: list[Pipe]) -> list[Pipe]:
+    """Those of them, each of which says something, that are seen before the next look at all."""
+    reactor.poll(0.0)
+    before = [pipe.seen for pipe in pipes]
+    for pipe in pipes:
+        pipe.write()
+    assert reactor.spin(1)
+    return [pipe for pipe, seen in zip(pipes, before, strict=True) if pipe.seen > seen]
 
 
 def test_one_that_spoke_is_looked_at_every_turn_and_only_one_that_is_lively(
@@ -84,7 +96,6 @@ def test_one_that_spoke_is_looked_at_every_turn_and_only_one_that_is_lively(
 ) -> None:
     speak(reactor, other)
     assert not reactor.warm_turns
-    reactor._until_descriptors = 0
     speak(reactor, lively[0])
     assert reactor.warm_turns == WARM_TURNS
     lively[0].write()
@@ -119,7 +130,6 @@ def test_a_warm_one_that_is_ready_without_end_keeps_no_other_waiting(
 def test_where_too_many_speak_all_are_seen_in_the_same_turn(
     reactor: Reactor, lively: list[Pipe], other: Pipe
 ) -> None:
-    reactor._until_descriptors = 0
     speak(reactor, *lively)
     for pipe in (*lively, other):
         pipe.write()
@@ -129,11 +139,9 @@ def test_where_too_many_speak_all_are_seen_in_the_same_turn(
 
 
 def test_a_quiet_one_gets_cold(reactor: Reactor, lively: list[Pipe]) -> None:
-    reactor._until_descriptors = 0
     speak(reactor, *lively)  # too many
     assert not reactor.spin(WARM_TURNS)
     assert not reactor.warm_turns
-    reactor._until_descriptors = 0
     speak(reactor, lively[0])  # no longer
     lively[0].write()
     lively[1].write()
@@ -156,35 +164,33 @@ def test_one_that_fell_silent_gets_cold_although_another_goes_on_talking(
 ) -> None:
     speak(reactor, lively[0], lively[1])
     talk(reactor, lively[0])
-    assert reactor._warm_descriptors == {lively[0].reading}
+    assert found_by_a_look_at_the_warm_ones(reactor, lively) == lively[:1]
 
 
 def test_a_crowd_that_has_dispersed_is_forgotten_while_one_of_it_goes_on_talking(
     reactor: Reactor, lively: list[Pipe]
 ) -> None:
     speak(reactor, *lively)
-    assert not reactor._warm_descriptors
+    assert found_by_a_look_at_the_warm_ones(reactor, lively) == lively, "all at once"
     talk(reactor, lively[0])
-    assert reactor._warm_descriptors == {lively[0].reading}
+    assert found_by_a_look_at_the_warm_ones(reactor, lively) == lively[:1]
 
 
 def test_without_sources_every_turn_and_every_look_asks_the_descriptors_warm_or_not(
     reactor: Reactor, other: Pipe
 ) -> None:
-    reactor._until_descriptors = DESCRIPTOR_TURNS
-    other.write()
-    assert reactor.spin(4)
-    reactor._until_descriptors = DESCRIPTOR_TURNS
-    other.write()
-    assert reactor.poll(0.0)
+    for look in (partial(reactor.spin, 4), partial(reactor.poll, 0.0)):
+        reactor.poll(0.0)  # it has just looked
+        other.write()
+        assert look()
     assert not reactor.warm_turns
 
 
 def test_a_spin_that_asked_the_sources_in_vain_makes_descriptors_due_in_the_next_turn(
     reactor: Reactor, other: Pipe
 ) -> None:
+    reactor.poll(0.0)  # it has just looked
     reactor.add_source(Silent())
-    reactor._until_descriptors = DESCRIPTOR_TURNS
     other.write()
     assert not reactor.spin(DESCRIPTOR_TURNS)
     assert reactor.poll(0.0)
