@@ -56,6 +56,7 @@ from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S
 from shard.loop.sync import Condition, Semaphore
 from shard.loop.task import CONTEXT, Task
+from shard.loop.task_group import CancelScope, TaskGroup
 from shard.loop.timers import Timer, Timers
 from shard.loop.waits import run_blocking, sleep, yield_now
 from shard.memory.counters import CounterRow, Counters, quantile_ns
@@ -91,6 +92,7 @@ __all__ = [
     "AddressInUseError",
     "AuthenticationError",
     "BackpressureError",
+    "CancelScope",
     "CancelledError",
     "ClosedError",
     "Condition",
@@ -141,6 +143,7 @@ __all__ = [
     "SocketDistributor",
     "Task",
     "TaskClass",
+    "TaskGroup",
     "TcpListener",
     "TcpTransport",
     "Timer",

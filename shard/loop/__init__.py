@@ -4,6 +4,7 @@ is nothing to do.
 reactor         turns
 queues          classes of tasks
 task, timers    what runs, and when
+task_group      tasks that end with their block, and blocks that can be cancelled
 waits           what a task awaits beside results: time, a turn, a function that blocks
 future          its result
 gate            who is inside

@@ -81,6 +81,7 @@ class Task(Future, kw_only=True):
     _thrown: BaseException | None = None  # to be raised at its await, by its next step
     _reason: BaseException | None = None  # what cancel() was given
     _cancelled: bool = False  # once at least
+    _passed_on: bool = False  # what it awaits is being cancelled for it
     _watch: Timer | None = None  # for the log, of one that goes on after that
 
     def step(self) -> None:
@@ -140,6 +141,7 @@ class Task(Future, kw_only=True):
             if loop is not None:
                 set_running_asyncio_loop(loop)
             if self._cancelled:
+                self._passed_on = False
                 self._see_to_its_end()
 
     def _comes_out(self, thrown: BaseException) -> bool:
@@ -151,6 +153,7 @@ class Task(Future, kw_only=True):
         if isinstance(awaited, Future) and not awaited.finished:
             if awaited.abandon(thrown):
                 if not awaited.finished:
+                    self._passed_on = True
                     self._see_to_its_end()
                 return False
             awaited.remove_done_callback(self._wake)
@@ -210,6 +213,36 @@ class Task(Future, kw_only=True):
         self._cancelled = True
         self.schedule(self.step)
         return True
+
+    @property
+    def is_being_cancelled(self) -> bool:
+        """Whether CancelledError is on its way to its await."""
+        return self._thrown is not None or self._passed_on
+
+    def uncancel(self, error: BaseException) -> None:
+        """Its coroutine has seen to the cancellation for that reason, and goes on: a scope's block
+        has ended.
+        """
+        if self._thrown is not None and self._thrown.__cause__ is error:
+            self._thrown = None
+        if self._reason is error:
+            self._reason = None
+            self._cancelled = self._thrown is not None
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+
+    def beside(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
+        """Drive another coroutine where this one runs, from the next turn on."""
+        task = type(self)(
+            coroutine=coroutine,
+            schedule=self.schedule,
+            reactor=self.reactor,
+            waiter=self.waiter,
+            context=self.context,
+        )
+        self.schedule(task.step)
+        return task
 
     def tell_unheard(self) -> None:
         """After its end, where whoever asked for it was answered before: an error that is not the

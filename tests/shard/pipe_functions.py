@@ -3,7 +3,9 @@ from here."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from collections import deque
 from typing import Any
 
@@ -115,13 +117,22 @@ def let_go() -> int:
     return count
 
 
-async def flood(index: int, count: int, size: int) -> tuple[int, int]:
-    """Calls that wait for room; how many were refused by submit_to() at that, and how many ran."""
-    payload, refused, futures = b"x" * size, 0, []
-    for _ in range(count):
-        try:
-            futures.append(this_shard().submit_to(index, len, payload))
-        except BackpressureError:
-            refused += 1
-            futures.append(await this_shard().submit_when_room(index, len, payload))
-    return refused, sum([await each for each in futures])
+async def flood(index: int, pid: int, size: int) -> tuple[int, int]:
+    """Calls to a shard that stands still until one is refused, and then as many again that wait for
+    room: how many were made, and how many bytes were counted there."""
+    payload, futures = b"x" * size, []
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with contextlib.suppress(BackpressureError):
+            while True:
+                futures.append(this_shard().submit_to(index, len, payload))
+        waiting = this_shard().reactor.spawn(this_shard().submit_when_room(index, len, payload))
+        await yield_now()
+        assert not waiting.done()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    futures.append(await waiting)
+    for _ in range(len(futures)):
+        futures.append(await this_shard().submit_when_room(index, len, payload))
+        await yield_now()  # answers are read as well
+    return len(futures), sum([await each for each in futures])

@@ -153,18 +153,16 @@ def small() -> Iterator[ShardGroup]:
 
 
 def test_a_call_that_finds_too_much_waiting_is_sent_when_there_is_room(small: ShardGroup) -> None:
-    group = small
-    flooded = group.submit_to(0, functions.flood, 1, 3_000, 8_000)
-    refused, nbytes = flooded.result(PATIENCE_S)
-    assert nbytes == 3_000 * 8_000
-    assert refused > 0
+    pid = small.statistics().shards[1].pid
+    count, nbytes = small.submit_to(0, functions.flood, 1, pid, 8_000).result(PATIENCE_S)
+    assert nbytes == count * 8_000
+    assert count > 2 * 20
 
 
 def test_a_call_that_takes_long_keeps_no_other_from_finding_room(small: ShardGroup) -> None:
-    group = small
-    held = group.submit_to(1, functions.hold)  # the oldest, and not answered
-    futures = [group.submit_when_room(1, len, b"x" * 8_000) for _ in range(3_000)]
-    assert sum(each.result(PATIENCE_S) for each in futures) == 3_000 * 8_000
+    held = small.submit_to(1, functions.hold)  # the oldest, and not answered
+    futures = [small.submit_when_room(1, len, b"x" * 8_000) for _ in range(1_000)]
+    assert sum(each.result(PATIENCE_S) for each in futures) == 1_000 * 8_000
     assert not held.done()
-    assert group.submit_to(1, functions.let_go).result(PATIENCE_S) == 1
+    assert small.submit_to(1, functions.let_go).result(PATIENCE_S) == 1
     held.result(PATIENCE_S)
