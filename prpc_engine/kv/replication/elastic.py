@@ -12,6 +12,7 @@ reconciler of each server sees to it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from prpc_engine.kv.table.partition import PARTITIONS_MAX
 from prpc_engine.kv.table.spec import checked_count
 from prpc_engine.service.service import SERVERS_PATH
 from prpc_engine.settings.cluster_spec import PS
-from shard import Future
+from shard import Future, Waiter
 
 REPLICAS_MAX = 8
 DRAIN_TIMEOUT_S = 600.0  # for hundreds of GB to move
@@ -42,16 +43,12 @@ class ElasticClient(Calls, Protocol):
     each other.
     """
 
-    def submit_to(
-        self, server_id: int, method: str, /, *args: Any, timeout_s: float = ...
-    ) -> Future: ...
-
     def close(self) -> None: ...
 
 
 class ElasticService(Protocol):
     """What an ElasticServer needs of its RpcService: the master's tree, its lease in seconds, a
-    server, a client, and a way into the reactor's thread.
+    server, a client, a way into the reactor's thread, and who turns that while a thread waits.
     """
 
     shards: int
@@ -63,6 +60,9 @@ class ElasticService(Protocol):
 
     @property
     def master_client(self) -> MasterTree: ...
+
+    @property
+    def driver(self) -> Waiter: ...
 
     def in_reactor(self, function: Callable[[Future], object]) -> Future: ...
 
@@ -112,9 +112,8 @@ class ElasticServer:
     checkpoint_root  workers may save to folders below it only; None: wherever this process may
                      write
 
-    The service has no shards: a shard is a reactor that nobody may block, and each server's
-    reconciler and filler wait for the master and for other servers, for seconds at times, in
-    threads of their own (reconciler.py). Start a process for each core instead. One that dies is
+    The service has no shards: what keeps the partitions in place stands beside one reactor, that of
+    the process (reconciler.py). Start a process for each core instead. One that dies is
     noticed as the service's lease says, on the master's host at once; start another one in its
     place, and it takes its share. Raises ConfigError.
     """
@@ -146,6 +145,7 @@ class ElasticServer:
                 "none is allowed: start processes"
             )
         self.name = name
+        self._pid = os.getpid()
 
         def first(alive: list[int]) -> Placement | None:
             return places.first(partitions, replicas, alive) if len(alive) >= servers else None
@@ -172,6 +172,7 @@ class ElasticServer:
                 first,
                 checkpoint,
                 schemas.of,
+                service.driver,
             )
             self._host.server_id = server_id
             self._host.send = lambda to, method, *args: client.submit_to(
@@ -230,10 +231,12 @@ class ElasticServer:
 
     def close(self) -> None:
         """Serve no more. What is not held by another server comes from a checkpoint then: drain()
-        first. Again: does nothing.
+        first. Again, and in a fork: does nothing.
 
         A master that is away is not waited for longer than RpcServer.close() does.
         """
+        if self._pid != os.getpid():
+            return
         for watch in self._watches:
             self._tree.cancel_watch(watch)
         # what it asks of the master and what close() tells it wait side by side

@@ -10,8 +10,8 @@ A request for what this server does not hold, at that epoch and in that role, ra
 every request to a primary whose lease at the master may be over: another one may have been promoted
 meanwhile, and this one must not acknowledge what that one lacks.
 
-In the reactor's thread, all of it; reconciler.py changes what is held, from a thread of its own,
-through that.
+In the reactor's thread, all of it; reconciler.py, in the control loop, changes what is held through
+that.
 """
 
 from __future__ import annotations

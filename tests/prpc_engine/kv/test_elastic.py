@@ -36,6 +36,7 @@ from tests.prpc_engine.kv.elastic_processes import (
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end, kill
+from tests.shard.processes import in_fork
 
 KILLS = int(os.environ.get("PRPC_TEST_KILLS") or 6)
 CUT_EVERY_S = 0.3  # of a server's connections, some one
@@ -371,6 +372,16 @@ def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_
             wait_until(
                 lambda: service.master_client.connected and not watcher.servers(), "the word"
             )
+
+
+def test_a_close_in_a_fork_takes_nothing_from_the_parents_server() -> None:
+    with elastic_world() as (_, watcher), ElasticServer(watcher.service, partitions=2) as server:
+        wait_until(lambda: server.statistics().primaries == (0, 1), "its partitions")
+        assert in_fork(server.close) == 0
+        assert server.statistics().primaries == (0, 1)
+        mine = TableWorker(watcher.service, elastic=True)
+        mine.create_sparse(TABLE, 1, {"name": "add"})
+        mine.push(TABLE, keys_of(0, 0), ONES)
 
 
 def test_a_server_that_could_not_be_made_is_given_no_partitions(

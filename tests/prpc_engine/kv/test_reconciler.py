@@ -5,7 +5,7 @@ away at the worst moment.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +19,15 @@ from prpc_engine.errors import DeadlineExceeded, MaybeExecuted, RpcError
 from prpc_engine.kv import Constant, ElasticServer, Sgd
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.replication.partition_router import PartitionRouter
-from prpc_engine.kv.replication.reconciler import Reconciler
+from prpc_engine.kv.replication.reconciler import LOOKS_PER_LEASE, Reconciler
 from prpc_engine.kv.replication.replica import Moved, Replica
 from prpc_engine.kv.replication.replication_log import ReplicationLog
 from prpc_engine.kv.replication.state_transfer import OutgoingCopy
 from prpc_engine.kv.schema.placement import Placed, Placement, plan
 from prpc_engine.kv.schema.table_spec import SparseSpec
 from prpc_engine.kv.server.server import TableShard
-from shard import Future
+from shard import Future, control_loop, run_blocking
+from shard.loop.waits import BLOCKING_THREADS_MAX
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 ME, OTHER, THIRD = 1, 2, 3
@@ -43,10 +44,12 @@ class Node:
     def __init__(self, placement: Placement, alive: list[int]) -> None:
         self.placement, self.version, self.alive = placement, 1, alive
         self.forbid: Callable[[Placement], Exception | None] = lambda _: None
+        self.reads = 0
         self._lock = threading.Lock()
 
     async def read(self) -> tuple[Placement, int]:
         with self._lock:
+            self.reads += 1
             return self.placement, self.version
 
     async def try_change(self, placement: Placement, version: int) -> int | None:
@@ -66,7 +69,9 @@ class Node:
 class Nobody:
     """A client of servers that do not answer."""
 
-    def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = 30.0) -> Any:
+    def submit_to(
+        self, server_id: int, method: str, /, *args: Any, timeout_s: float = 30.0
+    ) -> Future:
         raise DeadlineExceeded(f"server {server_id} does not answer")
 
 
@@ -77,6 +82,11 @@ def run_now(function: Callable[[Future], object]) -> Future:
     except RpcError as error:
         done.set_error(error)
     return done
+
+
+def ended(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Its result, in the control loop."""
+    return control_loop().spawn(coroutine).result(PATIENCE_S)
 
 
 @contextmanager
@@ -128,6 +138,59 @@ def test_a_partition_is_said_to_be_loaded_also_when_it_got_an_heir_meanwhile() -
         )
 
 
+def test_looks_go_on_while_every_thread_for_blocking_work_is_busy() -> None:
+    """They renew the time that the host may serve for, whatever the application does meanwhile."""
+    node, blocked, go_on = (
+        Node(Placement((Placed(OTHER),)), [OTHER]),
+        list[int](),
+        threading.Event(),
+    )
+
+    def block() -> None:
+        blocked.append(1)
+        assert go_on.wait(PATIENCE_S)
+
+    async def keep_busy() -> None:
+        await run_blocking(block)
+
+    with kept(node):
+        busy = [control_loop().spawn(keep_busy()) for _ in range(BLOCKING_THREADS_MAX)]
+        try:
+            wait_until(lambda: len(blocked) == BLOCKING_THREADS_MAX, "threads that block")
+            before = node.reads
+            wait_until(lambda: node.reads > before + LOOKS_PER_LEASE, "more looks")
+            assert not any(each.done() for each in busy)
+        finally:
+            go_on.set()
+            for each in busy:
+                each.result(PATIENCE_S)
+
+
+def test_a_reconciler_that_is_stopped_leaves_nothing_in_the_control_loop() -> None:
+    """Also where the master never answers."""
+    asked, given_up = threading.Event(), threading.Event()
+    node = Node(Placement((Placed(ME),)), [ME])
+
+    async def never() -> tuple[Placement, int]:
+        asked.set()
+        try:
+            await Future()
+        finally:
+            given_up.set()
+        raise AssertionError("that future has no result")
+
+    node.read = never  # type: ignore[method-assign]
+    with kept(node):
+        assert asked.wait(PATIENCE_S)
+    assert given_up.wait(PATIENCE_S)
+
+
+def test_who_waits_for_a_placement_that_does_not_come_waits_no_longer_than_asked() -> None:
+    with kept(Node(Placement((Placed(OTHER),)), [OTHER])) as reconciler:
+        assert reconciler.wait_until(lambda placement: placement.replicas == 0, PATIENCE_S)
+        assert not reconciler.wait_until(lambda placement: False, 0.05)
+
+
 def test_a_server_that_is_leaving_says_so_again_where_it_seemed_dead_meanwhile() -> None:
     node = Node(Placement((Placed(OTHER),)), [ME, OTHER])
     with kept(node) as reconciler:
@@ -147,11 +210,11 @@ def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(
 
     async def while_the_filler_goes_on() -> list[int]:
         node.placement, node.version = new, 2
-        reconciler._tell_host(new, 2, 0.0)
+        await reconciler._tell_host(new, 2, 0.0)
         return [ME, OTHER]
 
     node.servers = while_the_filler_goes_on  # type: ignore[method-assign]
-    reconciler._look()
+    ended(reconciler._look())
     assert not host.hosted
     assert reconciler.placement is new
     assert "its rows are lost" not in caplog.text
@@ -166,12 +229,12 @@ def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_e
     node, host = Node(Placement((placed,)), [ME]), PartitionRouter(TableShard, lambda: None)
     reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, str(folder))  # type: ignore[arg-type]
     host.server_id, host.send = ME, lambda *_: Future()
-    reconciler._tell_host(node.placement, 1, 0.0)
+    ended(reconciler._tell_host(node.placement, 1, 0.0))
     with pytest.raises(CheckpointError, match="cannot be read: Not a directory"):
-        reconciler._load(0, placed)
+        ended(reconciler._load(0, placed))
     assert not host.hosted
     folder.unlink()
-    assert reconciler._load(0, placed) == -1
+    assert ended(reconciler._load(0, placed)) == -1
     assert list(host.hosted) == [0]
 
 
@@ -188,12 +251,14 @@ class Copied:
         self.outgoing = OutgoingCopy(shard)
         self.stop: Callable[[], None]
 
-    def call_to(self, server_id: int, method: str, /, *_: Any, timeout_s: float = 30.0) -> Any:
+    def submit_to(self, server_id: int, method: str, /, *_: Any, timeout_s: float = 30.0) -> Future:
         self.asked.append(method)
         if method == "copy_begin":
-            return self.outgoing.description | {"applied": 1}
+            return run_now(
+                lambda answer: answer.set_result(self.outgoing.description | {"applied": 1})
+            )
         self.stop()
-        return self.outgoing.read()
+        return run_now(lambda answer: answer.set_result(self.outgoing.read()))
 
 
 def test_a_server_that_is_closed_as_it_is_filled_does_not_say_that_it_has_everything() -> None:
@@ -203,7 +268,7 @@ def test_a_server_that_is_closed_as_it_is_filled_does_not_say_that_it_has_everyt
     reconciler = Reconciler(node, host, copied, run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     host.server_id, host.send, copied.stop = ME, lambda *_: Future(), reconciler.stop
     reconciler.start()
-    wait_until(lambda: reconciler._closed, "the first piece")
+    wait_until(lambda: "copy_read" in copied.asked, "the first piece")
     reconciler.join()
     assert copied.asked == ["copy_begin", "copy_read"]
     assert not host.hosted
@@ -217,15 +282,19 @@ class Late:
         self.host, self.method = host, method
         self.asked: tuple[Any, ...] | None = None
 
-    def call_to(self, server_id: int, method: str, /, *args: Any, timeout_s: float = 30.0) -> Any:
-        if method == self.method and self.asked is None:
-            self.asked = args
-            raise MaybeExecuted("the connection was lost")
-        answer = getattr(self.host, method)(*args)
-        if method == "copy_begin" and self.asked:
-            with suppress(Moved):
-                getattr(self.host, self.method)(*self.asked)
-        return answer
+    def submit_to(
+        self, server_id: int, method: str, /, *args: Any, timeout_s: float = 30.0
+    ) -> Future:
+        def call(answer: Future) -> None:
+            if method == self.method and self.asked is None:
+                self.asked = args
+                raise MaybeExecuted("the connection was lost")
+            answer.set_result(getattr(self.host, method)(*args))
+            if method == "copy_begin" and self.asked:
+                with suppress(Moved):
+                    getattr(self.host, self.method)(*self.asked)
+
+        return run_now(call)
 
 
 @pytest.mark.parametrize("method", ["copy_read", "copy_end"])
@@ -241,9 +310,9 @@ def test_what_was_asked_of_a_copy_that_was_begun_anew_takes_nothing_from_that_on
     node = Node(Placement((placed,)), [ME, OTHER])
     reconciler = Reconciler(node, filled, Late(host, method), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     with pytest.raises(MaybeExecuted):
-        reconciler._copy(0, placed)
+        ended(reconciler._copy(0, placed))
     push(host, 2, "apply_replicated")
-    reconciler._copy(0, placed)
+    ended(reconciler._copy(0, placed))
     assert filled.hosted[0].shard.pull("t", np.arange(2)).tolist() == [[-2], [-2]]
     assert hosted.streams[OTHER].has_caught_up
 
@@ -361,13 +430,13 @@ def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed
     reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     hosted.replace_all("load", 7)
     assert hosted.is_settled("load") is False
-    reconciler._look()
+    ended(reconciler._look())
     assert node.placement.partitions[0] == Placed(
         ME, epoch=2, joining=(OTHER,), restored="load", step=7
     )
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     for _ in range(2):  # what is copied after that counts
-        reconciler._look()
+        ended(reconciler._look())
     assert node.placement.partitions[0] == Placed(
         ME, epoch=2, replicas=(OTHER,), restored="load", step=7
     )
@@ -394,7 +463,7 @@ def test_a_partition_whose_heir_was_taken_back_at_the_last_moment_was_not_handed
     host, hosted = primary_of(Placed(ME, replicas=(OTHER,), heir=OTHER))
     node = Node(Placement((Placed(ME, replicas=(OTHER,)),)), [ME, OTHER])
     reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    reconciler._hand_over(0, hosted.placed, hosted)
+    ended(reconciler._hand_over(0, hosted.placed, hosted))
     assert reconciler.hand_overs == 0
     assert not hosted.is_handing_over
 
