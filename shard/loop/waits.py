@@ -99,6 +99,7 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
     handler, or computes for long there: it would hold up all others.
 
     The process ends when the functions that have begun have ended, as with every pool of threads.
+    Raises RuntimeError where no thread is to be had, as when the interpreter ends.
     """
 
     def __init__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -110,7 +111,11 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
         return f"shard.run_blocking({self._name})"
 
     def begin(self, task: Resumable) -> None:
-        self._run = _threads().submit(self._function)
+        try:
+            self._run = _threads().submit(self._function)
+        except RuntimeError as error:  # of whoever awaits, and not of the reactor
+            self._run = ThreadFuture()
+            self._run.set_exception(error)
         self._run.add_done_callback(lambda _: task.wake(self))
 
     def __await__(self) -> Generator[Wait, None, Any]:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 
 import pytest
@@ -166,6 +167,22 @@ def test_what_it_awaits_of_a_driver_that_is_closed_ends_with_it(
 
 async def sleep_once() -> None:
     await sleep(0.0)
+
+
+def test_blocking_work_for_which_there_is_no_thread_is_refused_where_it_is_awaited(
+    loop: ControlLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the interpreter ends: the loop goes on, and so does the coroutine."""
+    ended = ThreadPoolExecutor(1)
+    ended.shutdown()
+    monkeypatch.setattr("shard.loop.waits._pool", ended)
+
+    async def ask() -> str:
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await run_blocking(print)
+        return "went on"
+
+    assert loop.spawn(ask()).result(PATIENCE_S) == "went on"
 
 
 def test_blocking_work_leaves_the_loop_to_others(loop: ControlLoop) -> None:
