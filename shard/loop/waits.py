@@ -99,7 +99,7 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
     handler, or computes for long there: it would hold up all others.
 
     The process ends when the functions that have begun have ended, as with every pool of threads.
-    Raises RuntimeError where no thread is to be had, as when the interpreter ends.
+    Raises RuntimeError where no more threads are to be had.
     """
 
     def __init__(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -113,7 +113,7 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
     def begin(self, task: Resumable) -> None:
         try:
             self._run = _threads().submit(self._function)
-        except RuntimeError as error:  # of whoever awaits, and not of the reactor
+        except RuntimeError as error:  # no more threads, or the interpreter ends
             self._run = ThreadFuture()
             self._run.set_exception(error)
         self._run.add_done_callback(lambda _: task.wake(self))
