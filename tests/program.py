@@ -11,10 +11,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TextIO, TypeVar
 
 from tests.forked import IMPORTS, Forked, can_fork, nursery
@@ -36,6 +37,22 @@ def wait_until(happened: Callable[[], object], what: str = "it") -> None:
     while not happened():
         assert time.monotonic() < deadline, f"{what} did not come to pass"
         time.sleep(0.002)
+
+
+def waiting_in(function: Callable[..., object]) -> int:
+    """How many threads wait for a threading.Condition in a call of `function`: whoever notifies it
+    from now on wakes them, as they give its lock away only when they are on its list.
+    """
+    code = getattr(function, "__code__", None)
+    assert code is not None, f"{function} is no function of Python's"
+    waits = 0
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        if frame.f_code is threading.Condition.wait.__code__:
+            while at is not None and at.f_code is not code:
+                at = at.f_back
+            waits += at is not None
+    return waits
 
 
 def halt(pid: int) -> None:

@@ -29,7 +29,7 @@ from shard import (
 )
 from shard.group import group as group_module
 from shard.transport.shm_connection import ShmConnection
-from tests.program import wait_until
+from tests.program import wait_until, waiting_in
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill
 
@@ -325,8 +325,11 @@ def test_a_thread_that_waits_for_a_shard_to_come_back_is_told_of_the_close() -> 
         waiting = threading.Thread(target=wait)
         waiting.start()
         wait_until(
-            lambda: group.statistics().shards[0].state == "waiting" and group._changing._waiters
-        )  # type: ignore[attr-defined]
+            lambda: (
+                group.statistics().shards[0].state == "waiting"
+                and waiting_in(ShardGroup.wait_up) == 1
+            )
+        )
     waiting.join(PATIENCE_S)
     assert [type(error) for error in errors] == [ClosedError]
 

@@ -9,6 +9,7 @@ import pytest
 
 from prpc_engine.errors import Closed, ConfigError
 from prpc_engine.support import Channel, ThreadGroup
+from tests.program import waiting_in
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
@@ -122,10 +123,7 @@ def test_closing_ends_every_wait(wait: Callable[[Channel[int], Channel[int]], An
     full.put(0)
     with ThreadGroup(3) as group:
         waits = [group.async_exec(wait, empty, full) for _ in range(3)]
-        wait_until(
-            lambda: len(empty._has_items._waiters) + len(full._has_room._waiters) == 3,
-            "a wait of each thread",
-        )  # type: ignore[attr-defined]
+        wait_until(lambda: waiting_in(wait) == 3, "a wait of each thread")
         empty.close()
         full.close()
         for one in waits:

@@ -10,6 +10,7 @@ import pytest
 from prpc_engine.errors import Closed, ConfigError
 from prpc_engine.support import Monitor, ThreadGroup
 from prpc_engine.support.monitor import next_due
+from tests.program import waiting_in
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LATER_S = 3600.0  # not within a test
@@ -89,7 +90,7 @@ def test_destroy_waits_for_the_run_in_progress(monitor: Monitor) -> None:
         monitor.destroy("work", timeout_s=0)
     with ThreadGroup(1) as group:
         destroyed = group.async_exec(monitor.destroy, "work")
-        wait_until(lambda: len(monitor._changed._waiters) == 1, "its wait")  # type: ignore[attr-defined]
+        wait_until(lambda: waiting_in(Monitor.destroy) == 1, "its wait")
         assert not destroyed.done()
         gate.set()
         assert destroyed.result(PATIENCE_S) is True
@@ -130,7 +131,7 @@ def test_an_additional_run_begins_after_the_run_in_progress(monitor: Monitor) ->
     assert began.wait(PATIENCE_S)
     with ThreadGroup(1) as group:
         destroyed = group.async_exec(monitor.destroy_with_additional_run, "work")
-        wait_until(lambda: monitor._tasks["work"].runs_left == 2)
+        wait_until(lambda: waiting_in(Monitor.destroy_with_additional_run) == 1, "its wait")
         gate.set()
         assert destroyed.result(PATIENCE_S)
     assert order == ["begin", "end"] * 2
@@ -145,9 +146,9 @@ def test_an_additional_run_is_made_although_somebody_else_destroys_the_task_alre
     wait_until(lambda: ran)
     with ThreadGroup(2) as group:
         destroyed = group.async_exec(monitor.destroy, "work")
-        wait_until(lambda: monitor._tasks["work"].runs_left == 1)
+        wait_until(lambda: waiting_in(Monitor.destroy) == 1, "its wait")
         flushed = group.async_exec(monitor.destroy_with_additional_run, "work")
-        wait_until(lambda: len(monitor._changed._waiters) == 2, "their waits")  # type: ignore[attr-defined]
+        wait_until(lambda: waiting_in(Monitor.destroy_with_additional_run) == 1, "its wait")
         gate.set()
         assert destroyed.result(PATIENCE_S) and flushed.result(PATIENCE_S)
     assert ran == [1, 1]
@@ -160,7 +161,7 @@ def test_an_additional_run_that_the_end_of_the_monitor_prevents_is_told(monitor:
     wait_until(lambda: ran)
     with ThreadGroup(1) as group:
         flushed = group.async_exec(monitor.destroy_with_additional_run, "work")
-        wait_until(lambda: monitor._tasks["work"].runs_left == 2)
+        wait_until(lambda: waiting_in(Monitor.destroy_with_additional_run) == 1, "its wait")
         with pytest.raises(TimeoutError):
             monitor.close(timeout_s=0)
         gate.set()

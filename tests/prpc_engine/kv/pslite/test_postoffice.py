@@ -30,10 +30,12 @@ from prpc_engine.pslite.customer import Customer
 from prpc_engine.pslite.customer_router import KV, CustomerRouter
 from prpc_engine.pslite.endpoint import NodeEndpoint
 from prpc_engine.pslite.environment import JobSettings
-from prpc_engine.pslite.postoffice import Place, Postoffice
+from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.slicer import by_ranges
+from prpc_engine.service.serving import RpcServer
 from prpc_engine.settings.local_job import reserved_ports
 from shard import Future
+from tests.program import waiting_in
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 JOB = {"DMLC_NUM_SERVER": "2", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1"}
@@ -156,7 +158,10 @@ def test_who_waits_for_nodes_hears_that_the_process_leaves(
         threads.submit(worker.connect, (8,), PATIENCE_S),
         threads.submit(worker.add_customer, 2, -1, PATIENCE_S),
     ]
-    wait_until(lambda: len(worker._changed._waiters) == 2, "both of them")  # type: ignore[attr-defined]
+    wait_until(
+        lambda: waiting_in(Postoffice.connect) == waiting_in(Postoffice.add_customer) == 1,
+        "both of them",
+    )
     worker.close()
     for each in waits:
         with pytest.raises(Closed):
@@ -212,17 +217,20 @@ def test_a_worker_is_asked_and_has_its_rank_while_another_of_its_customers_start
 ) -> None:
     worker = join("worker")
     assert worker.add_customer(1) == 9
-    take = Postoffice._take_place
+    serve, asked = RpcService.create_server, list[RpcService]()
 
-    def take_meanwhile(self: Postoffice, place: Place, *more: Any) -> int:
+    def serve_meanwhile(self: RpcService, *arguments: Any, **more: Any) -> RpcServer:
+        asked.append(self)
         worker.expect_requests()
         assert worker.my_rank == 0
         with pytest.raises(ConfigError, match="customer 0 was not started"):
             worker.node_of(0)
-        return take(self, place, *more)
+        return serve(self, *arguments, **more)
 
-    monkeypatch.setattr(Postoffice, "_take_place", take_meanwhile)
+    # the place it asks for is its own once that is there
+    monkeypatch.setattr(RpcService, "create_server", serve_meanwhile)
     worker.add_customer(0)
+    assert asked
     assert worker.driver.prompt
 
 
