@@ -162,7 +162,8 @@ def _slab_targets() -> set[str]:
         return set()
     # it looks after peers that have hung up when it is used, and holds their sockets until then
     slab.statistics()
-    return {os.readlink(f"/proc/self/fd/{segment.fd}") for segment in list(slab._segments.values())}
+    segments = [slab.segment(number) for number in slab.segment_numbers()]
+    return {os.readlink(f"/proc/self/fd/{segment.fd}") for segment in segments}
 
 
 def _threads() -> dict[int, str]:

@@ -88,7 +88,7 @@ class Application:
         self.round = round_
         self.ended = Ended()
         self._chance = random.Random(round_.seed)
-        self._may_be_lost: set[int] = {shard for shard, _, _ in round_.arms}
+        self.may_be_lost: set[int] = {shard for shard, _, _ in round_.arms}
         self._clocks = {shard: DeathClock() for shard, _, _ in round_.arms}
         self._watches: list[tuple[int, Future, Future]] = []  # of whom, by us; and by another shard
         self._told: dict[int, float] = {}
@@ -108,7 +108,7 @@ class Application:
             for clock in self._clocks.values():
                 undo.callback(clock.close)
             undo.callback(self.group.close)
-            self._start()
+            self.start()
             pids = {each.index: each.pid for each in self.group.statistics().shards}
             with pidfds(pids) as are_dead:
                 fds = self._holdings()
@@ -119,10 +119,10 @@ class Application:
                 self._watch()
                 if self.round.loss_first:
                     self._lose(pids, are_dead)
-                self._load()
+                self.load()
                 if not self.round.loss_first:
                     self._lose(pids, are_dead)
-                    self._load()
+                    self.load()
                 died = [shard for shard, _, _ in self.round.arms if are_dead[shard](0.0)]
                 self._be_told(died)
                 self._be_whole(fds, died)
@@ -135,7 +135,7 @@ class Application:
                 )
         return self.ended
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self.group.at_start(group_load.set_up, TOKEN)
         self._burst(range(SHARDS), may_be_lost=set())
 
@@ -158,22 +158,22 @@ class Application:
     def _note_told(self, victim: int, _: Future) -> None:
         self._told[victim] = time.monotonic()
 
-    def _load(self) -> None:
+    def load(self) -> None:
         for _ in range(BURSTS):
-            self._burst(range(SHARDS), self._may_be_lost)
+            self._burst(range(SHARDS), self.may_be_lost)
 
     def _lose(self, pids: dict[int, int], are_dead: dict[int, Callable[[float], bool]]) -> None:
         """kill -9 from outside, to a shard that may live for all we know."""
         lost = self._chance.choice(
             [shard for shard in range(SHARDS) if shard not in self._clocks] or [0]
         )
-        self._may_be_lost.add(lost)
+        self.may_be_lost.add(lost)
         os.kill(pids[lost], signal.SIGKILL)
         assert are_dead[lost](WAIT_S), self._what(f"shard {lost} does not die")
         if self.round.restarts and not self.round.loss_first:
-            self._wait_up()
+            self.wait_up()
 
-    def _wait_up(self) -> None:
+    def wait_up(self) -> None:
         """One that dies while another is started makes it wait for both."""
         try:
             self.group.wait_up(WAIT_S)
@@ -223,7 +223,7 @@ class Application:
         """Every lane between those who live works, and nothing of the dead is left with them."""
         living = set(range(SHARDS))
         if self.round.restarts:
-            self._wait_up()
+            self.wait_up()
         else:
             living = {each.index for each in self.group.statistics().shards if each.alive}
             for victim in died:
@@ -234,7 +234,7 @@ class Application:
                 raise AssertionError(self._what(f"shard {victim} is down and takes calls"))
         # Who is armed and has not died yet may still do so; it holds watches, which hold no blocks.
         at_rest = not (self._clocks.keys() - set(died))
-        self._burst(living, self._may_be_lost if not at_rest else set(range(SHARDS)) - living)
+        self._burst(living, self.may_be_lost if not at_rest else set(range(SHARDS)) - living)
         if not at_rest:
             return
         for shard in living:
@@ -343,7 +343,7 @@ class Application:
         try:
             self.group.submit_to(shard, function, *args).result(WAIT_S)
         except PeerLostError:
-            assert shard in self._may_be_lost, self._what(f"shard {shard} is lost")
+            assert shard in self.may_be_lost, self._what(f"shard {shard} is lost")
 
     def _fds(self) -> int:
         return group_load.count_fds(self.group.slab, self.group._lanes.values())
@@ -418,17 +418,17 @@ def count_hits_of_a_shard(life: Life) -> dict[str, int]:
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     application = Application(Round(1))
     with application.group:
-        application._start()
+        application.start()
         pids = {each.index: each.pid for each in application.group.statistics().shards}
         before = application.group.submit_to(2, group_load.all_hits).result(WAIT_S)
-        application._load()
+        application.load()
         # before: later it might come to the next incarnation
         doomed = application.group.submit_to(0, group_load.hold)
         os.kill(pids[0], signal.SIGKILL)
         assert isinstance(doomed.error(WAIT_S), PeerLostError)
-        application._may_be_lost.add(0)
-        application._wait_up()
-        application._load()
+        application.may_be_lost.add(0)
+        application.wait_up()
+        application.load()
         after = application.group.submit_to(2, group_load.all_hits).result(WAIT_S)
     faulthandler.cancel_dump_traceback_later()
     return {name: after[name] - before[name] for name in after}

@@ -118,7 +118,7 @@ class Victim:
             hangs = not self.is_dead(timeout_s)
             if hangs:
                 self.kill()
-            self.exit_code = self._zygote._reap(self.pid)
+            self.exit_code = self._zygote.reap(self.pid)
             os.close(self._pidfd)
             assert not hangs, f"process {self.pid} did not end within {timeout_s} s"
         return self.exit_code
@@ -170,7 +170,7 @@ class Zygote:
         self._victims = [*(one for one in self._victims if one.exit_code is None), victim]
         return victim
 
-    def _reap(self, pid: int) -> int:
+    def reap(self, pid: int) -> int:
         self._socket.send(pickle.dumps(pid))
         return int(pickle.loads(self._socket.recv(REQUEST_BYTES_MAX)))
 
@@ -235,7 +235,7 @@ def _live(
             failpoints.arm(*arm)
         found = function(life, *args)
         life.report(
-            {name: failpoints.hits(name) for name in failpoints._hits} if found is None else found
+            {name: failpoints.hits(name) for name in failpoints.names()} if found is None else found
         )
     except BaseException:
         with contextlib.suppress(OSError):

@@ -11,16 +11,16 @@ from tests.program import wait_until
 
 @contextlib.contextmanager
 def held_lead(driver: Driver) -> Iterator[None]:
-    """Nobody leads inside. The progress thread may be on duty already, and gives the lead up to
+    """This thread leads inside, as one that turns the reactor itself does: no other can. The progress thread may be on duty already, and gives the lead up to
     those alone who ask for it.
     """
 
     def has_lead() -> bool:
         driver.ask_for_lead()
-        return driver._lead.acquire(False)
+        return driver.try_lead()
 
     wait_until(has_lead, "the giving up of the lead")
     try:
         yield
     finally:
-        driver._lead.release()
+        driver.stop_leading()

@@ -318,11 +318,7 @@ def test_an_interrupt_inside_a_turn_ends_the_loop_and_nothing_else(driver: Drive
 
     with held_lead(driver), pytest.raises(KeyboardInterrupt):
         # as in a handler: no other thread may run the callback
-        driver._leader = threading.get_ident()
-        try:
-            asyncio.run(within(work()))
-        finally:
-            driver._leader = 0
+        asyncio.run(within(work()))
     assert soon(driver, 1).result(PATIENCE_S) == 1
     future.set_result(None)
 
