@@ -14,6 +14,7 @@ There is one for a process, and none in its fork before something is spawned the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -65,7 +66,8 @@ class ControlLoop:
         """Drive a coroutine; the future of its result. `waiter`: who makes progress while a thread
         waits for it; by default the thread sleeps until it is done.
 
-        Raises RuntimeError where no more threads are to be had.
+        Raises RuntimeError where no more threads are to be had, and OSError without descriptors for
+        the loop.
         """
         with self._guard:
             reactor = self._reactor or self._begin(coroutine)
@@ -82,19 +84,26 @@ class ControlLoop:
         reactor.call_soon(task.step)
         return task
 
+    def future(self) -> Future:
+        """One that coroutines await and threads wait for, which sleep meanwhile; a thread of the
+        loop that would wait for it gets a ShardError.
+        """
+        return Future(_SLEEPING)
+
     def is_here(self) -> bool:
         """Whether this very thread runs the loop: it must not wait for it."""
         return self._thread is threading.current_thread()
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Reactor:
-        reactor = Reactor(time.monotonic)
-        thread = threading.Thread(target=self._run, args=(reactor,), name=self._name, daemon=True)
-        try:
+        with contextlib.ExitStack() as undoing:
+            undoing.callback(coroutine.close)
+            reactor = Reactor(time.monotonic)
+            undoing.callback(reactor.close)
+            thread = threading.Thread(
+                target=self._run, args=(reactor,), name=self._name, daemon=True
+            )
             thread.start()
-        except RuntimeError:
-            coroutine.close()
-            reactor.close()
-            raise
+            undoing.pop_all()
         self._thread, self._reactor = thread, reactor
         return reactor
 
