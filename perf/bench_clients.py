@@ -214,7 +214,11 @@ class Clients:
         """So many more, one after the other."""
         reactor = self._driver.reactor
         for _ in range(count):
-            connection = self._transport.connect(self._address, WAIT_S_MAX)
+            connection = (
+                shard.control_loop()
+                .spawn(self._transport.connect(self._address, WAIT_S_MAX))
+                .result()
+            )
             self.peers.append(Peer(connection, reactor, self._driver, {}, lambda peer: None))
             reactor.call_soon(partial(connection.attach, reactor))
 

@@ -10,7 +10,7 @@ from create_client() to the first answer, and its parts:
     handshake  each side proves the secret: two round trips a socket, the server's reactor woken for
                each
     attach     the memory of the rings made and mapped, the connection entered into the reactor
-    call       the rest: the arguments, a thread that connects, the request and its answer
+    call       the rest: the arguments, the thread of the control loop, the request and its answer
 
 Expected, parking: client 0.5 ms; connect 0.03 ms a socket; handshake 0.4 ms a socket; attach 0.8 ms
 over shared memory, where 2 MiB are made and touched, 0.02 ms over tcp; call 0.8 ms. 2 to 3 ms in
@@ -22,7 +22,7 @@ greatest, 0.3 s.
 
 from __future__ import annotations
 
-import socket
+import inspect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +35,8 @@ import numpy as np
 import prpc_engine
 import shard.transport.laned
 import shard.transport.shm
+import shard.transport.tcp
+import shard.transport.unix_rendezvous
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.tcp_connection import TcpConnection
 
@@ -52,8 +54,8 @@ TRANSPORTS = {"shm": "prpc shm", "tcp": "prpc tcp"}
 # What is timed in the client's process, by part: each of these runs to its end before the next
 # begins.
 STEPS: list[tuple[str, object, str]] = [
-    ("connect", socket.socket, "connect"),
-    ("connect", socket.socket, "connect_ex"),
+    ("connect", shard.transport.tcp, "connect_socket"),
+    ("connect", shard.transport.unix_rendezvous, "dial"),
     ("handshake", shard.transport.laned, "meet"),
     ("handshake", shard.transport.shm, "meet"),
     ("attach", shard.transport.shm, "make_rings"),
@@ -168,14 +170,23 @@ def timed_steps() -> Iterator[dict[str, int]]:
 
 
 def _timed(step: Callable[..., Any], part: str, took_ns: dict[str, int]) -> Callable[..., Any]:
-    def timed(*args: Any, **options: Any) -> Any:
+    @contextmanager
+    def timing() -> Iterator[None]:
         start = time.perf_counter_ns()
         try:
-            return step(*args, **options)
+            yield
         finally:
             took_ns[part] += time.perf_counter_ns() - start
 
-    return timed
+    def timed(*args: Any, **options: Any) -> Any:
+        with timing():
+            return step(*args, **options)
+
+    async def timed_coroutine(*args: Any, **options: Any) -> Any:
+        with timing():
+            return await step(*args, **options)
+
+    return timed_coroutine if inspect.iscoroutinefunction(step) else timed
 
 
 # -- the same code on tiny sizes -------------------------------------------------------------------

@@ -29,6 +29,7 @@ from shard import (
     Transport,
     UnreachableError,
 )
+from tests.connecting import connect
 from tests.ports import address_of, hold_port
 
 PATIENCE_S = 60.0  # a test that waits longer has failed
@@ -96,12 +97,12 @@ class World:
         return second if second.cannot_reach(self.listener.address) is None else self.transports[0]
 
     def call(self, transport: Transport) -> Connection[Any]:
-        """connect() blocks, so it runs in a thread while this one turns the reactor."""
+        """The control loop connects and a thread waits, while this one turns the reactor."""
         result: list[Any] = []
 
         def run() -> None:
             try:
-                result.append(transport.connect(self.listener.address, self.connect_s))
+                result.append(connect(transport, self.listener.address, self.connect_s))
             except BaseException as error:
                 result.append(error)
 

@@ -8,19 +8,20 @@ why not the others.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.archive import Archive
+from prpc_engine.node.attempts import Attempts, PeerAttempt, give
 from prpc_engine.node.ended import Ended
 from prpc_engine.node.node_info import ABOUT_TARGET, about_server
 from prpc_engine.rpc.paths import Choice, Paths, Refusal
@@ -35,6 +36,7 @@ from shard import (
     USER_SECRET,
     AddressInUseError,
     AuthenticationError,
+    CancelledError,
     ClosedError,
     Connection,
     DistributedPort,
@@ -55,7 +57,8 @@ from shard import (
     Transport,
     Trimmer,
     UnixTransport,
-    run_blocking,
+    UnreachableError,
+    control_loop,
 )
 from shard import Node as Identity
 
@@ -63,15 +66,6 @@ logger = logging.getLogger("prpc")
 # Between two looks whether a connection is idle that is to be left for a better path; so many find
 # it busy, then it is left so.
 LEAVE_S, LEAVE_LOOKS_MAX = 1.0, 10
-
-
-class _Attempt:
-    """To connect to one node, by the first thread that wanted to: others wait for the same."""
-
-    def __init__(self) -> None:
-        self.ended = threading.Event()
-        self.peer: Peer | None = None
-        self.error: Exception = errors.NotSent("connecting was interrupted")
 
 
 class Node:
@@ -127,12 +121,12 @@ class Node:
         self._left: set[Peer] = set()
         self._next_number = itertools.count().__next__  # of a connection, made or accepted
         self._connections_max = limits.connections_max
-        self._attempts: dict[str, _Attempt] = {}  # to connect, under way; by the same
         self._paths = Paths()
         self._unusable: list[Refusal] = []  # what we may use, and this process cannot
         # Of what is entered into _peers and _attempts, of _paths, _ended and _closed; never held
         # while something waits.
         self._guard = threading.Lock()
+        self._attempts = Attempts(self._guard)
         self.pid = os.getpid()
         self._closed = False
         identity = Identity(
@@ -229,7 +223,9 @@ class Node:
         """The peer for the master at host:port; over tcp on one lane, whatever the data goes over.
         Raises as peer_at().
         """
-        return self._peer([f"tcp://{address}"], [self._control], timeout_s, "the master")
+        with self._wish([f"tcp://{address}"], [self._control], timeout_s, "the master") as wish:
+            peer: Peer = wish.result()
+            return peer
 
     def peer_at(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
         """The peer for a node that offers `addresses`, connecting if need be. Blocks for at most
@@ -237,31 +233,54 @@ class Node:
 
         Raises NotSent with each transport's reason, AuthenticationFailed, Closed.
         """
-        return self._peer(addresses, self._transports, timeout_s, asked)
+        with self._wish(addresses, self._transports, timeout_s, asked) as wish:
+            peer: Peer = wish.result()
+            return peer
 
     async def reach_master(self, address: str, timeout_s: float) -> Peer:
         """As master_peer(), for coroutines of the control loop."""
-        peer: Peer = await run_blocking(self.master_peer, address, timeout_s)
-        return peer
+        with self._wish([f"tcp://{address}"], [self._control], timeout_s, "the master") as wish:
+            peer: Peer = await wish
+            return peer
 
     async def reach(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
         """As peer_at(), for coroutines of the control loop."""
-        peer: Peer = await run_blocking(self.peer_at, addresses, timeout_s, asked)
-        return peer
+        with self._wish(addresses, self._transports, timeout_s, asked) as wish:
+            peer: Peer = await wish
+            return peer
 
     def near_peer(self, addresses: Sequence[str]) -> Peer | None:
         """The peer for a node that is connected, or in this process; None for any other, and where
-        peer_at() would raise.
+        peer_at() would raise Closed. At once, from any thread.
         """
-        peer = self._peers.get(addresses[0])
+        first = addresses[0]
+        peer = self._peers.get(first)
         if peer is not None and not peer.lost:
             return peer
-        if self._memory.cannot_reach(addresses[0]) is not None:
+        if self._memory.cannot_reach(first) is not None:
             return None
-        try:
-            return self._peer(addresses, [self._memory], 0.0, addresses[0])
-        except errors.RpcError:
-            return None
+        self.check_process()
+        with self._guard:
+            peer = self._peers.get(first)
+            if peer is not None and not peer.lost:
+                return peer
+            if self._closed:
+                return None
+            try:
+                connection = self._memory.connect_at_once(first)
+            except UnreachableError:  # it is being closed
+                return None
+            choice = Choice(
+                self._memory.scheme,
+                connection.peer,
+                addresses[-1],
+                tuple(self._unusable),
+                self.reactor.clock(),
+            )
+            peer, is_news = self._enter(first, connection, choice)
+        if is_news:
+            _tell(first, choice)
+        return peer
 
     def check_process(self) -> None:
         """Raises ForkedError in a fork of the process that made this node."""
@@ -271,64 +290,97 @@ class Node:
                 "start processes by spawn and make it there"
             )
 
-    def _peer(
+    @contextmanager
+    def _wish(
         self,
         addresses: Sequence[str],
         transports: Sequence[Transport],
         timeout_s: float,
         asked: str,
-    ) -> Peer:
+    ) -> Iterator[Future]:
+        """The future of that peer, for one who waits for it inside; who leaves gives it up. Raises
+        Closed, ForkedError.
+        """
         self.check_process()
         first = addresses[0]
+        peer = self.near_peer(addresses)
+        attempt, is_new = None, False
         with self._guard:
-            peer = self._peers.get(first)
-            if peer is not None and not peer.lost:
-                return peer
-            if self._closed:
-                raise errors.Closed(f"{asked}: this side was closed before")
-            attempt = self._attempts.get(first)
-            is_ours = attempt is None
-            if attempt is None:
-                attempt = self._attempts[first] = _Attempt()
-        if is_ours:
-            self._try_to_connect(attempt, addresses, transports, timeout_s, asked)
-        attempt.ended.wait()  # bounded by who connects
-        if attempt.peer is None:
-            raise attempt.error if is_ours else copy.copy(attempt.error)
-        return attempt.peer
+            if peer is None:
+                peer = self._peers.get(first)
+            if peer is None or peer.lost:
+                if self._closed:
+                    raise errors.Closed(f"{asked}: this side was closed before")
+                attempt, wish, is_new = self._attempts.join(first, asked)
+        if attempt is None:
+            wish = control_loop().future()
+            wish.set_result(peer)
+            yield wish
+            return
+        try:
+            if is_new:
+                self._begin(attempt, addresses, transports, timeout_s)
+            yield wish
+        finally:
+            self._attempts.give_up(attempt, wish)
 
-    def _try_to_connect(
+    def _begin(
         self,
-        attempt: _Attempt,
+        attempt: PeerAttempt,
         addresses: Sequence[str],
         transports: Sequence[Transport],
         timeout_s: float,
-        asked: str,
     ) -> None:
-        """Connect for all that wait for that node. Others connect to other nodes meanwhile."""
+        connecting = self._connect_for(attempt, addresses, transports, timeout_s)
         try:
-            connection, choice = self._connect(addresses, transports, timeout_s, asked)
-            with self._guard:
-                if self._closed:
-                    connection.close()  # not attached yet, so it is ours
-                    raise errors.Closed(f"{asked}: this side was closed meanwhile")
-                attempt.peer = self._peers[addresses[0]] = self._peer_over(connection, choice)
-                is_news = self._paths.took(addresses[0], choice)
-                if choice.again_s is not None:
-                    self.reactor.call_soon(partial(self._leave_later, attempt.peer, choice.again_s))
-                self.reactor.call_soon(lambda: connection.attach(self.reactor))
-            if is_news:
-                logger.log(
-                    logging.WARNING if choice.failed else logging.INFO, "%s: %s", asked, str(choice)
-                )
-        except Exception as error:
-            attempt.error = error
-        finally:
-            with self._guard:
-                del self._attempts[addresses[0]]
-            attempt.ended.set()
+            self._attempts.begin(attempt, connecting)
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread, for the loop
+            why = error.strerror if isinstance(error, OSError) else error
+            refusals = [
+                Refusal(one.scheme, str(why), True) for one in transports if one is not self._memory
+            ]
+            self._attempts.fail(attempt, _no_path(attempt.asked, refusals))
 
-    def _connect(
+    async def _connect_for(
+        self,
+        attempt: PeerAttempt,
+        addresses: Sequence[str],
+        transports: Sequence[Transport],
+        timeout_s: float,
+    ) -> None:
+        """Connect for all that wait for that node."""
+        first = attempt.node
+        try:
+            connection, choice = await self._connect(
+                addresses, transports, timeout_s, attempt.asked
+            )
+        except Exception as error:
+            self._attempts.fail(attempt, error)
+            return
+        with self._guard:
+            is_wanted = self._attempts.is_under_way(attempt)
+            if is_wanted:
+                peer, is_news = self._enter(first, connection, choice)
+                wishes = self._attempts.end(attempt)
+        if not is_wanted:
+            connection.close()  # not attached yet, so it is ours
+            return
+        if is_news:
+            _tell(attempt.asked, choice)
+        give(wishes, peer)
+
+    def _enter(self, first: str, connection: Connection[Any], choice: Choice) -> tuple[Peer, bool]:
+        """A node is connected to: its peer, and whether the path is worth a line in the log. With
+        the guard held.
+        """
+        peer = self._peers[first] = self._peer_over(connection, choice)
+        is_news = self._paths.took(first, choice)
+        if choice.again_s is not None:
+            self.reactor.call_soon(partial(self._leave_later, peer, choice.again_s))
+        self.reactor.call_soon(lambda: connection.attach(self.reactor))
+        return peer, is_news
+
+    async def _connect(
         self,
         addresses: Sequence[str],
         transports: Sequence[Transport],
@@ -343,7 +395,7 @@ class Node:
         }
         for name, _ in paths:
             refusals.pop(name, None)  # no other one has connected: it rests no longer
-            way = self._go(known[name], addresses, timeout_s, asked)
+            way = await self._go(known[name], addresses, timeout_s, asked)
             if isinstance(way, Connection):
                 return way, Choice(
                     name, way.peer, addresses[-1], tuple(refusals.values()), self.reactor.clock()
@@ -351,10 +403,7 @@ class Node:
             # that another process is not this one goes without saying
             if name != MemoryTransport.scheme:
                 refusals[name] = way
-        raise errors.NoPath(
-            f"{asked} cannot be reached: " + "; ".join(map(str, refusals.values())),
-            refusals.values(),
-        )
+        raise _no_path(asked, refusals.values())
 
     def _leave_later(self, peer: Peer, after_s: float, looks: int = LEAVE_LOOKS_MAX) -> None:
         """Hang up on a peer in two steps, so that the next call tries the preferred path again. In
@@ -392,7 +441,7 @@ class Node:
             del self._peers[address]
         return addresses
 
-    def _go(
+    async def _go(
         self, transport: Transport, addresses: Sequence[str], timeout_s: float, asked: str
     ) -> Connection[Any] | Refusal:
         """Try one path. Raises AuthenticationFailed and NotAPeer: the others would lead to the same
@@ -404,15 +453,15 @@ class Node:
             return Refusal(name, f"not offered by {addresses[-1]}", False)
         try:
             reason = transport.cannot_reach(address)
-            return (
-                transport.connect(address, timeout_s)
-                if reason is None
-                else Refusal(name, reason, False)
-            )
+            if reason is not None:
+                return Refusal(name, reason, False)
+            return await transport.connect(address, timeout_s)
         except AuthenticationError as error:
             raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
         except ForeignProtocolError as error:
             raise errors.NotAPeer(f"{asked} at {address}: {error}") from error
+        except CancelledError:
+            raise
         except ShardError as error:
             return Refusal(name, str(error), True)
         except OSError as error:  # no /dev/shm, or no descriptor left
@@ -502,12 +551,23 @@ class Node:
             return
         with self._guard:
             self._closed = True
+        self._attempts.close()
         self._trimmer.close()
         self._close_listeners()
         for peer in self.peers():
             peer.connection.close()
         self._peers.clear()
         self._accepted.clear()
+
+
+def _no_path(asked: str, refusals: Iterable[Refusal]) -> errors.NoPath:
+    refused = list(refusals)
+    return errors.NoPath(f"{asked} cannot be reached: " + "; ".join(map(str, refused)), refused)
+
+
+def _tell(asked: str, choice: Choice) -> None:
+    """A line of the log."""
+    logger.log(logging.WARNING if choice.failed else logging.INFO, "%s: %s", asked, str(choice))
 
 
 def _cannot_wait(future: Future, deadline: float | None) -> bool:

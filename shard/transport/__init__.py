@@ -1,6 +1,6 @@
 """The face of all transports: messages between two processes, whole, in order, at most once.
 
-    Transport   a way of talking: is_viable(), listen(), connect()
+    Transport   a way of talking: refusal(), listen(), connect()
     Listener    accepts connections at an address until closed
     Connection  one peer: send(body, blocks), and on_message for what comes in
 
@@ -340,6 +340,10 @@ class Transport(ABC):
         """Listen at `address`. Raises AddressInUseError, ShardError."""
 
     @abstractmethod
-    def connect(self, address: str, timeout_s: float) -> Connection[Any]:
-        """An authenticated connection, not attached yet. Blocks for at most `timeout_s`. Raises
-        UnreachableError, AuthenticationError, RemoteProtocolError."""
+    async def connect(self, address: str, timeout_s: float) -> Connection[Any]:
+        """An authenticated connection, not attached yet, within `timeout_s` seconds. A coroutine of
+        the control loop, which a thread waits for so:
+        control_loop().spawn(transport.connect(address, timeout_s)).result()
+
+        Cancelled, it leaves no socket and no memory behind. Raises UnreachableError,
+        AuthenticationError, RemoteProtocolError, and OSError without descriptors or memory."""

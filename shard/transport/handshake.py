@@ -73,6 +73,7 @@ PROOF_BYTES = 32
 CLAIM_BYTES = NAME_BYTES + PROOF_BYTES
 NO_CLAIM = bytes(CLAIM_BYTES)
 TOKEN_BYTES = 16
+NONCE_BYTES = 32
 LANES_MAX = 9  # as many as Limits.connections_per_peer may be
 CHECKED = 1  # of a hello's wishes
 ACCEPTED, ANEW, REFUSED = b"\x06", b"\x07", b"\x15"

@@ -1,5 +1,5 @@
-"""Two processes meet on a stream socket and run the handshake: blocking where we called, step by
-step where we were called.
+"""The side that is called runs the handshake on the sockets that it accepts, step by step; the
+other side is in connecting.py.
 
 tcp, unix and shm meet like this; what follows on the socket is theirs. What a stranger can make us
 do is bounded:
@@ -25,25 +25,15 @@ import random
 import secrets
 import select
 import socket
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shard.errors import (
-    AuthenticationError,
-    PeerLostError,
-    RemoteProtocolError,
-    ShardError,
-    UnreachableError,
-)
+from shard.errors import AuthenticationError, RemoteProtocolError, ShardError
 from shard.loop.reactor import Reactor
 from shard.loop.timers import Timer
 from shard.transport import Node
-from shard.transport.blocking import left_s as left_s
-from shard.transport.blocking import receive_exactly as receive_exactly
-from shard.transport.blocking import say
-from shard.transport.handshake import HELLO, MAGIC, ONLY_LANE, Acceptor, Connector, Lane
+from shard.transport.handshake import HELLO, MAGIC, NONCE_BYTES, Acceptor, Lane
 from shard.transport.identity import PeerIdentity
 from shard.transport.refusals import RefusalLog
 from shard.transport.tls import Tls, TlsSocket
@@ -51,7 +41,6 @@ from shard.transport.unix_rendezvous import credentials
 from shard.transport.waiting import WaitingPeer, WaitingRoom
 
 logger = logging.getLogger("shard")
-NONCE_BYTES = 32
 # How many descriptors come with the connector's proof, at most: shm sends its segment along.
 PROOF_FDS_MAX = 1
 # A storm of connections leaves room for the traffic of those that are there.
@@ -65,51 +54,6 @@ ACCEPT_PAUSE_S = 0.1
 RELIEF_S, HELLO_LATE_S, PROOF_LATE_S = 0.05, 0.1, 0.25
 
 Deal = Callable[[socket.socket, str, "Lane | None"], bool]  # socket, host, lane
-
-
-def meet(
-    sock: socket.socket,
-    address: str,
-    node: Node,
-    kind: int,
-    timeout_s: float,
-    send_proof: Callable[[bytes], None] | None = None,
-    binding: bytes = b"",
-    lane: Lane = ONLY_LANE,
-    checked: bool = False,
-) -> Connector:
-    """Run the connector's side on a connected socket; the exchange, which knows the peer. Leaves
-    the socket non-blocking.
-
-    `send_proof(proof)` sends the proof itself when something has to go with it; `binding` is that
-    of the TLS channel, if any.
-    """
-    deadline = time.monotonic() + timeout_s
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    exchange = Connector(
-        node.secret, kind, node.incarnation, nonce, binding, lane, checked, node.callers
-    )
-    try:
-        sock.settimeout(timeout_s)
-        say(sock, exchange.start())
-        while exchange.wanted:
-            answer = exchange.feed(receive_exactly(sock, exchange.wanted, deadline))
-            if answer and send_proof is not None:
-                send_proof(answer)
-            elif answer:
-                say(sock, answer)
-    except TimeoutError as error:
-        raise UnreachableError(
-            f"{address} did not finish the handshake within {timeout_s:.3g} s: it hangs, "
-            "or is no prpc peer"
-        ) from error
-    except (ConnectionError, PeerLostError) as error:
-        raise UnreachableError(
-            f"{address} hung up during the handshake: too many connections there, "
-            "or no prpc peer; its log says which"
-        ) from error
-    sock.setblocking(False)
-    return exchange
 
 
 def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:

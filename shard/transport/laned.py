@@ -1,25 +1,28 @@
 """Connections of several sockets, made: listening and connecting, whatever family the sockets are
 of.
 
-The connector opens lane 0, and when it is accepted the other lanes, each with a handshake of its
-own; the acceptor has the connection when all are there (lanes.py). What goes on over a connection
-is in laned_connection.py.
+The connector opens lane 0, and when it is accepted the other lanes beside each other, each with a
+handshake of its own; the acceptor has the connection when all are there (lanes.py). What goes on
+over a connection is in laned_connection.py.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shard.errors import RemoteProtocolError, UnreachableError
 from shard.loop.reactor import Reactor
+from shard.loop.together import together
 from shard.transport import Accept, Listener, Node
 from shard.transport.checked import CheckedSocket
+from shard.transport.connecting import meet
 from shard.transport.handshake import LANES_MAX, ONLY_LANE, TOKEN_BYTES, Lane
-from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of, left_s, meet
+from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of
 from shard.transport.identity import PeerIdentity
 from shard.transport.laned_connection import LanedConnection
 from shard.transport.lanes import HalfMade
@@ -105,9 +108,18 @@ class LanedListener(Listener):
             lane.close()
 
 
-def connect_lanes(
+@dataclass(frozen=True)
+class _ConnectedLane:
+    """One socket past its handshake, as its connector has it."""
+
+    sock: socket.socket
+    known_as: int
+    who: tuple[int, PeerIdentity]  # at its other end
+
+
+async def connect_lanes(
     address: str,
-    dial: Callable[[], socket.socket],
+    dial: Callable[[], Coroutine[Any, Any, socket.socket]],
     make: Callable[[list[socket.socket]], Made],
     node: Node,
     kind: int,
@@ -120,40 +132,44 @@ def connect_lanes(
     """
     count = node.limits.connections_per_peer
     token = secrets.token_bytes(TOKEN_BYTES) if count > 1 else ONLY_LANE.token
-    socks: list[socket.socket] = []
-    known_as = 0
+    lanes: list[_ConnectedLane | None] = [None] * count
 
-    def add_lane(number: int) -> tuple[int, PeerIdentity]:
-        """Who is at its other end."""
-        nonlocal known_as
-        sock = dial()
-        socks.append(sock)
-        binding = b""
-        if tls is not None:
-            socks[-1] = sock = channel = tls.connect(sock, address, deadline)
-            binding = channel.binding()
+    async def add_lane(number: int) -> None:
         lane = Lane(token, number, count)
-        exchange = meet(
-            sock, address, node, kind, left_s(deadline), binding=binding, lane=lane, checked=checked
-        )
-        if exchange.checks is not None:
-            socks[-1] = sock = CheckedSocket(sock, exchange.checks)
-        known_as = known_as or exchange.known_as
-        return exchange.peer_incarnation, identity_of(sock, node)
+        sock = await dial()
+        try:
+            binding = b""
+            if tls is not None:
+                sock = channel = await tls.connect(sock, address, deadline)
+                binding = channel.binding()
+            exchange = await meet(
+                sock, address, node, kind, deadline, binding=binding, lane=lane, checked=checked
+            )
+            who = exchange.peer_incarnation, identity_of(sock, node)
+            if exchange.checks is not None:
+                sock = CheckedSocket(sock, exchange.checks)
+            lanes[number] = _ConnectedLane(sock, exchange.known_as, who)
+        except BaseException:
+            sock.close()
+            raise
 
     try:
-        who = add_lane(0)
-        for number in range(1, count):
-            if add_lane(number) != who:
-                raise UnreachableError(
-                    f"{address} leads to several processes by turns: "
-                    "give each an address of its own"
-                )
-        connection = make(socks)
+        await add_lane(0)
+        # beside each other: each joins what the first has opened
+        await together(*map(add_lane, range(1, count)))
+        connected = [lane for lane in lanes if lane is not None]
+        assert len(connected) == count
+        first = connected[0]
+        if any(lane.who != first.who for lane in connected):
+            raise UnreachableError(
+                f"{address} leads to several processes by turns: give each an address of its own"
+            )
+        connection = make([lane.sock for lane in connected])
     except BaseException:
-        for sock in socks:
-            sock.close()
+        for made in lanes:
+            if made is not None:
+                made.sock.close()
         raise
-    connection.peer_incarnation, connection.peer_identity = who
-    connection.known_as = known_as
+    connection.peer_incarnation, connection.peer_identity = first.who
+    connection.known_as = first.known_as
     return connection

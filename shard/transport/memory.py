@@ -229,7 +229,13 @@ class MemoryTransport(Transport):
         self._accepts[address] = (reactor, accept)
         return MemoryListener(address, lambda: self._accepts.pop(address, None))
 
-    def connect(self, address: str, timeout_s: float) -> MemoryConnection:
+    async def connect(self, address: str, timeout_s: float) -> MemoryConnection:
+        return self.connect_at_once(address)
+
+    def connect_at_once(self, address: str) -> MemoryConnection:
+        """As connect(), without a wait and in any thread: the other end hears of it in its
+        reactor's next turn.
+        """
         found = self._accepts.get(address)
         if found is None:
             raise UnreachableError(f"nobody listens at {address}")

@@ -8,6 +8,7 @@ secret; both look at the other's uid. Nothing of it has a name afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 
@@ -17,7 +18,8 @@ from shard.memory import memory_order
 from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, unix_rendezvous
-from shard.transport.handshake_io import Door, Greeting, identity_of, left_s, meet
+from shard.transport.connecting import meet
+from shard.transport.handshake_io import Door, Greeting, identity_of
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm_connection import ShmConnection, connection_over
 
@@ -100,46 +102,39 @@ class ShmTransport(Transport):
         sock, full = unix_rendezvous.listen(self.scheme)
         return ShmListener(sock, full, self._node, self._slab, reactor, accept)
 
-    def connect(self, address: str, timeout_s: float) -> ShmConnection:
+    async def connect(self, address: str, timeout_s: float) -> ShmConnection:
         refusal = self.cannot_reach(address)
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through shared memory: {refusal}")
+        node = self._node
         deadline = time.monotonic() + timeout_s
-        segment = make_rings(self._node.limits.ring_bytes)
-        try:
-            sock = unix_rendezvous.dial(address, deadline)
-        except BaseException:
-            segment.close()
-            raise
-        try:
-            pid, _ = unix_rendezvous.credentials(sock)
-            left = left_s(deadline)
-            exchange = meet(
-                sock,
-                address,
-                self._node,
-                KIND,
-                left,
-                lambda proof: _send_with_segment(sock, proof, segment),
-            )
-            connection = connection_over(
-                sock, segment, True, f"shm://process {pid}", self._node.limits, self._slab
-            )
-        except OSError as error:
-            sock.close()
-            segment.close()
-            raise UnreachableError(
-                f"nobody listens at {address}: {error.strerror or error}"
-            ) from error
-        except BaseException:
-            sock.close()
-            segment.close()
-            raise
+        with contextlib.ExitStack() as closing:
+            segment = make_rings(node.limits.ring_bytes)
+            closing.callback(segment.close)
+            sock = closing.enter_context(await unix_rendezvous.dial(address, deadline))
+            try:
+                pid, _ = unix_rendezvous.credentials(sock)
+                exchange = await meet(
+                    sock,
+                    address,
+                    node,
+                    KIND,
+                    deadline,
+                    lambda proof: _send_with_segment(sock, proof, segment),
+                )
+                connection = connection_over(
+                    sock, segment, True, f"shm://process {pid}", node.limits, self._slab
+                )
+            except OSError as error:
+                raise UnreachableError(
+                    f"nobody listens at {address}: {error.strerror or error}"
+                ) from error
+            closing.pop_all()
         connection.peer_incarnation, connection.known_as = (
             exchange.peer_incarnation,
             exchange.known_as,
         )
-        connection.peer_identity = identity_of(sock, self._node)
+        connection.peer_identity = identity_of(sock, node)
         return connection
 
 

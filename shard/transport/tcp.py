@@ -8,19 +8,26 @@ import contextlib
 import errno
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shard.errors import AddressInUseError, ShardError, UnreachableError
 from shard.loop.reactor import Reactor
+from shard.loop.together import together
+from shard.loop.waits import run_blocking
 from shard.memory.slab import Slab
 from shard.transport import Accept, Node, Transport
-from shard.transport.handshake_io import Deal, Greeting, left_s
+from shard.transport.connecting import connect_socket
+from shard.transport.handshake_io import Deal, Greeting
 from shard.transport.laned import LanedListener, connect_lanes
 from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import Tls, TlsFiles
 
 KIND = 1  # in the handshake
 LISTEN_BACKLOG = 1024
+# For all addresses of a name, once one has used up the time: so that each is named with a reason.
+SHARE_S_MIN = 0.001
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -117,24 +124,21 @@ class TcpTransport(Transport):
         """
         return TcpListener(sock, self._node, self._slab, reactor, accept, self._tls)
 
-    def connect(self, address: str, timeout_s: float) -> TcpConnection:
-        """As Transport.connect(). A name is looked up each time, and every address that it stands
-        for is tried, in the order of the system's resolver; those after one have the time that it
-        has left them, and it leaves them their share. The resolver has a bound of its own
-        (resolv.conf), which `timeout_s` does not shorten."""
+    async def connect(self, address: str, timeout_s: float) -> TcpConnection:
+        """As Transport.connect(). A name is looked up each time, in a thread of run_blocking(), and
+        every address that it stands for is tried, in the order of the system's resolver; those
+        after one have the time that it has left them, and it leaves them their share. A look-up
+        that takes longer than `timeout_s` goes on in its thread, to nobody's use.
+        """
         host, port = parse_address(address)
         deadline = time.monotonic() + timeout_s
-        try:
-            places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            # UnicodeError: a label that is empty or longer than DNS has
-            text = error.strerror if isinstance(error, OSError) else str(error)
-            raise UnreachableError(f"nobody listens at {address}: {text}") from error
+        places = await _places(address, host, port, deadline)
         refusals = []
         for tried, (family, _, _, _, place) in enumerate(places):
-            share_s = left_s(deadline) / (len(places) - tried)
+            now = time.monotonic()
+            share_s = max(SHARE_S_MIN, deadline - now) / (len(places) - tried)
             try:
-                return self._connect(address, family, place, time.monotonic() + share_s)
+                return await self._connect(address, family, place, now + share_s)
             except UnreachableError as error:
                 refusals.append(error)
         if len(refusals) == 1:
@@ -145,11 +149,11 @@ class TcpTransport(Transport):
             + "; ".join(f"{place[4][0]}: {refusal}" for place, refusal in tries)
         )
 
-    def _connect(
+    async def _connect(
         self, address: str, family: socket.AddressFamily, place: Any, deadline: float
     ) -> TcpConnection:
         node = self._node
-        return connect_lanes(
+        return await connect_lanes(
             address,
             lambda: _dial(address, family, place, deadline),
             lambda socks: TcpConnection(socks, address, node, self._slab),
@@ -161,13 +165,44 @@ class TcpTransport(Transport):
         )
 
 
-def _dial(address: str, family: socket.AddressFamily, place: Any, deadline: float) -> socket.socket:
-    """A socket that has connected to that place of `address`. Raises UnreachableError."""
+async def _places(address: str, host: str, port: int, deadline: float) -> list[Any]:
+    """What the host of `address` stands for; without another thread where it is a number. Raises
+    UnreachableError.
+    """
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        try:
+            return list(look_up(flags=socket.AI_NUMERICHOST))
+        except socket.gaierror:
+            (places,) = await together(_in_a_thread(look_up), deadline=deadline)
+            return list(places)
+    except TimeoutError as error:
+        raise UnreachableError(f"{address}: the name was not looked up in time") from error
+    except (OSError, UnicodeError, RuntimeError) as error:
+        # UnicodeError: a label that is empty or longer than DNS has; RuntimeError: no more threads
+        text = error.strerror if isinstance(error, OSError) else str(error)
+        raise UnreachableError(f"nobody listens at {address}: {text}") from error
+
+
+async def _in_a_thread(look_up: Callable[[], list[Any]]) -> list[Any]:
+    found: list[Any] = await run_blocking(look_up)
+    return found
+
+
+async def _dial(
+    address: str, family: socket.AddressFamily, place: Any, deadline: float
+) -> socket.socket:
+    """A socket that has connected to that place of `address`, and does not block. Raises
+    UnreachableError.
+    """
     with contextlib.ExitStack() as closing:
         try:
-            sock = closing.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            sock.settimeout(left_s(deadline))
-            sock.connect(place)
+            sock = closing.enter_context(
+                socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            )
+            # what a handshake says is short: each waits for no other to be acknowledged
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await connect_socket(sock, place, deadline)
         except TimeoutError as error:
             raise UnreachableError(f"nobody answered at {address} in time") from error
         except OSError as error:

@@ -36,11 +36,11 @@ import socket
 import ssl
 import stat
 import threading
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shard.errors import AuthenticationError, RemoteProtocolError, ShardError, UnreachableError
+from shard.loop.readiness import until_ready
 from shard.transport.handshake import TLS_ALERT
 
 if TYPE_CHECKING:
@@ -273,12 +273,12 @@ class Tls:
         self._renew()
         return self._wrap(self._accepting, sock, True)
 
-    def connect(self, sock: socket.socket, address: str, deadline: float) -> TlsSocket:
-        """For a socket that has connected: shakes hands until time.monotonic() says `deadline`.
-        Takes the socket over.
+    async def connect(self, sock: socket.socket, address: str, deadline: float) -> TlsSocket:
+        """For a socket that has connected and does not block: shakes hands step by step, in a
+        coroutine of the control loop, until time.monotonic() says `deadline`. Takes the socket
+        over once it has begun, and closes it when it ends otherwise than by returning.
 
         Raises AuthenticationError, RemoteProtocolError, UnreachableError."""
-        sock.setblocking(False)
         self._renew()
         try:
             tls = self._wrap(self._connecting, sock, False)
@@ -286,23 +286,19 @@ class Tls:
             raise UnreachableError(
                 f"{address} hung up before the TLS handshake: {error.strerror or error}"
             ) from error
-        poll = select.poll()
-        try:
-            event = tls.shake()
-            while event:
-                poll.register(tls, select.POLLIN if event == select.EPOLLIN else select.POLLOUT)
-                if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                    raise UnreachableError(
-                        f"{address} did not finish the TLS handshake in time: it hangs, "
-                        "or speaks no TLS"
-                    )
-                event = tls.shake()
-        except OSError as error:
-            tls.close()
-            raise UnreachableError(f"{address}: {error.strerror or error}") from error
-        except BaseException:
-            tls.close()
-            raise
+        with contextlib.ExitStack() as closing:
+            closing.callback(tls.close)
+            try:
+                while event := tls.shake():
+                    await until_ready(tls, event, deadline)
+            except TimeoutError as error:
+                raise UnreachableError(
+                    f"{address} did not finish the TLS handshake in time: it hangs, "
+                    "or speaks no TLS"
+                ) from error
+            except OSError as error:
+                raise UnreachableError(f"{address}: {error.strerror or error}") from error
+            closing.pop_all()
         return tls
 
     @staticmethod

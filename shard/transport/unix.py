@@ -63,12 +63,12 @@ class UnixTransport(Transport):
             accept,
         )
 
-    def connect(self, address: str, timeout_s: float) -> UnixConnection:
+    async def connect(self, address: str, timeout_s: float) -> UnixConnection:
         refusal = self.cannot_reach(address)
         if refusal is not None:
             raise UnreachableError(f"{address} cannot be reached through a Unix socket: {refusal}")
         deadline = time.monotonic() + timeout_s
-        return connect_lanes(
+        return await connect_lanes(
             address,
             lambda: unix_rendezvous.dial(address, deadline),
             self._over,

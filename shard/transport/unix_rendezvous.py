@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from shard.errors import ShardError, UnreachableError
+from shard.loop.waits import sleep
 
 LISTEN_BACKLOG = 256
 # before another look whether there is room among those: the kernel does not tell
@@ -73,9 +74,9 @@ def listen(scheme: str) -> tuple[socket.socket, str]:
     return sock, f"{scheme}://{boot_id()}/{os.getuid()}/{token}"
 
 
-def dial(address: str, deadline: float) -> socket.socket:
-    """A socket that has connected to a process of our user, until time.monotonic() says `deadline`.
-    Raises UnreachableError.
+async def dial(address: str, deadline: float) -> socket.socket:
+    """A socket that has connected to a process of our user, and does not block; a coroutine of the
+    control loop, until time.monotonic() says `deadline`. Raises UnreachableError.
     """
     token = _parts(address)[2]
     sock = socket.socket(
@@ -87,7 +88,7 @@ def dial(address: str, deadline: float) -> socket.socket:
                 raise UnreachableError(
                     f"{address} accepted no connection in time: {LISTEN_BACKLOG} or so wait there"
                 )
-            time.sleep(FULL_PAUSE_S)
+            await sleep(FULL_PAUSE_S)
         if failure:
             raise OSError(failure, os.strerror(failure))
         pid, uid = credentials(sock)

@@ -15,6 +15,7 @@ from shard import Connection, Node, Reactor, ShardError, Slab, TcpTransport
 from shard.transport import Blocks
 from shard.transport.handshake import ACCEPTED, CLAIM_BYTES, HELLO, PROOF_BYTES
 from tests.certificates import Files
+from tests.connecting import connect
 from tests.network.echo_server import SECRET, lanes_of, limits
 from tests.network.proxy import set_buffers
 from tests.network.tally import TALLY
@@ -93,7 +94,7 @@ class Caller:
     @contextlib.contextmanager
     def talk(self, address: str, timeout_s: float = PATIENCE_S) -> Iterator[Talk]:
         """Raises ShardError when it cannot connect."""
-        connection = self._transport.connect(address, timeout_s)
+        connection = connect(self._transport, address, timeout_s)
         for sock in lanes_of(connection) if self._buffer_bytes else ():
             set_buffers(sock, self._buffer_bytes)
         reactor = Reactor(time.monotonic)

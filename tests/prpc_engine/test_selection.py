@@ -26,6 +26,7 @@ from prpc_engine.rpc.peer import Peer
 from shard import Limits, PeerLostError, RemoteProtocolError, ShmFull, UnreachableError
 from shard.memory.ring import TAIL_WORD
 from shard.transport import shm, shm_connection
+from tests.connecting import connect
 from tests.prpc_engine.inside import node_of, peers_by_address
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_connected, wait_until
 from tests.shard.small_memory import run_with_memory
@@ -445,7 +446,7 @@ def test_a_user_of_the_same_number_in_another_namespace_is_not_the_same_one(
     with pytest.raises(
         UnreachableError, match=r"process \d+ at shm://.* belongs to user \d+, this one to 4711"
     ):
-        world.transports[1].connect(address, 5.0)
+        connect(world.transports[1], address, 5.0)
     monkeypatch.undo()
     world.close()
 

@@ -19,6 +19,7 @@ from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
 from shard import Limits, Node, Reactor, Slab, TcpTransport
+from tests.connecting import connect
 from tests.network.namespaces import Network, network_or_skip
 from tests.program import PATIENCE_S, Program
 from tests.prpc_engine.peers import Route
@@ -52,7 +53,7 @@ class Caller:
         address = self.server.read_line()
         self.reactor, self.slab = Reactor(time.monotonic), Slab()
         node = Node(secret=b"secret", incarnation=1, limits=Limits(peer_silent_s=bound_s))
-        self.connection = TcpTransport(node, self.slab).connect(address, PATIENCE_S)
+        self.connection = connect(TcpTransport(node, self.slab), address, PATIENCE_S)
         self.lost: list[Peer] = []
         self.peer = Peer(self.connection, self.reactor, None, {}, self.lost.append)
         self.connection.attach(self.reactor)

@@ -19,6 +19,7 @@ from prpc_engine.settings.local_job import LocalJob
 from prpc_engine.settings.user_secret import UserSecret, folder_of_user, user_secret
 from shard import DEFAULT_LIMITS, AuthenticationError, Slab, TcpTransport
 from shard import Node as Identity
+from tests.connecting import connect
 
 
 @pytest.fixture
@@ -153,7 +154,7 @@ def enter_without_secret(address: str) -> None:
     slab = Slab()
     try:
         transport = TcpTransport(Identity(secret=b"", incarnation=1, limits=DEFAULT_LIMITS), slab)
-        transport.connect(f"tcp://{address}", 10.0).close()
+        connect(transport, f"tcp://{address}", 10.0).close()
     finally:
         slab.close()
 

@@ -11,8 +11,9 @@ import pytest
 
 from shard import ForeignProtocolError, Node, Reactor, UnreachableError
 from shard.transport.handshake import HELLO, Connector
-from shard.transport.handshake_io import Door, DoorStatistics, Greeting, meet, receive_exactly
+from shard.transport.handshake_io import Door, DoorStatistics, Greeting
 from shard.transport.identity import PeerIdentity
+from tests.connecting import meet_by, receive_exactly
 from tests.transport_contract import LIMITS, PATIENCE_S
 
 NODE = Node(secret=b"s", incarnation=3, limits=LIMITS)
@@ -109,7 +110,7 @@ def test_a_listener_that_hangs_up_is_not_waited_for() -> None:
             UnreachableError, match="hung up during the handshake: too many connections there"
         ),
     ):
-        meet(one, "unix", NODE, KIND, PATIENCE_S)
+        meet_by(one, "unix", NODE, KIND, PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -131,4 +132,4 @@ def test_a_server_of_http2_is_told_from_one_that_has_too_many_connections(first:
     ):
         two.sendall(first)
         two.shutdown(socket.SHUT_WR)
-        meet(one, "tcp://there", NODE, KIND, PATIENCE_S)
+        meet_by(one, "tcp://there", NODE, KIND, PATIENCE_S)

@@ -30,13 +30,14 @@ SIZE = 100_000
 BORROWER = """
 import sys, time
 import numpy as np
-from shard import DEFAULT_LIMITS, Node, Reactor, ShmTransport, Slab
+from shard import DEFAULT_LIMITS, Node, Reactor, ShmTransport, Slab, control_loop
 
 received = []
 reactor = Reactor(time.monotonic)
 slab = Slab()
 node = Node(secret=b"", incarnation=2, limits=DEFAULT_LIMITS)
-connection = ShmTransport(node, slab).connect(sys.argv[1], 30.0)
+transport = ShmTransport(node, slab)
+connection = control_loop().spawn(transport.connect(sys.argv[1], 30.0)).result()
 connection.on_message = lambda body, blocks=(): received.extend(blocks)
 connection.attach(reactor)
 while not received:
@@ -50,12 +51,13 @@ sys.stdin.read()
 OWNER = """
 import sys, time
 import numpy as np
-from shard import DEFAULT_LIMITS, Node, Reactor, ShmTransport, Slab
+from shard import DEFAULT_LIMITS, Node, Reactor, ShmTransport, Slab, control_loop
 
 reactor = Reactor(time.monotonic)
 slab = Slab()
 node = Node(secret=b"", incarnation=2, limits=DEFAULT_LIMITS)
-connection = ShmTransport(node, slab).connect(sys.argv[1], 30.0)
+transport = ShmTransport(node, slab)
+connection = control_loop().spawn(transport.connect(sys.argv[1], 30.0)).result()
 connection.attach(reactor)
 array = slab.empty(1_000_000, np.uint32)
 array[:] = np.arange(1_000_000) * 2654435761

@@ -26,7 +26,7 @@ from shard import (
 )
 from shard.transport import shared_port
 from shard.transport.handshake import Connector
-from shard.transport.handshake_io import receive_exactly
+from tests.connecting import connect, receive_exactly
 from tests.program import wait_until
 from tests.transport_contract import LIMITS, PATIENCE_S
 
@@ -90,7 +90,7 @@ class House:
         self.reactors.append(reactor)
 
     def connect(self) -> Connection[Any]:
-        return TcpTransport(node(9), self.slab).connect(self.address, PATIENCE_S)
+        return connect(TcpTransport(node(9), self.slab), self.address, PATIENCE_S)
 
     def close(self) -> None:
         def close_all() -> None:
@@ -154,8 +154,10 @@ def test_places_that_have_become_free_are_filled(house: House) -> None:
 
 def test_a_connection_with_checksums_counts_until_it_ends(house: House) -> None:
     house.add_taker(1)
-    ours = TcpTransport(dataclasses.replace(node(9), tcp_checksum=True), house.slab).connect(
-        house.address, PATIENCE_S
+    ours = connect(
+        TcpTransport(dataclasses.replace(node(9), tcp_checksum=True), house.slab),
+        house.address,
+        PATIENCE_S,
     )
     wait_until(lambda: house.dealer.connections() == (1,))
     ours.close()

@@ -20,6 +20,7 @@ from shard import Connection, Node, Reactor, Slab, TcpTransport
 from shard.loop.reactor import DESCRIPTOR_TURNS, RECOUNT_LOOKS, SPIN_WORK_MAX
 from shard.transport import Blocks
 from shard.transport.socket_lane import READS_PER_TURN
+from tests.connecting import connect
 from tests.transport_contract import LIMITS, PATIENCE_S
 
 ROUND_TRIPS = 4 * RECOUNT_LOOKS
@@ -76,7 +77,7 @@ def ends() -> Iterator[tuple[End, End]]:
     one, two = End(), End()
     listener = two.transport.listen("tcp://127.0.0.1:0", two.reactor, two.connections.append)
     connecting = threading.Thread(
-        target=lambda: one.connections.append(one.transport.connect(listener.address, PATIENCE_S))
+        target=lambda: one.connections.append(connect(one.transport, listener.address, PATIENCE_S))
     )
     connecting.start()
     two.turn_until(lambda: one.connections and two.connections)

@@ -29,10 +29,10 @@ from shard import (
     UnreachableError,
 )
 from shard.transport.handshake import ONLY_LANE, TOKEN_BYTES, Lane
-from shard.transport.handshake_io import meet
 from shard.transport.laned_connection import BULK_BYTES_MIN
 from shard.transport.tcp import KIND, TcpListener, parse_address
 from shard.transport.tcp_connection import TcpConnection
+from tests.connecting import connect, meet_by
 from tests.transport_contract import LIMITS, PATIENCE_S, World
 
 BULK = np.zeros(20_000_000, np.uint8)  # more than the buffers of two sockets hold
@@ -219,7 +219,7 @@ def knock(
 
     def run() -> None:
         try:
-            meet(sock, "tcp://test", node, KIND, PATIENCE_S, lane=lane)
+            meet_by(sock, "tcp://test", node, KIND, PATIENCE_S, lane=lane)
             found.append(sock)
         except ShardError as error:
             sock.close()
@@ -316,7 +316,7 @@ def test_a_thousand_that_connect_at_once_from_one_host_all_get_in_and_cost_littl
 
     def run() -> None:
         try:
-            found.append(connector.connect(world.listener.address, PATIENCE_S))
+            found.append(connect(connector, world.listener.address, PATIENCE_S))
         except ShardError as error:
             found.append(error)
 

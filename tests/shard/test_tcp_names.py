@@ -12,6 +12,7 @@ import pytest
 
 from shard import TcpTransport, UnreachableError
 from shard.transport.tcp import parse_address
+from tests.connecting import connect
 from tests.transport_contract import World
 
 Names = Callable[..., None]
@@ -93,4 +94,4 @@ def test_when_none_answers_each_is_named(world: World, name: Names) -> None:
 
 def test_a_name_that_does_not_resolve_is_said_so(world: World) -> None:
     with pytest.raises(UnreachableError, match=r"^nobody listens at tcp://a\.\.b:1: "):
-        world.transports[1].connect("tcp://a..b:1", 1.0)
+        connect(world.transports[1], "tcp://a..b:1", 1.0)

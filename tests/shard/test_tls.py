@@ -33,12 +33,12 @@ from shard import (
     UnreachableError,
 )
 from shard.transport.handshake import CLAIM_BYTES, HELLO, PROOF_BYTES
-from shard.transport.handshake_io import receive_exactly
 from shard.transport.identity import PeerIdentity
 from shard.transport.tcp import TcpListener, parse_address
 from shard.transport.tcp_connection import TcpConnection
 from shard.transport.tls import PIECE_BYTES, RECORD_BYTES, Tls, TlsSocket
 from tests.certificates import Authority, Files
+from tests.connecting import connect, receive_exactly, run_in_loop
 from tests.shard.serving import ServedBy
 from tests.transport_contract import LIMITS, PATIENCE_S, TransportContract, World
 
@@ -256,8 +256,9 @@ def test_a_listener_that_hangs_up_before_the_tls_handshake_is_unreachable(good: 
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         accepted.close()  # by a reset
         assert select.select([sock], [], [], PATIENCE_S)[0]
+        sock.setblocking(False)
         with pytest.raises(UnreachableError, match="hung up before the TLS handshake"):
-            Tls(good).connect(sock, ADDRESS, time.monotonic() + PATIENCE_S)
+            run_in_loop(Tls(good).connect(sock, ADDRESS, time.monotonic() + PATIENCE_S))
 
 
 def test_who_shows_no_certificate_is_refused(new_world: Callable[..., World], good: Files) -> None:
@@ -314,7 +315,7 @@ def test_a_listener_that_takes_no_tls_1_3_is_refused(good: Files, slab: Slab) ->
         ServedBy(lambda sock: context.wrap_socket(sock, server_side=True).close()) as address,
         pytest.raises(AuthenticationError, match=r"takes no TLS 1.3, and nothing older is offered"),
     ):
-        transport_of(good, slab).connect(address, PATIENCE_S)
+        connect(transport_of(good, slab), address, PATIENCE_S)
 
 
 def test_a_plain_peer_is_refused_by_a_tls_listener_and_told_so(
@@ -351,7 +352,10 @@ def test_one_in_the_middle_cannot_pass_proofs_on_between_two_channels(
         while outer.shake():
             poll.poll(PATIENCE_S * 1000)
         plain = socket.create_connection(parse_address(world.listener.address))
-        inner = tls.connect(plain, world.listener.address, time.monotonic() + PATIENCE_S)
+        plain.setblocking(False)
+        inner = run_in_loop(
+            tls.connect(plain, world.listener.address, time.monotonic() + PATIENCE_S)
+        )
         try:
             outer.settimeout(PATIENCE_S)
             inner.settimeout(PATIENCE_S)
@@ -380,7 +384,7 @@ def call_at(world: World, transport: TcpTransport, address: str) -> BaseExceptio
 
     def run() -> None:
         try:
-            transport.connect(address, PATIENCE_S)
+            connect(transport, address, PATIENCE_S)
         except ShardError as error:
             caught.append(error)
 
@@ -554,7 +558,7 @@ def test_a_listener_that_never_answers_is_given_up_on(good: Files, slab: Slab) -
     released = threading.Event()
     with ServedBy(lambda sock: released.wait(PATIENCE_S)) as address:
         with pytest.raises(UnreachableError, match="did not finish the TLS handshake in time"):
-            transport_of(good, slab).connect(address, 0.05)
+            connect(transport_of(good, slab), address, 0.05)
         released.set()
 
 

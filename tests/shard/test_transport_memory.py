@@ -19,6 +19,7 @@ from shard import (
     Weather,
 )
 from shard.transport.memory import MemoryConnection, pair
+from tests.connecting import connect
 from tests.transport_contract import Side, TransportContract, World
 
 
@@ -119,7 +120,7 @@ def test_a_connection_that_is_closed_before_the_acceptor_has_it_is_never_accepte
     accepted: list[object] = []
     transport = MemoryTransport(Node(secret=b"", incarnation=1, limits=DEFAULT_LIMITS), Slab())
     listener = transport.listen("memory://here", reactor, accepted.append)
-    transport.connect(listener.address, 1.0).close()
+    connect(transport, listener.address, 1.0).close()
     reactor.poll(time.monotonic())
     assert not accepted, "it would be kept for ever: its end has been told, to nobody"
     reactor.close()

@@ -32,12 +32,12 @@ from shard.memory.ring import TAIL_WORD
 from shard.memory.segment import SEAL_GROW, SIZE_SEALS
 from shard.memory.slab import IDLE_TURNS, TRIM_S
 from shard.transport import unix_rendezvous
-from shard.transport.handshake_io import meet
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm import KIND
 from shard.transport.shm_connection import ShmConnection
 from shard.transport.spill import LENGTH, SPILLED, SpillWriter
+from tests.connecting import connect, meet_by, run_in_loop
 from tests.helpers import ManualClock
 from tests.shard.processes import in_fork
 from tests.shard.strangers import memfd
@@ -357,7 +357,7 @@ class TestShm(TransportContract):
         )
         assert transport.cannot_reach(f"shm://{host}/123456/{token}") == "another user (123456)"
         with pytest.raises(UnreachableError, match="another host"):
-            transport.connect(f"shm://other/{uid}/{token}", 1.0)
+            connect(transport, f"shm://other/{uid}/{token}", 1.0)
 
     def test_another_secret_is_refused(self) -> None:
         world = World(self.make, self.address, secret=b"right")
@@ -550,15 +550,22 @@ class TestShm(TransportContract):
     ) -> None:
         """Each of them ended this process by SIGBUS, or in its memory, as soon as it was used."""
         fd = memfd(size_bytes, seals)
-        sock = unix_rendezvous.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+        sock = run_in_loop(
+            unix_rendezvous.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+        )
 
         def run() -> None:
             def send_proof(proof: bytes) -> None:
                 socket.send_fds(sock, [proof], [fd])
 
             with contextlib.suppress(OSError, ShardError):
-                meet(
-                    sock, world.listener.address, Node(b"", 2, LIMITS), KIND, PATIENCE_S, send_proof
+                meet_by(
+                    sock,
+                    world.listener.address,
+                    Node(b"", 2, LIMITS),
+                    KIND,
+                    PATIENCE_S,
+                    send_proof=send_proof,
                 )
 
         thread = threading.Thread(target=run)
@@ -574,7 +581,9 @@ class TestShm(TransportContract):
     ) -> None:
         before = len(os.listdir("/proc/self/fd"))
         segment = make_rings(LIMITS.ring_bytes)
-        sock = unix_rendezvous.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+        sock = run_in_loop(
+            unix_rendezvous.dial(world.listener.address, time.monotonic() + PATIENCE_S)
+        )
 
         about_to, go_on, gone = threading.Event(), threading.Event(), threading.Event()
 
@@ -587,13 +596,13 @@ class TestShm(TransportContract):
 
         def run() -> None:
             with contextlib.suppress(OSError, ShardError):
-                meet(
+                meet_by(
                     sock,
                     world.listener.address,
                     Node(b"", 2, LIMITS),
                     KIND,
                     PATIENCE_S,
-                    prove_and_go,
+                    send_proof=prove_and_go,
                 )
 
         thread = threading.Thread(target=run)

@@ -26,18 +26,19 @@ from shard import (
     UnreachableError,
 )
 from shard.transport import unix_rendezvous
-from shard.transport.handshake_io import meet
 from shard.transport.laned_connection import BULK_BYTES_MIN, LanedConnection
 from shard.transport.unix import KIND
+from tests.connecting import connect, meet_by, run_in_loop
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
 
 ROOT = Path(__file__).parents[2]
 PEER = """
 import sys
-from shard import Node, Slab, UnixTransport
+from shard import Node, Slab, UnixTransport, control_loop
 
 node = Node(secret=b"", incarnation=2, limits={limits})
-connection = UnixTransport(node, Slab()).connect({address!r}, {timeout_s})
+transport = UnixTransport(node, Slab())
+connection = control_loop().spawn(transport.connect({address!r}, {timeout_s})).result()
 print("connected", flush=True)
 sys.stdin.read()
 """
@@ -93,9 +94,9 @@ class TestUnix(TransportContract):
         )
         assert transport.cannot_reach(f"unix://{host}/123456/{token}") == "another user (123456)"
         with pytest.raises(UnreachableError, match="another host"):
-            transport.connect(f"unix://other/{uid}/{token}", 1.0)
+            connect(transport, f"unix://other/{uid}/{token}", 1.0)
         with pytest.raises(UnreachableError, match="unix://host/uid/token expected"):
-            transport.connect("unix://here", 1.0)
+            connect(transport, "unix://here", 1.0)
 
     def test_a_user_of_the_same_number_in_another_namespace_is_refused_at_both_ends(
         self, world: World, monkeypatch: pytest.MonkeyPatch
@@ -107,7 +108,7 @@ class TestUnix(TransportContract):
             UnreachableError,
             match=r"process \d+ at unix://.* belongs to user \d+, this one to 4711",
         ):
-            world.transports[1].connect(here, 5.0)
+            connect(world.transports[1], here, 5.0)
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect("\0prpc." + here.rpartition("/")[2])
             world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
@@ -121,14 +122,14 @@ class TestUnix(TransportContract):
 
         refused: list[UnreachableError] = []
 
-        with unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S) as sock:
+        with run_in_loop(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S)) as sock:
 
             def send_with_another(proof: bytes) -> None:
                 socket.send_fds(sock, [proof], [sock.fileno()])
 
             def run() -> None:
                 try:
-                    meet(sock, address, node, KIND, PATIENCE_S, send_with_another)
+                    meet_by(sock, address, node, KIND, PATIENCE_S, send_proof=send_with_another)
                 except UnreachableError as error:
                     refused.append(error)
 
@@ -146,12 +147,18 @@ class TestUnix(TransportContract):
         listener, address = unix_rendezvous.listen("unix")
         with contextlib.ExitStack() as closing:
             closing.enter_context(listener)
-            closing.enter_context(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S))
-            closing.enter_context(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S))
+            closing.enter_context(
+                run_in_loop(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S))
+            )
+            closing.enter_context(
+                run_in_loop(unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S))
+            )
             with pytest.raises(UnreachableError, match="in time: 1 or so wait there"):
-                unix_rendezvous.dial(address, time.monotonic())
+                run_in_loop(unix_rendezvous.dial(address, time.monotonic()))
             with ThreadPoolExecutor() as pool:
-                third = pool.submit(unix_rendezvous.dial, address, time.monotonic() + PATIENCE_S)
+                third = pool.submit(
+                    run_in_loop, unix_rendezvous.dial(address, time.monotonic() + PATIENCE_S)
+                )
                 closing.enter_context(listener.accept()[0])
                 closing.enter_context(third.result(PATIENCE_S))
 
