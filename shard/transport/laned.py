@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from shard.errors import RemoteProtocolError, UnreachableError
 from shard.loop.reactor import Reactor
-from shard.loop.together import together
+from shard.loop.task_group import TaskGroup
 from shard.transport import Accept, Listener, Node
 from shard.transport.checked import CheckedSocket
 from shard.transport.connecting import meet
@@ -156,7 +156,9 @@ async def connect_lanes(
     try:
         await add_lane(0)
         # beside each other: each joins what the first has opened
-        await together(*map(add_lane, range(1, count)))
+        async with TaskGroup() as group:
+            for number in range(1, count):
+                group.spawn(add_lane(number))
         connected = [lane for lane in lanes if lane is not None]
         assert len(connected) == count
         first = connected[0]

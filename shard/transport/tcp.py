@@ -8,13 +8,12 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from shard.errors import AddressInUseError, ShardError, UnreachableError
 from shard.loop.reactor import Reactor
-from shard.loop.together import together
+from shard.loop.task_group import CancelScope
 from shard.loop.waits import run_blocking
 from shard.memory.slab import Slab
 from shard.transport import Accept, Node, Transport
@@ -171,22 +170,15 @@ async def _places(address: str, host: str, port: int, deadline: float) -> list[A
     """
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        try:
+        with contextlib.suppress(socket.gaierror):
             return list(look_up(flags=socket.AI_NUMERICHOST))
-        except socket.gaierror:
-            (places,) = await together(_in_a_thread(look_up), deadline=deadline)
-            return list(places)
-    except TimeoutError as error:
-        raise UnreachableError(f"{address}: the name was not looked up in time") from error
+        async with CancelScope(max(0.0, deadline - time.monotonic())):
+            return list(await run_blocking(look_up))
     except (OSError, UnicodeError, RuntimeError) as error:
         # UnicodeError: a label that is empty or longer than DNS has; RuntimeError: no more threads
         text = error.strerror if isinstance(error, OSError) else str(error)
         raise UnreachableError(f"nobody listens at {address}: {text}") from error
-
-
-async def _in_a_thread(look_up: Callable[[], list[Any]]) -> list[Any]:
-    found: list[Any] = await run_blocking(look_up)
-    return found
+    raise UnreachableError(f"{address}: the name was not looked up in time")
 
 
 async def _dial(

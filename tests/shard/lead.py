@@ -11,8 +11,8 @@ from tests.program import wait_until
 
 @contextlib.contextmanager
 def held_lead(driver: Driver) -> Iterator[None]:
-    """This thread leads inside, as one that turns the reactor itself does: no other can. The progress thread may be on duty already, and gives the lead up to
-    those alone who ask for it.
+    """This thread leads inside, as one that turns the reactor itself does: no other can. The
+    progress thread may be on duty already, and gives the lead up to those alone who ask for it.
     """
 
     def has_lead() -> bool:

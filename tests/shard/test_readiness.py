@@ -137,6 +137,7 @@ def test_cancelled_it_watches_no_longer(reactor: Reactor, pair: Pair) -> None:
     task = reactor.spawn(read())
     reactor.poll(time.monotonic())
     task.cancel()
+    turn_until_done(reactor, task)
     with pytest.raises(CancelledError):
         task.result()
     pair[1].send(b"late")
