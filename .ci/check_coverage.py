@@ -104,9 +104,9 @@ DECIDERS = {
         _tests("prpc_engine/cluster", "fuse rendezvous verbs"),
     ),
     "pauses between attempts": Decider(
-        ("prpc_engine.cluster.attempts", "prpc_engine.kv.client.recovery_pace"),
+        ("prpc_engine.cluster.patience", "prpc_engine.kv.client.recovery_pace"),
         (
-            *_tests("prpc_engine/cluster", "attempts"),
+            *_tests("prpc_engine/cluster", "patience"),
             *_tests("prpc_engine/kv", "recovery_pace"),
         ),
     ),

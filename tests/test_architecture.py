@@ -83,7 +83,7 @@ PURE = {
     "prpc_engine.rpc.call",
     "prpc_engine.cli.top_table",
     "prpc_engine.cli.top_view",
-    "prpc_engine.cluster.attempts",
+    "prpc_engine.cluster.patience",
     "prpc_engine.cluster.control",
     "prpc_engine.cluster.fuse",
     "prpc_engine.cluster.names",

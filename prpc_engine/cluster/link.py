@@ -16,7 +16,7 @@ waits for it.
 
 Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from
 then on. It leaves in turns of the data's reactor: encoding it would hold up the control loop. When
-to try again, and when to give up: attempts.py.
+to try again, and when to give up: patience.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from functools import partial
 from typing import Any
 
 from prpc_engine import errors
-from prpc_engine.cluster.attempts import Attempts
 from prpc_engine.cluster.control import (
     CONTROL_TARGET,
     DATA_TARGET,
@@ -41,6 +40,7 @@ from prpc_engine.cluster.control import (
     data_addresses,
 )
 from prpc_engine.cluster.errors import TaskAbsent, TaskLost, TaskUnreachable, typed
+from prpc_engine.cluster.patience import Patience
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.call import PASSED, Call
 from prpc_engine.rpc.fixed_route import FixedRoute
@@ -371,7 +371,7 @@ class Link:
         """Try until the task is there; None: nothing waits for it any more. Raises TaskUnreachable
         when its time is over, and what another attempt would not change.
         """
-        attempts = Attempts(time.monotonic(), self._patience_s)
+        patience = Patience(time.monotonic(), self._patience_s)
         while True:
             try:
                 peer = await self._meet()
@@ -386,16 +386,16 @@ class Link:
                 self._why = f" ({error})"
                 now = time.monotonic()
                 text = (
-                    f"{self._text} does not answer ({attempts.waited_s(now):.1f} s): {error}; "
+                    f"{self._text} does not answer ({patience.waited_s(now):.1f} s): {error}; "
                     "start it, or allow more time by "
                     f"NETWORK_MAX_CONNECTION_TIMEOUT, which is {self._patience_s * 1e3:.0f} ms"
                 )
-                pause_s = attempts.pause_s(now)
+                pause_s = patience.pause_s(now)
                 if pause_s is None:
                     raise TaskUnreachable(text) from None
                 if not self._goes_on(TaskAbsent(text)):
                     return None
-                if attempts.failed == 1:
+                if patience.failed == 1:
                     logger.warning(
                         "waiting for %s, for up to %.3g s: %s",
                         self._text,
@@ -404,11 +404,11 @@ class Link:
                     )
             else:
                 self._why = ""
-                if attempts.failed:
+                if patience.failed:
                     logger.info(
                         "%s is connected, after %.3g s",
                         self._text,
-                        attempts.waited_s(time.monotonic()),
+                        patience.waited_s(time.monotonic()),
                     )
                 return peer
             await sleep(pause_s)
@@ -514,7 +514,7 @@ class Link:
             errands, self._waiting = self._waiting or [], None
             connecting = self._connecting
         if connecting is not None:
-            connecting.schedule(connecting.cancel)
+            connecting.cancel()
         for errand in errands:
             errand.set_error(self._closed_error())
 

@@ -639,7 +639,7 @@ class MasterSession:
                 )
         self.node.reactor.call_soon(self._end)
         keeper = self._keeper
-        keeper.schedule(keeper.cancel)  # in its loop, which may be inside of it now
+        keeper.cancel()
         if may_wait:
             with contextlib.suppress(TimeoutError):
                 keeper.error(CLOSE_TIMEOUT_S)

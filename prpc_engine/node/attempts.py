@@ -74,7 +74,7 @@ class Attempts:
             attempt.task = task
             is_over = not self.is_under_way(attempt)
         if is_over:  # the node was closed meanwhile, or it has connected
-            _cancel(task)
+            task.cancel()
 
     def is_under_way(self, attempt: PeerAttempt) -> bool:
         """Whether somebody waits for it. With the guard held."""
@@ -103,7 +103,7 @@ class Attempts:
             if is_last:
                 self.end(attempt)
         if is_last and attempt.task is not None:
-            _cancel(attempt.task)
+            attempt.task.cancel()
 
     def close(self) -> None:
         """Nobody joins any more; all that wait have Closed."""
@@ -112,15 +112,10 @@ class Attempts:
         for one in attempts:
             self.fail(one, errors.Closed(f"{one.asked}: this side was closed meanwhile"))
             if one.task is not None:
-                _cancel(one.task)
+                one.task.cancel()
 
 
 def give(wishes: set[Future], peer: Peer) -> None:
     """It has connected."""
     for wish in wishes:
         wish.set_result(peer)
-
-
-def _cancel(task: Task) -> None:
-    """End it, soon."""
-    task.schedule(task.cancel)

@@ -222,10 +222,11 @@ def test_a_coroutine_may_cancel_itself_and_gets_it_at_its_next_await(reactor: Re
 
 def test_a_wake_up_for_what_is_awaited_no_longer_wakes_nobody(reactor: Reactor) -> None:
     """A function that has begun ends long after its task was cancelled."""
-    let_go, ended = threading.Event(), threading.Event()
+    begun, let_go, ended = threading.Event(), threading.Event(), threading.Event()
     later = Future()
 
     def block() -> None:
+        begun.set()
         assert let_go.wait(PATIENCE_S)
         ended.set()
 
@@ -237,6 +238,7 @@ def test_a_wake_up_for_what_is_awaited_no_longer_wakes_nobody(reactor: Reactor) 
         return "not cancelled"
 
     task = reactor.spawn(work())
+    assert begun.wait(PATIENCE_S)  # one that has not begun never does
     task.cancel()
     turn(reactor)
     let_go.set()

@@ -136,7 +136,7 @@ class Reconciler:
         try:
             held.result(timeout_s)
         except TimeoutError:
-            held.schedule(held.cancel)
+            held.cancel()
             return False
         return True
 
@@ -160,7 +160,7 @@ class Reconciler:
         told.
         """
         if self._task is not None:
-            self._task.schedule(self._task.cancel)
+            self._task.cancel()
 
         def close(done: Future) -> None:
             self._host.close()

@@ -14,8 +14,8 @@ from prpc_engine.cluster.link import LEAVE_MAX, Link
 from prpc_engine.cluster.receipt import Receipt
 from prpc_engine.errors import Closed, DeadlineExceeded, RpcError
 from prpc_engine.node.node import Node
+from prpc_engine.rpc.job import Job
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.server import ServedObject as Methods
 from shard import ControlLoop, Future, Task
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -47,7 +47,7 @@ def test_who_is_asked_gives_up_at_the_askers_deadline_though_its_own_comes_later
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts from when the request came: a queue's item that it waits for would go to nobody."""
-    monkeypatch.setattr(Methods, "_late", lambda self, job: None)
+    monkeypatch.setattr(Job, "late", lambda job: None)
     held: list[Deferred] = []
 
     def hold() -> Deferred:

@@ -12,7 +12,7 @@ from __future__ import annotations
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
 
 
-class Attempts:
+class Patience:
     """The attempts at one task, since `started`, of which there are more for `patience_s`
     seconds.
     """
