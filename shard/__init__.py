@@ -55,7 +55,7 @@ from shard.loop.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S
 from shard.loop.sync import Condition, Semaphore
-from shard.loop.task import CONTEXT, Task
+from shard.loop.task import CONTEXT, Task, behalf
 from shard.loop.task_group import CancelScope, TaskGroup
 from shard.loop.timers import Timer, Timers
 from shard.loop.waits import run_blocking, sleep, yield_now
@@ -157,6 +157,7 @@ __all__ = [
     "Waiter",
     "Weather",
     "auto_shards",
+    "behalf",
     "belongs_to_engine",
     "bind_memory",
     "class_of",

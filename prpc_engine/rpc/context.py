@@ -14,15 +14,15 @@ from typing import Any
 from prpc_engine.errors import BadArguments, is_number
 from prpc_engine.rpc.job import Caller, Job
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
-from shard import CONTEXT
+from shard import behalf
 
-# What CONTEXT.value is while a handler runs: a Job, or (peer, timeout_ms) for a plain function that
+# What behalf() is while a handler runs: a Job, or (peer, timeout_ms) for a plain function that
 # runs at once: it costs less.
 
 
 def who_asked() -> Caller | None:
     """Who made the request that is being handled; None outside handlers."""
-    caller: Any = CONTEXT.value
+    caller: Any = behalf()
     if caller is None:
         return None
     asker: Caller = caller.peer if isinstance(caller, Job) else caller[0]
@@ -43,7 +43,7 @@ def remaining_s(clock: Callable[[], float]) -> float | None:
     """Seconds that the caller will still wait for what is being handled; None when it sets no
     bound, was answered already, or outside handlers.
     """
-    caller: Any = CONTEXT.value
+    caller: Any = behalf()
     if caller is None:
         return None
     if isinstance(caller, Job):

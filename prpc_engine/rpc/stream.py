@@ -42,7 +42,7 @@ from prpc_engine.rpc.context import wait_in_ms
 from prpc_engine.rpc.flow_control import WINDOW_ITEMS, Inbox, Window
 from prpc_engine.rpc.job import Job
 from prpc_engine.rpc.message import CREDIT, END, FROM_CALLER
-from shard import CONTEXT, Future, Waiter
+from shard import Future, Waiter, behalf
 
 
 class Incoming:
@@ -76,7 +76,7 @@ def incoming() -> Incoming:
     """Inside an `async def` handler: the items that the caller sends. Raises LookupError where the
     call is no stream.
     """
-    job = CONTEXT.value
+    job = behalf()
     if not isinstance(job, Job) or job.inbox is None:
         raise LookupError(
             "this call is no stream: incoming() works in methods that are called by client.stream()"

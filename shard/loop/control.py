@@ -97,7 +97,7 @@ class ControlLoop:
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Reactor:
         with contextlib.ExitStack() as undoing:
             undoing.callback(coroutine.close)
-            reactor = Reactor(time.monotonic)
+            reactor = Reactor(time.monotonic, hosts_asyncio=False)
             undoing.callback(reactor.close)
             thread = threading.Thread(
                 target=self._run, args=(reactor,), name=self._name, daemon=True

@@ -297,6 +297,8 @@ class Driver:
         """Have others lead for a while. This thread leads again when it returns or raises."""
         me, was_on_duty = threading.get_ident(), self._on_duty
         self._on_duty = False
+        guest = self.reactor.guest
+        running = guest.suspend() if guest is not None else None
         self._let_go()
         interrupt: BaseException | None = None
         try:
@@ -316,6 +318,8 @@ class Driver:
         self._resuming.remove(me)
         if self.reactor.parked:
             self.reactor.unannounce(True)
+        if guest is not None and running is not None:
+            guest.resume(running)
         if interrupt is not None:
             raise interrupt
 

@@ -184,9 +184,11 @@ class Future(msgspec.Struct, eq=False):
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.finished:
             loop = running_asyncio_loop()
-            if loop is None:
+            # None for loops that are no reactor's guest, True where its Task runs, and no other
+            runs_our_task = getattr(loop, "runs_our_task", None)
+            if loop is None or runs_our_task:
                 yield self  # to the Task that drives this coroutine
-            elif self.waiter is None:
+            elif self.waiter is None or runs_our_task is not None:
                 yield from await_in_asyncio(self, loop)
             else:
                 yield from self.waiter.await_in(self, loop)
@@ -285,6 +287,11 @@ def shield(future: Future) -> Future:
 
     future.add_done_callback(pass_on)
     return shielded
+
+
+def is_asyncio_imported() -> bool:
+    """Whether asyncio is there, whole: another thread may be importing it."""
+    return hasattr(sys.modules.get("asyncio"), "SelectorEventLoop")
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:

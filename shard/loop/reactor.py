@@ -30,13 +30,16 @@ import select
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shard.loop.future import Future, Waiter
+from shard.loop.future import Future, Waiter, is_asyncio_imported
 from shard.loop.queues import LATENCY, ReadyQueues, TaskClass
-from shard.loop.task import CONTEXT, Task
+from shard.loop.task import Task, behalf
 from shard.loop.timers import Timer, Timers
 from shard.memory import memory_order
+
+if TYPE_CHECKING:
+    from shard.loop.guest_loop import GuestLoop
 
 # Descriptors are looked at after so many empty turns, or pieces of work: a system call of 0.25 us
 # in 16 turns of 0.3 us. But for a while after something went over a socket, every turn looks,
@@ -122,10 +125,14 @@ class Reactor:
     may_serve          whether who turns it now may run the application's work
     serves             whether such work may run as it comes: the same, and nothing earlier is held
     held               that work, while nobody may: first in, first out
+    guest              the asyncio loop that its tasks run in; None until one runs in a process that
+                       has imported asyncio, and where `hosts_asyncio` is False
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], hosts_asyncio: bool = True) -> None:
         self.clock = clock
+        self.guest: GuestLoop | None = None
+        self._hosts_asyncio = hosts_asyncio
         self.timers = Timers()
         self._timers_heap = self.timers._heap  # looked at every turn
         self.turns = self.busy_turns = self.parks = self.wakeups = self.late_wakes = 0
@@ -250,7 +257,7 @@ class Reactor:
             schedule=schedule,
             reactor=self,
             waiter=waiter,
-            context=CONTEXT.value,
+            context=behalf(),
         )
         if queue is LATENCY:
             if self.serves:
@@ -266,6 +273,15 @@ class Reactor:
         future = Future()
         self.call_later(delay_s, lambda: future.set_result(None))
         return future
+
+    def invite_asyncio(self) -> GuestLoop | None:
+        """The guest, made when there is none; None where it is not to be had."""
+        if self._hosts_asyncio and not self.closed and is_asyncio_imported():
+            from shard.loop.guest_loop import GuestLoop
+
+            if self.guest is None:
+                self.guest = GuestLoop(self)
+        return self.guest
 
     # -- turning -----------------------------------------------------------------------------------
 
@@ -551,6 +567,8 @@ class Reactor:
         """
         if self.closed:
             return
+        if self.guest is not None:
+            self.guest.shut()
         self.closed = True
         self._epoll.close()
         self._bell = None

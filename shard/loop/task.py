@@ -27,18 +27,20 @@ of a task of asyncio are.
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable, Coroutine
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from shard.errors import CancelledError, ShardError
-from shard.loop.future import Future, running_asyncio_loop, set_running_asyncio_loop
+from shard.loop.future import Future, is_asyncio_imported
 from shard.loop.timers import Timer
 from shard.loop.waits import Wait
 
@@ -46,6 +48,9 @@ from shard.loop.waits import Wait
 GOES_ON_S = 5.0
 
 logger = logging.getLogger("shard")
+T = TypeVar("T")
+_modules = sys.modules
+_GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
 
 
 class _Context(threading.local):
@@ -57,31 +62,77 @@ class _Context(threading.local):
 
 
 CONTEXT = _Context()
+IN_ASYNCIO = object()  # CONTEXT.value in a turn of the guest: each of its tasks has its own
+_BEHALF: ContextVar[Any] = ContextVar("_BEHALF", default=None)
 
 
-class Later(Protocol):
+def behalf() -> Any:
+    """On whose behalf this runs: CONTEXT.value of the step, or of that which made this task of
+    asyncio's.
+    """
+    value = CONTEXT.value
+    return _BEHALF.get() if value is IN_ASYNCIO else value
+
+
+def pass_behalf_on(make: Callable[[], T]) -> T:
+    """make(), which copies the context variables: what runs in the copy is on the same behalf."""
+    token = _BEHALF.set(behalf())
+    try:
+        return make()
+    finally:
+        _BEHALF.reset(token)
+
+
+class GuestOfTasks(Protocol):
+    """The asyncio loop of a reactor (guest_loop.py)."""
+
+    def enter(self, task: Task) -> Any:
+        """A step of that task begins."""
+
+    def leave(self, task: Task, ran: Any) -> None:
+        """It has ended; `ran` is what enter() said."""
+
+    def wait_for(self, awaited: object) -> Wait | None:
+        """What to wait for where a step yields that; None: it is nothing of asyncio's."""
+
+    def cancellation(self, error: BaseException | None, made: CancelledError) -> BaseException:
+        """What is raised in a task that is cancelled for that reason, instead of `made`."""
+
+
+class TaskHost(Protocol):
     """What a task asks of its reactor."""
+
+    # read only, for the types: a reactor's own is a GuestLoop
+    @property
+    def guest(self) -> GuestOfTasks | None:
+        """The asyncio loop that its steps run in."""
+
+    def invite_asyncio(self) -> GuestOfTasks | None:
+        """The asyncio loop that its steps run in, made when there is none; None: in no such."""
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Call it, in so many seconds."""
 
 
-class Task(Future, kw_only=True):
+class Task(Future, kw_only=True, weakref=True):
     """The result to come of a coroutine. `schedule(step)` queues a step for the reactor's next
     turn.
+
+    To asyncio it is the current task while it runs: it has what asyncio's timeouts and task groups
+    ask of one.
     """
 
     coroutine: Coroutine[Any, Any, Any]
     schedule: Callable[[Callable[[], object]], None]
-    reactor: Later
+    reactor: TaskHost
     context: Any = None
     variables: Context = msgspec.field(default_factory=copy_context)
     _awaited: Any = None  # the Future or Wait that its last step came to
     _running: bool = False  # in a step, in whatever thread
     _thrown: BaseException | None = None  # to be raised at its await, by its next step
     _reason: BaseException | None = None  # what cancel() was given
-    _cancelled: bool = False  # once at least
     _passed_on: bool = False  # what it awaits is being cancelled for it
+    _cancels: int = 0  # so often was it cancelled, less those that uncancel() took back
     _watch: Timer | None = None  # for the log, of one that goes on after that
 
     def step(self) -> None:
@@ -97,10 +148,11 @@ class Task(Future, kw_only=True):
         elif self._awaited is not None and not self._awaited.finished:
             return
         # Whoever drives us may be inside an asyncio loop (a notebook always is): our coroutine is
-        # no task of that.
-        loop = running_asyncio_loop()
-        if loop is not None:
-            set_running_asyncio_loop(None)
+        # no task of that, but of the guest's.
+        guest = self.reactor.guest
+        if guest is None and "asyncio" in _modules:
+            guest = self.reactor.invite_asyncio()
+        ran = guest.enter(self) if guest is not None else None
         self._running = True
         outer, CONTEXT.value = CONTEXT.value, self.context
         try:
@@ -115,8 +167,8 @@ class Task(Future, kw_only=True):
                 self.set_error(self._reason or self._thrown)
         except BaseException as error:
             # a handler that exits, or lets asyncio's cancellation out, must not end the reactor
-            reason = self._reason if is_cancellation(error) else None
-            self.set_error(reason or error)
+            reason = self._reason
+            self.set_error(reason if reason is not None and is_cancellation(error) else error)
             if (
                 issubclass(type(error), KeyboardInterrupt)
                 and threading.current_thread() is threading.main_thread()
@@ -128,19 +180,23 @@ class Task(Future, kw_only=True):
                 self._follow(awaited)
             elif isinstance(awaited, Wait):
                 awaited.begin(self)
+            elif guest is not None and (wait := guest.wait_for(awaited)) is not None:
+                self._awaited = wait
+                wait.begin(self)
             else:
                 self._awaited = None
                 self._thrown = ShardError(
-                    f"a task may await this engine's futures, shard.sleep(), yield_now() and "
-                    f"run_blocking(), not {type(awaited).__name__}"
+                    f"a task may await this engine's futures, shard.sleep(), yield_now(), "
+                    "run_blocking() and what asyncio has, of the loop that it runs in, "
+                    f"not {type(awaited).__name__}"
                 )
                 self.schedule(self.step)
         finally:
             self._running = False
             CONTEXT.value = outer
-            if loop is not None:
-                set_running_asyncio_loop(loop)
-            if self._cancelled:
+            if guest is not None:
+                guest.leave(self, ran)
+            if self._cancels:
                 self._passed_on = False
                 self._see_to_its_end()
 
@@ -150,13 +206,14 @@ class Task(Future, kw_only=True):
         """
         self._thrown = None
         awaited = self._awaited
-        if isinstance(awaited, Future) and not awaited.finished:
+        if awaited is not None and not awaited.finished:
             if awaited.abandon(thrown):
                 if not awaited.finished:
                     self._passed_on = True
                     self._see_to_its_end()
                 return False
-            awaited.remove_done_callback(self._wake)
+            if isinstance(awaited, Future):
+                awaited.remove_done_callback(self._wake)
         return True
 
     def _see_to_its_end(self) -> None:
@@ -170,12 +227,12 @@ class Task(Future, kw_only=True):
             self._watch = self.reactor.call_later(GOES_ON_S, self._tell_that_it_goes_on)
 
     def _tell_that_it_goes_on(self) -> None:
-        if not self.finished:
+        if not self.finished and self._cancels:
             frame = getattr(self.coroutine, "cr_frame", None)
             logger.warning(
                 "%s goes on %s s after it was cancelled, at line %s of %s: what it awaits in its "
                 "`finally` does not end, or it swallows CancelledError",
-                getattr(self.coroutine, "__qualname__", self.coroutine),
+                self.get_name(),
                 GOES_ON_S,
                 frame.f_lineno if frame is not None else "?",
                 frame.f_code.co_filename if frame is not None else "?",
@@ -197,20 +254,24 @@ class Task(Future, kw_only=True):
         """The same, in so many seconds. In the reactor's thread."""
         return self.reactor.call_later(delay_s, partial(self.wake, wait))
 
-    def cancel(self, error: BaseException | None = None) -> bool:
+    def cancel(self, error: BaseException | str | None = None, msg: object | None = None) -> bool:
         """Have CancelledError raised in the coroutine, at its await, in the next turn; False when
         it was complete before. From any thread, and from the coroutine itself.
 
         The task is complete once the coroutine has ended: with `error` if that lets the
         CancelledError out, whose cause it is there, else with what it returns or raises.
-        error: why; by default the CancelledError itself.
+        error: why; by default the CancelledError itself. Of a text, as asyncio has it (`msg`), one
+        is made.
         """
         if self.finished:
             return False
+        if msg is not None or isinstance(error, str):
+            error = CancelledError(error if msg is None else msg)
         if error is not None:
             self._reason = error
-        self._thrown = cancellation(error)
-        self._cancelled = True
+        thrown, guest = cancellation(error), self.reactor.guest
+        self._thrown = thrown if guest is None else guest.cancellation(error, thrown)
+        self._cancels += 1
         self.schedule(self.step)
         return True
 
@@ -219,18 +280,17 @@ class Task(Future, kw_only=True):
         """Whether CancelledError is on its way to its await."""
         return self._thrown is not None or self._passed_on
 
-    def uncancel(self, error: BaseException) -> None:
-        """Its coroutine has seen to the cancellation for that reason, and goes on: a scope's block
-        has ended.
-        """
+    def is_cancelled_for(self, error: BaseException) -> bool:
+        """Whether that, and nothing else, is why it was cancelled."""
+        return self._reason is error and self._cancels == 1
+
+    def went_on(self, error: BaseException) -> None:
+        """Its coroutine has seen to the cancellation for that reason: a scope's block has ended."""
         if self._thrown is not None and self._thrown.__cause__ is error:
             self._thrown = None
         if self._reason is error:
             self._reason = None
-            self._cancelled = self._thrown is not None
-            if self._watch is not None:
-                self._watch.cancel()
-                self._watch = None
+            self.uncancel()
 
     def beside(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
         """Drive another coroutine where this one runs, from the next turn on."""
@@ -243,6 +303,56 @@ class Task(Future, kw_only=True):
         )
         self.schedule(task.step)
         return task
+
+    # -- what asyncio asks of its current task -----------------------------------------------------
+
+    def cancelling(self) -> int:
+        """How often it was cancelled, less what uncancel() took back."""
+        return self._cancels
+
+    def uncancel(self) -> int:
+        """One cancellation was seen to, as a timeout does with its own: the task goes on. How many
+        are left.
+        """
+        if self._cancels:
+            self._cancels -= 1
+            if not self._cancels:
+                self._thrown = self._reason = None
+                if self._watch is not None:
+                    self._watch.cancel()
+                    self._watch = None
+        return self._cancels
+
+    def cancelled(self) -> bool:
+        """Whether it ended by a cancellation."""
+        error = self.error() if self.finished else None
+        return error is not None and is_cancellation(error)
+
+    def exception(self) -> BaseException | None:
+        """error(), as asyncio calls it."""
+        return self.error()
+
+    def add_done_callback(
+        self, callback: Callable[[Any], object], *, context: Context | None = None
+    ) -> None:
+        """Run callback(self) on completion, in a context if one is given."""
+        Future.add_done_callback(
+            self, callback if context is None else lambda done: context.run(callback, done)
+        )
+
+    def get_loop(self) -> GuestOfTasks | None:
+        """That of asyncio that it runs in."""
+        return self.reactor.guest
+
+    def get_coro(self) -> Coroutine[Any, Any, Any]:
+        """Its coroutine."""
+        return self.coroutine
+
+    def get_name(self) -> str:
+        """That of its coroutine."""
+        return str(getattr(self.coroutine, "__qualname__", self.coroutine))
+
+    # -- its end -----------------------------------------------------------------------------------
 
     def tell_unheard(self) -> None:
         """After its end, where whoever asked for it was answered before: an error that is not the
@@ -269,8 +379,16 @@ class Task(Future, kw_only=True):
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether it is what cancel() raises in a coroutine."""
-    return issubclass(type(error), CancelledError)
+    """Whether it is what cancel() raises in a coroutine, by the name that asyncio has for it, too;
+    or a group of such: task groups make one, before Python 3.13, of what they were left by.
+    """
+    kind = type(error)
+    if issubclass(kind, CancelledError):
+        return True
+    if is_asyncio_imported() and issubclass(kind, sys.modules["asyncio"].CancelledError):
+        return True
+    members = error.exceptions if kind is _GROUP else ()  # type: ignore[attr-defined]
+    return bool(members) and all(map(is_cancellation, members))
 
 
 def cancellation(error: BaseException | None) -> CancelledError:

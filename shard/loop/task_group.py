@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any
 
 from shard.checks import is_finite
-from shard.errors import ShardError
+from shard.errors import CancelledError, ShardError
 from shard.loop.future import ERROR, Future
 from shard.loop.task import Task, is_cancellation
 from shard.loop.timers import Timer
@@ -126,22 +126,26 @@ class CancelScope:
         if self._timer is not None:
             self._timer.cancel()
         _scope.reset(self._token)
-        self.cancelled = self._ends is not None and _is_because_of(error, self._ends)
+        self.cancelled = self._is_own(error, task)
         if self._ends is not None:
             # also one that was about to be raised: its block is over
-            task.uncancel(self._ends)
+            task.went_on(self._ends)
             outer = self._outer
             while outer is not None and outer._task is task:
                 outer._cancel_task()  # it may have waited for this one
                 outer = outer._outer
         return self.cancelled
 
+    def _is_own(self, error: BaseException | None, task: Task) -> bool:
+        """Whether it is what cancel() had raised."""
+        if self._ends is None or error is None or not is_cancellation(error):
+            return False
+        if isinstance(error, CancelledError):
+            return error.__cause__ is self._ends
+        return task.is_cancelled_for(self._ends)  # of asyncio's, which names no cause
+
 
 _scope: ContextVar[CancelScope | None] = ContextVar("scope", default=None)
-
-
-def _is_because_of(error: BaseException | None, ends: _ScopeEnds) -> bool:
-    return error is not None and is_cancellation(error) and error.__cause__ is ends
 
 
 class TaskGroup(CancelScope):
@@ -219,7 +223,8 @@ class TaskGroup(CancelScope):
             try:
                 await self._all_ended
             except BaseException as cancelled:  # who waits is cancelled: so are they, and awaited
-                if self._ends is None or not _is_because_of(cancelled, self._ends):
+                assert self._task is not None, "its block has not been left"
+                if not self._is_own(cancelled, self._task):
                     interrupt = cancelled
                 self._cancel_tasks()
         ended = interrupt or error

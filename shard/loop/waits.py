@@ -8,12 +8,13 @@ blocks.
 The task that awaits one begins it (task.py) in its own reactor, so none of them is told where it
 runs. It is `finished` once it has woken its task. A task that is cancelled meanwhile takes back
 what it can: a timer, and a function that has not begun; one that has runs to its end, and nobody
-hears of it.
+hears of it. Tasks of asyncio's that a handler made do what asyncio has for it.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from concurrent.futures import Future as ThreadFuture
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from shard.checks import is_finite
+from shard.loop.future import running_asyncio_loop
 from shard.loop.timers import Timer
 
 # Of the threads of run_blocking(), for the whole process. Where all of them block, functions wait
@@ -52,6 +54,10 @@ class Wait(ABC):
     def begin(self, task: Resumable) -> None:
         """In the task's reactor."""
 
+    def abandon(self, error: BaseException | None = None) -> bool:
+        """The task is cancelled: whether this ends by it, and so wakes the task."""
+        return False
+
 
 class sleep(Wait):  # noqa: N801 - a verb: `await sleep(1.0)`
     """Awaiting it takes `delay_s` seconds, from 0 on. Raises ValueError for what is no number of
@@ -70,8 +76,11 @@ class sleep(Wait):  # noqa: N801 - a verb: `await sleep(1.0)`
     def begin(self, task: Resumable) -> None:
         self._timer = task.wake_later(self._delay_s, self)
 
-    def __await__(self) -> Generator[Wait, None, None]:
+    def __await__(self) -> Generator[Any, None, None]:
         self.finished = False  # it may be awaited again
+        if is_in_asyncio():
+            yield from sys.modules["asyncio"].sleep(self._delay_s).__await__()
+            return
         try:
             yield self
         finally:
@@ -88,9 +97,12 @@ class yield_now(Wait):  # noqa: N801 - a verb, too
     def begin(self, task: Resumable) -> None:
         task.wake(self)
 
-    def __await__(self) -> Generator[Wait, None, None]:
+    def __await__(self) -> Generator[Any, None, None]:
         self.finished = False
-        yield self
+        if is_in_asyncio():
+            yield from sys.modules["asyncio"].sleep(0).__await__()
+        else:
+            yield self
 
 
 class run_blocking(Wait):  # noqa: N801 - a verb, too
@@ -118,8 +130,11 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
             self._run.set_exception(error)
         self._run.add_done_callback(lambda _: task.wake(self))
 
-    def __await__(self) -> Generator[Wait, None, Any]:
+    def __await__(self) -> Generator[Any, None, Any]:
         self.finished = False
+        if is_in_asyncio():
+            self._run = _threads().submit(self._function)
+            return (yield from sys.modules["asyncio"].wrap_future(self._run))
         try:
             yield self
         finally:
@@ -127,6 +142,11 @@ class run_blocking(Wait):  # noqa: N801 - a verb, too
                 self._run.cancel()
         assert self._run is not None, "it was begun by the task that it woke"
         return self._run.result()
+
+
+def is_in_asyncio() -> bool:
+    """Whether a task of asyncio's awaits, in a loop that is a reactor's guest (guest_loop.py)."""
+    return getattr(running_asyncio_loop(), "runs_our_task", None) is False
 
 
 _pool: ThreadPoolExecutor | None = None  # made by the first that needs it

@@ -22,6 +22,11 @@ from tests.program import PATIENCE_S, Program, wait_until
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
 
+def name_of(error: CancelledError) -> str:
+    """Of the reason, if there is one."""
+    return "CancelledError" if error.__cause__ is None else type(error.__cause__).__name__
+
+
 class Handlers:
     def __init__(self) -> None:
         self.never = Future()
@@ -32,7 +37,7 @@ class Handlers:
         try:
             await self.never
         except CancelledError as error:
-            self.seen.append(type(error.__cause__ or error).__name__)
+            self.seen.append(name_of(error))
             raise
         finally:
             await self.clean
@@ -250,7 +255,7 @@ class Middle:
         try:
             await awaited
         except CancelledError as error:
-            self.seen.append(f"{type(error.__cause__ or error).__name__}")
+            self.seen.append(name_of(error))
             raise
         finally:
             self.seen.append(await self.client.submit("hello"))

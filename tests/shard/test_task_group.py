@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -273,6 +274,18 @@ def test_what_is_awaited_is_cancelled_with_the_block(world: World) -> None:
 
     world.run(program())
     assert world.notes == ["inner cancelled", "behind"]
+
+
+def test_a_block_that_awaits_asyncio_ends_too(world: World) -> None:
+    async def program() -> tuple[bool, bool]:
+        async with CancelScope(timeout_s=0.2) as scope:
+            await asyncio.Event().wait()
+        async with TaskGroup() as group:
+            group.spawn(_then(0.2, group.cancel))
+            await asyncio.Event().wait()
+        return scope.cancelled, group.cancelled
+
+    assert world.run(program()) == (True, True)
 
 
 def test_a_scope_is_one_block(world: World) -> None:
