@@ -318,6 +318,7 @@ class Task(Future, kw_only=True, weakref=True):
             self._cancels -= 1
             if not self._cancels:
                 self._thrown = self._reason = None
+                self._passed_on = False
                 if self._watch is not None:
                     self._watch.cancel()
                     self._watch = None
