@@ -4,7 +4,6 @@ Backend.
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.session import MasterSession, check_lease
 from prpc_engine.master.watch import Callback, Watches
 from prpc_engine.node.node import Node
+from prpc_engine.rpc.method import ENGINE
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import check_timeout
 from prpc_engine.settings.node_config import NodeConfig
@@ -93,6 +93,11 @@ class SessionBackend:
         """Begin a watch of that node and all below it; its handle. Raises as Watches.add()."""
         return self._watches.add(path, callback, timeout_s, existing)
 
+    def watch_soon(self, path: str, callback: Callback) -> Future:
+        """The same without waiting for it: a future of its beginning. Raises as Watches.begin()."""
+        _, begun = self._watches.begin(path, callback, existing=False)
+        return begun
+
     def unwatch(self, handle: int) -> bool:
         """No callback of that watch begins after this; whether there was one."""
         return self._watches.cancel(handle)
@@ -124,8 +129,10 @@ class TcpBackend(SessionBackend):
         check_root(root)
         config = NodeConfig.load(secret=secret, limits=limits)
         config = config.listening_at(Address("127.0.0.1", 0), ())
-        # no stalls: users' callbacks run in other threads
-        self._driver = Driver(False, "prpc-master-client", math.inf)
+        # of stalls: callbacks of watches run in its engine threads
+        self._driver = Driver(
+            False, "prpc-master-client", config.node.stall_budget_s, engine=ENGINE
+        )
         self._slab = Slab()
         started = time.monotonic()
         try:

@@ -241,9 +241,11 @@ class MasterClient:
         """Call callback(event) for each change of the node and all below it; the handle for
         cancel_watch().
 
-        Callbacks run one after the other in a thread of their own and may use this client. Changes
-        come in order and none is missed while the session lasts; over a lost connection several of
-        one node may come as one. existing: begin with an event for each node there is."""
+        Callbacks run one after the other where the handlers of this process run, and may use this
+        client; one that blocks otherwise keeps handlers and verbs waiting as a handler does, but no
+        heartbeats. Changes come in order and none is missed while the session lasts; over a lost
+        connection several of one node may come as one. existing: begin with an event for each node
+        there is."""
         check_timeout(timeout_s)
         return self._backend.watch(path, callback, timeout_s, existing)
 

@@ -173,6 +173,11 @@ class MasterSession:
         """Whether there is a connection with a session now."""
         return self._peer is not None
 
+    @property
+    def peer(self) -> Peer | None:
+        """That connection. In the reactor: there it changes."""
+        return self._peer
+
     # -- asking ------------------------------------------------------------------------------------
 
     def submit(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:

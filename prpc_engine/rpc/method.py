@@ -18,9 +18,12 @@ from typing import Any, TypeVar
 from prpc_engine.errors import ConfigError
 from shard import BULK, LATENCY, class_of, in_class
 
-# Packages that a request goes through on its way to a handler: what is not of these, below a turn,
-# may stall it (shard/loop/stall.py).
-ENGINE = ("shard", *(f"prpc_engine.{package}" for package in ("archive", "client", "node", "rpc")))
+# What a request goes through on its way to a handler, and the news of a watch on their way to a
+# callback: what is not of these, below a turn, may stall it (shard/loop/stall.py).
+ENGINE = (
+    "shard",
+    *(f"prpc_engine.{package}" for package in ("archive", "client", "master.watch", "node", "rpc")),
+)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

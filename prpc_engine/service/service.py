@@ -156,7 +156,7 @@ class RpcService:
             facing = address_facing(master_host, master_port)
             config = config.listening_at(bind, advertise=facing)
         self.config = config
-        self._tell(config.notes)
+        self._log(config.notes)
         self.shards = config.shards.count
         self._role = ""
         # by "service/number"
@@ -177,6 +177,7 @@ class RpcService:
         self._group: ShardGroup | None = None
         self._locks: CoreLocks | None = None  # of cores that nodes like this one leave to us
         self._core: int | None = None  # of the thread that serves, where there are no shards
+        self._master_backend: SessionBackend | None = None
         self._master_client: MasterClient | None = None
         try:
             self._node = Node(self._driver.reactor, self._driver, slab.default_slab(), config)
@@ -205,7 +206,7 @@ class RpcService:
             raise master_error(self._master, error, started) from error
 
     @staticmethod
-    def _tell(lines: Iterable[str]) -> None:
+    def _log(lines: Iterable[str]) -> None:
         for line in lines:
             logger.warning("%s", line)
 
@@ -221,12 +222,19 @@ class RpcService:
         """The master's other verbs (locks, barriers, the tree, ...), over this node's session.
         Raises Closed.
         """
+        with self._making:
+            backend = self._backend_of_master()
+            if self._master_client is None:
+                self._master_client = MasterClient(backend=backend)
+            return self._master_client
+
+    def _backend_of_master(self) -> SessionBackend:
         # two would both take what the session tells their watches, and one get it
         with self._making:
-            if self._master_client is None:
+            if self._master_backend is None:
                 self._check_open()  # or nobody would end it
-                self._master_client = MasterClient(backend=SessionBackend(self._session, self))
-            return self._master_client
+                self._master_backend = SessionBackend(self._session, self)
+            return self._master_backend
 
     def _start_shards(self) -> None:
         """As many as the settings ask for, each on a core where they ask for that."""
@@ -277,7 +285,7 @@ class RpcService:
             asked, running = found.shards, self.config.shards
             notes = [note for note in found.notes if note not in self.config.notes]
             if running.count:
-                self._tell(self._late(role, found))
+                self._log(self._late(role, found))
                 return
             if asked.count and without_shards:
                 notes = [
@@ -285,7 +293,7 @@ class RpcService:
                     f"there are none: {without_shards}"
                 ]
                 asked = replace(asked, count=0)
-            self._tell(notes)
+            self._log(notes)
             origins = {name: by for name, by in found.origins.items() if name.startswith("shards.")}
             origins = {**self.config.origins, **origins}
             self.config = replace(self.config, shards=asked, origins=origins)
@@ -455,10 +463,7 @@ class RpcService:
         with self._making:
             is_first, self._watching = not self._watching, True
         if is_first:
-            # Not here: a handler may be what makes the client, and must not wait for the master.
-            threading.Thread(
-                target=self._watch_servers, name="prpc-watch-servers", daemon=True
-            ).start()
+            self._watch_servers()
         # between the lookup and here, where only clients that were there already were told
         if self._news is not news:
             try:
@@ -468,14 +473,16 @@ class RpcService:
         return client
 
     def _watch_servers(self) -> None:
-        # closed meanwhile, or the master is away: a failing call asks again
+        """Hear of servers that come and go, soon: who makes a client does not wait for that."""
+        # a watch must not keep a service that is dropped
+        changed, tell = weakref.WeakMethod(self._servers_changed), weakref.WeakMethod(self._tell)
+        # closed meanwhile, or too many wait: a failing call asks again
         with contextlib.suppress(errors.RpcError):
-            # the watch's thread must not keep a service that is dropped
-            changed = weakref.WeakMethod(self._servers_changed)
-            self.master_client.tree_watch(
+            begun = self._backend_of_master().watch_soon(
                 SERVERS_PATH, lambda event: (method := changed()) and method(event)
             )
-        self._tell_clients(None)  # of what happened before the watch began
+            # of what happened before the watch began
+            begun.add_done_callback(lambda _: (method := tell()) and method(None))
 
     async def _look_again(self, name: str) -> list[ServerEntry]:
         """Who serves now, for coroutines of the control loop. Raises MasterUnreachable, at once
@@ -494,10 +501,10 @@ class RpcService:
         return _entries(name, found)
 
     def _servers_changed(self, event: TreeEvent) -> None:
-        """A server of some service came or went. In the watch's own thread."""
-        self._tell_clients(event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0])
+        """A server of some service came or went."""
+        self._tell(event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0])
 
-    def _tell_clients(self, name: str | None) -> None:
+    def _tell(self, name: str | None) -> None:
         """Let the clients of that service, or all, ask who serves now."""
         self._news = object()
         for _, client in self._living_clients():
@@ -572,9 +579,9 @@ class RpcService:
         if self._group is not None:
             self._group.close()
         with self._making:
-            master_client = self._master_client
-        if master_client is not None:
-            master_client.close()
+            backend = self._master_backend
+        if backend is not None:
+            backend.close()
         if hasattr(self, "_session"):
             self._session.close()
         if hasattr(self, "_node"):

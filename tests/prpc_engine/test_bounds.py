@@ -290,15 +290,16 @@ def test_verbs_that_wait_for_the_master_have_a_bound(monkeypatch: pytest.MonkeyP
 
 
 class Slow:
-    """A callback that waits to be let go on, and notes what it was called with."""
+    """A callback that waits for a node of the tree, and notes what it was called with."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: MasterClient) -> None:
+        self._client = client
         self.events: queue.SimpleQueue[TreeEvent] = queue.SimpleQueue()
-        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.entered = threading.Event()
 
     def __call__(self, event: TreeEvent) -> None:
         self.entered.set()
-        self.go_on.wait(PATIENCE_S)
+        self._client.tree_wait("/go_on", timeout_s=PATIENCE_S)
         self.events.put(event)
 
 
@@ -306,25 +307,25 @@ def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watch, "EVENTS_MAX", 4)
-    slow = Slow()
     with (
         Master() as master,
         MasterClient(master.address) as other,
         MasterClient(master.address, lease_s=60.0, heartbeat_s=0.05) as client,
     ):
+        slow = Slow(client)
         client.tree_watch("/_context_", slow)
         watches = watches_of(client)
         other.add_context(0, "x")
         assert slow.entered.wait(PATIENCE_S)
         for number in range(1, 20):
             other.add_context(number, "x")
-        wait_until(lambda: watches._dropped, "an event that is dropped")
-        assert watches._events.qsize() == 4
+        wait_until(lambda: watches._waits, "an event that is dropped")
+        assert len(watches._calls) == 4
         with pytest.raises(
             errors.Backpressure, match="4 events wait for callbacks of other watches"
         ):
             client.tree_watch("/_model_", slow)
-        slow.go_on.set()
+        other.tree_node_add("/go_on")
         assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(20)] == [
             f"/_context_/{n}" for n in range(20)
         ]
@@ -335,13 +336,13 @@ def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
 
 
 @pytest.mark.usefixtures("patient_sessions")  # with such heartbeats nobody would look again
-def test_connections_that_come_while_a_callback_runs_are_taken_up_once() -> None:
-    slow = Slow()
+def test_connections_that_come_while_a_callback_waits_are_taken_up_meanwhile() -> None:
     with (
         Master() as master,
         MasterClient(master.address) as other,
         MasterClient(master.address, lease_s=1200.0, heartbeat_s=600.0) as client,
     ):
+        slow = Slow(client)
         client.tree_watch("/_context_", slow)
         watches = watches_of(client)
         own: session.MasterSession = session_of(client)
@@ -352,13 +353,10 @@ def test_connections_that_come_while_a_callback_runs_are_taken_up_once() -> None
             assert before is not None
             own.node.reactor.call_soon(before.connection.close)
             wait_until(lambda before=before: own._peer not in (None, before), "another connection")
-        wait_until(
-            lambda: watches._opening is not None and watches._opening[0] is own._peer,
-            "the news of it",
-        )
-        assert watches._events.qsize() == 1
+        wait_until(lambda: watches._peer is own._peer, "the watch over the last of them")
         other.add_context(1, "y")
-        slow.go_on.set()
+        wait_until(lambda: watches._calls, "the news of it")
+        other.tree_node_add("/go_on")
         assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(2)] == [
             "/_context_/0",
             "/_context_/1",

@@ -350,21 +350,14 @@ def test_a_hedged_call_whose_connection_is_lost_as_it_is_sent_ends_at_its_deadli
 def test_a_service_that_is_closed_before_its_watch_begins_leaves_none_behind(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch, closed, tried = RpcService._watch_servers, threading.Event(), threading.Event()
-
-    def late(self: RpcService) -> None:
-        assert closed.wait(PATIENCE_S)
-        watch(self)
-        tried.set()
-
-    monkeypatch.setattr(RpcService, "_watch_servers", late)
+    watch, late = RpcService._watch_servers, list[RpcService]()
+    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: late.append(self))
     world.calling.create_client("test")
     world.calling.close()
-    closed.set()
-    assert tried.wait(PATIENCE_S)
-    assert not [
-        thread.name for thread in threading.enumerate() if thread.name == "prpc-master-watch"
-    ]
+    for service in late:
+        watch(service)
+    assert late == [world.calling]
+    assert world.calling._master_backend is None
 
 
 @pytest.mark.parametrize("step", ["_deregister", "_drain"])

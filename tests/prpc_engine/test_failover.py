@@ -7,8 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from prpc_engine import (
     once,
 )
 from prpc_engine.client import dispatcher
-from prpc_engine.master.client import MasterClient
+from prpc_engine.master.backend import SessionBackend
+from shard import Future
 from tests.program import Program
 from tests.prpc_engine.inside import dispatcher_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
@@ -204,17 +204,19 @@ def test_a_client_is_told_of_servers_that_come_and_go(world: World) -> None:
 def test_a_client_hears_of_a_server_that_went_before_its_watch_began(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on, begin = threading.Event(), MasterClient.tree_watch
+    begin, late = SessionBackend.watch_soon, list[Callable[[], object]]()
 
-    def begin_late(self: MasterClient, *args: Any, **options: Any) -> int:
-        assert go_on.wait(PATIENCE_S)
-        return begin(self, *args, **options)
+    def begin_late(self: SessionBackend, *watch: Any) -> Future:
+        begun = Future()
+        late.append(lambda: begin(self, *watch).add_done_callback(begun.set_result))
+        return begun
 
-    monkeypatch.setattr(MasterClient, "tree_watch", begin_late)
+    monkeypatch.setattr(SessionBackend, "watch_soon", begin_late)
     with world.client() as client:
         world.services[0].close()
         assert client.server_ids == (0, 1)
-        go_on.set()
+        for begin_now in late:
+            begin_now()
         wait_until(lambda: client.server_ids == (1,), "the client knows of one server")
 
 
@@ -245,7 +247,7 @@ def test_a_client_hears_of_a_server_that_went_while_it_was_made(
 def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: MasterClient, *args: Any) -> int:
+    def refuse(self: SessionBackend, *watch: Any) -> Future:
         raise errors.NotSent("nobody watches")
 
     def asked() -> tuple[int, ...]:
@@ -253,7 +255,7 @@ def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is
             client.call_to(0, "who", timeout_s=PATIENCE_S)
         return client.server_ids
 
-    monkeypatch.setattr(MasterClient, "tree_watch", refuse)
+    monkeypatch.setattr(SessionBackend, "watch_soon", refuse)
     with world.client() as client:
         world.services[0].close()
         wait_until(lambda: asked() == (1,), "the client knows of one server")

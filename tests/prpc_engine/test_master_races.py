@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,11 @@ def test_what_a_watch_missed_is_not_passed_over_while_the_master_is_too_slow_to_
         watches = watches_of(client)
         client.tree_watch("/a", lambda event: heard.put(event.value))
         apply = watches._apply
-        monkeypatch.setattr(watches, "_apply", lambda *change: None)  # it is dropped
+
+        async def drop(*_: object) -> None:
+            """It does not arrive."""
+
+        monkeypatch.setattr(watches, "_apply", drop)
         other.tree_node_add("/a", "1")
         once_slow(session_of(client), monkeypatch)
         wait_until(lambda: watches._heard == 1, "a heartbeat that says that something was missed")
@@ -115,9 +120,16 @@ def test_a_watch_that_was_given_up_before_it_began_never_calls(master: Master) -
     go_on = threading.Event()
     called: list[TreeEvent] = []
     heard: queue.Queue[TreeEvent] = queue.Queue()
-    with MasterClient(master.address) as client:
-        client.tree_watch("/slow", lambda _: go_on.wait(PATIENCE_S))
-        client.tree_node_add("/slow")
+    with MasterClient(master.address) as client, MasterClient(master.address) as other:
+        entered = threading.Event()
+
+        def block(_: TreeEvent) -> None:
+            entered.set()
+            go_on.wait(PATIENCE_S)
+
+        client.tree_watch("/slow", block)
+        other.tree_node_add("/slow")
+        assert entered.wait(PATIENCE_S)
         with pytest.raises(
             errors.DeadlineExceeded,
             match=r"watching '/a' .* a callback of another watch may still be running",
@@ -134,39 +146,27 @@ def test_a_watch_that_was_given_up_before_it_began_never_calls(master: Master) -
 def test_a_client_that_is_closed_while_a_watch_is_added_keeps_nobody_waiting(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held, go_on = threading.Event(), threading.Event()
+    asked, answered = threading.Event(), Future()
     client = MasterClient(master.address)
-    watches = watches_of(client)
 
-    class Events(queue.SimpleQueue[Any]):
-        def put(self, event: Any, *_: Any) -> None:
-            if event is not None and not held.is_set():
-                held.set()
-                assert go_on.wait(PATIENCE_S)
-            super().put(event)
+    async def hang(*_: object) -> Any:
+        asked.set()
+        await answered
+        raise errors.NotSent("the connection was closed")
 
     def add() -> None:
-        try:
+        with pytest.raises(errors.Closed, match=r"watching '/a' .* was closed meanwhile"):
             client.tree_watch("/a", lambda _: None, timeout_s=LONG_S)
-        except errors.RpcError:
-            return  # it was closed: that may be said or not, as long as it is soon
 
-    monkeypatch.setattr(watches, "_events", Events())
-    adding, closing = (
-        threading.Thread(target=add, daemon=True),
-        threading.Thread(target=client.close),
-    )
-    adding.start()
-    assert held.wait(PATIENCE_S)
-    closing.start()
-    wait_until(
-        lambda: not closing.is_alive() or watches._starting.locked(),
-        "close() comes as far as it can",
-    )
-    go_on.set()
-    closing.join(PATIENCE_S)
-    adding.join(PATIENCE_S)
-    assert not adding.is_alive()
+    monkeypatch.setattr(session_of(client), "direct", hang)
+    with ThreadPoolExecutor(1) as pool:
+        adding = pool.submit(add)
+        assert asked.wait(PATIENCE_S)
+        client.close()
+        adding.result(PATIENCE_S)
+    answered.set_result(None)
+    with pytest.raises(errors.Closed, match="'/a' cannot be watched: this client was closed"):
+        client.tree_watch("/a", lambda _: None)
 
 
 def test_a_handler_may_add_a_watch(master: Master) -> None:

@@ -19,6 +19,7 @@ from prpc_engine.master.registration import Registration
 from prpc_engine.master.session import MasterSession
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
+from shard import control_loop
 from tests.prpc_engine.inside import session_of, watches_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -161,14 +162,12 @@ def test_a_watch_that_is_cancelled_while_the_end_of_another_is_looked_at_harms_n
     master: Master, client: MasterClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Cancelling(str):
-        """A path that, looked at in the thread of the watches, has another watch cancelled by
-        then.
-        """
+        """A path that, looked at in the control loop, has another watch cancelled by then."""
 
-        def __ne__(self, other: object) -> bool:
-            if threading.current_thread().name == "prpc-master-watch":
+        def __eq__(self, other: object) -> bool:
+            if control_loop().is_here():
                 client.cancel_watch(last)
-            return str.__ne__(self, other)
+            return str.__eq__(self, other)
 
         __hash__ = str.__hash__
 
@@ -187,12 +186,12 @@ def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
     client: MasterClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     user = MasterClient(backend=SessionBackend(session_of(client)))
-    held, go_on = threading.Event(), threading.Event()
+    held = threading.Event()
     called: list[TreeEvent] = []
 
     def hold(_: TreeEvent) -> None:
         held.set()
-        assert go_on.wait(PATIENCE_S)
+        client.tree_wait("/go_on", timeout_s=PATIENCE_S)
 
     monkeypatch.setattr(watch, "CLOSE_TIMEOUT_S", 0.0)
     user.tree_watch("/a", hold)
@@ -200,11 +199,9 @@ def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
     assert held.wait(PATIENCE_S)
     with ThreadPoolExecutor(1) as pool:
         late = pool.submit(user.tree_watch, "/a", called.append, True)
-        wait_until(
-            lambda: watches_of(user)._events.qsize(), "it waits for the other one's callback"
-        )  # type: ignore[attr-defined]
+        wait_until(lambda: len(watches_of(user)._calls) == 2, "it waits for the other's callback")
         user.close()
-        go_on.set()
-        with pytest.raises(errors.Closed, match="'/a' cannot be watched: this client was closed"):
+        client.tree_node_add("/go_on")
+        with pytest.raises(errors.Closed, match=r"watching '/a' .* was closed meanwhile"):
             late.result(PATIENCE_S)
     assert not called

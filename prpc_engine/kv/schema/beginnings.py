@@ -127,7 +127,7 @@ class Beginnings:
         known: dict[str, str] = {}
         missing = set[str]()
 
-        def changed(event: TreeEvent) -> None:  # in the watch's own thread
+        def changed(event: TreeEvent) -> None:  # one after the other
             if event.path == self.path:
                 return
             if event.value is not None:
