@@ -4,27 +4,57 @@ neither hold a reactor nor make this process take memory that it has not sent.""
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from shard import Limits, RemoteProtocolError, Slab, TcpTransport
+from shard import Limits, RemoteProtocolError, RingProducer, Slab, TcpTransport
+from shard.memory.leases import MeetingSocket
 from shard.memory.ring import HEAD_WORD, TAIL_WORD
-from shard.transport.control_channel import GOODBYE, NOTE, RING
+from shard.transport.control_channel import GOODBYE, NOTE, RING, ControlChannel
 from shard.transport.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX, RETURN
-from shard.transport.shm_connection import ShmConnection
-from shard.transport.spill import LENGTH, SPILLED, SpillWriter
+from shard.transport.rings import make_rings
+from shard.transport.shm_connection import connection_over
+from shard.transport.spill import LENGTH, SPILLED, SpillReader, SpillWriter
 from tests.transport_contract import LIMITS, Side, World
 
 MIB = 1 << 20
 MANY = 20_000  # of what a liar goes on with for ever: who has not given up by then does not
 
 
-def liar_of(sides: tuple[Side, Side]) -> ShmConnection:
-    assert isinstance(sides[0].connection, ShmConnection)
-    return sides[0].connection
+class Liar:
+    """One that met the victim as any peer does, and keeps to no rule: the ring that it writes, the
+    words of both rings, and its end of the socket.
+    """
+
+    def __init__(self, world: World) -> None:
+        theirs, ours = socket.socketpair()
+        segment = make_rings(LIMITS.ring_bytes)
+        half = segment.size_bytes // 2
+        outgoing, incoming = segment.memory[:half], segment.memory[half : 2 * half]
+        self.ring = RingProducer(outgoing, "the victim")
+        self.outgoing_words, self.incoming_words = outgoing.cast("Q"), incoming.cast("Q")
+        self.line = MeetingSocket(ours)
+        self.notes = ControlChannel(self.line, "the victim", lambda *_: None, lambda number: None)
+        self.victim = Side(
+            connection_over(theirs, segment, False, "a liar", LIMITS, world.slabs[0])
+        )
+        self.victim.connection.attach(world.reactor)
+
+    def note(self, kind: int) -> None:
+        """One that comes with nothing."""
+        self.line.socket.send(NOTE.pack(kind, 0, 0, 0, 0))
+
+
+@pytest.fixture
+def liar(world: World) -> Iterator[Liar]:
+    made = Liar(world)
+    yield made
+    made.victim.connection.close()
+    made.victim.messages.clear()
 
 
 def ended(world: World, side: Side) -> str:
@@ -36,87 +66,86 @@ def ended(world: World, side: Side) -> str:
 
 @pytest.mark.parametrize("length", [1, 7, 9, 15])
 def test_a_list_of_returned_leases_that_is_cut_short_ends_the_connection_alone(
-    world: World, sides: tuple[Side, Side], length: int
+    world: World, liar: Liar, length: int
 ) -> None:
-    liar_of(sides)._producer.try_write(bytes(length), RETURN)
-    assert "cut short" in ended(world, sides[1]) or length > 8
+    liar.ring.try_write(bytes(length), RETURN)
+    assert "cut short" in ended(world, liar.victim) or length > 8
 
 
 @pytest.mark.parametrize("lease", [0, 1, 77, (1 << 64) - 1])
 def test_leases_that_were_never_lent_or_come_back_twice_are_named(
-    world: World, sides: tuple[Side, Side], lease: int
+    world: World, liar: Liar, lease: int
 ) -> None:
-    victim = sides[1].connection
+    victim = liar.victim.connection
     victim.send(b"lent", [np.zeros(100_000, np.uint8)])
-    liar_of(sides)._producer.try_write(lease.to_bytes(8, "little") * 2, RETURN)
-    assert f"returned lease {lease}, which it does not hold" in ended(world, sides[1])
+    liar.ring.try_write(lease.to_bytes(8, "little") * 2, RETURN)
+    assert f"returned lease {lease}, which it does not hold" in ended(world, liar.victim)
 
 
 def test_a_peer_that_says_goodbye_and_goes_on_writing_holds_nobody(
-    world: World, sides: tuple[Side, Side]
+    world: World, liar: Liar
 ) -> None:
-    liar, victim = liar_of(sides), sides[1]
+    victim = liar.victim
     left = [MANY]
 
     def write_more(_: bytes) -> None:
         left[0] -= 1
         if left[0] > 0:
-            liar._producer.try_write(b"more")
+            liar.ring.try_write(b"more")
 
     victim.on_each = write_more
     for _ in range(3):
-        liar._producer.try_write(b"before")
-    liar.notes._line.socket.send(NOTE.pack(GOODBYE, 0, 0, 0, 0))
+        liar.ring.try_write(b"before")
+    liar.note(GOODBYE)
     world.turn_until(lambda: victim.ends)
     assert victim.bodies[:3] == [b"before"] * 3
     assert len(victim.messages) < 100
 
 
 def test_a_peer_that_sends_other_notes_for_ever_in_place_of_a_segment_holds_nobody(
-    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    world: World, liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    liar, victim = liar_of(sides), sides[1]
+    victim = liar.victim
     notes = victim.connection.notes  # type: ignore[attr-defined]
     read, calls = notes.read, [0]
 
     def flooded() -> int:
         calls[0] += 1
         if calls[0] < MANY:
-            liar.notes._line.socket.send(NOTE.pack(RING, 0, 0, 0, 0))
+            liar.note(RING)
         return int(read())
 
     monkeypatch.setattr(notes, "read", flooded)
-    liar._producer.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(100, 0, 1, 5, 0), MESSAGE)
+    liar.ring.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(100, 0, 1, 5, 0), MESSAGE)
     assert "segment 5, which was never handed over" in ended(world, victim)
     assert calls[0] < MANY
 
 
 def test_a_peer_that_dribbles_an_array_that_a_record_calls_whole_holds_nobody(
-    world: World, sides: tuple[Side, Side]
+    world: World, liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    liar, victim = liar_of(sides), sides[1]
-    liar._spill_writer = writer = SpillWriter(liar.notes)
-    assert writer.write([memoryview(LENGTH.pack(MIB))])
-    world.turn_until(lambda: victim.connection._spill_reader is not None)  # type: ignore[attr-defined]
-    reader = victim.connection._spill_reader  # type: ignore[attr-defined]
-    read, calls = reader.read, [0]
+    victim, read, calls = liar.victim, SpillReader.read, [0]
 
-    def dribbled() -> bool:
+    def dribbled(self: SpillReader) -> bool:
         calls[0] += 1
         writer.write([memoryview(b"x")])
-        return bool(read())
+        return read(self)
 
-    reader.read = dribbled
-    liar._producer.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(MIB, 0, 0, SPILLED, 0), MESSAGE)
+    monkeypatch.setattr(SpillReader, "read", dribbled)
+    writer = SpillWriter(liar.notes)
+    assert writer.write([memoryview(LENGTH.pack(MIB))])
+    world.turn_until(lambda: calls[0])
+    liar.ring.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(MIB, 0, 0, SPILLED, 0), MESSAGE)
     assert "that it never sent" in ended(world, victim)
     assert calls[0] < MANY
+    writer.close()
 
 
 def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_next_message(
-    world: World, sides: tuple[Side, Side]
+    world: World, liar: Liar
 ) -> None:
-    liar, victim = liar_of(sides), sides[1]
-    liar._incoming_words[HEAD_WORD] = (1 << 64) - 9
+    victim = liar.victim
+    liar.incoming_words[HEAD_WORD] = (1 << 64) - 9
     refused = 0
     for _ in range(MANY):
         try:
@@ -130,10 +159,10 @@ def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_next_mess
 
 @pytest.mark.parametrize("tail", [1, 1 << 40, (1 << 64) - 1])
 def test_a_ring_whose_tail_cannot_be_ends_the_connection(
-    world: World, sides: tuple[Side, Side], tail: int
+    world: World, liar: Liar, tail: int
 ) -> None:
-    liar_of(sides)._outgoing_words[TAIL_WORD] = tail
-    assert "broke the ring" in ended(world, sides[1])
+    liar.outgoing_words[TAIL_WORD] = tail
+    assert "broke the ring" in ended(world, liar.victim)
 
 
 def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_never_a_turn(
@@ -141,9 +170,8 @@ def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_n
 ) -> None:
     rng = np.random.default_rng(1)
     for _ in range(150):
-        one, two = world.connect()
-        liar = one.connection
-        assert isinstance(liar, ShmConnection)
+        liar = Liar(world)
+        victim = liar.victim
         for _ in range(20):
             length = int(rng.integers(0, 200))
             if rng.random() < 0.5:
@@ -156,17 +184,15 @@ def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_n
                 payload += DESCRIPTOR.pack(*numbers, int(rng.choice([0, 1, SPILLED])), 0) * int(
                     rng.integers(0, 3)
                 )
-            liar._producer.try_write(payload, int(rng.integers(0, 4)))
+            liar.ring.try_write(payload, int(rng.integers(0, 4)))
         world.turn_until(
-            lambda two=two, liar=liar: (
-                two.ends or liar._producer._words[HEAD_WORD] == liar._producer.bytes_written
+            lambda liar=liar: (
+                liar.victim.ends or liar.outgoing_words[HEAD_WORD] == liar.ring.bytes_written
             )
         )
-        if two.ends:
-            assert isinstance(two.ends[0], RemoteProtocolError), two.ends[0]
-        one.connection.close()
-        two.connection.close()
-        world.accepted.clear()
+        if victim.ends:
+            assert isinstance(victim.ends[0], RemoteProtocolError), victim.ends[0]
+        victim.connection.close()
 
 
 @pytest.fixture

@@ -25,6 +25,11 @@ from shard.transport.shm_connection import ShmConnection
 from tests.transport_contract import LIMITS, Side, World
 
 
+def slab_of(world: World) -> Slab:
+    """That of the first of its `sides`."""
+    return world.slabs[1]
+
+
 def refuse_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
     def attach(*_: Any, **__: Any) -> Segment:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -63,7 +68,7 @@ def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_lent_no_longer
 ) -> None:
     one, two = sides
     assert isinstance(one.connection, ShmConnection)
-    slab = one.connection._slab
+    slab = slab_of(world)
     lent = slab.empty(100_000, np.uint8)
     lent[:] = 3
     with monkeypatch.context() as patched:
@@ -97,7 +102,7 @@ def test_an_array_that_passes_a_segment_which_could_not_be_mapped_breaks_the_pro
     refuse_to_map(monkeypatch)
     one.connection.send(b"", [np.zeros(100_000, np.uint8)])
     world.turn_until(lambda: two.messages)
-    segment = one.connection._slab.segment(0)
+    segment = slab_of(world).segment(0)
     one.connection._producer.try_write(
         PREFIX.pack(1, 0) + DESCRIPTOR.pack(1, segment.size_bytes, 99, 0, 0), MESSAGE
     )
@@ -121,7 +126,7 @@ def test_what_there_is_no_memory_for_is_told_with_its_own_message_and_gives_leas
     one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
     world.turn_until(lambda: len(seen) == 3)
     assert seen == [(b"before", [1]), (b"too much", no_memory(200_000)), (b"after", [3])]
-    world.turn_until(lambda: not one.connection._slab.leases())  # type: ignore[attr-defined]
+    world.turn_until(lambda: not slab_of(world).leases())
     assert not one.ends + two.ends
 
 
@@ -135,7 +140,7 @@ def test_an_array_that_finds_no_memory_is_read_off_the_socket_and_what_follows_i
     def full(*_: Any) -> Any:
         raise ShmFull("the slab is full")
 
-    monkeypatch.setattr(one.connection._slab, "allocate", full)
+    monkeypatch.setattr(slab_of(world), "allocate", full)
     monkeypatch.setattr(spill, "empty_block", no_memory_for(size))
     seen = is_unheld(two)
     one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
@@ -160,7 +165,7 @@ def test_a_sender_without_memory_for_the_detour_is_told_shm_full_and_goes_on(
     def full(*_: Any) -> Any:
         raise ShmFull("the slab is full")
 
-    monkeypatch.setattr(one.connection._slab, "allocate", full)  # type: ignore[attr-defined]
+    monkeypatch.setattr(slab_of(world), "allocate", full)
     with pytest.raises(
         ShmFull, match=r"no memory for 100000 bytes in this process's heap either.*the slab is full"
     ):
@@ -182,7 +187,7 @@ def test_a_sender_without_descriptors_for_the_detour_names_them(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patched:
-        patched.setattr(one.connection._slab, "allocate", full)  # type: ignore[attr-defined]
+        patched.setattr(slab_of(world), "allocate", full)
         patched.setattr(socket, "socketpair", none_left)
         with pytest.raises(
             ShardError, match="no socket to send it over: Too many open files; raise `ulimit -n`"
