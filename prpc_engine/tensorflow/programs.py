@@ -26,7 +26,7 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -80,16 +80,19 @@ class Programs:
     """Runs a task's part of the steps of others, in the plane "sendrecv": all its stages of a step
     for one request.
 
-    stages  where the stages of programs were registered
-    engine  gives the task's Server, which exists only after this
+    stages   where the stages of programs were registered
+    engine   gives the task's Server, which exists only after this
+    threads  run stages that take longer than a turn may; shut down by close(). None: of its own
 
     Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that
     fails answers [code, text]. Verbs, and how a step ends: the tables at the file's head.
     """
 
-    def __init__(self, stages: Stages, engine: Callable[[], Server]) -> None:
+    def __init__(
+        self, stages: Stages, engine: Callable[[], Server], threads: Executor | None = None
+    ) -> None:
         self._stages, self._engine = stages, engine
-        self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-program")
+        self._threads = threads or ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-program")
         self._handles = itertools.count(secrets.randbits(40) << 20)
         self._guard = threading.Lock()  # of the next three: stages are freed in another thread
         self._programs: dict[int, list[_Block]] = {}
@@ -216,7 +219,7 @@ class _Run:
         blocks: list[_Block],
         step: int,
         engine: Server,
-        threads: ThreadPoolExecutor,
+        threads: Executor,
         peer: Peer | None,
         options: bytes,
     ) -> None:

@@ -33,7 +33,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -166,21 +166,31 @@ class Stages:
     """Keeps the stages that sessions of other tasks register here, runs them step after step, and
     frees them.
 
-    runtime   loads and runs them
-    on_freed  told the handles of stages that are gone, and whether the task was reset, in the
-              registering thread
+    runtime      loads and runs them
+    on_freed     told the handles of stages that are gone, and whether the task was reset, in the
+                 registering thread
+    threads      run stages that take longer than a turn may. None: of its own
+    registering  runs what loads and frees them, one after the other. None: a thread of its own
+
+    Both are shut down by close().
 
     Owned by a task's server, which closes it; its verbs run in the reactor's thread. A verb that
     fails answers [code, text]. Verbs, and when a stage is freed: the tables at the file's head.
     """
 
-    def __init__(self, runtime: Runtime, on_freed: Callable[[Sequence[int], bool], None]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        on_freed: Callable[[Sequence[int], bool], None],
+        threads: Executor | None = None,
+        registering: Executor | None = None,
+    ) -> None:
         self._runtime, self._on_freed = runtime, on_freed  # handles; and that the task was reset
-        self._threads = ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-stage")
+        self._threads = threads or ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-stage")
         self._stages: dict[int, Registered] = {}
         self._by_content: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # that no session has, the oldest first
-        self._registering = ThreadPoolExecutor(1, "prpc-register")
+        self._registering = registering or ThreadPoolExecutor(1, "prpc-register")
         self._next_handle = secrets.randbits(40) << 20
         self._running: dict[Deferred, _Run] = {}
         self._shared = self._runs = self._in_turn = 0

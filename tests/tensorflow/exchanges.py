@@ -15,7 +15,7 @@ import tensorflow as tf
 import prpc_engine.tensorflow as prpc_tf
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow import flows, kills, scenarios, semantics, states, traces
-from tests.tensorflow.scenarios import Task, error_of
+from tests.tensorflow.scenarios import Task, error_of, task_server
 
 v1 = tf.compat.v1
 BATCH = 16
@@ -106,7 +106,7 @@ def left_behind(task: Task) -> Any:
     """What waits at this task, in whichever step: values that nobody asked for, and requests
     without an answer.
     """
-    return task.server._prpc.engine.statistics().waiting
+    return task_server(task.server).engine.statistics().waiting
 
 
 def from_ps_to_ps(task: Task) -> Any:

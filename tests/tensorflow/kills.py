@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.program import halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
-from tests.tensorflow.scenarios import Task, error_of
+from tests.tensorflow.scenarios import Task, error_of, task_server
 
 v1 = tf.compat.v1
 _open: list[Any] = []
@@ -62,7 +62,7 @@ def add_one(task: Task, floats: int) -> Any:
 
 def held(task: Task) -> Any:
     """What this task keeps for sessions and peers now."""
-    server = task.server._prpc
+    server = task_server(task.server)
     engine, stages = server.engine.statistics(), server.stages.statistics()
     return {
         "stages of open sessions": stages.stages - stages.idle,
@@ -75,7 +75,7 @@ def held(task: Task) -> Any:
 
 def kept(task: Task) -> Any:
     """How many stages there are here, with and without a session; and how many programs."""
-    server = task.server._prpc
+    server = task_server(task.server)
     return [server.stages.statistics().stages, server.programs.statistics().programs]
 
 

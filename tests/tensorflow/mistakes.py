@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tests.tensorflow.scenarios import Task
+from tests.tensorflow.scenarios import Task, task_server
 from tests.tensorflow.tasks import clusters
 
 v1 = tf.compat.v1
@@ -96,7 +96,7 @@ def _one_step(ps: str = "", **config: Any) -> Any:
             with v1.Session(server.target, config=v1.ConfigProto(**config)) as session:
                 return [*_told(lambda: session.run(two)), told]
     finally:
-        server._prpc.close()
+        task_server(server).close()
         logging.getLogger("prpc").removeHandler(handler)
 
 
@@ -125,7 +125,7 @@ def _monitored(ps: str) -> Any:
             v1.get_variable("v", [], initializer=v1.ones_initializer())
             return _told(lambda: v1.train.MonitoredTrainingSession(server.target).close())
     finally:
-        server._prpc.close()
+        task_server(server).close()
 
 
 def grpc_ps(task: Task) -> Any:

@@ -20,6 +20,15 @@ v1.logging.set_verbosity("ERROR")
 _numbers = itertools.count()
 
 
+def task_server(server: Any) -> Any:
+    """What of ours serves at a server's target."""
+    from prpc_engine.tensorflow.server import server_of  # a process of stock servers has none
+
+    found = server_of(server.target)
+    assert found is not None, f"nothing of ours serves at {server.target}"
+    return found
+
+
 class Task:
     """This process's place in a cluster, with its server."""
 
@@ -593,4 +602,4 @@ def _with_line(task: Task, name: str, make: Callable[[Any], Any]) -> Any:
 
 def running(task: Task) -> Any:
     """What sessions of other tasks run here now."""
-    return task.server._prpc.stages.statistics().running
+    return task_server(task.server).stages.statistics().running

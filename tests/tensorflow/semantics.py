@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import function
 
-from tests.tensorflow.scenarios import Task, error_of
+from tests.tensorflow.scenarios import Task, error_of, task_server
 
 v1 = tf.compat.v1
 
@@ -404,7 +404,7 @@ def limited_in_a_loop(task: Task) -> Any:
                 )
                 session.run(put)
                 found.append(session.run(item, options=v1.RunOptions(timeout_in_ms=60_000)))
-                sizes.append(len(task.server._prpc.runtime.graph.get_operations()))
+                sizes.append(len(task_server(task.server).runtime.graph.get_operations()))
         return [found, sizes[-1] - sizes[0]]
 
 

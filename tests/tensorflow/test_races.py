@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet, ref
@@ -193,13 +194,15 @@ PROGRAM = [[7, [], [], ["key"], [[PS, "key", False]]]]  # one stage, whose value
 def programs(tf: Any) -> Iterator[Any]:
     from prpc_engine.tensorflow.programs import Programs
 
-    stage, engine = Stage(), Engine()
-    made = Programs(SimpleNamespace(find=lambda handle: stage), lambda: engine)  # type: ignore[arg-type,return-value]
+    stage, engine, threads = Stage(), Engine(), ThreadPoolExecutor()
+    stages = SimpleNamespace(find=lambda handle: stage)
+    made = Programs(stages, lambda: engine, threads)  # type: ignore[arg-type,return-value]
     made.stage, made.engine = stage, engine  # type: ignore[attr-defined]
+    made.stages, made.threads = stages, threads  # type: ignore[attr-defined]
     yield made
     stage.goes_on.set()
     made.close()
-    made._threads.shutdown()
+    threads.shutdown()
 
 
 def test_a_program_is_not_told_again_when_its_stage_is_freed_while_it_is_entered(
@@ -212,7 +215,7 @@ def test_a_program_is_not_told_again_when_its_stage_is_freed_while_it_is_entered
             freeing.append(meanwhile(programs.forget, [handle]))
         return programs.stage
 
-    programs._stages = SimpleNamespace(find=find)
+    programs.stages.find = find
     programs.program(PROGRAM)
     freeing[0].join()
     assert programs.statistics().programs == 0
@@ -226,7 +229,7 @@ def test_what_a_stage_sends_in_a_step_that_was_given_up_meanwhile_is_forgotten(
     programs.give_up([5])
     assert answer.done()
     programs.stage.goes_on.set()
-    programs._threads.shutdown()
+    programs.threads.shutdown()
     assert "send key" in programs.engine.log
     assert programs.engine.log[-1] == "cleanup 5"
 
@@ -247,19 +250,21 @@ def test_a_step_that_ends_while_who_began_it_is_lost_is_forgotten(programs: Any)
     programs._ended.lost = lambda: programs.peer_lost(None)
     programs.stage.goes_on.set()
     answer = programs.step(programs.program(PROGRAM)[1], 5, 60.0, [], b"")
-    programs._threads.shutdown()
+    programs.threads.shutdown()
     assert answer.result() == [0]
-    assert not programs._ended
-    assert programs.engine.log == ["send key", "cleanup 5"]
+    programs.peer_lost(None)
+    assert programs.engine.log == ["send key", "cleanup 5"], "once, and then no more"
 
 
 def test_a_peer_that_is_lost_while_the_server_stops_is_no_error(programs: Any) -> None:
     programs.stage.goes_on.set()
     programs.step(programs.program(PROGRAM)[1], 5, 60.0, [], b"")
-    programs._threads.shutdown()
+    programs.threads.shutdown()
     programs.engine.is_closed = True
     programs.peer_lost(None)
-    assert not programs._ended
+    programs.engine.is_closed = False
+    programs.give_up([5])
+    assert programs.engine.log == ["send key"], "it was forgotten then"
 
 
 class Runtime:

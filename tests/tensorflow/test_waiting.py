@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -142,7 +143,8 @@ def test_a_stage_that_waits_ends_with_its_steps_deadline_whoever_notices_that_fi
     reactor = SimpleNamespace(clock=None, call_later=lambda left_s, call: timers.append(call))
     monkeypatch.setattr(module, "calling_peer", lambda: SimpleNamespace(reactor=reactor))
     monkeypatch.setattr(module, "remaining_s", lambda clock: 1.0)
-    stages = module.Stages(runtime, lambda handles, is_all: None)
+    threads, registering = ThreadPoolExecutor(), ThreadPoolExecutor(1)
+    stages = module.Stages(runtime, lambda handles, is_all: None, threads, registering)
     part, put = part_and_put(tf, "its time")
     registered = stages.register("session", module.pack_part(part))
     wait_until(registered.done, "the stage")
@@ -159,24 +161,26 @@ def test_a_stage_that_waits_ends_with_its_steps_deadline_whoever_notices_that_fi
     wait_until(answer.done, "the next run")
     assert answer.result()[0] == 0
     stages.close_session("session")
-    stages._registering.shutdown()
-    stages._threads.shutdown()
+    registering.shutdown()
+    threads.shutdown()
 
 
-class LatePool:
+class LatePool(Executor):
     """Threads that take up what they are given when the test says so."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], object]] = []
 
-    def submit(self, function: Callable[..., object], *arguments: object) -> None:
+    def submit(  # type: ignore[override]
+        self, function: Callable[..., object], *arguments: object
+    ) -> None:
         self.work.append(partial(function, *arguments))
 
     def go_on(self) -> None:
         while self.work:
             self.work.pop(0)()
 
-    def shutdown(self, wait: bool) -> None:
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         assert not self.work
 
 
@@ -185,10 +189,8 @@ def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run
 ) -> None:
     from prpc_engine.tensorflow.stages import Stages, pack_part
 
-    stages = Stages(runtime, lambda handles, is_all: None)
-    for threads in (stages._threads, stages._registering):
-        threads.shutdown()
-    pool = stages._threads = stages._registering = LatePool()
+    pool = LatePool()
+    stages = Stages(runtime, lambda handles, is_all: None, pool, pool)
     registered = stages.register("session", pack_part(part_and_put(tf, "stage")[0]))
     pool.go_on()
     answer = stages.run(registered.result()[1], "session")
