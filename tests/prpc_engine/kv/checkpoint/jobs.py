@@ -65,10 +65,18 @@ class FailingFiles(Files):
 
 def local_job(servers: int = 1, files: Files | None = None, root: str | None = None) -> TableWorker:
     """A worker of `servers` servers in this process."""
-    service = LocalService()
-    for _ in range(servers):
-        service.create_server("kv", TableShard(root, files))
-    return TableWorker(service, expected_servers=servers)
+    worker, _ = job_and_shards(servers, files, root)
+    return worker
+
+
+def job_and_shards(
+    servers: int, files: Files | None = None, root: str | None = None
+) -> tuple[TableWorker, list[TableShard]]:
+    """The same, and what those servers are."""
+    service, shards = LocalService(), [TableShard(root, files) for _ in range(servers)]
+    for shard in shards:
+        service.create_server("kv", shard)
+    return TableWorker(service, expected_servers=servers), shards
 
 
 def create_tables(worker: TableWorker) -> None:

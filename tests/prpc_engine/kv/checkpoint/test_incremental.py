@@ -23,6 +23,7 @@ from prpc_engine.kv.table.eviction import Eviction
 from tests.prpc_engine.kv.checkpoint.jobs import (
     assert_same,
     create_tables,
+    job_and_shards,
     local_job,
     train,
     values,
@@ -181,8 +182,7 @@ def test_a_restarted_server_another_folder_and_a_restore_begin_a_new_chain(tmp_p
 def test_a_save_that_entered_before_another_one_counted_has_all_that_its_base_lacks(
     tmp_path: Path, other_folder: str
 ) -> None:
-    worker = local_job(1)
-    (shard,) = worker._client._service.servers["kv"]  # type: ignore[attr-defined]
+    worker, (shard,) = job_and_shards(1)
     create_tables(worker)
     worker.save(tmp_path, 1, full_every=9)
     one, folder, bases = "1" * 16, str(tmp_path / other_folder), list[object]()
@@ -215,7 +215,8 @@ def test_only_tables_of_incremental_checkpoints_are_tracked(tmp_path: Path) -> N
     create_tables(worker)
     for full_every, is_tracked in ((1, False), (2, True), (2, True), (1, False)):
         worker.save(str(tmp_path), 1, full_every=full_every)
-        assert (shard._sparse["clicks/a"].changes is not None) == is_tracked
+        _, clicks = shard.tables["clicks/a"]
+        assert (clicks.changes is not None) == is_tracked
 
 
 @pytest.mark.parametrize("full_every", [0, 1001, True, "2"])

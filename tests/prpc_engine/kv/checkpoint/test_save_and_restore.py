@@ -30,6 +30,7 @@ from tests.prpc_engine.kv.checkpoint.jobs import (
     KEYS,
     assert_same,
     create_tables,
+    job_and_shards,
     local_job,
     train,
     values,
@@ -404,9 +405,8 @@ def test_one_save_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_table_that_only_some_servers_have_makes_no_checkpoint(tmp_path: Path) -> None:
-    worker = local_job(2)
+    worker, shards = job_and_shards(2)
     create_tables(worker)
-    shards = worker._client._service.servers["kv"]  # type: ignore[attr-defined]
     shards[1]._sparse.pop("clicks/a")
     with pytest.raises(
         CheckpointError, match="on 1 of 2 servers: it was just being created; save again"

@@ -18,7 +18,7 @@ from prpc_engine.kv import ElasticServer, TableServer, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, methods, verify
 from prpc_engine.kv.client import checkpoint_rounds
 from prpc_engine.kv.replication.replica import Replica
-from tests.prpc_engine.kv.checkpoint.jobs import local_job
+from tests.prpc_engine.kv.checkpoint.jobs import job_and_shards, local_job
 from tests.prpc_engine.kv.elastic_processes import elastic_world
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -145,12 +145,10 @@ def test_as_many_servers_get_back_what_each_had(tmp_path: Path) -> None:
     """A tensor of one row, cut all the same, is at the last of them; whole it would be where its
     name says.
     """
-    old, new = local_job(2), local_job(2)
+    (old, olds), (new, news) = job_and_shards(2), job_and_shards(2)
     for name in "abcdef":
         old.create_dense(name, (1, 4), {"name": "add"}, split_bytes_min=1)
     old.save(tmp_path, 1)
     new.restore(tmp_path)
-    was, now_there = (
-        [sorted(shard.tables) for shard in job._client._service.servers["kv"]] for job in (old, new)
-    )  # type: ignore[attr-defined]
+    was, now_there = ([sorted(shard.tables) for shard in shards] for shards in (olds, news))
     assert now_there == was

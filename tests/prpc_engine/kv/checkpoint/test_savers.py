@@ -20,7 +20,7 @@ from prpc_engine.kv.checkpoint.manifest import Busy
 from prpc_engine.kv.checkpoint.save import LEFT_S
 from prpc_engine.kv.client.local import run_to_end
 from prpc_engine.kv.schema.table_spec import SparseSpec
-from tests.prpc_engine.kv.checkpoint.jobs import create_tables, local_job, train
+from tests.prpc_engine.kv.checkpoint.jobs import create_tables, job_and_shards, local_job, train
 from tests.prpc_engine.processes import PATIENCE_S
 
 SAVERS, SAVES = 3, 25
@@ -219,9 +219,8 @@ def test_whatever_two_savers_do_in_turns_what_counts_has_all_that_it_lies_over(
 
 
 def test_a_cut_that_comes_too_late_is_made_again(tmp_path: Path) -> None:
-    worker = local_job(1)
+    worker, (shard,) = job_and_shards(1)
     create_tables(worker)
-    (shard,) = worker._client._service.servers["kv"]  # type: ignore[attr-defined]
     save, late = shard.checkpoint_save, [True]
 
     def let_go_first(save_id: str, *arguments: object) -> object:
