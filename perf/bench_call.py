@@ -125,7 +125,7 @@ class Both:
         for _ in range(LOOKS_MAX):
             for reactor in reactors:
                 if not reactor.spin(1):
-                    reactor.poll(0.0)
+                    reactor.poll(time.monotonic())
             if future.finished:
                 return True
         raise AssertionError(f"no answer within {LOOKS_MAX} looks")
@@ -137,7 +137,7 @@ class Both:
             end.close()
         self._node.close()
         for reactor in (self._node.reactor, self._served[0]):
-            reactor.poll(0.0)
+            reactor.poll(time.monotonic())
             reactor.close()
         self._node.slab.close()
         self._served[1].close()

@@ -51,11 +51,11 @@ from shard.loop.future import VALUE, Future, Gathered, Waiter, gather, shield
 from shard.loop.gate import Gate
 from shard.loop.idle import polling_enabled
 from shard.loop.interrupts import belongs_to_engine
-from shard.loop.queues import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S
 from shard.loop.sync import Condition, Semaphore
 from shard.loop.task import CONTEXT, Task, behalf
+from shard.loop.task_class import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.loop.task_group import CancelScope, TaskGroup
 from shard.loop.timers import Timer, Timers
 from shard.loop.waits import run_blocking, sleep, yield_now

@@ -2,7 +2,8 @@
 is nothing to do.
 
 reactor         turns
-queues          classes of tasks
+queues          what waits to run, by classes
+task_class      classes of work; which one a function is of
 task, timers    what runs, and when
 task_group      tasks that end with their block, and blocks that can be cancelled
 waits           what a task awaits beside results: time, a turn, a function that blocks

@@ -57,10 +57,6 @@ if TYPE_CHECKING:
 # us of 0.09 us each, longer than most answers take.
 SPIN_TURNS = 256
 
-# Empty looks after a message before a clock is read: the rest of it, or the next, mostly follows
-# within microseconds.
-FLOW_TURNS = 32
-
 # How long nobody may have led before the progress thread goes on duty. It wakes this often while
 # others lead: 50 times a second, some 0.1 % of a core.
 STANDBY_S = 0.02
@@ -172,11 +168,8 @@ class Driver:
                         reactor.unannounce(True)
                     # Most answers come within microseconds: look at the rings alone first, and only
                     # then at everything.
-                    while reactor.spin(SPIN_TURNS):
-                        if future.finished:
-                            return True
-                        if held_signals:
-                            break
+                    if reactor.spin(SPIN_TURNS) and future.finished:
+                        return True
                     self._drive(future, deadline, serves)
                 finally:
                     if self._leader == me:  # as _let_go(), without its call
@@ -250,8 +243,6 @@ class Driver:
             if self._resuming or (reactor.held and not serves and not self._all_wait()):
                 break
             if poll(now) or spin(SPIN_TURNS):
-                while not future.finished and not held_signals and spin(FLOW_TURNS):
-                    pass  # one message after the other, without a clock in between
                 now = clock()
                 idle.work(now)
             else:
@@ -278,6 +269,7 @@ class Driver:
         """
         reactor = self.reactor
         may_serve = reactor.may_serve
+        waited = reactor.begin_waiting()
         reactor.take_lead(False)
         try:
             while not future.finished:
@@ -291,6 +283,7 @@ class Driver:
                     return
                 reactor.take_lead(False)
         finally:
+            reactor.end_waiting(*waited)
             reactor.take_lead(may_serve)
 
     def _lend(self, future: Future, deadline: float | None) -> None:

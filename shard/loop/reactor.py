@@ -16,8 +16,24 @@ Whoever turns the reactor says by `serves` whether the application's work may ru
 it may not (a thread of the application turns it to fetch an answer), that work is held, in order,
 until somebody turns who may: driver.py.
 
-poll(now) does one bounded batch of each and says how much was done; it never waits. So whatever is
-endless, the others have their turn after one batch of it. park() waits, with the handshake that no
+poll(now) is a turn: it does some of each and says how much was done; it never waits. A turn is
+bounded by time: nothing begins in it once it has lasted TURN_SLICE_S, so it lasts that and one step
+at most, and the next one begins with the timers:
+
+    a turn                                            ends early    the next goes on with
+    timers that are due                               never
+    what the turn before left                         time is over  what is still left
+    held work; sources in a circle, a batch of each   time is over  steps; then the source after it
+    steps of LATENCY                                  time is over  descriptors
+    descriptors, now and then                         time is over  those not told of yet
+    steps of other classes, if they are due           time is over  who is due then (queues.py)
+
+So a timer fires late by one slice and one step at most (and the timers due before it), and whatever
+is endless, the others have their turn. What one source or socket brings in one go is a batch as
+well: pace() says until when it goes on. One piece of work alone costs no look at the clock; more
+cost one each while somebody may be late, else one in UNHURRIED.
+
+park() waits, with the handshake that no
 wake-up is lost in: every source is told that we sleep, a fence makes that visible everywhere, every
 source is asked once more, and only then epoll waits. Clock and idling belong to the driver. Not
 thread-safe, but for wake() and call_soon().
@@ -33,8 +49,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shard.loop.future import Future, Waiter, is_asyncio_imported
-from shard.loop.queues import LATENCY, ReadyQueues, TaskClass
+from shard.loop.queues import ClassStatistics, ReadyQueues
 from shard.loop.task import Task, behalf
+from shard.loop.task_class import LATENCY, RUNNING, TaskClass
 from shard.loop.timers import Timer, Timers
 from shard.memory import memory_order
 
@@ -64,14 +81,19 @@ COLD_LOOK_COST = 4
 READY_STEPS_MAX = 64
 TIMERS_MAX = 64
 EVENTS_MAX = 64
-# While a class other than LATENCY has steps, no step begins later than this in a turn. A turn's own
-# cost is 0.5 % of it, and a message waits this long for its source to be asked, or for the one step
-# that takes longer.
+# Nothing begins later than this in a turn. A turn's own cost is 0.5 % of it, and a message waits
+# this long for its source to be asked, or for the one step that takes longer.
 TURN_SLICE_S = 100e-6
+# Whether that time is over is looked at after each piece of work, 45 ns, while another class waits
+# or a timer is due this soon: 8 pieces that nobody looked between would have to take 0.1 s each to
+# make a later one late. Else after so many pieces.
+SOON_S = 1.0
+UNHURRIED = 8
 # Pieces of work that spin() finds before it asks for a whole turn: one call after the other, each
 # answered at once, must not keep timers and sockets waiting. A turn costs 0.3 us, in 64 calls of 5
-# us each.
+# us each. Where so many take longer than SPIN_S there are fewer the next time, down to one.
 SPIN_WORK_MAX = 64
+SPIN_S = 1e-3
 
 # A park that ran out of time with work there: was the bell about to be rung? A peer rings within a
 # microsecond of writing; it may have lost its core in between, for a scheduler's slice or two. A
@@ -85,7 +107,7 @@ class Source(Protocol):
     """
 
     def poll(self) -> int:
-        """Do a bounded batch of work; how much was done."""
+        """Do a bounded batch of work, by Reactor.pace() too; how much was done."""
 
     def prepare_sleep(self, sleeping: bool) -> float:
         """Ask the peer to ring our doorbell from now on, or no longer; the longest it bears to go
@@ -94,6 +116,10 @@ class Source(Protocol):
 
     def has_work(self) -> bool:
         """Whether poll() would find something; asked after the fence, before parking."""
+
+
+# Where a turn begins: at the beginning, or where the last one ended for want of time.
+_SOURCES, _STEPS, _DESCRIPTORS = range(3)
 
 
 def _nothing() -> None:
@@ -155,7 +181,10 @@ class Reactor:
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._callbacks[self._bell.fd] = lambda _: self._drain_bell()
         self._until_descriptors = 0
-        self._spin_work = SPIN_WORK_MAX
+        self._events: list[tuple[int, int]] = []  # told by epoll, and left for want of time
+        self._began = clock()  # the turn under way, or the last one
+        self._next = _SOURCES
+        self._spin_work = self._spin_work_max = SPIN_WORK_MAX
         self.may_serve = self.serves = True
         self.held: deque[Callable[[], object]] = deque()
         self._fence = memory_order.register_fence()
@@ -202,6 +231,8 @@ class Reactor:
         """Forget the descriptor; before it is closed."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+        if self._events:  # not for whoever has the number next
+            self._events = [event for event in self._events if event[0] != fd]
         self._lively.pop(fd, None)
         if fd in self._warm_descriptors:
             self._warm_descriptors.discard(fd)
@@ -243,11 +274,13 @@ class Reactor:
         self,
         coroutine: Coroutine[Any, Any, Any],
         waiter: Waiter | None = None,
-        queue: TaskClass = LATENCY,
+        queue: TaskClass | None = None,
     ) -> Task:
-        """Drive a coroutine, all its steps in one class. The first runs now, so that one that never
-        waits costs no turn; that of another class than LATENCY waits its turn, as it may be all the
-        work there is."""
+        """Drive a coroutine, all its steps in one class, by default that of the step that spawns
+        it. The first runs now, so that one that never waits costs no turn; that of another class
+        than LATENCY waits its turn, as it may be all the work there is."""
+        if queue is None:
+            queue = RUNNING.task_class
         if queue is LATENCY:
             schedule: Callable[..., None] = self.call_soon
         else:
@@ -260,8 +293,10 @@ class Reactor:
             context=behalf(),
         )
         if queue is LATENCY:
-            if self.serves:
+            if self.serves and RUNNING.task_class is LATENCY:
                 task.step()
+            elif self.serves:
+                task.schedule(task.step)
             else:
                 self.held.append(task.step)
         else:
@@ -283,30 +318,128 @@ class Reactor:
                 self.guest = GuestLoop(self)
         return self.guest
 
+    def statistics(self) -> tuple[ClassStatistics, ...]:
+        """What each class of work did, LATENCY first. From any thread."""
+        return self._queues.statistics()
+
+    def begin_waiting(self) -> tuple[float, float]:
+        """The step under way waits from now on, and turns the reactor meanwhile or has others turn
+        it: its class is not charged for that. What end_waiting() is to be given.
+        """
+        return self.clock(), self._queues.waited_s
+
+    def end_waiting(self, began: float, waited_s: float) -> None:
+        """It goes on."""
+        queues = self._queues  # what waited meanwhile is in this, too
+        queues.waited_s = max(queues.waited_s, waited_s + self.clock() - began)
+
     # -- turning -----------------------------------------------------------------------------------
 
     def poll(self, now: float) -> int:
-        """One turn: bounded, never waits; the number of things done."""
+        """One turn, which begins `now`: bounded, never waits; the number of things done."""
         self.turns += 1
-        work = 0
+        self._began = now
+        heap = self._timers_heap
+        work = self.timers.fire(now, TIMERS_MAX) if heap and heap[0][0] <= now else 0
+        waited_s: float | None = None
+        if self._others or self._next:
+            work, goes_on, waited_s = self._begin(now, work)
+            if not goes_on:
+                return work
         if self.held and self.may_serve:  # it came before what the sources have now
             work += self._run_held()
-        for poll in self._polls:
-            work += poll()
-        if self._ready or self._others:
-            work += self._run_ready() if self.serves else self._run_own()
-        heap = self._timers_heap
-        if heap and heap[0][0] <= now:
-            work += self.timers.fire(now, TIMERS_MAX)
+        polls = self._polls
+        for poll in polls:
+            done = poll()
+            if done:
+                work += done
+                if len(polls) > 1 and self.clock() - now >= TURN_SLICE_S:
+                    self._leave_sources(poll)
+                    break
+        if self._ready and not self._next:
+            if work and self.clock() - now >= TURN_SLICE_S:
+                self._next = _STEPS
+            else:
+                work += self._run_ready() if self.serves else self._run_own()
         self._until_descriptors -= work or 1
-        if self._until_descriptors < 0 or self.warm_turns or not self._polls:
-            self._until_descriptors = DESCRIPTOR_TURNS
-            if self.warm_turns:
-                self._cool(1)
-            work += self._poll_descriptors(0)
+        if (self._until_descriptors < 0 or self.warm_turns or not polls) and not self._next:
+            if work and self.clock() - now >= TURN_SLICE_S:
+                self._next = _DESCRIPTORS
+            else:
+                work += self._look()
+        if waited_s is not None:
+            work += self._share(now, work, waited_s)
         if work:
             self.busy_turns += 1
         return work
+
+    def _begin(self, now: float, work: int) -> tuple[int, bool, float | None]:
+        """What precedes the sources in a turn that classes share, or that goes on where the last
+        one ended. The work done, whether there is time for the sources, and where classes share
+        what steps had waited before.
+        """
+        waited_s: float | None = None
+        if self._others:
+            if not self.may_serve:
+                if not self.held:  # classes are the application's: somebody else must turn
+                    self.held.append(_nothing)
+            elif self._queues.is_latency_due(now):
+                waited_s = self._queues.waited_s
+            else:
+                self.busy_turns += 1
+                return work + self._run_others(self.clock(), now + TURN_SLICE_S), False, None
+        if self._next:
+            if self._next == _STEPS and self._ready:
+                work += self._run_ready() if self.serves else self._run_own()
+                if self.clock() - now >= TURN_SLICE_S:
+                    self._next = _DESCRIPTORS
+                    return self._end(now, work, waited_s), False, None
+            self._next = _SOURCES
+            work += self._look()
+            if self.clock() - now >= TURN_SLICE_S:
+                return self._end(now, work, waited_s), False, None
+        return work, True, waited_s
+
+    def _end(self, now: float, work: int, waited_s: float | None) -> int:
+        """The turn is over for want of time, after so much work."""
+        if waited_s is not None:
+            work += self._share(now, work, waited_s)
+        if work:
+            self.busy_turns += 1
+        return work
+
+    def _share(self, now: float, work: int, waited_s: float) -> int:
+        """LATENCY had its part of the turn, and did `work`: what others do in the rest of it."""
+        queues, at = self._queues, self.clock()
+        queues.charge_latency(max(0.0, at - now - (queues.waited_s - waited_s)), work)
+        if work and at - now >= TURN_SLICE_S:
+            return 0
+        return self._run_others(at, now + TURN_SLICE_S)
+
+    def pace(self) -> tuple[Callable[[], float], float, int]:
+        """How a batch of more than one piece of work goes on in this turn: the clock, until when
+        the next piece may begin, and after how many to look.
+        """
+        heap = self._timers_heap
+        hurried = self._others or (heap and heap[0][0] < self._began + SOON_S)
+        return self.clock, self._began + TURN_SLICE_S, 1 if hurried else UNHURRIED
+
+    def _leave_sources(self, last: Callable[[], int]) -> None:
+        """The time is over after `last`: the next turn goes on behind the sources, and the next
+        time these have theirs, it begins with the one after it.
+        """
+        self._next = _STEPS
+        polls = self._polls
+        if last in polls:  # else it has gone meanwhile
+            at = polls.index(last) + 1
+            self._polls = polls[at:] + polls[:at]
+
+    def _look(self) -> int:
+        """At the descriptors."""
+        self._until_descriptors = DESCRIPTOR_TURNS
+        if self.warm_turns:
+            self._cool(1)
+        return self._poll_descriptors(0)
 
     def spin(self, turns: int) -> int:
         """Ask the sources alone, and descriptors while they are warm, up to `turns` times until
@@ -317,7 +450,13 @@ class Reactor:
         where there are, descriptors are due after a spin.
         """
         if self._ready or self._others or self.held or self._spin_work <= 0:
-            self._spin_work = SPIN_WORK_MAX
+            if self._spin_work <= 0:
+                took_long = self.clock() - self._began > SPIN_S
+                most = self._spin_work_max
+                self._spin_work_max = (
+                    max(1, most // 2) if took_long else min(SPIN_WORK_MAX, 2 * most)
+                )
+            self._spin_work = self._spin_work_max
             return 0
         polls = self._polls
         if self.warm_turns:
@@ -361,13 +500,16 @@ class Reactor:
                 until_all -= 1
                 events = look(0)
                 if events:
-                    for fd, event in events:  # as _dispatch(), without the call, and warm already
+                    self._until_descriptors = until_all
+                    if len(events) == 1:  # as _dispatch(), without the call, and warm already
+                        ((fd, event),) = events
                         callback = self._callbacks.get(fd)
                         if callback is not None:
                             callback(event)
-                    self.warm_turns = WARM_TURNS
-                    self._until_descriptors = until_all
-                    self._spin_work -= len(events)
+                        self.warm_turns = WARM_TURNS
+                        self._spin_work -= 1
+                    else:
+                        self._spin_work -= self._dispatch(events)
                     return 1
             else:
                 self._until_recount -= 1
@@ -378,8 +520,7 @@ class Reactor:
                     self._until_descriptors = until_all = DESCRIPTOR_TURNS
                 events = look_at_all(0, EVENTS_MAX)
                 if events:
-                    self._spin_work -= len(events)
-                    self._dispatch(events)
+                    self._spin_work -= self._dispatch(events)
                     return 1
         self._until_descriptors = until_all
         self._cool(turns)
@@ -409,24 +550,36 @@ class Reactor:
         self._warm_descriptors.clear()
         self._warm = select.poll()
 
+    def _run_others(self, now: float, until: float) -> int:
+        """Steps of other classes than LATENCY, by shares."""
+        done = self._queues.run(READY_STEPS_MAX, now, until)
+        if done:
+            self._until_descriptors -= READY_STEPS_MAX  # they took time, not just turns
+        return done
+
     def _run_ready(self) -> int:
-        if self._others:
-            return self._queues.run(READY_STEPS_MAX, TURN_SLICE_S)
+        """A batch of LATENCY's steps."""
         ready = self._ready
         steps = len(ready)
         if steps == 1:
             ready.popleft()()
             return 1
+        clock, until, every = self.pace()
         if steps > READY_STEPS_MAX:
             steps = READY_STEPS_MAX
         take = ready.popleft
-        for done in range(steps):
+        look_at = 1
+        for done in range(1, steps + 1):
             try:
                 step = take()
             except IndexError:
                 # a step waited and so turned the reactor deeper, which ran the others
-                return done
+                return done - 1
             step()
+            if done >= look_at:
+                if clock() >= until:
+                    return done
+                look_at = done + every
         return steps
 
     def _run_held(self) -> int:
@@ -434,6 +587,7 @@ class Reactor:
         reactor meanwhile, who take the next.
         """
         held = self.held
+        clock, until, _ = self.pace()
         done = 0
         try:
             while done < READY_STEPS_MAX and self.may_serve:
@@ -444,14 +598,14 @@ class Reactor:
                 self.serves = True  # for this one
                 work()
                 done += 1
+                if clock() >= until:
+                    break
         finally:
             self.take_lead(self.may_serve)
         return done
 
     def _run_own(self) -> int:
         """A batch of the engine's own steps; those of the application's tasks are held."""
-        if self._others and not self.held:
-            self.held.append(_nothing)  # classes are the application's: somebody else must turn
         ready = self._ready
         steps = min(len(ready), READY_STEPS_MAX)
         for done in range(steps):
@@ -468,17 +622,22 @@ class Reactor:
     def _poll_descriptors(self, timeout_s: float) -> int:
         if self.closed:  # by something that this very turn ran
             return 0
-        events = self._epoll.poll(timeout_s, EVENTS_MAX)
-        self._dispatch(events)
-        return len(events)
+        events, self._events = self._events or self._epoll.poll(timeout_s, EVENTS_MAX), []
+        return self._dispatch(events)
 
-    def _dispatch(self, events: list[tuple[int, int]]) -> None:
-        for fd, event in events:
+    def _dispatch(self, events: list[tuple[int, int]]) -> int:
+        """Tell of events, one after the other; how many there was time for."""
+        for count, (fd, event) in enumerate(events, 1):
             callback = self._callbacks.get(fd)
             if callback is not None:  # an earlier callback of this batch may have closed it
                 if fd in self._lively:
                     self._warm_up(fd)
                 callback(event)
+                if count < len(events) and self.clock() - self._began >= TURN_SLICE_S:
+                    # a whole turn goes on with them, and no spin before
+                    self._events, self._until_descriptors, self._spin_work = events[count:], -1, 0
+                    return count
+        return len(events)
 
     def park(self, timeout_s: float) -> None:
         """Wait for a doorbell, a descriptor, a timer or wake(), at most `timeout_s` seconds.

@@ -41,6 +41,10 @@ from collections.abc import Callable, Sequence
 
 from shard.errors import LocalProtocolError, RemoteProtocolError, ShardError
 
+# What bounds a batch in time: a clock, the time at which no further piece of work begins, and after
+# how many pieces to look.
+Pace = Callable[[], tuple[Callable[[], float], float, int]]
+
 MAGIC = 0x31474E4952435250  # "PRCRING1", little-endian
 VERSION = 3
 MAGIC_WORD, CAPACITY_WORD, VERSION_WORD, INCARNATION_WORD = 0, 1, 2, 3
@@ -346,7 +350,7 @@ class RingProducer(_End):
 class RingConsumer(_End):
     """The only writer of head. Owned by one process; not thread-safe."""
 
-    __slots__ = ("_viewed", "head")
+    __slots__ = ("_viewed", "head", "was_cut")
 
     def __init__(
         self, memory: memoryview, peer: str = "the writer", incarnation: int | None = None
@@ -357,6 +361,8 @@ class RingConsumer(_End):
         super().__init__(memory, peer, incarnation)
         # bytes read; runs ahead of the shared cursor within a batch
         self.head = self._words[HEAD_WORD]
+        # a poll() ended for want of time, with records left; the owner takes it back
+        self.was_cut = False
         self._viewed = 0  # bytes of ring under the open view, 0: none
 
     def quarantine(self, error: ShardError) -> ShardError:
@@ -369,9 +375,12 @@ class RingConsumer(_End):
         handler: Callable[[memoryview], None],
         limit: int,
         tagged: Callable[[memoryview, int], None] | None = None,
+        pace: Pace | None = None,
     ) -> int:
         """Hand up to `limit` records to handler(payload), those with a tag to tagged(payload, tag),
         and free them; how many.
+
+        pace: asked after the first of several; `was_cut` says that there was no time for the rest.
 
         The payload is a view into the ring, good until the handler returns or polls this ring
         again. A record counts as read even when its handler raises.
@@ -384,6 +393,8 @@ class RingConsumer(_End):
         if not 0 < tail - head <= self._capacity:
             raise self._impossible(tail)
         count = 0
+        look_at = limit if pace is None else 1
+        every = 0
         data = self._data
         data_words = self._data_words
         mask = self._mask
@@ -405,6 +416,13 @@ class RingConsumer(_End):
                 head = self.head
                 if head >= tail:  # beyond it only when a handler polled this ring itself
                     break
+                if count >= look_at and pace is not None:
+                    if not every:
+                        clock, until, every = pace()
+                    if clock() >= until:
+                        self.was_cut = True
+                        break
+                    look_at = count + every
         finally:
             words[HEAD_WORD] = self.head
         # failpoint: ring.after_head

@@ -17,6 +17,7 @@ class NoRing:
     """
 
     broken = None
+    was_cut = False
 
     def __init__(self, bytes_written: int, head: int, full_count: int) -> None:
         self.bytes_written = bytes_written

@@ -48,6 +48,7 @@ from shard.memory.ring import (
     RECORD_HEADER_BYTES,
     SLEEPING_WORD,
     TAIL_WORD,
+    Pace,
     RingConsumer,
     RingProducer,
 )
@@ -115,6 +116,7 @@ class ShmConnection(Connection[Record]):
         self._producer = RingProducer(outgoing, peer, incarnation)
         self._consumer = RingConsumer(incoming, peer, incarnation)
         self._poll_ring = self._consumer.poll
+        self._pace: Pace | None = None  # of the reactor that polls us
         self._tagged = self._on_tagged  # bound once: the hot path makes no method objects
         self._incoming_words = incoming.cast("Q")
         self._outgoing_words = outgoing.cast("Q")
@@ -412,10 +414,12 @@ class ShmConnection(Connection[Record]):
         """
         try:
             if self._incoming_words[TAIL_WORD] != self._consumer.head:
-                work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged)
+                consumer = self._consumer
+                work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged, self._pace)
                 self._records_received += work
-                if work < RECORDS_PER_TURN:
+                if work < RECORDS_PER_TURN and not consumer.was_cut:
                     return work
+                consumer.was_cut = False
             else:
                 work = 0
             if self._outbox:
@@ -613,6 +617,7 @@ class ShmConnection(Connection[Record]):
         if self.error is not None:
             return  # closed before its turn came
         self.reactor = reactor
+        self._pace = reactor.pace
         self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
         self._lendings.tell_drops = lambda: reactor.call_soon(self._told.tell_drops)
         reactor.add_source(self)

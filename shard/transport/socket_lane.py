@@ -85,6 +85,7 @@ class SocketLane(Connection[list[memoryview]]):
         self._front, self._first_word = decoder.front, decoder.first_word
         self._watched = select.EPOLLIN
         self.peer_hung_up = False
+        self._is_behind = False  # messages were read, and wait for another turn
         self._bytes_sent = self._bytes_received = 0
         self._short_bytes_max = SHORT_BYTES_MAX
         sock.setblocking(False)
@@ -323,6 +324,8 @@ class SocketLane(Connection[list[memoryview]]):
             self._watch()
 
     def _read(self) -> None:
+        if self._is_behind:
+            return  # what was read comes first, and then epoll tells again
         for _ in range(READS_PER_TURN):
             destination = self._decoder.destination()
             try:
@@ -341,8 +344,22 @@ class SocketLane(Connection[list[memoryview]]):
             self._hung_up()
             return False
         self._bytes_received += count
+        return self._hand_out(count) and (
+            # A plain socket that gave less is empty, most likely, and the reactor sees when it is
+            # not; but the rest of a message that has begun is on its way, at the speed of a copy.
+            count == asked
+            or self._decoder.more
+            or (self._records is not None and (count >= RECORD_BYTES or self._records.has_more))
+        )
+
+    def _hand_out(self, count: int) -> bool:
+        """Hand out the messages that `count` more bytes make whole, as long as the turn has time;
+        False: there are more, which another turn hands out, or the connection has ended.
+        """
         decoder = self._decoder
         frame = decoder.next_frame(count)
+        look_at, every = 1, 0
+        delivered = 0
         while frame is not None:
             body, blocks = frame
             if type(blocks) is list:  # else there are none, or no memory for them
@@ -351,14 +368,32 @@ class SocketLane(Connection[list[memoryview]]):
             self.on_message(body, blocks)
             if self.error is not None:
                 return False
-            frame = decoder.next_frame() if decoder.more else None
-        # A plain socket that gave less is empty, most likely, and the reactor sees when it is not;
-        # but the rest of a message that has begun is on its way, at the speed of a copy.
-        return (
-            count == asked
-            or decoder.more
-            or (self._records is not None and (count >= RECORD_BYTES or self._records.has_more))
-        )
+            if not decoder.more:
+                break
+            delivered += 1
+            if delivered >= look_at and self.reactor is not None:
+                if not every:
+                    clock, until, every = self.reactor.pace()
+                if clock() >= until:
+                    self._is_behind = True
+                    self.reactor.call_soon(self._go_on_handing_out)
+                    return False
+                look_at = delivered + every
+            frame = decoder.next_frame()
+        return True
+
+    def _go_on_handing_out(self) -> None:
+        """In another turn than that in which there was no time for all that was read."""
+        if self.error is not None:
+            return
+        self._is_behind = False
+        try:
+            if self._hand_out(0):
+                self._read_what_is_kept()
+        except RemoteProtocolError as error:
+            self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
+        except ShardError as error:  # no memory for a body
+            self.close(type(error)(f"{self.peer}: {error}"))
 
     def _hung_up(self) -> None:
         """The peer has, and all it sent over this lane was delivered."""

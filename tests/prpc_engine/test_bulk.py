@@ -12,7 +12,7 @@ import prpc_engine
 from prpc_engine import errors
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.server import ServedObject
-from shard import Future, Reactor
+from shard import BULK, Future, Reactor
 from tests.helpers import ManualClock
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
@@ -44,6 +44,11 @@ class Handlers:
 
     async def answer(self, steps: int) -> str:
         return await self._work("latency", steps)
+
+    def look(self) -> None:
+        """Plain, and answered in the turn that found it."""
+        self.steps["latency"] += 1
+        self.clock.advance(STEP_S)
 
     @prpc_engine.bulk
     def compact(self, one: int, two: int = 1) -> int:
@@ -103,6 +108,26 @@ def test_plain_functions_of_the_class_share_as_its_tasks_do(world: World) -> Non
         world.reactor.poll(world.clock())
     assert [call.result() for call in calls] == [number + 1 for number in range(500)]
     assert world.server.describe()["compact"]["kind"] == "task"
+
+
+def test_plain_handlers_are_charged_for_their_time_as_tasks_are(world: World) -> None:
+    steps = world.handlers.steps
+
+    def scan() -> None:
+        steps["bulk"] += 1
+        world.clock.advance(STEP_S)
+        if steps["latency"] < 500:
+            world.reactor.call_soon(scan, queue=BULK)
+
+    world.reactor.call_soon(scan, queue=BULK)
+    looks = [world.ask("look", timeout_s=None) for _ in range(500)]
+    while not all(look.done() for look in looks):
+        world.reactor.poll(world.clock())
+    assert steps["latency"] == 500
+    assert 40 <= steps["bulk"] <= 60, "a tenth of the time of 500 requests"
+    latency, bulk = world.reactor.statistics()
+    assert latency.seconds == pytest.approx(500 * STEP_S, rel=0.2)
+    assert bulk.seconds == pytest.approx(steps["bulk"] * STEP_S)
 
 
 def test_its_arguments_are_checked_as_those_of_others(world: World) -> None:

@@ -19,7 +19,7 @@ def reactor() -> Reactor:
 
 def turn(reactor: Reactor, times: int = 20) -> None:
     for _ in range(times):
-        reactor.poll(0.0)
+        reactor.poll(reactor.clock())
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "8", None, True])

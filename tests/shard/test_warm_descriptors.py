@@ -78,12 +78,12 @@ def speak(reactor: Reactor, *pipes: Pipe) -> None:
     """
     for pipe in pipes:
         pipe.write()
-    reactor.poll(0.0)
+    reactor.poll(reactor.clock())
 
 
 def found_by_a_look_at_the_warm_ones(reactor: Reactor, pipes: list[Pipe]) -> list[Pipe]:
     """Those of them, each of which says something, that are seen before the next look at all."""
-    reactor.poll(0.0)
+    reactor.poll(reactor.clock())
     before = [pipe.seen for pipe in pipes]
     for pipe in pipes:
         pipe.write()
@@ -122,7 +122,7 @@ def test_a_warm_one_that_is_ready_without_end_keeps_no_other_waiting(
     other.write()
     for _ in range(SPIN_WORK_MAX + 1):  # as a driver does
         if not reactor.spin(256):
-            reactor.poll(0.0)
+            reactor.poll(reactor.clock())
     assert other.seen == 1
     assert lively[0].seen > SPIN_WORK_MAX
 
@@ -155,7 +155,7 @@ def talk(reactor: Reactor, pipe: Pipe) -> None:
     """
     for _ in range(RECOUNT_LOOKS + 2):
         pipe.write()
-        assert reactor.spin(DESCRIPTOR_TURNS + 1) or reactor.poll(0.0)
+        assert reactor.spin(DESCRIPTOR_TURNS + 1) or reactor.poll(reactor.clock())
         reactor.spin(DESCRIPTOR_TURNS + 1)
 
 
@@ -179,8 +179,8 @@ def test_a_crowd_that_has_dispersed_is_forgotten_while_one_of_it_goes_on_talking
 def test_without_sources_every_turn_and_every_look_asks_the_descriptors_warm_or_not(
     reactor: Reactor, other: Pipe
 ) -> None:
-    for look in (partial(reactor.spin, 4), partial(reactor.poll, 0.0)):
-        reactor.poll(0.0)  # it has just looked
+    for look in (partial(reactor.spin, 4), lambda: reactor.poll(reactor.clock())):
+        reactor.poll(reactor.clock())  # it has just looked
         other.write()
         assert look()
     assert not reactor.warm_turns
@@ -189,11 +189,11 @@ def test_without_sources_every_turn_and_every_look_asks_the_descriptors_warm_or_
 def test_a_spin_that_asked_the_sources_in_vain_makes_descriptors_due_in_the_next_turn(
     reactor: Reactor, other: Pipe
 ) -> None:
-    reactor.poll(0.0)  # it has just looked
+    reactor.poll(reactor.clock())  # it has just looked
     reactor.add_source(Silent())
     other.write()
     assert not reactor.spin(DESCRIPTOR_TURNS)
-    assert reactor.poll(0.0)
+    assert reactor.poll(reactor.clock())
     assert other.seen == 1
 
 
@@ -222,7 +222,7 @@ def test_what_a_warm_one_is_watched_for_can_change(reactor: Reactor) -> None:
     with one, peer:
         reactor.watch(one.fileno(), on_ready, lively=True)
         peer.send(b"x")
-        reactor.poll(0.0)
+        reactor.poll(reactor.clock())
         assert not reactor.spin(DESCRIPTOR_TURNS // 2)
         reactor.watch(one.fileno(), on_ready, select.EPOLLIN | select.EPOLLOUT, lively=True)
         assert reactor.spin(1)
