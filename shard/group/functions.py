@@ -23,7 +23,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from shard.group.payload import is_from_a_prompt
-from shard.loop.queues import TASK_CLASS_ATTRIBUTE, TaskClass, class_of
+from shard.loop.task_class import TASK_CLASS_ATTRIBUTE, TaskClass, class_of
 
 # At a few hundred bytes each, a program's functions all find room.
 FUNCTIONS_MAX = 4096

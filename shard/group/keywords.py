@@ -10,7 +10,7 @@ from typing import Any
 
 from shard.group.functions import is_found_by_name
 from shard.group.payload import pickle_function, unpickle_function
-from shard.loop.queues import class_of, in_class
+from shard.loop.task_class import in_class, marked_class
 
 
 class WithKeywords:
@@ -20,7 +20,9 @@ class WithKeywords:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        in_class(class_of(function))(self)
+        marked = marked_class(function)
+        if marked is not None:
+            in_class(marked)(self)
 
     def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         return self.function(*args, **keywords)

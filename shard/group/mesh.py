@@ -36,12 +36,14 @@ was cancelled. The caller's future is complete at once, and no answer follows. A
 
 It comes behind its CALL, as records of one lane do not overtake each other. Where the outbox is
 full it is not sent, and the task runs to its end.
+
+What a task of another class than LATENCY submits is of its class there, unless in_class() has said
+of the function which one it is of: the sender wraps it (`_Inherited`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import struct
@@ -49,7 +51,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import CoroutineType
+from types import CoroutineType, FunctionType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -62,7 +64,12 @@ from shard.errors import (
     RemoteProtocolError,
     ShardError,
 )
-from shard.group.functions import ReceivedFunctions, SentFunctions, may_go_once
+from shard.group.functions import (
+    ReceivedFunctions,
+    SentFunctions,
+    is_found_by_name,
+    may_go_once,
+)
 from shard.group.payload import (
     APART_BYTES,
     PICKLE,
@@ -81,9 +88,9 @@ from shard.group.payload import (
 )
 from shard.loop.future import Future, Gathered, Waiter
 from shard.loop.gate import Gate
-from shard.loop.queues import LATENCY, TaskClass, class_of, in_class
 from shard.loop.reactor import Reactor
 from shard.loop.task import Task
+from shard.loop.task_class import LATENCY, RUNNING, TaskClass, class_of, in_class, marked_class
 from shard.memory.counters import LATENCY_BUCKETS, bucket
 from shard.memory.slab import Slab
 from shard.transport import Blocks
@@ -184,18 +191,16 @@ class ShardChannel:
         Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull,
         TypeError for what is no function, and what pickling raises.
         """
+        if RUNNING.task_class is not LATENCY and marked_class(function) is None:
+            function = _Inherited(function, RUNNING.task_class)
         try:
             number = self._numbers.get(function)
         except TypeError:  # it has no hash, so it carries state
-            return self.submit(
-                _call_pickled_in(class_of(function)), (pickle_function(function), args)
-            )
+            return self._submit_pickled(function, args)
         if number is None:
             number = self._number_of(function)
             if number is None:
-                return self.submit(
-                    _call_pickled_in(class_of(function)), (pickle_function(function), args)
-                )
+                return self._submit_pickled(function, args)
         call_id = next(self._call_ids)
         kind = CALL if call_id & SAMPLE_MASK else TIMED
         form = PLAIN
@@ -217,6 +222,16 @@ class ShardChannel:
             raise
         # failpoint: mesh.after_call
         return future
+
+    def _submit_pickled(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Submitted:
+        """The same, of a function that goes with each call."""
+        task_class = class_of(function)
+        if type(function) is _Inherited:
+            function = function.function
+        run: Callable[..., Any] = call_pickled
+        if not task_class == LATENCY == RUNNING.task_class:
+            run = _Inherited(call_pickled, task_class)
+        return self.submit(run, (pickle_function(function), args))
 
     def _number_of(self, function: Callable[..., Any]) -> int | None:
         """That which the other end knows the function by, which is told of it if need be; None for
@@ -366,11 +381,7 @@ class ShardChannel:
         if task_class is LATENCY:
             return function
 
-        async def run(args: tuple[Any, ...]) -> Any:
-            value = function(*args)
-            return await value if type(value) in _LATER else value
-
-        return lambda *args: self._reactor.spawn(run(args), queue=task_class)
+        return lambda *args: self._reactor.spawn(_run(function, args), queue=task_class)
 
     def _answer_later(self, call_id: int, value: Any) -> None:
         """A coroutine or a future: the answer follows when it is done. A future that is no task
@@ -471,19 +482,35 @@ def is_answered_later(value: object) -> bool:
     return type(value) in _LATER
 
 
-class _CallPickled:
-    """call_pickled() as an object, which can be put into a class."""
-
-    is_sent_once = True
-
-    def __call__(self, pickled: bytes, args: tuple[Any, ...]) -> Any:
-        return call_pickled(pickled, args)
+async def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """A function of another class than LATENCY, plain or not, as a task."""
+    value = function(*args)
+    return await value if type(value) in _LATER else value
 
 
-@functools.cache  # few: a process may have CLASSES_MAX classes
-def _call_pickled_in(task_class: TaskClass) -> Callable[..., Any]:
-    """What runs functions of this class that go with each call."""
-    return call_pickled if task_class is LATENCY else in_class(task_class)(_CallPickled())
+class _Inherited:
+    """A function that goes in a class which is not its own: that of the task which submits it."""
+
+    def __init__(self, function: Callable[..., Any], task_class: TaskClass) -> None:
+        self.function = function
+        # a function by value is looked at each time that it is sent: its code may have changed
+        self.is_sent_once = may_go_once(function) and (
+            type(function) is not FunctionType or is_found_by_name(function)
+        )
+        in_class(task_class)(self)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is _Inherited
+            and self.function == other.function
+            and class_of(self) == class_of(other)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.function, class_of(self)))
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
 
 
 class _Refusal(ReceivedFunctions):
@@ -504,6 +531,9 @@ class _Refusal(ReceivedFunctions):
 
 def run_here(reactor: Reactor, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
     """A call to the process that one is in: no message, the same rules."""
+    task_class = marked_class(function) or RUNNING.task_class
+    if not task_class == LATENCY == RUNNING.task_class:  # the one or the other is timed
+        return reactor.spawn(_run(function, args), queue=task_class)
     try:
         value = function(*args)
     except BaseException as error:
@@ -511,7 +541,7 @@ def run_here(reactor: Reactor, function: Callable[..., Any], args: tuple[Any, ..
         future.set_error(error)
         return future
     if type(value) in _LATER:
-        return reactor.spawn(value) if type(value) is CoroutineType else value
+        return reactor.spawn(value, queue=LATENCY) if type(value) is CoroutineType else value
     future = Future()
     future.set_result(value)
     return future

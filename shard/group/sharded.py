@@ -26,7 +26,7 @@ from shard.group.mesh import is_answered_later
 from shard.group.payload import RemoteTraceback, pickle_function, unpickle_function
 from shard.group.process import this_shard
 from shard.loop.future import Future, gather
-from shard.loop.queues import class_of, in_class
+from shard.loop.task_class import in_class, marked_class
 
 T = TypeVar("T")
 Method = Callable[..., Any] | str
@@ -163,8 +163,8 @@ class _Call:
     def __init__(self, number: int, method: Method) -> None:
         self.number = number
         self.method = method
-        if not isinstance(method, str):
-            in_class(class_of(method))(self)
+        if not isinstance(method, str) and (marked := marked_class(method)) is not None:
+            in_class(marked)(self)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         instance = _instance(self.number)

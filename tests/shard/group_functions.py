@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -18,9 +19,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shard
-from shard import BULK, CancelledError, Future, ShardGroup, in_class, this_shard
+from shard import (
+    BULK,
+    LATENCY,
+    CancelledError,
+    Future,
+    ShardGroup,
+    in_class,
+    this_shard,
+    yield_now,
+)
 from shard.group.process import APPLICATION
 from shard.loop import reactor
+from shard.loop.task_class import RUNNING
 
 
 class OddError(Exception):
@@ -533,3 +544,47 @@ def is_writable_within(value: Any) -> bool:
         value[0] if isinstance(value, list) else value["in"] if isinstance(value, dict) else value
     )
     return bool(array.flags.writeable)
+
+
+def says_its_class() -> str:
+    """The same, of a function of no class of its own."""
+    return RUNNING.task_class.name
+
+
+async def says_its_class_later() -> str:
+    """The same, after a wait."""
+    await yield_now()
+    return RUNNING.task_class.name
+
+
+@in_class(LATENCY)
+def latency_says_its_class() -> str:
+    """The same, of a function that says what it is."""
+    return RUNNING.task_class.name
+
+
+@in_class(BULK)
+async def classes_of_submitted(index: int) -> list[str]:
+    """What functions run as that a bulk task submits to shard `index`."""
+    here = "shard.loop.task_class"
+    functions = [
+        says_its_class,
+        says_its_class_later,
+        latency_says_its_class,
+        lambda: import_module("shard.loop.task_class").RUNNING.task_class.name,
+        lambda: import_module(here).RUNNING.task_class.name,
+        in_class(LATENCY)(lambda: import_module(here).RUNNING.task_class.name),
+    ]
+    return [await this_shard().submit_to(index, function) for function in functions]
+
+
+async def classes_of_submitted_by_latency(index: int) -> list[str]:
+    """The same, of a task of LATENCY."""
+    functions = [says_its_class, says_its_class_later, bulk_says_its_class]
+    return [await this_shard().submit_to(index, function) for function in functions]
+
+
+@in_class(BULK)
+def bulk_says_its_class() -> str:
+    """The same, of a bulk function."""
+    return RUNNING.task_class.name

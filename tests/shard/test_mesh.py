@@ -558,3 +558,24 @@ def test_bulk_work_delays_a_call_by_one_turn_at_most(group: ShardGroup, fifo: st
     )
     assert busy.result(PATIENCE_S) == "go"
     assert [each.result(PATIENCE_S) for each in bulk] == list(range(40))
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_what_a_bulk_task_submits_is_bulk_there_unless_it_says_otherwise(
+    group: ShardGroup, index: int
+) -> None:
+    bulk, latency = "bulk", "latency"
+    assert ask(group, 0, functions.classes_of_submitted, index) == [
+        bulk,
+        bulk,
+        latency,
+        bulk,
+        bulk,
+        latency,
+    ]
+    assert ask(group, 0, functions.classes_of_submitted_by_latency, index) == [
+        latency,
+        latency,
+        bulk,
+    ]
+    assert ask(group, index, functions.says_its_class) == latency, "called by the application"
