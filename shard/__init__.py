@@ -47,7 +47,7 @@ from shard.group.topology import Core, Topology, format_ranges, read_topology
 from shard.group.trimming import Trimmer
 from shard.loop.control import ControlLoop, control_loop
 from shard.loop.driver import Driver
-from shard.loop.future import VALUE, Future, Gathered, Waiter, gather, shield
+from shard.loop.future import VALUE, Future, Gathered, Waiter, call_outside_asyncio, gather, shield
 from shard.loop.gate import Gate
 from shard.loop.idle import polling_enabled
 from shard.loop.interrupts import belongs_to_engine
@@ -160,6 +160,7 @@ __all__ = [
     "behalf",
     "belongs_to_engine",
     "bind_memory",
+    "call_outside_asyncio",
     "class_of",
     "control_loop",
     "collect_garbage",

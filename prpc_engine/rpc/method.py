@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from prpc_engine.errors import ConfigError
-from shard import BULK, LATENCY, class_of, in_class
+from shard import BULK, LATENCY, call_outside_asyncio, class_of, in_class
 
 # What a request goes through on its way to a handler, and the news of a watch on their way to a
 # callback: what is not of these, below a turn, may stall it (shard/loop/stall.py).
@@ -150,7 +150,7 @@ def as_task(method: Method, function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
     async def run(arguments: tuple[Any, ...]) -> Any:
-        value = function(*arguments)
+        value = call_outside_asyncio(function, *arguments)
         return await value if inspect.isawaitable(value) else value
 
     @in_class(class_of(function))

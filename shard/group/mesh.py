@@ -86,7 +86,7 @@ from shard.group.payload import (
     unpickle_error,
     unpickle_function,
 )
-from shard.loop.future import Future, Gathered, Waiter
+from shard.loop.future import Future, Gathered, Waiter, call_outside_asyncio
 from shard.loop.gate import Gate
 from shard.loop.reactor import Reactor
 from shard.loop.task import Task
@@ -484,7 +484,7 @@ def is_answered_later(value: object) -> bool:
 
 async def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A function of another class than LATENCY, plain or not, as a task."""
-    value = function(*args)
+    value = call_outside_asyncio(function, *args)
     return await value if type(value) in _LATER else value
 
 

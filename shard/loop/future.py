@@ -307,6 +307,20 @@ def set_running_asyncio_loop(loop: asyncio.AbstractEventLoop | None) -> None:
     sys.modules["asyncio"]._set_running_loop(loop)
 
 
+def call_outside_asyncio(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value, called as if no loop ran in this thread: a plain function that is run
+    in a step of a task may run one of its own.
+    """
+    loop = running_asyncio_loop()
+    if loop is None:
+        return function(*arguments)
+    set_running_asyncio_loop(None)
+    try:
+        return function(*arguments)
+    finally:
+        set_running_asyncio_loop(loop)
+
+
 def await_in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
     """What a coroutine of `loop` yields until the future is done; whoever completes it tells the
     loop.

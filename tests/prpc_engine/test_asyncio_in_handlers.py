@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import shard
-from prpc_engine import Deferred, Master, RpcClient, RpcService, caller_name, errors
+from prpc_engine import Deferred, Master, RpcClient, RpcService, bulk, caller_name, errors
 from prpc_engine.rpc.context import remaining_s
 from shard import Future, Reactor, ShardGroup
 from tests.program import PATIENCE_S, ROOT, Program, wait_until
@@ -160,6 +160,14 @@ class Handlers:
         for number in range(3):
             await asyncio.sleep(0.001)
             yield number
+
+    @bulk
+    def runs_a_loop_of_its_own(self) -> str:
+        return asyncio.run(asyncio.sleep(0.001, "its own"))
+
+    @bulk
+    async def sleeps_in_bulk(self) -> str:
+        return await self.sleeps()
 
     def greet(self, name: str) -> str:
         return f"hello {name}"
@@ -305,6 +313,8 @@ def serve(master: str) -> None:
         pytest.param("times_out", ["timeout"] * 3, marks=ON_3_11),
         pytest.param("groups", [0, 1, 2], marks=ON_3_11),
         pytest.param("groups_and_fails", ["KeyError('one of them')"] * 2, marks=ON_3_11),
+        ("runs_a_loop_of_its_own", "its own"),
+        ("sleeps_in_bulk", "slept"),
         ("calls_in_tasks", ["Ahello a", "Bhello b"]),
         ("who_calls_in_a_task", [True, True, "of the handler"]),
         ("calls_and_blocks_in_a_task", "hello waiting"),
