@@ -113,9 +113,9 @@ DECIDERS = {
     "aggregators": Decider(
         _below(
             "prpc_engine.accumulator",
-            "aggregator auc histogram moments numeric outbox topk window",
+            "aggregator auc flushing histogram moments numeric outbox topk window",
         ),
-        _tests("prpc_engine/accumulator", "aggregators sketches outbox extreme_values"),
+        _tests("prpc_engine/accumulator", "aggregators sketches flushing outbox extreme_values"),
     ),
     "tables": Decider(
         _below(

@@ -120,6 +120,7 @@ PURE = {
     "prpc_engine.tensorflow.transfers",
     "prpc_engine.accumulator.aggregator",
     "prpc_engine.accumulator.auc",
+    "prpc_engine.accumulator.flushing",
     "prpc_engine.accumulator.histogram",
     "prpc_engine.accumulator.moments",
     "prpc_engine.accumulator.numeric",

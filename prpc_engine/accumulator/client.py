@@ -1,75 +1,39 @@
-"""AccumulatorClient: one thread that sends the counters of this process to the servers, and the
-verbs that read them back.
-
-    counters --collect--> outbox of each server --push--> server  names are spread over the servers
-                                                                  by their CRC-32
-
-The thread wakes when a counter is full or due, moves what is new into the outboxes, and pushes one
-batch to each server that has answered the last. A server that does not answer keeps its batch; it
-is pushed again, with the same number, after a delay that doubles up to RETRY_S_MAX, while new
-values merge into what is pending. Writers never wait for any of this.
+"""AccumulatorClient: sends the counters of this process to the servers (sender.py), and reads them
+back.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import os
-import queue
-import secrets
-import threading
 import time
-import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.accumulator import snapshot_file
 from prpc_engine.accumulator.aggregator import Aggregator, restored
-from prpc_engine.accumulator.counter import Counter, CounterSet, check_name, default_counters
-from prpc_engine.accumulator.outbox import WriteBatch, WriteOutbox
-from prpc_engine.accumulator.window import UNKNOWN
+from prpc_engine.accumulator.counter import CounterSet, check_name, default_counters
+from prpc_engine.accumulator.flushing import RETRY_S_MIN, PushTarget
+from prpc_engine.accumulator.sender import AccumulatorStatistics, CounterSender, Failure
 from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.rpc.call import Call
 from prpc_engine.service.service import RpcService
 from prpc_engine.settings.config import check_timeout
-from shard import ShardError
 
 logger = logging.getLogger("prpc")
 
 SERVICE_NAME = "accumulator"
 TIMEOUT_S = 30.0  # of a verb: long for a call, short for a person
 SERVERS_MAX = 1024
-PUSH_TIMEOUT_S = 5.0  # a server that takes longer to merge a few hundred aggregates is in trouble
-RETRY_S_MIN, RETRY_S_MAX = 0.05, 2.0
 CLOSE_TIMEOUT_S = 5.0  # at close(), for servers that do not answer
 MIN_ASK_S = 1.0  # when waiting for values took all the time: those who live answer at once
-IDLE_S_MAX = 3600.0  # without counters there is nothing to wake for
 
 # did not run, or may run twice: ask again
 NOT_RUN = (errors.NotSent, errors.UnknownService, errors.MaybeExecuted)
-Failure = (errors.RpcError, ShardError)  # what a call may end with
-
-
-@dataclass(frozen=True)
-class AccumulatorStatistics:
-    """Values (writes) of this process, and what became of them. acknowledged + waiting + dropped:
-    all that were collected.
-    """
-
-    acknowledged: int = 0
-    waiting: int = 0
-    dropped: int = 0  # refused by a server, not to be merged, or given up at close()
-    pushes: int = 0  # answered
-    failures: int = 0  # pushes that were not, each to be tried again
-    duplicates: int = 0  # pushes that the server had counted before
-    restarts: int = 0  # servers that were found to have begun anew
-    pushes_lost: int = 0  # that a server had acknowledged and, restarted, knew no more
-    failure: str | None = None  # the last one, None when all servers answered their last push
 
 
 def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -> RpcClient:
@@ -131,23 +95,11 @@ class Snapshot(dict[str, Aggregator]):
         self.missing = missing
 
 
-@dataclass
-class _Server:
-    """One server as the sender sees it."""
-
-    server_id: int
-    outbox: WriteOutbox = field(default_factory=WriteOutbox)
-    epoch: int = 0  # 0: never heard of
-    retry_at_s: float = 0.0
-    retry_s: float = RETRY_S_MIN
-    failure: str | None = None
-
-
 class AccumulatorClient:
     """An accumulator client sends the counters of this process to the servers, and reads them back.
 
-    Thread-safe; a context manager; close() before the RpcService it was made with. It sends in a
-    thread of its own: who writes to a counter never waits for that.
+    Thread-safe; a context manager; close() before the RpcService it was made with. Who writes to a
+    counter never waits for what is sent.
 
     service    an open RpcService
     servers    how many accumulator servers there are, with the ids 0 to servers - 1: the same
@@ -179,21 +131,13 @@ class AccumulatorClient:
             )
         self._service, self._name, self.counters = service, name, counters
         self._client = _client_of(service, name, servers, timeout_s)
-        self._servers = [_Server(server_id) for server_id in range(servers)]
-        self._identity, self._incarnation = secrets.randbits(62), secrets.randbits(62)
-        self._pushes = self._failures = self._duplicates = self._restarts = self._pushes_lost = 0
-        self._lock = threading.Lock()  # of the outboxes, and of moving aggregates into them
-        self._settled = threading.Condition(self._lock)
-        # A queue, not an event: its put() may interrupt itself, in a finalizer or a signal handler
-        # that writes.
-        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._woken = False
-        self._close_by_s: float | None = None
-        self._under_way: tuple[Call, ...] = ()  # pushes that the sender waits for
-        self._pid = os.getpid()
-        counters.attach(self, self._wake)
-        self._thread = threading.Thread(target=self._run, name="prpc-accumulator", daemon=True)
-        self._thread.start()
+        self._sender = CounterSender(self._client, service.driver, name, servers, counters)
+        with ExitStack() as undoing:
+            undoing.callback(self._client.close)
+            counters.attach(self, self._sender.wake)
+            undoing.callback(counters.detach)
+            self._sender.start()
+            undoing.pop_all()
         atexit.register(self.close)  # what was written last is sent, although nobody closed us
 
     # -- verbs -------------------------------------------------------------------------------------
@@ -205,7 +149,7 @@ class AccumulatorClient:
         writes in it.
         """
         check_name(name)
-        answer = self._ask(self._server_of(name), "read", name, timeout_s=timeout_s)
+        answer = self._ask(self._sender.server_of(name), "read", name, timeout_s=timeout_s)
         return None if answer is None else restored(*answer)
 
     def read(self, name: str, timeout_s: float = TIMEOUT_S) -> Aggregator:
@@ -213,7 +157,7 @@ class AccumulatorClient:
         found = self.try_read(name, timeout_s)
         if found is None:
             raise errors.Rejected(
-                f"server {self._server_of(name).server_id} of {self._name!r} has no counter "
+                f"server {self._sender.server_of(name).server_id} of {self._name!r} has no counter "
                 f"{name!r}: "
                 "it appears with its first flush"
             )
@@ -234,9 +178,9 @@ class AccumulatorClient:
     def _change(self, method: str, names: Sequence[str], timeout_s: float) -> None:
         for name in names:
             check_name(name)
-        self._drain(timeout_s)
-        for server in self._servers:
-            here = [name for name in names if self._server_of(name) is server]
+        self._sender.drain(timeout_s)
+        for server in self._sender.servers:
+            here = [name for name in names if self._sender.server_of(name) is server]
             if here:
                 self._ask(server, method, here, timeout_s=timeout_s)
         for name in names:
@@ -246,8 +190,8 @@ class AccumulatorClient:
 
     def erase_all(self, timeout_s: float = TIMEOUT_S) -> None:
         """Forget every counter on every server, after what was written in this process before."""
-        self._drain(timeout_s)
-        for server in self._servers:
+        self._sender.drain(timeout_s)
+        for server in self._sender.servers:
             self._ask(server, "erase_all", timeout_s=timeout_s)
         for counter in self.counters.all():
             counter.refusal = None
@@ -267,7 +211,7 @@ class AccumulatorClient:
         missing: dict[str, str] = {}
         deadline_s = time.monotonic() + timeout_s
         try:
-            self._drain(timeout_s / 2)
+            self._sender.drain(timeout_s / 2)
         except errors.DeadlineExceeded as error:
             missing["values of this process"] = str(error)
         answers, failed = self._ask_all("fetch", "read_all", deadline_s=deadline_s)
@@ -301,7 +245,7 @@ class AccumulatorClient:
         Raises DeadlineExceeded with what is missing, BadArguments when values could not be merged
         or a server refuses a counter of ours, Closed.
         """
-        self._drain(timeout_s)
+        self._sender.drain(timeout_s)
         lost = [loss for one in self.counters.all() if (loss := one.take_loss()) is not None]
         refused = [
             f"{one.name!r}: {refusal}"
@@ -316,62 +260,20 @@ class AccumulatorClient:
                 f"{'; '.join(refused)}"
             )
 
-    def _drain(self, timeout_s: float) -> None:
-        check_timeout(timeout_s)
-        with self._settled:
-            self._check_open()
-            self._collect(self.counters.all(), time.monotonic())
-            marks = [(server, server.outbox.mark()) for server in self._servers]
-            self._wake()
-
-            def settled() -> bool:
-                return self._close_by_s is not None or all(
-                    server.outbox.is_settled(mark) for server, mark in marks
-                )
-
-            if not self._settled.wait_for(settled, timeout_s):
-                raise errors.DeadlineExceeded(
-                    f"{sum(server.outbox.waiting for server in self._servers)} values were not "
-                    f"acknowledged by {self._name!r} "
-                    f"within {timeout_s} s; they are kept, and tried again: "
-                    f"{self._last_failure() or 'no server refused them'}"
-                )
-            self._check_open()
-
     def statistics(self) -> AccumulatorStatistics:
         """A snapshot."""
-        with self._lock:
-            return AccumulatorStatistics(
-                acknowledged=sum(server.outbox.acknowledged for server in self._servers),
-                waiting=sum(server.outbox.waiting for server in self._servers),
-                dropped=sum(server.outbox.dropped for server in self._servers)
-                + sum(one.dropped for one in self.counters.all()),
-                pushes=self._pushes,
-                failures=self._failures,
-                duplicates=self._duplicates,
-                restarts=self._restarts,
-                pushes_lost=self._pushes_lost,
-                failure=self._last_failure(),
-            )
-
-    def _last_failure(self) -> str | None:
-        return next(
-            (server.failure for server in self._servers if server.failure is not None), None
-        )
+        return self._sender.statistics()
 
     # -- asking ------------------------------------------------------------------------------------
 
-    def _server_of(self, name: str) -> _Server:
-        return self._servers[zlib.crc32(name.encode()) % len(self._servers)]
-
-    def _ask(self, server: _Server, method: str, *args: Any, timeout_s: float) -> Any:
+    def _ask(self, server: PushTarget, method: str, *args: Any, timeout_s: float) -> Any:
         """Call a server, again when it cannot have run: while it is being restarted, say. All verbs
         may run twice.
         """
         check_timeout(timeout_s)
         deadline_s = time.monotonic() + timeout_s
         while True:
-            self._check_open()
+            self._sender.check_open()
             left_s = max(0.0, deadline_s - time.monotonic())
             try:
                 return self._client.call_to(server.server_id, method, *args, timeout_s=left_s)
@@ -379,7 +281,7 @@ class AccumulatorClient:
                 if time.monotonic() + RETRY_S_MIN >= deadline_s:
                     raise
                 time.sleep(RETRY_S_MIN)
-                self._look_up()
+                self._sender.look_up()
 
     def _ask_all(
         self, method: str, *args: Any, deadline_s: float
@@ -389,9 +291,9 @@ class AccumulatorClient:
         """
         answers: list[Any] = []
         failed: dict[int, Exception] = {}
-        left = [server.server_id for server in self._servers]
+        left = [server.server_id for server in self._sender.servers]
         while left:
-            self._check_open()
+            self._sender.check_open()
             done, errors_now = ask_all(
                 self._client, left, method, args, max(MIN_ASK_S, deadline_s - time.monotonic())
             )
@@ -404,228 +306,19 @@ class AccumulatorClient:
                 break
             if left:
                 time.sleep(RETRY_S_MIN)
-                self._look_up()
+                self._sender.look_up()
         return answers, failed
-
-    def _look_up(self) -> None:
-        """Have the master asked anew who serves: a restarted server has another address, and its
-        old id. Waits for nothing, as the master may stand still, too; the next try, or the one
-        after that, finds what it says."""
-        self._client.servers_changed()
-
-    def _check_open(self) -> None:
-        if self._close_by_s is not None:
-            raise errors.Closed("this AccumulatorClient was closed here")
-        if self._pid != os.getpid():
-            raise errors.Closed(
-                f"this AccumulatorClient was made in process {self._pid}: "
-                f"make one in the fork {os.getpid()}"
-            )
-
-    # -- sending: the thread -----------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            self._wakes.put(None)
-
-    def _run(self) -> None:
-        while True:
-            now_s = time.monotonic()
-            with self._settled:
-                close_by_s = self._close_by_s
-                if close_by_s is not None and now_s >= close_by_s:
-                    return
-                self._collect(
-                    self.counters.due(now_s) if close_by_s is None else self.counters.all(), now_s
-                )
-                batches = self._batches(now_s)
-                retry_s = self._next_retry_s()
-            if batches:
-                self._push(batches)
-            elif close_by_s is not None:
-                if retry_s is None:
-                    return
-                self._wait_for_wake(min(close_by_s, retry_s) - now_s)
-            else:
-                dues_s = [
-                    due_s for due_s in (self.counters.next_due_s(), retry_s) if due_s is not None
-                ]
-                self._wait_for_wake(min(dues_s, default=now_s + IDLE_S_MAX) - now_s)
-
-    def _wait_for_wake(self, timeout_s: float) -> None:
-        with contextlib.suppress(queue.Empty):  # then something is due
-            self._wakes.get(timeout=max(0.0, timeout_s))
-        self._woken = False  # before looking: what fills up from here on wakes us again
-
-    def _collect(self, counters: Sequence[Counter], now_s: float) -> None:
-        """With the lock held."""
-        for counter in counters:
-            taken = counter.take(now_s)
-            if taken is not None:
-                self._server_of(counter.name).outbox.add(counter, *taken)
-
-    def _batches(self, now_s: float) -> list[tuple[_Server, WriteBatch]]:
-        """What to push now. With the lock held."""
-        ready = [
-            (server, server.outbox.head()) for server in self._servers if server.retry_at_s <= now_s
-        ]
-        return [(server, batch) for server, batch in ready if batch is not None]
-
-    def _next_retry_s(self) -> float | None:
-        """When a server is next to be told of what waits for it; None: nothing waits. With the lock
-        held.
-        """
-        return min(
-            (server.retry_at_s for server in self._servers if server.outbox.waiting), default=None
-        )
-
-    def _push(self, batches: Sequence[tuple[_Server, WriteBatch]]) -> None:
-        """To all servers at once; then see what each says."""
-        close_by_s = self._close_by_s
-        timeout_s = PUSH_TIMEOUT_S
-        if close_by_s is not None:
-            timeout_s = max(0.0, min(timeout_s, close_by_s - time.monotonic()))
-        calls: list[tuple[_Server, WriteBatch, Call]] = []
-        for server, batch in batches:
-            try:
-                entries = [entry.to_wire() for entry in batch.entries]
-            except Exception as error:  # an aggregator may be anybody's; the sender must survive it
-                self._failed(server, batch, errors.BadArguments(f"{type(error).__name__}: {error}"))
-                continue
-            arguments = (
-                self._identity,
-                self._incarnation,
-                server.outbox.sequence,
-                batch.maybe_applied,
-                server.epoch,
-                entries,
-            )
-            try:
-                call = self._client.submit_to(
-                    server.server_id, "push", *arguments, timeout_s=timeout_s
-                )
-            except Failure as error:
-                self._failed(server, batch, error)
-            else:
-                calls.append((server, batch, call))
-        self._under_way = tuple(call for _, _, call in calls)
-        for server, batch, call in calls:
-            try:
-                action, epoch, lost, refused = call.result()
-            except (*Failure, TypeError, ValueError) as error:  # or what is no answer to a push
-                self._failed(server, batch, error)
-            else:
-                self._answered(server, batch, action, epoch, lost, refused)
-
-    def _answered(
-        self,
-        server: _Server,
-        batch: WriteBatch,
-        action: str,
-        epoch: int,
-        lost: int,
-        refused: dict[int, str],
-    ) -> None:
-        with self._settled:
-            if server.epoch not in (0, epoch):
-                self._restarts += 1
-                self._pushes_lost += lost
-                logger.warning(
-                    "accumulator server %d of %r was restarted: %d pushes of this process that it "
-                    "had acknowledged are lost",
-                    server.server_id,
-                    self._name,
-                    lost,
-                )
-            server.epoch, server.retry_at_s, server.retry_s, server.failure = (
-                epoch,
-                0.0,
-                RETRY_S_MIN,
-                None,
-            )
-            self._pushes += 1
-            self._duplicates += action == "duplicate"
-            if action == UNKNOWN:
-                self._drop(
-                    server,
-                    batch,
-                    "too many other clients pushed before this push was tried again: "
-                    "it may have been counted",
-                )
-            else:
-                server.outbox.answered(refused)
-                for position, reason in refused.items():
-                    logger.warning(
-                        "counter %r was refused: %s", batch.entries[position].counter.name, reason
-                    )
-            self._settled.notify_all()
-
-    def _failed(self, server: _Server, batch: WriteBatch, error: BaseException) -> None:
-        with self._settled:
-            self._failures += 1
-            server.failure = str(error)
-            # refused before it ran, and so it would be next time
-            if isinstance(error, errors.BadArguments):
-                if not server.outbox.split_head():
-                    self._drop(server, batch, str(error))
-                    self._settled.notify_all()
-                return
-            if not isinstance(error, (errors.NotSent, errors.Rejected)):
-                batch.maybe_applied = True
-            server.retry_at_s = time.monotonic() + server.retry_s
-            server.retry_s = min(2 * server.retry_s, RETRY_S_MAX)
-            if isinstance(error, errors.Closed) and self._close_by_s is not None:
-                self._close_by_s = 0.0  # the service is gone: nothing will be sent any more
-        if isinstance(error, (errors.NotSent, errors.UnknownService)):
-            self._look_up()
-
-    def _drop(self, server: _Server, batch: WriteBatch, reason: str) -> None:
-        logger.warning(
-            "%d values of %d counters are dropped: %s",
-            sum(e.writes for e in batch.entries),
-            len(batch.entries),
-            reason,
-        )
-        server.outbox.drop_head(reason)
-
-    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> int:
         """Send what was written, and stop: how many values were given up because no server took
         them within `timeout_s`.
 
         They are logged, too. Counters stay, and what is written to them from now on waits for the
-        next client.
+        next client. Again, or in a fork: does nothing.
         """
         check_timeout(timeout_s)
-        if self._pid != os.getpid():
-            return 0  # in a fork there is no thread to stop, and the values are the parent's
-        with self._settled:
-            if self._close_by_s is not None:
-                return 0
-            self._close_by_s = time.monotonic() + timeout_s
-            self._settled.notify_all()
-        self._wakes.put(None)
-        self._thread.join(timeout_s)
-        # pushes from before close(), which may take longer than this does; others end in time
-        for call in self._under_way:
-            call.cancel()
-        self._thread.join()
-        with self._lock:
-            # what the sender had no time to look at is given up, too
-            self._collect(self.counters.all(), time.monotonic())
-        self.counters.detach()
+        lost = self._sender.close(timeout_s)
         atexit.unregister(self.close)
-        with self._lock:
-            lost = sum(server.outbox.drop_all() for server in self._servers)
-        if lost:
-            logger.warning(
-                "%d values were dropped: %s did not take them: %s",
-                lost,
-                self._name,
-                self._last_failure(),
-            )
         return lost
 
     def __enter__(self) -> AccumulatorClient:

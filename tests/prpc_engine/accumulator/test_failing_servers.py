@@ -10,6 +10,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future as FutureOfThread
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from prpc_engine.accumulator import (
     Sum,
     snapshot_file,
 )
-from prpc_engine.accumulator import client as client_module
 from prpc_engine.accumulator import outbox as outbox_module
+from prpc_engine.accumulator import sender as sender_module
 from prpc_engine.accumulator.client import SERVICE_NAME
 from prpc_engine.accumulator.outbox import WriteEntry
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
@@ -35,6 +36,7 @@ from tests.program import halt
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
 from tests.prpc_engine.inside import routes_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.shard.processes import in_fork
 
 
 class Mumbling(AccumulatorShard):
@@ -99,18 +101,18 @@ def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_ad
 
         def __getattribute__(self, name: str) -> Any:
             nonlocal looks
-            if name == "writes" and threading.current_thread() is client._thread:
+            if name == "writes" and threading.current_thread().name.startswith("blocking"):
                 looks += any(entry is self for entry in outbox._pending.values())
-                if looks == 1 and client._lock.acquire(False):
+                if looks == 1 and client._sender._lock.acquire(False):
                     late.write(10)
-                    client._collect([counters.all()[-1]], 0.0)
-                    client._lock.release()
+                    client._sender._collect([counters.all()[-1]], 0.0)
+                    client._sender._lock.release()
             return super().__getattribute__(name)
 
     with Master() as master, RpcService(master=master.address) as service:
         server = AccumulatorServer(service)
         with AccumulatorClient(service, counters=counters) as client:
-            outbox = client._servers[0].outbox
+            outbox = client._sender.servers[0].outbox
             one, two, late = (
                 Accumulator(name, Sum, 1, NEVER_S, counters) for name in ("one", "two", "late")
             )
@@ -161,7 +163,7 @@ def test_what_no_server_took_is_counted_and_told_at_the_end(
 def test_a_client_closes_within_its_time_although_a_server_stands_still_with_a_push(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(client_module, "PUSH_TIMEOUT_S", NEVER_S)
+    monkeypatch.setattr(sender_module, "PUSH_TIMEOUT_S", NEVER_S)
     counters = CounterSet()
     with (
         Master() as master,
@@ -186,6 +188,61 @@ def test_a_client_closes_within_its_time_although_a_server_stands_still_with_a_p
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert "2 values were dropped" in caplog.text
+
+
+def test_a_client_closes_in_a_handler_and_what_was_written_is_sent() -> None:
+    """Whose thread turns the reactor that brings the answers."""
+    counters = CounterSet()
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        AccumulatorServer(service) as server,
+    ):
+        client = AccumulatorClient(service, counters=counters)
+        Accumulator("one", Sum, 0, NEVER_S, counters).write(7)
+        service.create_server("closer", {"close": client.close})
+        assert service.create_client("closer").call("close", timeout_s=PATIENCE_S) == 0
+        assert server.generate_output_info() == {"one": "7"}
+
+
+def test_a_client_is_its_parents_in_a_fork_whatever_happens_there() -> None:
+    counters = CounterSet()
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        AccumulatorServer(service),
+        AccumulatorClient(service, counters=counters) as client,
+    ):
+        one = Accumulator("one", Sum, 0, NEVER_S, counters)
+        one.write(7)
+
+        def in_child() -> None:
+            with pytest.raises(Closed, match="make one in the fork"):
+                client.wait_empty(PATIENCE_S)
+            assert client.close() == 0
+
+        with client._sender._lock:  # as another thread may have it, which no fork takes along
+            assert in_fork(in_child) == 0
+        client.wait_empty(PATIENCE_S)
+        assert one.read().value == 7
+
+
+def test_a_sender_for_which_there_is_no_thread_sends_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the interpreter ends there is none, and close() comes last."""
+    counters, ended = CounterSet(), ThreadPoolExecutor(1)
+    ended.shutdown()
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        AccumulatorServer(service) as server,
+    ):
+        client = AccumulatorClient(service, counters=counters)
+        monkeypatch.setattr("shard.loop.waits._pool", ended)
+        Accumulator("one", Sum, 1, NEVER_S, counters).write(7)
+        assert client.close() == 0
+        assert server.generate_output_info() == {"one": "7"}
 
 
 def begun(function: Callable[..., Any], *arguments: Any) -> FutureOfThread[Any]:
