@@ -23,6 +23,8 @@ scraped, so that calls pay nothing.
                                                                  ejected, probing
     prpc_slab_...                 SLAB                           shared memory of one process
     prpc_shard_...                SHARD      shard               one process of RpcService(shards=N)
+    prpc_class_...                CLASS      class               one class of work in one process:
+                                                                 what it ran, what of it waits
     prpc_node_rank                gauge                          which node of the job this is
     prpc_task_...                 TASK       task                a cluster's Server: the tensors of
                                                                  all its processes
@@ -30,8 +32,8 @@ scraped, so that calls pay nothing.
 A cluster's Server has no prpc_service_, prpc_client_ and prpc_node_ families; its shards are those
 that answer for it (relay.py).
 
-Each shard has peers, servers (sharded=True) and a slab of its own: families of peers, servers and
-slabs have the label `shard`, which is empty for the service's own process. Shards are asked at each
+Each shard has peers, servers (sharded=True), a slab and classes of its own: families of these have
+the label `shard`, which is empty for the service's own process. Shards are asked at each
 scrape. One that does not answer in time (shard_figures.TIMEOUT_S) has prpc_shard_up 0 and the
 values of its process only, and counts in prpc_service_... and in prpc_transport_... with what it
 said last: so these fall neither while it is busy, nor when it dies or is started again. What a
@@ -325,6 +327,17 @@ SHARD = (
         attrgetter("process.counters.bytes_out"),
     ),
 )
+CLASS = (
+    Figure("steps", "counter", "Steps that ended.", attrgetter("steps")),
+    Figure("seconds", "counter", "What they took.", lambda one: one.busy_ns * 1e-9),
+    Figure(
+        "longest_step_seconds",
+        "gauge",
+        "The longest of them, and of the class latency the longest turn.",
+        lambda one: one.longest_ns * 1e-9,
+    ),
+    Figure("waiting", "gauge", "Steps that wait to run.", attrgetter("waiting")),
+)
 TASK = (
     Figure("requests", "counter", "Requests for tensors that left here.", attrgetter("messages")),
     Figure("tensors", "counter", "Tensors that were asked for by them.", attrgetter("tensors")),
@@ -588,6 +601,8 @@ def _of_processes(here: NodeFigures | None, shards: Iterable[ShardFigures]) -> I
     )
     yield from _read("slab", SLAB, ("shard",), [((shard,), node.slab) for shard, node in answered])
     yield from _read("shard", SHARD, ("shard",), by_shard)
+    classes = [((one.name, shard), one) for shard, node in answered for one in node.classes]
+    yield from _read("class", CLASS, ("class", "shard"), classes)
 
 
 def _read(

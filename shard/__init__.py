@@ -59,7 +59,7 @@ from shard.loop.task_class import BULK, LATENCY, TaskClass, class_of, in_class
 from shard.loop.task_group import CancelScope, TaskGroup
 from shard.loop.timers import Timer, Timers
 from shard.loop.waits import run_blocking, sleep, yield_now
-from shard.memory.counters import CounterRow, Counters, quantile_ns
+from shard.memory.counters import ClassStatistics, CounterRow, Counters, quantile_ns
 from shard.memory.handle import Ring
 from shard.memory.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
 from shard.memory.lease_table import Held, Lease
@@ -100,6 +100,7 @@ __all__ = [
     "ControlLoop",
     "Core",
     "CoreLocks",
+    "ClassStatistics",
     "CounterRow",
     "Counters",
     "DistributedPort",

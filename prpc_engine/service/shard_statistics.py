@@ -27,7 +27,14 @@ from prpc_engine.node.node_info import ABOUT_TARGET
 from prpc_engine.rpc.peer import PeerStatistics
 from prpc_engine.rpc.server import ServedStatistics
 from prpc_engine.rpc.timing import MethodTiming
-from shard import Future, ShardError, ShardGroup, ShardStatistics, SlabStatistics
+from shard import (
+    ClassStatistics,
+    Future,
+    ShardError,
+    ShardGroup,
+    ShardStatistics,
+    SlabStatistics,
+)
 
 TIMEOUT_S = 1.0  # for all shards to answer: a tenth of what Prometheus waits for a whole scrape
 
@@ -41,6 +48,7 @@ class NodeFigures:
     slab: SlabStatistics
     ended: dict[str, Ended]  # by transport: what connections did that are over
     pid: int  # of its process
+    classes: tuple[ClassStatistics, ...]  # of work in its reactor, LATENCY first
 
     @classmethod
     def of(cls, node: Node) -> NodeFigures:
@@ -56,6 +64,7 @@ class NodeFigures:
             },
             slab=node.slab.statistics(),
             pid=node.pid,
+            classes=node.reactor.statistics(),
         )
 
 

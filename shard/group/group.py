@@ -472,6 +472,7 @@ class ShardGroup:
                 incarnation=life.incarnation,
                 exit_code=life.exit_code,
                 counters=self._counters.read(life.index),
+                classes=self._counters.classes(life.index),
             )
             for life in self._supervisor.lives
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shard.memory.counters import CounterRow
+from shard.memory.counters import ClassStatistics, CounterRow
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class ShardStatistics:
     # of the last that ended, as multiprocessing has it: -9 is SIGKILL; None when none has
     exit_code: int | None
     counters: CounterRow  # of the present incarnation, or the last
+    classes: tuple[ClassStatistics, ...]  # of work, LATENCY first; likewise
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,8 @@ class Shard:
             self.slab,
             sum(lane.leases_held for lane in lanes),
         )
-        counters.write(self.index, row, self._tally.call_ns, self._tally.run_ns)
+        classes = self.reactor.statistics()
+        counters.write(self.index, row, self._tally.call_ns, self._tally.run_ns, classes)
 
 
 INDEX_BITS = 8  # of a handover's number; the incarnation is in the rest

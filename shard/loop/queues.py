@@ -34,38 +34,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from shard.errors import ShardError
 from shard.loop.task_class import LATENCY, RUNNING, TaskClass
+from shard.memory.counters import CLASSES_MAX, ClassStatistics
 
 Step = Callable[[], object]
-
-# The choice looks at every class for every timed step, 0.1 us each: few classes is what makes it
-# cheap.
-CLASSES_MAX = 16
-
-
-@dataclass(frozen=True, slots=True)
-class ClassStatistics:
-    """What one class of work did in a reactor since it began.
-
-    name, shares  the class
-    steps         that ended; of LATENCY pieces of work: messages, steps, timers
-    seconds       that they took
-    longest_s     the longest of them, in seconds; of LATENCY the longest turn
-    waiting       steps in its queue now
-
-    Of LATENCY, steps, seconds and longest_s are of the turns in which another class waited: while
-    it is alone nothing is timed.
-    """
-
-    name: str
-    shares: int
-    steps: int
-    seconds: float
-    longest_s: float
-    waiting: int
 
 
 class _Queue:
@@ -137,8 +111,8 @@ class ReadyQueues:
                 queue.task_class.name,
                 queue.task_class.shares,
                 queue.count,
-                queue.seconds,
-                queue.longest_s,
+                int(queue.seconds * 1e9),
+                int(queue.longest_s * 1e9),
                 len(queue.steps),
             )
             for queue in (self._default, *self._order)

@@ -49,11 +49,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shard.loop.future import Future, Waiter, is_asyncio_imported
-from shard.loop.queues import ClassStatistics, ReadyQueues
+from shard.loop.queues import ReadyQueues
 from shard.loop.task import Task, behalf
 from shard.loop.task_class import LATENCY, RUNNING, TaskClass
 from shard.loop.timers import Timer, Timers
 from shard.memory import memory_order
+from shard.memory.counters import ClassStatistics
 
 if TYPE_CHECKING:
     from shard.loop.guest_loop import GuestLoop

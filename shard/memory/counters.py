@@ -5,7 +5,7 @@ nobody is stopped for it.
          0                8  magic        creator     MAGIC
          8                8  rows         creator     number of shards, and one for the application
                                                       (the last)
-    1024 + 1024*row       8  incarnation  shard       which start of this shard writes here
+    1024 + 2048*row       8  incarnation  shard       which start of this shard writes here
                    +8     8  up_ns        shard       since then
                   +16     8  idle_ns      shard       of that, how long it was parked, or looked for
                                                       work in vain
@@ -35,6 +35,9 @@ nobody is stopped for it.
                                                       those of 2**(b-1) to 2**b ns
                  +512  32*8  run_ns       shard       the same for sampled plain functions it ran,
                                                       from found to answered
+                +1024 16*64  classes      shard       of work, LATENCY first, 64 bytes each:
+                                                      name (24, UTF-8, zeros behind it), shares,
+                                                      steps, busy_ns, longest_ns, waiting
 
 A row has cache lines of its own. Each field is one aligned 8-byte store through `cast("Q")`, so a
 reader sees whole values; two fields may be of different moments, up to COUNTERS_PERIOD_S
@@ -43,15 +46,21 @@ reader sees whole values; two fields may be of different moments, up to COUNTERS
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from shard.errors import RemoteProtocolError
 
-MAGIC = 0x32544E4343505250  # "PRPCCNT2", little-endian
-ROW_WORDS = 128
+MAGIC = 0x33544E4343505250  # "PRPCCNT3", little-endian
+ROW_WORDS = 256
 FIRST_ROW_WORD = 128
-CALL_NS_WORD, RUN_NS_WORD = 32, 64
+CALL_NS_WORD, RUN_NS_WORD, CLASSES_WORD = 32, 64, 128
+CLASS_WORDS, CLASS_NAME_WORDS = 8, 3
+NAME = struct.Struct(f"<{CLASS_NAME_WORDS}Q")
+# Classes of work that a reactor takes. It looks at every class for every timed step, 0.1 us each:
+# few classes is what makes that cheap.
+CLASSES_MAX = 16
 LATENCY_BUCKETS = 32  # the last one also holds what is longer than 2 s
 
 
@@ -93,8 +102,32 @@ class CounterRow(NamedTuple):
         return max(0.0, 1.0 - self.idle_ns / self.up_ns) if self.up_ns else 0.0
 
 
+class ClassStatistics(NamedTuple):
+    """What one class of work did in a reactor since that began. Fields that end in _ns are
+    nanoseconds.
+
+    name, shares  the class
+    steps         that ended; of LATENCY pieces of work: messages, steps, timers
+    busy_ns       what they took
+    longest_ns    the longest of them; of LATENCY the longest turn
+    waiting       steps in its queue now
+
+    Of LATENCY, steps, busy_ns and longest_ns are of the turns in which another class waited: while
+    it is alone nothing is timed.
+    """
+
+    name: str
+    shares: int
+    steps: int
+    busy_ns: int
+    longest_ns: int
+    waiting: int
+
+
 # the table above
-assert len(CounterRow._fields) <= CALL_NS_WORD and RUN_NS_WORD + LATENCY_BUCKETS <= ROW_WORDS
+assert len(CounterRow._fields) <= CALL_NS_WORD and RUN_NS_WORD + LATENCY_BUCKETS <= CLASSES_WORD
+assert CLASSES_WORD + CLASSES_MAX * CLASS_WORDS <= ROW_WORDS
+assert len(ClassStatistics._fields) - 1 + CLASS_NAME_WORDS == CLASS_WORDS
 
 
 def bucket(duration_ns: int) -> int:
@@ -148,9 +181,14 @@ class Counters:
         return cls(memory)
 
     def write(
-        self, row: int, values: CounterRow, call_ns: Sequence[int] = (), run_ns: Sequence[int] = ()
+        self,
+        row: int,
+        values: CounterRow,
+        call_ns: Sequence[int] = (),
+        run_ns: Sequence[int] = (),
+        classes: Sequence[ClassStatistics] = (),
     ) -> None:
-        """Store a process's figures. By that process alone."""
+        """Store a process's figures; of `classes` the first CLASSES_MAX. By that process alone."""
         start = FIRST_ROW_WORD + ROW_WORDS * row
         words = self._words
         for first, figures in (
@@ -160,6 +198,15 @@ class Counters:
         ):
             for word, value in enumerate(figures, first):
                 words[word] = value
+        for at in range(CLASSES_MAX):
+            first = start + CLASSES_WORD + CLASS_WORDS * at
+            if at < len(classes):
+                name = classes[at].name.encode(errors="replace")[: NAME.size]
+                figures = (*NAME.unpack(name.ljust(NAME.size, b"\0")), *classes[at][1:])
+                for word, value in enumerate(figures, first):
+                    words[word] = value
+            else:  # an earlier incarnation may have had more
+                words[first + CLASS_NAME_WORDS] = 0
 
     def read(self, row: int) -> CounterRow:
         """A process's figures as they stand."""
@@ -175,6 +222,18 @@ class Counters:
         answered.
         """
         return self._buckets(row, RUN_NS_WORD)
+
+    def classes(self, row: int) -> tuple[ClassStatistics, ...]:
+        """What each class of work did there, LATENCY first. A long name is cut."""
+        first = FIRST_ROW_WORD + ROW_WORDS * row + CLASSES_WORD
+        found = []
+        for at in range(first, first + CLASSES_MAX * CLASS_WORDS, CLASS_WORDS):
+            name = NAME.pack(*self._words[at : at + CLASS_NAME_WORDS])
+            figures = self._words[at + CLASS_NAME_WORDS : at + CLASS_WORDS].tolist()
+            if figures[0]:  # its shares
+                text = name.rstrip(b"\0").decode(errors="ignore")
+                found.append(ClassStatistics(text, *figures))
+        return tuple(found)
 
     def _buckets(self, row: int, first: int) -> tuple[int, ...]:
         start = FIRST_ROW_WORD + ROW_WORDS * row + first

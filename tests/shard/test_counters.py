@@ -5,19 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shard import CounterRow, Counters, RemoteProtocolError, ShardGroup, quantile_ns
-from shard.memory.counters import LATENCY_BUCKETS, bucket, size_for
+from shard import (
+    ClassStatistics,
+    CounterRow,
+    Counters,
+    RemoteProtocolError,
+    ShardGroup,
+    quantile_ns,
+)
+from shard.memory.counters import CLASSES_MAX, LATENCY_BUCKETS, bucket, size_for
 from shard.memory.segment import Segment
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-ROW_BYTES = 1024
+FRONT_BYTES, ROW_BYTES = 1024, 2048
 MOST = (1 << 64) - 1
 
 
@@ -49,9 +57,10 @@ def test_each_row_has_cache_lines_of_its_own(row: int) -> None:
         CounterRow(*[MOST] * len(CounterRow._fields)),
         [MOST] * LATENCY_BUCKETS,
         [MOST] * LATENCY_BUCKETS,
+        [ClassStatistics("a class of 24 letters ok", *[MOST] * 5)] * CLASSES_MAX,
     )
     changed = [index for index in range(len(memory)) if memory[index] != before[index]]
-    start = ROW_BYTES + ROW_BYTES * row
+    start = FRONT_BYTES + ROW_BYTES * row
     assert start <= min(changed) <= max(changed) < start + ROW_BYTES
 
 
@@ -211,3 +220,31 @@ def test_another_process_reads_the_figures_while_the_shard_works() -> None:
         reader.stdout.close()
         assert reader.wait(PATIENCE_S) == 0
         assert seen >= 1000
+
+
+def test_classes_of_work_are_read_as_they_were_written_and_a_new_start_forgets_them() -> None:
+    counters = Counters.format(memoryview(bytearray(size_for(2))), 2)
+    assert counters.classes(0) == ()
+    full = [
+        ClassStatistics(f"class {number}", 1 + number, 2, MOST, 4, number)
+        for number in range(CLASSES_MAX)
+    ]
+    counters.write(0, CounterRow(), classes=full)
+    assert counters.classes(0) == tuple(full)
+    assert counters.read(1) == CounterRow()
+    long = ClassStatistics("Ä" * 20, 7, 0, 0, 0, 0)
+    counters.write(0, CounterRow(), classes=[long])
+    assert counters.classes(0) == (long._replace(name="Ä" * 12),)
+
+
+def test_a_group_tells_what_each_class_did_in_each_shard() -> None:
+    with ShardGroup(1) as group:
+        for number in range(3):
+            group.submit_to(0, functions.bulk_step, number).result(PATIENCE_S)
+        give_up = time.monotonic() + PATIENCE_S
+        while len(classes := group.statistics().shards[0].classes) < 2 or classes[1].steps < 3:
+            assert time.monotonic() < give_up, classes
+    latency, bulk = classes
+    assert (latency.name, latency.shares) == ("latency", 1000)
+    assert (bulk.name, bulk.shares, bulk.steps, bulk.waiting) == ("bulk", 100, 3, 0)
+    assert bulk.busy_ns >= bulk.longest_ns > 0

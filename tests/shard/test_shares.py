@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shard import Future, Reactor, ShardError
-from shard.loop.queues import CLASSES_MAX, ReadyQueues
+from shard.loop.queues import ReadyQueues
 from shard.loop.reactor import DESCRIPTOR_TURNS, READY_STEPS_MAX, TURN_SLICE_S
 from shard.loop.task_class import BULK, LATENCY, SHARES_MAX, TaskClass, class_of, in_class
+from shard.memory.counters import CLASSES_MAX
 from tests.helpers import ManualClock
 from tests.shard.sources import Source
 
