@@ -24,6 +24,9 @@ What one end does with a call of the other:
     plain function       runs at once, in the turn that found it; its answer leaves in the same turn
     coroutine function   becomes a task of the reactor; answers when it ends
     in another class     (`in_class`) becomes a task of that class, plain or not
+    of LATENCY, by a     begins as a step where other calls wait behind it, in its order: those of
+    lane that has        other classes would wait in the ring for all before them, and have no part
+    brought others       of the time
 
 CANCEL gives the call of that call_id up: Submitted.cancel() was called, or a task that awaits it
 was cancelled. The caller's future is complete at once, and no answer follows. At the other end
@@ -172,6 +175,8 @@ class ShardChannel:
         self._sent = SentFunctions()
         self._numbers = self._sent.numbers
         self._functions = ReceivedFunctions()
+        self._has_classes = False  # the other end has sent a function of another class than LATENCY
+        self._deferred = 0  # plain functions that wait as steps
         connection.on_message = self._on_message
         connection.on_close = self._on_close
 
@@ -378,10 +383,48 @@ class ShardChannel:
         into.
         """
         task_class = class_of(function)
-        if task_class is LATENCY:
-            return function
-
+        if task_class == LATENCY:
+            return self._in_turn(function) if self._has_classes else function
+        if not self._has_classes:
+            self._has_classes = True
+            for number, earlier in self._functions.items():
+                self._functions[number] = self._in_turn(earlier)
         return lambda *args: self._reactor.spawn(_run(function, args), queue=task_class)
+
+    def _in_turn(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of LATENCY as its calls run here where there are classes: at once if no call
+        waits, before it or behind it, else as a step.
+        """
+
+        def run(*args: Any) -> Any:
+            if not self._deferred and not self.connection.has_work():
+                return function(*args)
+            self._gate.enter()  # a shard that stops ends what it has taken on
+            self._deferred += 1
+            future = Future()
+            self._reactor.call_soon(lambda: self._run_deferred(function, args, future))
+            return future
+
+        return run
+
+    def _run_deferred(
+        self, function: Callable[..., Any], args: tuple[Any, ...], future: Future
+    ) -> None:
+        self._deferred -= 1
+        try:
+            if future.finished:
+                return  # cancelled meanwhile
+            value = function(*args)
+            if type(value) in _LATER:
+                value = self._reactor.spawn(value) if type(value) is CoroutineType else value
+                value.add_done_callback(lambda done: _pass_on(done, future))
+            else:
+                future.set_result(value)
+        except BaseException as error:
+            # whatever a function raises, an exit too, ends its call and not the shard
+            future.set_error(error)
+        finally:
+            self._gate.leave()
 
     def _answer_later(self, call_id: int, value: Any) -> None:
         """A coroutine or a future: the answer follows when it is done. A future that is no task
@@ -480,6 +523,14 @@ _LATER = frozenset({CoroutineType, Future, Gathered, Task, Submitted})
 def is_answered_later(value: object) -> bool:
     """Whether it is to be awaited: a coroutine, a task or a future of the engine."""
     return type(value) in _LATER
+
+
+def _pass_on(done: Future, future: Future) -> None:
+    error = done.error()
+    if error is None:
+        future.set_result(done.result())
+    else:
+        future.set_error(error)
 
 
 async def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
