@@ -14,6 +14,10 @@ Expected:
                      2.4): 10 us and more while arrays go that way.
     wake-up          a doorbell is a byte on a Unix socket: what a process blocked in recv() takes,
                      20 to 50 us on a virtual machine, and 3 us for the call itself.
+    shares           plain functions and bulk ones that never end have their parts of the time, 10
+                     to 1, whatever either takes: to within one step of each, which is 20 % after
+                     55 times the longest.
+    timer            comes in the turn after the one under way: 0.1 ms and one function late.
     idle             the application and the shards sleep in epoll and wake a few times a second:
                      below 0.5 % of a core.
 
@@ -27,9 +31,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import socket
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,6 +86,22 @@ class WakeUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """Plain functions and functions in class BULK, more of both than there is time for."""
+
+    def __str__(self) -> str:
+        return "bulk work beside plain functions"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """A timer of TICK_S in a shard that has more functions to run than there is time for."""
+
+    def __str__(self) -> str:
+        return "timer of 10 ms beside functions of 1 ms"
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """No calls, polling off: what does having shards cost?"""
 
@@ -87,13 +109,27 @@ class Idle:
         return f"{IDLE_SHARDS} shards, idle"
 
 
-Case = Call | Lend | WakeUp | Idle
-CASES: list[Case] = [Call(), Lend(), WakeUp(), Idle()]
+Case = Call | Lend | WakeUp | Shares | Ticks | Idle
+CASES: list[Case] = [Call(), Lend(), WakeUp(), Shares(), Ticks(), Idle()]
 
-_CALL, _LEND, _WAKE_UP, _IDLE = (str(case) for case in CASES)
+_CALL, _LEND, _WAKE_UP, _SHARES, _TICKS, _IDLE = (str(case) for case in CASES)
 PLAIN, ASYNC = "application to shard, plain", "application to shard, async def"
 PARKED, BLOCKED, BOOKS = "parked shard", "blocked recv", "books alone, one process"
 
+
+# What plain functions and bulk ones take, in seconds: each call one of these, by chance.
+SHORT_S, MIDDLE_S, LONG_S = 20e-6, 1e-3, 20e-3
+MIXES = {
+    "20 us, bulk 20 ms": ((SHORT_S,), (LONG_S,)),
+    "20 ms, bulk 20 us": ((LONG_S,), (SHORT_S,)),
+    "both 20 us to 20 ms": ((SHORT_S, MIDDLE_S, LONG_S), (SHORT_S, MIDDLE_S, LONG_S)),
+}
+WINDOW_STEPS = 100  # of the longest function: the shares are to be seen in that
+# What calls under way take together: enough that neither runs out while the other has its part, or
+# while the application has no core.
+BACKLOG_S = 0.2
+FLOOD = "shard, flooded"
+TICK_S = 0.01
 
 _SMALLEST, _LARGEST = units.size(LENT_BYTES[0]), units.size(LENT_BYTES[-1])
 TARGETS = [
@@ -111,6 +147,9 @@ TARGETS = [
     Target(_LEND, _LARGEST, "p50_ns", "at most", 1.1, against=_SMALLEST),
     Target(_LEND, BOOKS, "p50_ns", "at most", 3_000),
     Target(_WAKE_UP, PARKED, "p50_ns", "at most", 1.2, against=BLOCKED),
+    *(Target(_SHARES, name, "bulk_of_its_part", "at least", 0.8) for name in MIXES),
+    *(Target(_SHARES, name, "bulk_of_its_part", "at most", 1.2) for name in MIXES),
+    Target(_TICKS, FLOOD, "late_ns_p90", "at most", 1_500_000),
     Target(_IDLE, "shard.ShardGroup", "application_cpu_percent", "at most", 0.5),
     Target(_IDLE, "shard.ShardGroup", "busiest_shard_cpu_percent", "at most", 0.5),
 ]
@@ -169,6 +208,13 @@ def candidates_of(case: Case) -> list[Candidate]:
             Candidate(PARKED, "ours", measure_wake_up),
             Candidate(BLOCKED, "limit", limits.measure_blocked_recv),
         ]
+    if isinstance(case, Shares):
+        return [
+            Candidate(name, "ours", partial(measure_shares, plain_s=plain_s, bulk_s=bulk_s))
+            for name, (plain_s, bulk_s) in MIXES.items()
+        ]
+    if isinstance(case, Ticks):
+        return [Candidate(FLOOD, "ours", measure_ticks)]
     return [Candidate("shard.ShardGroup", "ours", measure_idle)]
 
 
@@ -260,6 +306,77 @@ def measure_books(place: Place, effort: Effort) -> Sample:
         return sample.with_work(still_lent=len(lendings))
 
 
+# -- time in a shard -------------------------------------------------------------------------------
+
+
+def flood(
+    group: shard.ShardGroup,
+    end: Callable[[], bool],
+    kinds: Sequence[tuple[Callable[[float], None], Sequence[float]]],
+) -> None:
+    """Keep BACKLOG_S of each (function, what it takes) under way in shard 0 until `end`."""
+    chance = random.Random(0)
+    under_way: list[deque[shard.Future]] = [deque() for _ in kinds]
+    while not end():
+        for (function, costs_s), waiting in zip(kinds, under_way, strict=True):
+            while waiting and waiting[0].done():
+                waiting.popleft().result()
+            while len(waiting) * sum(costs_s) / len(costs_s) < BACKLOG_S:
+                waiting.append(group.submit_to(0, function, chance.choice(costs_s)))
+        time.sleep(BACKLOG_S / 100)  # the shard has work for longer
+        under_way[0][0].done()
+    for waiting in under_way:
+        for future in waiting:
+            future.cancel()
+
+
+def measure_shares(
+    place: Place, effort: Effort, plain_s: Sequence[float], bulk_s: Sequence[float]
+) -> Sample:
+    """What bulk functions had of a shard's time, as a part of what they are to have of it."""
+    wanted = shard.BULK.shares / (shard.BULK.shares + shard.LATENCY.shares)
+    window_s = WINDOW_STEPS * max(*plain_s, *bulk_s) if effort.timed_s else max(*plain_s, *bulk_s)
+    with shard.ShardGroup(1, polling=False, idle="spin", pin=pin_application(place)) as group:
+        warm = True
+        until = time.monotonic() + window_s / 10
+
+        def end() -> bool:
+            nonlocal warm, until
+            if warm and time.monotonic() >= until:
+                warm, until = False, time.monotonic() + window_s
+                group.submit_to(0, in_shard.take_burnt_s).result()
+            return time.monotonic() >= until
+
+        flood(
+            group,
+            end,
+            [
+                (in_shard.burn, plain_s),
+                (in_shard.burn_in_bulk, bulk_s),
+            ],
+        )
+        burnt_s = group.submit_to(0, in_shard.take_burnt_s).result()
+        bulk = burnt_s.get("bulk", 0.0)
+        part = bulk / (bulk + burnt_s.get("latency", 0.0))
+        return Sample(figures={"bulk_of_its_part": part / wanted}).with_work(kinds=len(burnt_s))
+
+
+def measure_ticks(place: Place, effort: Effort) -> Sample:
+    """How late a timer comes."""
+    count = max(effort.ops_min, int(3 * effort.timed_s / TICK_S))
+    with shard.ShardGroup(1, polling=False, idle="spin", pin=pin_application(place)) as group:
+        ticks = group.submit_to(0, in_shard.time_ticks, TICK_S, count)
+        flood(group, ticks.done, [(in_shard.burn, (MIDDLE_S,))])
+        late_s = sorted(ticks.result())
+        return Sample(
+            figures={
+                "late_ns_p50": late_s[len(late_s) // 2] * 1e9,
+                "late_ns_p90": late_s[len(late_s) * 9 // 10] * 1e9,
+                "late_ns_max": late_s[-1] * 1e9,
+            }
+        ).with_work(ticks=len(late_s))
+
+
 # -- sleeping --------------------------------------------------------------------------------------
 
 
@@ -330,6 +447,18 @@ def test_sleepers_are_woken_and_the_times_are_in_order() -> None:
     for result in run(WakeUp(), TINY):
         assert result.state == "ok", result.note
         assert result.work == {"wakes": TINY.ops_min, "in_order": TINY.ops_min}
+
+
+def test_plain_and_bulk_functions_both_have_their_parts() -> None:
+    for result in run(Shares(), TINY):
+        assert result.state == "ok", result.note
+        assert result.work == {"kinds": 2}
+
+
+def test_a_timer_comes_beside_a_flood() -> None:
+    (result,) = run(Ticks(), TINY)
+    assert result.state == "ok", result.note
+    assert result.work == {"ticks": TINY.ops_min}
 
 
 def test_idle_shards_still_answer_afterwards() -> None:

@@ -54,6 +54,46 @@ def drop() -> None:
     _kept.clear()
 
 
+def burn(seconds: float) -> None:
+    """Take so long of the processor, as a plain function of class LATENCY."""
+    _burn("latency", seconds)
+
+
+@shard.in_class(shard.BULK)
+def burn_in_bulk(seconds: float) -> None:
+    """The same in class BULK."""
+    _burn("bulk", seconds)
+
+
+def _burn(name: str, seconds: float) -> None:
+    began = time.perf_counter()
+    while (now := time.perf_counter()) - began < seconds:
+        pass
+    _burnt_s[name] = _burnt_s.get(name, 0.0) + now - began
+
+
+_burnt_s: dict[str, float] = {}
+
+
+def take_burnt_s() -> dict[str, float]:
+    """What burn() and burn_in_bulk() took since this was asked last, in seconds."""
+    taken = _burnt_s.copy()
+    _burnt_s.clear()
+    return taken
+
+
+async def time_ticks(period_s: float, count: int) -> list[float]:
+    """How late a timer of this shard comes, in seconds, again and again."""
+    reactor = shard.this_shard().reactor
+    late_s = []
+    for _ in range(count):
+        rung: shard.Future = shard.Future()
+        due = reactor.clock() + period_s
+        reactor.timers.call_at(due, lambda to=rung: to.set_result(reactor.clock()))  # type: ignore[misc]
+        late_s.append(await rung - due)
+    return late_s
+
+
 async def time_calls(index: int, is_async: bool, effort: Effort) -> Sample:
     """Calls from this shard to shard `index`, one at a time."""
     submit_to = shard.this_shard().submit_to
