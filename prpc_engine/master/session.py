@@ -110,6 +110,7 @@ class _Request:
     asked: float  # when, by time.monotonic()
     timeout_s: float
     future: Future
+    has_begun: bool = False  # in the reactor; until then it is sent by nobody
     peer: Peer | None = None  # over which it is on its way
     session: int = 0  # over which it was sent last
     timer: Timer | None = None
@@ -229,12 +230,14 @@ class MasterSession:
     def _begin(self, request: _Request) -> None:
         if request.verb == "deregister_server" and self._joined is not None:
             request.arguments = (self._joined.take_back(*request.arguments),)
+        request.has_begun = True
         self._arm(request, request.deadline)
         self._send(request)
 
     def _send(self, request: _Request) -> None:
         peer = self._peer
-        if peer is None or request.peer is not None or request.number not in self._requests:
+        is_wanted = request.has_begun and request.number in self._requests
+        if peer is None or request.peer is not None or not is_wanted:
             return
         moved = request.session not in (0, self.number)
         request.peer = peer

@@ -382,6 +382,29 @@ def test_a_server_that_is_taken_back_while_it_is_registered_again_is_taken_back(
                 )
 
 
+def test_a_server_that_is_taken_back_as_a_connection_is_taken_up_is_taken_back(place: str) -> None:
+    first = Master(place)
+    with RpcService(first.address) as node:
+        target = node.create_server("test", {"who": lambda: "me"})._target
+        session, before = session_of(node), session_of(node).number
+        with replaced(first) as second:
+            wait_until(lambda: session.number != before and session.connected, "the new session")
+            answers = Future(node.driver)
+
+            def take_up_meanwhile() -> None:
+                asked = session.deregister_server(target)
+                peer, session._peer = session._peer, None
+                assert peer is not None
+                session._take_up(peer, Future(), False, Future())
+                asked.add_done_callback(lambda _: answers.set_result(asked.result()))
+
+            node.driver.reactor.call_soon(take_up_meanwhile)
+            assert answers.result(PATIENCE_S) is True, "it was known"
+            with MasterClient(second.address) as client:
+                (known,) = client.get_rpc_service_info("RpcService")
+                assert known.servers == ()
+
+
 def test_a_server_whose_registration_was_answered_too_late_stays_with_nobody(
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
