@@ -3,6 +3,14 @@ and saves it.
 
 Calls of a shard come one at a time, so a push, a read and a snapshot each see all of another push
 or nothing of it. A push is merged before it is answered.
+
+    a server    event             next
+    serving     snapshot_s later  saves, in a thread that may block; then serving
+    serving     close()           closing: takes no more pushes, and saves a last time in the thread
+                                  that closes, after what is being saved
+    closing     that is saved     closed, and others may save to that path
+
+What waits for the next snapshot is a coroutine of the control loop.
 """
 
 from __future__ import annotations
@@ -27,9 +35,9 @@ from prpc_engine.accumulator.counter import NAMES_MAX, check_name
 from prpc_engine.accumulator.window import APPLY, DUPLICATE, WriteWindow
 from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
-from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, RpcError, is_number
+from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, is_number
 from prpc_engine.service.service import RpcService
-from shard import ShardError, this_shard
+from shard import CancelledError, Task, control_loop, run_blocking, sleep, this_shard
 
 logger = logging.getLogger("prpc")
 
@@ -272,17 +280,16 @@ class AccumulatorServer:
                 self._lock.close()
             raise
         self._client: RpcClient | None = None
-        self._stop = threading.Event()
+        # an event: who waits for it is no thread of the service, which may be closed by then
         self._closed = threading.Event()
         self._closings = itertools.count()  # calls of close(): the first one counts
+        # one file at a time, of whatever threads save: the newest comes last
         self._saving = threading.Lock()
-        self._thread = threading.Thread(
-            target=self._save_again_and_again, args=(snapshot_s,), name="prpc-accumulator-snapshot"
-        )
-        self._thread.daemon = True
+        self._is_closing = False
+        self._saver: Task | None = None
         self._pid = os.getpid()
         if self._path is not None:
-            self._thread.start()
+            self._saver = control_loop().spawn(self._save_again_and_again(self._path, snapshot_s))
             atexit.register(self.close)
             termination.close_at_sigterm(self)
 
@@ -387,8 +394,11 @@ class AccumulatorServer:
             raise ConfigError("save() without snapshot_path needs a path")
         return self._save(where, "snapshot")
 
-    def _save(self, where: Path, method: str) -> dict[str, str]:
+    def _save(self, where: Path, method: str, is_last: bool = True) -> dict[str, str]:
+        """is_last: also where the server is being closed."""
         with self._saving:
+            if self._is_closing and not is_last:
+                return {}
             answers, failed = self._ask_all("fetch", method)
             missing = {f"server {one} of {self.name!r}": why for one, why in failed.items()}
             for at, server_id in enumerate(self.server.server_ids):
@@ -415,13 +425,19 @@ class AccumulatorServer:
             "server_id": self.server.server_ids[at],
         }
 
-    def _save_again_and_again(self, every_s: float) -> None:
-        while not self._stop.wait(every_s):
+    async def _save_again_and_again(self, where: Path, every_s: float) -> None:
+        while True:
+            await sleep(every_s)
             try:
-                self.save()
-            except (OSError, RpcError, ShardError, ValueError):
+                await run_blocking(self._save, where, "snapshot", is_last=False)
+            except CancelledError:
+                raise
+            except RuntimeError as error:
+                # no thread is to be had, or the interpreter ends, and close() comes
+                logger.warning("no snapshot was saved in %s now: %s", where, str(error))
+            except Exception:  # whatever it is, others may be saved
                 logger.exception(
-                    "no snapshot was saved in %s; the one before is still there", self._path
+                    "no snapshot was saved in %s; the one before is still there", where
                 )
 
     def close(self) -> None:
@@ -430,7 +446,6 @@ class AccumulatorServer:
         """
         if self._pid != os.getpid() or next(self._closings):
             return
-        self._stop.set()
         atexit.unregister(self.close)
         try:
             self._save_and_close()
@@ -440,7 +455,9 @@ class AccumulatorServer:
     def _save_and_close(self) -> None:
         try:
             if self._path is not None:
-                self._thread.join()
+                self._is_closing = True  # before it waits for what is being saved
+                if self._saver is not None:
+                    self._saver.schedule(self._saver.cancel)
                 self._save(self._path, "retire")
         finally:
             try:

@@ -3,8 +3,9 @@ save what they hold.
 
 A handler is set where there is none (SIG_DFL), by the main thread, once. At the first SIGTERM it
 restores SIG_DFL, so that a second one ends the process at once, and starts a thread that closes the
-servers and sends the signal again. A thread, because the main one may be what drives the reactor
-that close() waits for.
+servers and sends the signal again. A thread of its own, for once: the main one may be what drives
+the reactor that close() waits for; the control loop may not block, and what close() awaits runs
+there; and a thread of run_blocking() may not be free. It is there while the process ends.
 """
 
 from __future__ import annotations

@@ -349,23 +349,53 @@ def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write
         server.close()
 
 
-def test_a_server_that_two_threads_close_at_once_is_saved_and_closed_once(tmp_path: Path) -> None:
+def test_what_is_being_saved_as_a_server_closes_comes_before_its_last_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, save = tmp_path / "snapshot", snapshot_file.save
+    begun_to, go_on = threading.Event(), threading.Event()
+    saved: list[int] = []
+
+    def save_late(where: Path, states: list[dict[str, Any]]) -> None:
+        begun_to.set()
+        assert go_on.wait(PATIENCE_S)
+        saved.append(len(states[0]["counters"]))
+        save(where, states)
+
+    counters = CounterSet()
+    with Master() as master, RpcService(master=master.address) as service:
+        server = AccumulatorServer(service, snapshot_path=path, snapshot_s=0.01)
+        with AccumulatorClient(service, counters=counters) as client:
+            monkeypatch.setattr(snapshot_file, "save", save_late)
+            assert begun_to.wait(PATIENCE_S)
+            Accumulator("one", Sum, 1, NEVER_S, counters).write(7)
+            client.wait_empty(PATIENCE_S)
+        closing = begun(server.close)
+        wait_until(lambda: server._is_closing, "the begin of the close")
+        go_on.set()
+        closing.result(PATIENCE_S)
+        assert saved[-1] == 1
+        assert len(snapshot_file.load(path)[0]["counters"]) == 1
+
+
+def test_a_server_that_two_threads_close_at_once_is_saved_and_closed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Master() as master, RpcService(master=master.address) as service:
         server = AccumulatorServer(service, snapshot_path=tmp_path / "snapshot")
 
-        class SetLate(threading.Event):
-            """Another thread closes the server before the first who does has set this."""
-
-            def set(self) -> None:
-                if not others:
-                    others.append(threading.Thread(target=server.close))
-                    others[0].start()
-                    others[0].join(PATIENCE_S)
-                before.set()
-                super().set()
-
         others: list[threading.Thread] = []
-        before, server._stop = server._stop, SetLate()
+        save_and_close = server._save_and_close
+
+        def late() -> None:
+            """Another thread closes the server before the first who does has begun to."""
+            if not others:
+                others.append(threading.Thread(target=server.close))
+                others[0].start()
+                others[0].join(PATIENCE_S)
+            save_and_close()
+
+        monkeypatch.setattr(server, "_save_and_close", late)
         server.close()
         assert snapshot_file.load(tmp_path / "snapshot")[0]["counters"] == []
 
