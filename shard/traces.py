@@ -1,6 +1,6 @@
 """The text of an error and its traceback, as Python prints them, for who may never read it.
 
-The traceback module takes 100 to 400 us for what this does in some 10: it looks on the disk, for each
+The traceback module takes 100 to 400 us for what this does in some 10: it looks on disk, for each
 file in each error, whether the source has changed, and marks the place within a line. Here a source
 is read once, and a line has no marks; names that were misspelt get no suggestions. Groups of errors
 and errors of syntax, which print in ways of their own, are left to that module.
