@@ -435,7 +435,7 @@ class Peer:
         if self.calls.find_late(self.reactor.clock()):
             # before their callers hear of it, who may change their arrays then
             self.connection.own_outbox()
-        self._end_late()
+        self.reactor.call_soon(self._end_late)
 
     def _end_late(self) -> None:
         now = self.reactor.clock()

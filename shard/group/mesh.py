@@ -24,7 +24,7 @@ What one end does with a call of the other:
     plain function       runs at once, in the turn that found it; its answer leaves in the same turn
     coroutine function   becomes a task of the reactor; answers when it ends
     in another class     (`in_class`) becomes a task of that class, plain or not
-    of LATENCY, by a     begins as a step where other calls wait behind it, in its order: those of
+    of LATENCY, by a     begins as a step while others wait, in its order: those of
     lane that has        other classes would wait in the ring for all before them, and have no part
     brought others       of the time
 
@@ -387,6 +387,7 @@ class ShardChannel:
             return self._in_turn(function) if self._has_classes else function
         if not self._has_classes:
             self._has_classes = True
+            self._reactor.ask_always(self.connection)
             for number, earlier in self._functions.items():
                 self._functions[number] = self._in_turn(earlier)
         return lambda *args: self._reactor.spawn(_run(function, args), queue=task_class)
@@ -397,7 +398,7 @@ class ShardChannel:
         """
 
         def run(*args: Any) -> Any:
-            if not self._deferred and not self.connection.has_work():
+            if not (self._deferred or self._reactor.is_shared() or self.connection.has_work()):
                 return function(*args)
             self._gate.enter()  # a shard that stops ends what it has taken on
             self._deferred += 1

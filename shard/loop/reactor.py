@@ -173,6 +173,7 @@ class Reactor:
         self._until_recount = RECOUNT_LOOKS
         self._sources: list[Source] = []
         self._polls: list[Callable[[], int]] = []
+        self._always: list[Callable[[], int]] = []  # those asked in turns of other classes, too
         self._queues = ReadyQueues(clock)
         self._ready = self._queues.latency
         self._others = self._queues.others
@@ -205,6 +206,17 @@ class Reactor:
             return  # it has forgotten them all
         self._sources.remove(source)
         self._polls = [one.poll for one in self._sources]
+        self._always = [poll for poll in self._always if poll != source.poll]
+
+    def ask_always(self, source: Source) -> None:
+        """Poll it in turns of other classes than LATENCY, too: it brings work for them. While
+        is_shared() says that another class waits, it leaves LATENCY's as steps.
+        """
+        self._always.append(source.poll)
+
+    def is_shared(self) -> bool:
+        """Whether other classes than LATENCY have steps."""
+        return bool(self._others)
 
     def watch(
         self,
@@ -388,6 +400,8 @@ class Reactor:
                 waited_s = self._queues.waited_s
             else:
                 self.busy_turns += 1
+                for poll in self._always:
+                    work += poll()
                 return work + self._run_others(self.clock(), now + TURN_SLICE_S), False, None
         if self._next:
             if self._next == _STEPS and self._ready:
@@ -736,7 +750,7 @@ class Reactor:
         self._lively.clear()
         self._forget_warm()
         self._sources.clear()
-        self._polls = []
+        self._polls = self._always = []
         held = list(self.held)
         self.held.clear()
         for step in [*held, *self._queues.take_all()]:

@@ -121,10 +121,11 @@ def both() -> Iterator[Both]:
 costs = st.lists(st.sampled_from([20e-6, 400e-6, STEP_S, 20e-3]), min_size=1, max_size=3)
 
 
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(plain_s=costs, bulk_s=costs, seed=st.integers(0, 100))
 @example(plain_s=[20e-6], bulk_s=[20e-3], seed=0)
 @example(plain_s=[20e-3], bulk_s=[20e-6], seed=0)
+@example(plain_s=[20e-6, 20e-3], bulk_s=[20e-6], seed=0)
 def test_bulk_calls_behind_plain_ones_in_the_same_ring_have_their_part_all_the_same(
     plain_s: list[float], bulk_s: list[float], seed: int
 ) -> None:
