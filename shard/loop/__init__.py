@@ -7,6 +7,9 @@ task_class      classes of work; which one a function is of
 task, timers    what runs, and when
 task_group      tasks that end with their block, and blocks that can be cancelled
 waits           what a task awaits beside results: time, a turn, a function that blocks
+readiness       the same: a descriptor
+together        the same: several coroutines beside each other
+control         one loop a process for the engine's own coroutines
 future          its result
 gate            who is inside
 sync            semaphores and conditions of tasks

@@ -56,8 +56,8 @@ class CallerKey:
 
 
 class Callers:
-    """What one node remembers of its keys, in both roles. Safe from any thread: it connects
-    in the control loop, and accepts in its reactor.
+    """What one node remembers of its keys, in both roles. Safe from any thread: it connects in
+    the control loop, and accepts in its reactor.
     """
 
     def __init__(self, most: int = CALLERS_MAX) -> None:
