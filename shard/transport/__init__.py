@@ -38,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
+from shard.loop.places import Places
 from shard.loop.reactor import Reactor
 from shard.memory.limits import Limits
 from shard.transport.callers import Callers
@@ -47,6 +48,10 @@ from shard.transport.identity import JOB_SECRET, PeerIdentity
 Blocks = list[NDArray[np.uint8]] | tuple[()]
 Buffer = bytes | bytearray | memoryview
 Item = TypeVar("Item")  # a message made ready for one transport
+# Sockets that a node connects at a time. A step of one waits for a step of each other, some 0.3 ms:
+# with all of a large job at once, handshakes would be late, and an acceptor that is full hangs up
+# on those (PROOF_LATE_S). As many as an acceptor takes of one host, by default.
+CONNECTING_MAX = 64
 BEGINNING_BYTES = 64  # of a body: what the layer above needs to know its own message by
 
 
@@ -313,6 +318,10 @@ class Node:
     secret_name: str = JOB_SECRET  # what who proves it is said to hold
     # who is who over several connections
     callers: Callers = field(default_factory=Callers, repr=False, compare=False)
+    # for sockets on their way through the handshake, of all its transports
+    connecting: Places = field(
+        default_factory=lambda: Places(CONNECTING_MAX), repr=False, compare=False
+    )
 
 
 Accept = Callable[[Connection[Any]], None]

@@ -15,7 +15,8 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from shard.errors import AuthenticationError, PeerLostError, UnreachableError
@@ -30,6 +31,22 @@ from shard.transport.handshake import (
     Lane,
     check_protocol,
 )
+
+
+@asynccontextmanager
+async def a_place(node: Node, address: str, deadline: float) -> AsyncIterator[None]:
+    """One of node.connecting. Raises UnreachableError when there is none in time."""
+    try:
+        await node.connecting.enter(deadline)
+    except TimeoutError as error:
+        raise UnreachableError(
+            f"{address} was not tried: {node.connecting.most} others were being connected to all "
+            "the time"
+        ) from error
+    try:
+        yield
+    finally:
+        node.connecting.leave()
 
 
 async def connect_socket(sock: socket.socket, place: Any, deadline: float) -> None:

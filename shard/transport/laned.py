@@ -20,7 +20,7 @@ from shard.loop.reactor import Reactor
 from shard.loop.task_group import TaskGroup
 from shard.transport import Accept, Listener, Node
 from shard.transport.checked import CheckedSocket
-from shard.transport.connecting import meet
+from shard.transport.connecting import a_place, meet
 from shard.transport.handshake import LANES_MAX, ONLY_LANE, TOKEN_BYTES, Lane
 from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of
 from shard.transport.identity import PeerIdentity
@@ -135,6 +135,10 @@ async def connect_lanes(
     lanes: list[_ConnectedLane | None] = [None] * count
 
     async def add_lane(number: int) -> None:
+        async with a_place(node, address, deadline):
+            await dial_lane(number)
+
+    async def dial_lane(number: int) -> None:
         lane = Lane(token, number, count)
         sock = await dial()
         try:

@@ -18,7 +18,7 @@ from shard.memory import memory_order
 from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, unix_rendezvous
-from shard.transport.connecting import meet
+from shard.transport.connecting import a_place, meet
 from shard.transport.handshake_io import Door, Greeting, identity_of
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm_connection import ShmConnection, connection_over
@@ -108,28 +108,29 @@ class ShmTransport(Transport):
             raise UnreachableError(f"{address} cannot be reached through shared memory: {refusal}")
         node = self._node
         deadline = time.monotonic() + timeout_s
-        with contextlib.ExitStack() as closing:
-            segment = make_rings(node.limits.ring_bytes)
-            closing.callback(segment.close)
-            sock = closing.enter_context(await unix_rendezvous.dial(address, deadline))
-            try:
-                pid, _ = unix_rendezvous.credentials(sock)
-                exchange = await meet(
-                    sock,
-                    address,
-                    node,
-                    KIND,
-                    deadline,
-                    lambda proof: _send_with_segment(sock, proof, segment),
-                )
-                connection = connection_over(
-                    sock, segment, True, f"shm://process {pid}", node.limits, self._slab
-                )
-            except OSError as error:
-                raise UnreachableError(
-                    f"nobody listens at {address}: {error.strerror or error}"
-                ) from error
-            closing.pop_all()
+        async with a_place(node, address, deadline):
+            with contextlib.ExitStack() as closing:
+                segment = make_rings(node.limits.ring_bytes)
+                closing.callback(segment.close)
+                sock = closing.enter_context(await unix_rendezvous.dial(address, deadline))
+                try:
+                    pid, _ = unix_rendezvous.credentials(sock)
+                    exchange = await meet(
+                        sock,
+                        address,
+                        node,
+                        KIND,
+                        deadline,
+                        lambda proof: _send_with_segment(sock, proof, segment),
+                    )
+                    connection = connection_over(
+                        sock, segment, True, f"shm://process {pid}", node.limits, self._slab
+                    )
+                except OSError as error:
+                    raise UnreachableError(
+                        f"nobody listens at {address}: {error.strerror or error}"
+                    ) from error
+                closing.pop_all()
         connection.peer_incarnation, connection.known_as = (
             exchange.peer_incarnation,
             exchange.known_as,

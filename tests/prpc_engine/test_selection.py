@@ -23,7 +23,15 @@ from prpc_engine.node import node
 from prpc_engine.rpc import paths
 from prpc_engine.rpc.paths import FAILURES_MAX, Choice
 from prpc_engine.rpc.peer import Peer
-from shard import Limits, PeerLostError, RemoteProtocolError, ShmFull, UnreachableError
+from shard import (
+    Future,
+    Limits,
+    PeerLostError,
+    RemoteProtocolError,
+    ShmFull,
+    UnreachableError,
+    control_loop,
+)
 from shard.memory.ring import TAIL_WORD
 from shard.transport import shm, shm_connection
 from tests.connecting import connect
@@ -451,8 +459,21 @@ def test_a_user_of_the_same_number_in_another_namespace_is_not_the_same_one(
     world.close()
 
 
-def test_descriptors_that_run_out_while_connecting_are_a_named_error(master: Master) -> None:
-    with world(master) as (_, client):
+@pytest.mark.parametrize("is_turning", [False, True])
+def test_descriptors_that_run_out_while_connecting_are_a_named_error(
+    master: Master, is_turning: bool
+) -> None:
+    """For the sockets, or for the loop that connects them."""
+    over = Future()
+
+    async def keep_turning() -> None:
+        await over
+
+    with contextlib.ExitStack() as closing:
+        _, client = closing.enter_context(world(master))
+        if is_turning:
+            closing.callback(over.set_result, None)
+            control_loop().spawn(keep_turning())
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         used = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))

@@ -21,18 +21,20 @@ import pytest
 from shard import (
     BackpressureError,
     Connection,
+    Future,
     Node,
     PeerLostError,
     RemoteProtocolError,
     ShardError,
     TcpTransport,
     UnreachableError,
+    control_loop,
 )
 from shard.transport.handshake import ONLY_LANE, TOKEN_BYTES, Lane
 from shard.transport.laned_connection import BULK_BYTES_MIN
 from shard.transport.tcp import KIND, TcpListener, parse_address
 from shard.transport.tcp_connection import TcpConnection
-from tests.connecting import connect, meet_by
+from tests.connecting import meet_by
 from tests.transport_contract import LIMITS, PATIENCE_S, World
 
 BULK = np.zeros(20_000_000, np.uint8)  # more than the buffers of two sockets hold
@@ -311,31 +313,26 @@ def test_a_thousand_that_connect_at_once_from_one_host_all_get_in_and_cost_littl
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 5 * many), hard))
     connector = transport(world)
-    found: list[Connection[object] | ShardError] = []
+    found: list[Future] = []
     before = resident_bytes()
-
-    def run() -> None:
-        try:
-            found.append(connect(connector, world.listener.address, PATIENCE_S))
-        except ShardError as error:
-            found.append(error)
-
-    threads = [threading.Thread(target=run) for _ in range(many)]
-    for thread in threads:
-        thread.start()
+    connecting = [
+        control_loop().spawn(connector.connect(world.listener.address, PATIENCE_S))
+        for _ in range(many)
+    ]
+    for one in connecting:
+        one.add_done_callback(found.append)
     try:
         world.turn_until(lambda: len(found) == many)
-        for thread in threads:
-            thread.join()
-        assert [str(error) for error in found if isinstance(error, ShardError)] == []
+        assert [str(one.error()) for one in found if one.error() is not None] == []
         world.turn_until(lambda: len(world.accepted) == many)
         each = (resident_bytes() - before) / (2 * many)
         assert each < 64 << 10, "of one idle end of a connection"
     finally:
-        for connection in found:
-            if isinstance(connection, Connection):
-                connection.close()
+        for one in found:
+            if one.error() is None:
+                one.result().close()
         world.turn_until(lambda: all(side.ends for side in world.accepted))
         found.clear()
+        connecting.clear()
         gc.collect()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
