@@ -28,6 +28,7 @@ from shard import (
     usable_cores,
 )
 from shard.group import group as group_module
+from shard.group.supervisor import Supervisor
 from shard.transport.shm_connection import ShmConnection
 from tests.program import wait_until, waiting_in
 from tests.shard import group_functions as functions
@@ -273,7 +274,7 @@ def test_of_two_threads_that_find_it_open_at_the_same_moment_one_closes_it(
     group: ShardGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both_are_in = threading.Barrier(2)
-    stop, stops, failures = group._supervisor.stop, list[float](), list[BaseException]()
+    stop, stops, failures = Supervisor.stop, list[float](), list[BaseException]()
 
     class Meeting(int):
         def __ne__(self, other: object) -> bool:
@@ -287,7 +288,9 @@ def test_of_two_threads_that_find_it_open_at_the_same_moment_one_closes_it(
             failures.append(error)
 
     monkeypatch.setattr(
-        group._supervisor, "stop", lambda timeout_s: (stops.append(timeout_s), stop(timeout_s))
+        Supervisor,
+        "stop",
+        lambda self, timeout_s: (stops.append(timeout_s), stop(self, timeout_s)),
     )
     with monkeypatch.context() as changed:
         changed.setattr(group, "_pid", Meeting(os.getpid()))

@@ -149,10 +149,10 @@ def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_othe
     with ShardGroup(
         1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S
     ) as group:
-        stop = group._supervisor.stop
+        stop = Supervisor.stop
         # all have been told
         monkeypatch.setattr(
-            group._supervisor, "stop", lambda timeout_s: (go_on.set(), stop(timeout_s))
+            Supervisor, "stop", lambda self, timeout_s: (go_on.set(), stop(self, timeout_s))
         )
         kill(group, 0)
         assert arrived.wait(PATIENCE_S)

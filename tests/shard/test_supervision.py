@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import multiprocess
 import pytest
 
-from shard import ClosedError, PeerLostError, RestartPolicy, ShardError, ShardGroup
+from shard import ClosedError, Future, PeerLostError, RestartPolicy, ShardError, ShardGroup
+from shard.group import group as group_module
 from shard.group import supervisor
-from tests.program import halt, wait_until
+from shard.group.supervisor import Life, ShardState, Supervisor
+from tests.program import halt, wait_until, waiting_in
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill, watched, why_down
 
@@ -306,13 +310,13 @@ def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_i
                 group.wait_up(10 * PATIENCE_S)
             told.append(str(caught.value))
 
-        def refuse(life: supervisor.Life) -> None:
+        def refuse(incarnation: int, ring_bytes: int) -> None:
             waiter.start()
-            wait_until(lambda: group._changing._waiters, "somebody waits")  # type: ignore[attr-defined]
+            wait_until(lambda: waiting_in(ShardGroup.wait_up) == 1, "somebody waits")
             raise OSError("no descriptor is left")
 
         waiter = threading.Thread(target=wait_up)
-        group._supervisor._start_one = refuse  # type: ignore[assignment]
+        monkeypatch.setattr(group_module, "make_lane", refuse)
         os.kill(pid_of(group, 0), signal.SIGKILL)
         wait_until(lambda: told, "it was told")
         waiter.join(PATIENCE_S)
@@ -538,46 +542,53 @@ def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks
 def test_a_shard_that_waits_for_its_restart_is_gone_after_close(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on_down = ShardGroup._on_down
+    on_down, expect_ends, stop = ShardGroup._on_down, Supervisor.expect_ends, Supervisor.stop
+    closes = threading.Event()
 
     def say_when_told_to_stop(self: ShardGroup, index: int, text: str) -> None:
         if index == 1:
-            wait_until(lambda: self._supervisor._stop_by is not None, "close() goes on")
+            assert closes.wait(PATIENCE_S)
         on_down(self, index, text)
 
+    def expect_and_tell(self: Supervisor, timeout_s: float) -> None:
+        expect_ends(self, timeout_s)
+        closes.set()
+
+    # close() lacks a core between telling the shards and telling the supervisor
+    def stop_late(self: Supervisor, timeout_s: float) -> None:
+        life = self.lives[1]
+        wait_until(lambda: life.process is None, "shard 1 has ended")
+        stop(self, timeout_s)
+
     monkeypatch.setattr(ShardGroup, "_on_down", say_when_told_to_stop)
+    monkeypatch.setattr(Supervisor, "expect_ends", expect_and_tell)
+    monkeypatch.setattr(Supervisor, "stop", stop_late)
     patient = RestartPolicy("on-failure", backoff_s=1000.0, backoff_s_max=1000.0)
     with ShardGroup(2, start_method="forkserver", restart=patient) as group:
         kill(group, 0)
         why_down(group, 0)
-        stop = group._supervisor.stop
-
-        # close() lacks a core between telling the shards and telling the supervisor
-        def stop_late(timeout_s: float) -> None:
-            life = group._supervisor.lives[1]
-            wait_until(lambda: life.process is None, "shard 1 has ended")
-            stop(timeout_s)
-
-        monkeypatch.setattr(group._supervisor, "stop", stop_late)
     assert [each.state for each in group.statistics().shards] == ["gone", "gone"]
 
 
-def test_a_shard_counts_as_up_when_wait_up_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    go_on, on_ready = threading.Event(), ShardGroup._on_ready
+def test_a_shard_counts_as_up_before_anybody_is_told_that_it_is_ready() -> None:
+    """wait_up() ends where the group is told, and statistics() say what its life says."""
+    seen, ready = list[ShardState](), Future()
+    ready.set_result(None)
 
-    def return_late(self: ShardGroup, index: int) -> object:
-        found = on_ready(self, index)
-        if self._supervisor.lives[index].incarnation > 1:
-            go_on.wait(PATIENCE_S)
-        return found
+    def start(life: Life) -> tuple[Any, Callable[[], Future]]:
+        process = multiprocess.get_context("forkserver").Process(target=time.sleep, args=(3600.0,))
+        process.start()
+        multiprocess.process._children.discard(process)
+        return process, lambda: ready
 
-    monkeypatch.setattr(ShardGroup, "_on_ready", return_late)
-    with ShardGroup(
-        1, start_method="forkserver", restart=RestartPolicy("on-failure", backoff_s=0.01)
-    ) as group:
-        kill(group, 0)
-        try:
-            group.wait_up(PATIENCE_S)
-            assert group.statistics().shards[0].state == "up"
-        finally:
-            go_on.set()
+    tested = Supervisor(
+        1,
+        RestartPolicy(),
+        start,
+        lambda index: seen.append(tested.lives[index].state),
+        lambda index, text: None,
+    )
+    tested.start()
+    tested.stop(0.0)
+    tested.close()
+    assert seen == [ShardState.UP]

@@ -252,8 +252,9 @@ def test_a_step_that_ends_while_who_began_it_is_lost_is_forgotten(programs: Any)
     answer = programs.step(programs.program(PROGRAM)[1], 5, 60.0, [], b"")
     programs.threads.shutdown()
     assert answer.result() == [0]
-    programs.peer_lost(None)
-    assert programs.engine.log == ["send key", "cleanup 5"], "once, and then no more"
+    for _ in range(2):
+        assert programs.engine.log == ["send key", "cleanup 5"]
+        programs.peer_lost(None)  # once, and then no more
 
 
 def test_a_peer_that_is_lost_while_the_server_stops_is_no_error(programs: Any) -> None:
