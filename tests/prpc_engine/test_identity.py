@@ -18,7 +18,7 @@ from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.allow import AllowList, Rule
 from shard import Future
 from shard.transport.identity import PeerIdentity
-from tests.prpc_engine.inside import node_of
+from tests.prpc_engine.inside import node_of, routes_of
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S
 
@@ -60,7 +60,7 @@ def ask(service: RpcService, kind: int, call_id: int, method: str, value: int) -
     """A call with that number, as another connection may have had it before; once it has ended."""
     with service.create_client("vault") as client:
         assert client.call("ping", 0) == 0  # it is connected
-        route = client._directory.routes[0]
+        (route,) = routes_of(client).values()
         peer = node_of(service).peer_at(route.addresses, PATIENCE_S, "the vault")
         body, blocks = peer.decoder.encode_arguments((value,))
         call = Call(
