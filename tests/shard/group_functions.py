@@ -508,11 +508,6 @@ if __name__ == "__main__":
     main()
 
 
-def stalls() -> tuple[int, float]:
-    """How many turns of this shard lasted too long, and the longest."""
-    return this_shard()._stalls.stalls, this_shard()._stalls.longest_s
-
-
 def count_functions() -> int:
     """How many functions of the application this shard keeps."""
     return len(this_shard()._lanes[APPLICATION]._functions)

@@ -24,15 +24,15 @@ from tests.shard.processes import PATIENCE_S, kill
 
 def late_rebirths(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """A shard that is to be born again: it is about to be, and whether it may."""
-    arrived, go_on, birth = threading.Event(), threading.Event(), ShardGroup._birth
+    arrived, go_on, make_lane = threading.Event(), threading.Event(), group_module.make_lane
 
-    def be_late(self: ShardGroup, life: Life, *ends: Any) -> Any:
-        if life.incarnation > 1:
+    def be_late(incarnation: int, ring_bytes: int) -> tuple[LaneEnd, LaneEnd]:
+        if incarnation > 1:
             arrived.set()
             assert go_on.wait(PATIENCE_S)
-        return birth(self, life, *ends)
+        return make_lane(incarnation, ring_bytes)
 
-    monkeypatch.setattr(ShardGroup, "_birth", be_late)
+    monkeypatch.setattr(group_module, "make_lane", be_late)
     return arrived, go_on
 
 
