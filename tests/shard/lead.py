@@ -24,3 +24,18 @@ def held_lead(driver: Driver) -> Iterator[None]:
         yield
     finally:
         driver.stop_leading()
+
+
+@contextlib.contextmanager
+def no_lead(driver: Driver) -> Iterator[None]:
+    """Nobody leads inside, this thread neither, and nobody can begin to."""
+
+    def is_kept() -> bool:
+        driver.ask_for_lead()
+        return driver._lead.acquire(False)
+
+    wait_until(is_kept, "the giving up of the lead")
+    try:
+        yield
+    finally:
+        driver._lead.release()

@@ -12,7 +12,7 @@ import pytest
 
 from shard import Driver, Future
 from tests.program import wait_until
-from tests.shard.lead import held_lead
+from tests.shard.lead import no_lead
 
 PATIENCE_S = 20.0
 
@@ -74,7 +74,7 @@ def test_a_handler_that_waits_by_turning_the_reactor_is_no_stall() -> None:
 
 def test_nobody_leading_is_no_stall_however_long_it_lasts() -> None:
     driver = Driver(polling=False, stall_budget_s=3600.0)
-    with held_lead(driver):  # and nobody can
+    with no_lead(driver):  # and nobody can
         for hours in range(1, 10):
             driver._stalls.look(time.monotonic() + 3600.0 * hours)
     assert driver._stalls.stalls == 0
