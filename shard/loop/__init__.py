@@ -8,8 +8,6 @@ task, timers    what runs, and when
 task_group      tasks that end with their block, and blocks that can be cancelled
 waits           what a task awaits beside results: time, a turn, a function that blocks
 readiness       the same: a descriptor
-together        the same: several coroutines beside each other
-places          so many coroutines at a time
 control         one loop a process for the engine's own coroutines
 future          its result
 gate            who is inside

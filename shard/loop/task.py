@@ -179,18 +179,18 @@ class Task(Future, kw_only=True, weakref=True):
             if isinstance(awaited, Future):
                 self._follow(awaited)
             elif isinstance(awaited, Wait):
-                awaited.begin(self)
+                self._begin(awaited)
             elif guest is not None and (wait := guest.wait_for(awaited)) is not None:
                 self._awaited = wait
-                wait.begin(self)
+                self._begin(wait)
             else:
-                self._awaited = None
-                self._thrown = ShardError(
-                    f"a task may await this engine's futures, shard.sleep(), yield_now(), "
-                    "run_blocking() and what asyncio has, of the loop that it runs in, "
-                    f"not {type(awaited).__name__}"
+                self._throw(
+                    ShardError(
+                        f"a task may await this engine's futures, shard.sleep(), yield_now(), "
+                        "run_blocking() and what asyncio has, of the loop that it runs in, "
+                        f"not {type(awaited).__name__}"
+                    )
                 )
-                self.schedule(self.step)
         finally:
             self._running = False
             CONTEXT.value = outer
@@ -199,6 +199,18 @@ class Task(Future, kw_only=True, weakref=True):
             if self._cancels:
                 self._passed_on = False
                 self._see_to_its_end()
+
+    def _begin(self, wait: Wait) -> None:
+        try:
+            wait.begin(self)
+        except BaseException as error:  # nothing would wake it
+            self._throw(error)
+
+    def _throw(self, error: BaseException) -> None:
+        """Have it raised at the await, in the next step."""
+        self._awaited = None
+        self._thrown = error
+        self.schedule(self.step)
 
     def _comes_out(self, thrown: BaseException) -> bool:
         """Whether the error is to be raised at the await now; else what is awaited ends by it, and

@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
-from shard.loop.places import Places
 from shard.loop.reactor import Reactor
+from shard.loop.sync import Semaphore
 from shard.memory.limits import Limits
 from shard.transport.callers import Callers
 from shard.transport.identity import JOB_SECRET, PeerIdentity
@@ -319,8 +319,8 @@ class Node:
     # who is who over several connections
     callers: Callers = field(default_factory=Callers, repr=False, compare=False)
     # for sockets on their way through the handshake, of all its transports
-    connecting: Places = field(
-        default_factory=lambda: Places(CONNECTING_MAX), repr=False, compare=False
+    connecting: Semaphore = field(
+        default_factory=lambda: Semaphore(CONNECTING_MAX), repr=False, compare=False
     )
 
 

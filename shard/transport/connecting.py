@@ -21,6 +21,7 @@ from typing import Any
 
 from shard.errors import AuthenticationError, PeerLostError, UnreachableError
 from shard.loop.readiness import until_ready
+from shard.loop.task_group import CancelScope
 from shard.transport import Node
 from shard.transport.handshake import (
     NONCE_BYTES,
@@ -36,17 +37,18 @@ from shard.transport.handshake import (
 @asynccontextmanager
 async def a_place(node: Node, address: str, deadline: float) -> AsyncIterator[None]:
     """One of node.connecting. Raises UnreachableError when there is none in time."""
-    try:
-        await node.connecting.enter(deadline)
-    except TimeoutError as error:
-        raise UnreachableError(
-            f"{address} was not tried: {node.connecting.most} others were being connected to all "
-            "the time"
-        ) from error
+    if not node.connecting.try_acquire():
+        async with CancelScope(max(0.0, deadline - time.monotonic())) as scope:
+            await node.connecting.acquire()
+        if scope.cancelled:
+            raise UnreachableError(
+                f"{address} was not tried: as many others as may were being connected to all the "
+                "time"
+            )
     try:
         yield
     finally:
-        node.connecting.leave()
+        node.connecting.release()
 
 
 async def connect_socket(sock: socket.socket, place: Any, deadline: float) -> None:

@@ -7,13 +7,14 @@ import contextvars
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import pytest
 
 from shard import BULK, Future, Reactor, run_blocking, sleep, yield_now
 from shard.loop import waits
+from shard.loop.waits import Resumable, Wait
 from tests.helpers import ManualClock
 
 PATIENCE_S = 20.0
@@ -161,3 +162,23 @@ def test_in_asyncio_it_is_refused_by_name(wait: Callable[[], Coroutine[Any, Any,
 
     with pytest.raises(RuntimeError, match=r"bad yield: shard\.(sleep|yield_now|run_blocking)\("):
         asyncio.run(work())
+
+
+class CannotBegin(Wait):
+    """What cannot be waited for."""
+
+    def begin(self, task: Resumable) -> None:
+        raise OSError("no more of these")
+
+    def __await__(self) -> Generator[Wait, None, None]:
+        yield self
+
+
+def test_what_cannot_begin_is_the_error_of_who_awaits_it(timed: Reactor) -> None:
+    async def work() -> str:
+        with pytest.raises(OSError, match="no more of these"):
+            await CannotBegin()
+        return "goes on"
+
+    assert turn_until(timed, timed.spawn(work())).result() == "goes on"
+    timed.close()
