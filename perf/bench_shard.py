@@ -335,7 +335,7 @@ def measure_shares(
 ) -> Sample:
     """What bulk functions had of a shard's time, as a part of what they are to have of it."""
     wanted = shard.BULK.shares / (shard.BULK.shares + shard.LATENCY.shares)
-    window_s = WINDOW_STEPS * max(*plain_s, *bulk_s) if effort.timed_s else max(*plain_s, *bulk_s)
+    window_s = (WINDOW_STEPS if effort.timed_s else WINDOW_STEPS / 4) * max(*plain_s, *bulk_s)
     with shard.ShardGroup(1, polling=False, idle="spin", pin=pin_application(place)) as group:
         warm = True
         until = time.monotonic() + window_s / 10

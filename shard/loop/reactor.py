@@ -186,6 +186,7 @@ class Reactor:
         self._events: list[tuple[int, int]] = []  # told by epoll, and left for want of time
         self._began = clock()  # the turn under way, or the last one
         self._next = _SOURCES
+        self._spinning = False  # no turn is under way, but sources are asked
         self._spin_work = self._spin_work_max = SPIN_WORK_MAX
         self.may_serve = self.serves = True
         self.held: deque[Callable[[], object]] = deque()
@@ -352,6 +353,7 @@ class Reactor:
         """One turn, which begins `now`: bounded, never waits; the number of things done."""
         self.turns += 1
         self._began = now
+        self._spinning = False
         heap = self._timers_heap
         work = self.timers.fire(now, TIMERS_MAX) if heap and heap[0][0] <= now else 0
         waited_s: float | None = None
@@ -435,9 +437,13 @@ class Reactor:
         """How a batch of more than one piece of work goes on in this turn: the clock, until when
         the next piece may begin, and after how many to look.
         """
-        heap = self._timers_heap
-        hurried = self._others or (heap and heap[0][0] < self._began + SOON_S)
-        return self.clock, self._began + TURN_SLICE_S, 1 if hurried else UNHURRIED
+        heap, began = self._timers_heap, self._began
+        if self._spinning:  # without a clock until now: the slice begins here, if no timer is due
+            now = self.clock()
+            if not heap or heap[0][0] > now + SPIN_S:
+                began = now
+        hurried = self._others or (heap and heap[0][0] < began + SOON_S)
+        return self.clock, began + TURN_SLICE_S, 1 if hurried else UNHURRIED
 
     def _leave_sources(self, last: Callable[[], int]) -> None:
         """The time is over after `last`: the next turn goes on behind the sources, and the next
@@ -473,6 +479,7 @@ class Reactor:
                 )
             self._spin_work = self._spin_work_max
             return 0
+        self._spinning = True
         polls = self._polls
         if self.warm_turns:
             return self._spin_warm(turns)
