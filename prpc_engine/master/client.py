@@ -169,7 +169,7 @@ class MasterClient:
         check_timeout(timeout_s)
         return self._backend.ask(verb, *arguments, timeout_s=timeout_s)
 
-    def submit(self, verb: str, /, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:
+    def submit(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Future:
         """The future of what the master answers to a verb of its protocol (methods.py): for those
         who may not block. Raises Closed, Backpressure; the future ends with what the verb raises.
         """

@@ -80,6 +80,7 @@ ARGUMENTS: dict[str, Any] = {
     "task": "/job:worker/task:0",
     "value": "",
     "what": "it",
+    "verb": "services",
 }
 
 

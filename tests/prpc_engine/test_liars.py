@@ -33,6 +33,7 @@ from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.config import secret_from
 from shard import Connection, ShardError, ShmTransport, Slab, TcpTransport
 from shard import Node as Identity
+from tests.connecting import connect
 from tests.prpc_engine.handlers import Handlers
 from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -78,7 +79,7 @@ class World:
             for one in node_of(self.serving)._listeners
             if one.address.startswith(self.transport)
         )
-        connection = make(node, self.slab).connect(address, PATIENCE_S)
+        connection = connect(make(node, self.slab), address, PATIENCE_S)
         wait_until(lambda: set(node_of(self.serving).peers()) - known, "the connection")
         (self.peer,) = set(node_of(self.serving).peers()) - known
         return connection

@@ -106,6 +106,7 @@ def test_given_up_after_any_step_it_leaves_nothing_behind(world: World) -> None:
             task.result().close()
             break
         given_up += 1
+        world.turn_until(task.done)
         with pytest.raises(CancelledError):
             task.result()
         world.turn_until(lambda: len(world.reactor._callbacks) == watched)

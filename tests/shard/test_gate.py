@@ -104,6 +104,7 @@ def test_a_cancelled_task_leaves(clock: ManualClock) -> None:
     task = reactor.spawn(handler())
     empty = gate.wait_empty()
     task.cancel()
+    reactor.poll(clock.now)
     assert empty.done()
     reactor.close()
 

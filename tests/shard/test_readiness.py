@@ -27,7 +27,8 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def reactor() -> Iterator[Reactor]:
-    reactor = Reactor(time.monotonic)
+    # as the control loop's: asyncio's guest would watch a descriptor of its own
+    reactor = Reactor(time.monotonic, hosts_asyncio=False)
     watched = len(reactor._callbacks)
     yield reactor
     assert len(reactor._callbacks) == watched, "it watches what nobody awaits"
