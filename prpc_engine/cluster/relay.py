@@ -33,12 +33,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prpc_engine.cluster.control import DATA_TARGET, RECEIVE
-from prpc_engine.errors import Cancelled, ConfigError, RemoteError
+from prpc_engine.errors import Cancelled, ConfigError, DeadlineExceeded, RemoteError
 from prpc_engine.node import slab
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.call import PASSED, Call
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.fixed_route import FixedRoute
+from prpc_engine.rpc.job import Expired
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.rpc.server import ServedObject
@@ -226,7 +227,7 @@ class _Relay:
         under_way.add(call)
         try:
             return await call
-        except RemoteError as error:
+        except (RemoteError, DeadlineExceeded) as error:
             raise _raised_again(error) from None
         finally:
             call.cancel()  # when we are cancelled ourselves
@@ -261,7 +262,7 @@ class _Relay:
                 answer.fail(withdrawn[0])  # why: it was not cancelled by itself
             else:
                 error = call._outcome
-                answer.fail(_raised_again(error) if isinstance(error, RemoteError) else error)
+                answer.fail(_raised_again(error))
 
         call.add_done_callback(pass_on)
         return answer
@@ -286,8 +287,14 @@ class _Outliving:
 _OUTLIVING = _Outliving()
 
 
-def _raised_again(error: RemoteError) -> Exception:
-    """What the application raised, under its name: who asked knows errors by that."""
+def _raised_again(error: BaseException) -> BaseException:
+    """What the application raised, under its name: who asked knows errors by that. Its deadline is
+    the asker's, who is told that this is over though our own timer may not have seen it yet.
+    """
+    if isinstance(error, DeadlineExceeded):
+        return Expired(str(error))
+    if not isinstance(error, RemoteError):
+        return error
     module, _, name = error.type_name.rpartition(".")
     kind = type(name, (Exception,), {"__module__": module or "builtins"})
     raised: Exception = kind(error.remote_message)

@@ -237,7 +237,7 @@ class Load(threading.Thread):
             value = call.future.result(CALL_TIMEOUT_S)
         except PeerLostError as error:
             self._lost(call.kind, error)
-        except Exception as error:
+        except (Exception, CancelledError) as error:
             if call.error is not None and isinstance(error, call.error):
                 self.tally.completed[call.kind] += 1
             else:
