@@ -38,7 +38,7 @@ from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.server import DESCRIBE, HEALTH
 from prpc_engine.rpc.stream import Stream, StreamCall, stream_call
 from prpc_engine.rpc.timing import BUCKETS, MethodTiming
-from shard import VALUE, Future
+from shard import VALUE, ClosedError, Future
 
 logger = logging.getLogger("prpc")
 SAMPLE_MASK = SAMPLE_EVERY - 1
@@ -167,6 +167,9 @@ class RpcClient:
         try:
             if not call.finished and not self._wait_until(call, call.overall + LATE_S):
                 call.wait()  # which ends it: the reactor has not
+        except ClosedError as error:
+            call.cancel()
+            raise errors.Closed(f"{method!r}: this side was closed meanwhile") from error
         except BaseException:  # a signal handler raised it: nobody waits for this call any more
             call.cancel()
             raise

@@ -10,6 +10,7 @@ process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -197,6 +198,10 @@ def close_in_reactor(driver: Driver, node: Node) -> None:
             "a handler is still running %s s after close(): its peers find out when it returns",
             CLOSE_TIMEOUT_S,
         )
+    except BaseException:  # Ctrl-C: the node is closed all the same
+        with contextlib.suppress(TimeoutError):
+            done.result(CLOSE_TIMEOUT_S)
+        raise
     finally:
         driver.close()
 

@@ -214,7 +214,8 @@ class MasterSession:
         """As submit(), and wait for it."""
         asked = self.submit(verb, *arguments, timeout_s=timeout_s)
         try:
-            return asked.result(timeout_s + ANSWER_S + LATE_S)
+            answer_s = ANSWER_S if verb in WAITING else 0.0
+            return asked.result(timeout_s + answer_s + LATE_S)
         except TimeoutError:
             if asked.done():  # that is the answer, or has just come
                 return asked.result()
@@ -633,21 +634,21 @@ class MasterSession:
             return
         self._closed = True
         may_wait = self.node.waiter is not None and not control_loop().is_here()
-        peer = self._peer
-        if peer is not None and not peer.lost:
-            try:
+        peer, keeper = self._peer, self._keeper
+        try:
+            if peer is not None and not peer.lost:
                 ending = peer.request(MASTER_ROUTE, "end_session", END, (), CLOSE_TIMEOUT_S, False)
                 if may_wait:
                     ending.result(CLOSE_TIMEOUT_S)
-            except (errors.RpcError, TimeoutError) as error:
-                logger.info(
-                    "the master at %s was not told that this client closes: %s",
-                    self.address,
-                    str(error),
-                )
-        self.node.reactor.call_soon(self._end)
-        keeper = self._keeper
-        keeper.cancel()
+        except (errors.RpcError, TimeoutError) as error:
+            logger.info(
+                "the master at %s was not told that this client closes: %s",
+                self.address,
+                str(error),
+            )
+        finally:  # interrupted, too
+            self.node.reactor.call_soon(self._end)
+            keeper.cancel()
         if may_wait:
             with contextlib.suppress(TimeoutError):
                 keeper.error(CLOSE_TIMEOUT_S)

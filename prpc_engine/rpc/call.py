@@ -28,8 +28,8 @@ from typing import Any, ClassVar, Protocol
 
 from numpy.typing import NDArray
 
-from prpc_engine.errors import Cancelled, DeadlineExceeded, RpcError
-from shard import Future
+from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, RpcError
+from shard import ClosedError, Future
 
 NEVER, PASSED = float("inf"), float("-inf")
 Later = Callable[[float, Callable[[], object]], object]
@@ -76,9 +76,12 @@ class Call(Future):
     is_attempt: ClassVar[bool] = False
 
     def _wait(self, timeout_s: float | None) -> bool:
-        if timeout_s is not None or self.waiter is None:
-            return Future._wait(self, timeout_s)
-        return self.wait()
+        try:
+            if timeout_s is not None or self.waiter is None:
+                return Future._wait(self, timeout_s)
+            return self.wait()
+        except ClosedError as error:
+            raise Closed(f"{self.asked[0]!r}: this side was closed meanwhile") from error
 
     def wait(self) -> bool:
         """Wait until it is done, at its deadline at the latest; False in a shard, where tasks await

@@ -8,7 +8,8 @@
     queued   its server is closed             dropped: the caller is told STOPPING
     running  its server was closed before     over: the caller is told CANCELLED
     running  CANCEL; lost peer of a stream    over: as that; a unary call of a lost peer runs to its
-                                              end, unless its Deferred says `ends_with_caller`
+                                              end if it has a deadline or is `once`, unless its
+                                              Deferred says `ends_with_caller`
     running  `once`: the caller asks again    running: its peer is the newer one (repeats.py)
     over     its coroutine ends               ended; the server logs an error that is its own
     over     its server was closed before     over; CancelledError is raised in it once more

@@ -707,9 +707,10 @@ class Peer:
                 )
         self._streams.clear()
         gone = CancelledError(f"{connection.peer} is gone")
-        # what nobody waits for goes on only when it has begun and is no stream
+        # what nobody waits for goes on only when it has begun, is no stream, and ends by itself
         for job in list(self.running.values()):
-            if job.inbox is not None or job.is_queued or job.ends_with_caller:
+            has_no_end = not job.timeout_ms and not job.is_once
+            if job.inbox is not None or job.is_queued or job.ends_with_caller or has_no_end:
                 job.end(gone)
         self._on_lost(self)
         for tell in list(self.when_lost):

@@ -535,7 +535,9 @@ class ServedObject:
                 failed = Future()
                 failed.set_error(TypeError(_YIELDS.format(self._methods[job.key].name)))
                 return failed
+            name = value.__qualname__
             value = pump(job, value)
+            value.__qualname__ = name  # in the log it is the handler
         return job.peer.reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
 
     def _cancel(self, job: Job, task: Task, error: BaseException) -> None:

@@ -171,15 +171,15 @@ class RpcService:
         self._closed = False
         self._closings = itertools.count()  # calls of close(): the first one counts
         self._pid = os.getpid()
-        self._driver = Driver(
-            config.shards.polling, stall_budget_s=config.node.stall_budget_s, engine=ENGINE
-        )
         self._group: ShardGroup | None = None
         self._locks: CoreLocks | None = None  # of cores that nodes like this one leave to us
         self._core: int | None = None  # of the thread that serves, where there are no shards
         self._master_backend: SessionBackend | None = None
         self._master_client: MasterClient | None = None
         try:
+            self._driver = Driver(
+                config.shards.polling, stall_budget_s=config.node.stall_budget_s, engine=ENGINE
+            )
             self._node = Node(self._driver.reactor, self._driver, slab.default_slab(), config)
             self._session = MasterSession(
                 self._node,
@@ -572,31 +572,35 @@ class RpcService:
             raise errors.Closed("this RpcService was closed here")
 
     def _shut(self) -> None:
-        if hasattr(self, "_servers"):
-            self._servers.end_dealers()
-        for _, client in self._living_clients():
-            client.close()
-        if self._group is not None:
-            self._group.close()
-        with self._making:
-            backend = self._master_backend
-        if backend is not None:
-            backend.close()
-        if hasattr(self, "_session"):
-            self._session.close()
-        if hasattr(self, "_node"):
-            close_in_reactor(self._driver, self._node)
-            self._node.slab.wait_for_readers(LINGER_S)
-        else:
-            self._driver.close()
-        if self._locks is not None:
-            self._locks.close()
-        if self._cores_before is not None:
-            restore(self._cores_before)
+        """Each step is taken, in this order, though Ctrl-C comes out of one before it."""
+        with contextlib.ExitStack() as steps:
+            if self._cores_before is not None:
+                steps.callback(restore, self._cores_before)
+            if self._locks is not None:
+                steps.callback(self._locks.close)
+            if hasattr(self, "_node"):
+                steps.callback(self._node.slab.wait_for_readers, LINGER_S)
+                steps.callback(close_in_reactor, self._driver, self._node)
+            elif hasattr(self, "_driver"):
+                steps.callback(self._driver.close)
+            if hasattr(self, "_session"):
+                steps.callback(self._session.close)
+            with self._making:
+                backend = self._master_backend
+            if backend is not None:
+                steps.callback(backend.close)
+            if self._group is not None:
+                steps.callback(self._group.close)
+            for _, client in self._living_clients():
+                steps.callback(client.close)
+            if hasattr(self, "_servers"):
+                steps.callback(self._servers.end_handlers)
+                steps.callback(self._servers.end_dealers)
 
     def close(self) -> None:
-        """Stop the shards, hang up on everybody; calls in flight end with Closed. A second close,
-        or one in a fork, does nothing.
+        """Stop the shards, cancel what handlers have begun, hang up on everybody; calls in flight
+        end with Closed. A second close, or one in a fork, does nothing. It waits for cancelled
+        handlers to clean up, 5 s at most.
 
         A fork has none of the threads that may have held our locks when it was made: to wait for
         one of these would be for ever.
@@ -607,7 +611,7 @@ class RpcService:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            close_dropped(self, f"RpcService of rank {self.rank}", self.close, self._pid)
+            close_dropped(self, "RpcService", self.close, self._pid)
 
     def __enter__(self) -> RpcService:
         return self

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,7 @@ from prpc_engine.service.shard_statistics import ShardFigures, ShardReader, tota
 from prpc_engine.service.sharded_servers import ShardedServer, ShardedServers
 from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import SERVER_ID_MAX, check_name, check_number, check_seconds
-from shard import ClosedError, Driver, Future, ShardGroup
+from shard import ClosedError, Driver, Future, ShardGroup, gather
 
 # for the reactor's turn under way, at the end of a drain; and for the `finally` blocks of what is
 # cancelled then
@@ -29,6 +30,7 @@ CUT_TIMEOUT_S = 5.0
 # for a master that is away to come back and hear that a server goes; a restart from its journal
 # takes less
 ABSENT_S = 2.0
+DEREGISTER_TIMEOUT_S = 8.0  # a handler may keep the reactor, which is what answers come by
 logger = logging.getLogger("prpc")
 
 
@@ -232,6 +234,26 @@ class Servers:
             if queue is not None:
                 queue.close("its service")
 
+    def end_handlers(self) -> None:
+        """The service is closed: what its handlers have begun is cancelled, and may clean up for
+        CUT_TIMEOUT_S seconds; not where a handler closes it.
+        """
+        begun = [server for server in set(self.node.servers.values()) if server.jobs.inside]
+        if not begun:
+            return
+        ended = Future(self.driver)
+
+        def end() -> None:
+            left = [server.stop() for server in begun]
+            for server in begun:
+                server.cut()
+            gather(left).add_done_callback(lambda _: ended.set_result(None))
+
+        self.driver.reactor.call_in_engine(end)
+        if not self.driver.leads_here():
+            with contextlib.suppress(TimeoutError, ClosedError):
+                ended.result(CUT_TIMEOUT_S)
+
     def _check_open(self) -> None:
         if self.closed:
             raise errors.Closed("this RpcService was closed here")
@@ -260,6 +282,7 @@ class Servers:
     def _deregister(self, server: ServedObject, target: int) -> None:
         """Have the master tell clients, before they are refused here."""
         told = self.session.deregister_server(target)
+        give_up_at = time.monotonic() + DEREGISTER_TIMEOUT_S
         while True:
             try:
                 told.result(ABSENT_S)
@@ -282,6 +305,14 @@ class Servers:
                         server.server_id,
                         server.service,
                         self.session.address,
+                    )
+                    return
+                if time.monotonic() >= give_up_at:
+                    logger.warning(
+                        "server %d of %r is closed, and the master's answer to that cannot be "
+                        "taken: a handler keeps the reactor",
+                        server.server_id,
+                        server.service,
                     )
                     return
 

@@ -59,6 +59,8 @@ LINGER_S = 0.02
 ROUNDING_S = 0.0015
 # A loop that is so late for a turn is busy with something else: the progress thread steps in.
 LATE_S = 0.02
+# A loop inside a plain handler rests so long for the handlers of others, again and again.
+LEND_S = 0.001
 
 
 class _Watched:
@@ -94,6 +96,9 @@ class Lead(Protocol):
     def stop_leading(self) -> None:
         """Give the lead up."""
 
+    def lend(self, seconds: float) -> None:
+        """Have others lead for so long, from inside a handler."""
+
 
 class AsyncioBridge:
     """One loop that a driver's futures are awaited in. Made by the driver, in the loop's thread."""
@@ -113,6 +118,7 @@ class AsyncioBridge:
         self._last_await = 0.0
         self._answers = 0  # by spins, since the loop's last round
         self._misses = 0  # spins in vain, in a row
+        self._served = False  # by who lent it
         self._borrowed = False  # the lead is held by a caller of ours: the loop runs inside a turn
         self._turning = False  # a turn of ours is under way, and may be in a handler that waits
 
@@ -184,6 +190,8 @@ class AsyncioBridge:
                 future = next(iter(self._awaited))
                 self._spin(future)
                 busy = bool(future.finished)
+            if self._borrowed and self._reactor.held:
+                self._driver.lend(LEND_S)
         finally:
             try:
                 if (
@@ -240,7 +248,11 @@ class AsyncioBridge:
         if driver.closing:
             return False
         self._borrowed = driver.leads_here()
-        if not self._borrowed and not driver.try_lead():
+        if self._borrowed:
+            # its owner waits in a handler, as one that blocks: no other handler begins on its stack
+            self._served = self._reactor.may_serve
+            self._reactor.take_lead(False)
+        elif not driver.try_lead():
             return False
         self._resting = False
         self._turning = True
@@ -252,7 +264,9 @@ class AsyncioBridge:
         self._turning = False
         if not self._resting and not self._reactor.closed:
             self._schedule()  # which rests, if there is nothing to do
-        if not self._borrowed:
+        if self._borrowed:
+            self._reactor.take_lead(self._served)
+        else:
             self._driver.stop_leading()
 
     def _lingers(self) -> bool:

@@ -316,6 +316,11 @@ class Driver:
         if interrupt is not None:
             raise interrupt
 
+    def lend(self, seconds: float) -> None:
+        """Have others lead for so long. For a loop that runs inside a handler of this thread, which
+        leads again when this returns or raises."""
+        self._lend(Future(self), time.monotonic() + seconds)
+
     def _follow(self, future: Future, deadline: float | None, serves: bool) -> None:
         self._check_usable()
         turn = threading.Semaphore(0)

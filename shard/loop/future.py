@@ -302,6 +302,12 @@ def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
     return module._get_running_loop() if module is not None else None
 
 
+def is_in_asyncio_task() -> bool:
+    """Whether what runs is a task of asyncio's, and no task of a reactor."""
+    loop = running_asyncio_loop()
+    return loop is not None and not getattr(loop, "runs_our_task", False)
+
+
 def set_running_asyncio_loop(loop: asyncio.AbstractEventLoop | None) -> None:
     """What running_asyncio_loop() of this thread answers from now on."""
     sys.modules["asyncio"]._set_running_loop(loop)

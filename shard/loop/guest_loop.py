@@ -31,6 +31,7 @@ import asyncio
 import logging
 import math
 import selectors
+import sys
 from asyncio import _get_running_loop, _set_running_loop
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Callable
@@ -47,8 +48,8 @@ CLOSE_TIMEOUT_S = 1.0
 
 logger = logging.getLogger("shard")
 Running = tuple[Any, bool]  # the current task, and whether it is a task of ours
-# of a thread: its running loop, and what ran in ours
-Outer = tuple[asyncio.AbstractEventLoop | None, Running | None]
+# of a thread: its running loop, what ran in ours, and who ends its async generators
+Outer = tuple[asyncio.AbstractEventLoop | None, Running | None, Any]
 
 
 class GuestHost(Protocol):
@@ -92,6 +93,9 @@ class GuestLoop(asyncio.SelectorEventLoop):
         self._armed = math.inf  # when the reactor's timer for us fires
         self._ends = False  # close it after this iteration
         super().__init__(self._guest_selector)
+        # async generators that are dropped in a step are ended in an iteration of this loop
+        self._firstiter = self._asyncgen_firstiter_hook  # type: ignore[attr-defined]
+        self._finalizer = self._asyncgen_finalizer_hook  # type: ignore[attr-defined]
         self._watch()
 
     # -- what asyncio asks of a loop ---------------------------------------------------------------
@@ -204,11 +208,14 @@ class GuestLoop(asyncio.SelectorEventLoop):
         _set_running_loop(self)
         _enter_task(self, task)
         self.runs_our_task = True
-        return loop, running
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(self._firstiter, self._finalizer)
+        return loop, running, hooks
 
     def leave(self, task: Any, outer: Outer | None) -> None:
         """It has ended."""
         assert outer is not None, "it was entered"
+        sys.set_asyncgen_hooks(*outer[2])
         _leave_task(self, task)
         self.runs_our_task = False
         if outer[1] is not None:

@@ -81,8 +81,10 @@ class _Held:
         since = time.monotonic() if before is None else before[1]
         if is_in_engine(frame) and time.monotonic() - since < HELD_S_MAX:
             held[number] = self.handler, since
-            for wake in tuple(_wakes.values()):
-                wake()
+            # Once: others repeat the signal while we wake them, and we would never be done.
+            if before is None:
+                for wake in tuple(_wakes.values()):
+                    wake()
             return None
         held.pop(number, None)
         return self.handler(number, frame)

@@ -132,11 +132,14 @@ class _Bell:
     thread, which holds it while it writes, never writes to a number that has been used again; and
     needs no lock, which a destructor could find held."""
 
+    fd = -1  # there is none yet
+
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
 class Reactor:

@@ -32,7 +32,7 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -132,7 +132,8 @@ class Task(Future, kw_only=True, weakref=True):
     _thrown: BaseException | None = None  # to be raised at its await, by its next step
     _reason: BaseException | None = None  # what cancel() was given
     _passed_on: bool = False  # what it awaits is being cancelled for it
-    _cancels: int = 0  # so often was it cancelled, less those that uncancel() took back
+    # what cancel() was given, each time, less what was seen to
+    _reasons: tuple[BaseException | None, ...] = ()
     _watch: Timer | None = None  # for the log, of one that goes on after that
 
     def step(self) -> None:
@@ -196,7 +197,7 @@ class Task(Future, kw_only=True, weakref=True):
             CONTEXT.value = outer
             if guest is not None:
                 guest.leave(self, ran)
-            if self._cancels:
+            if self._reasons:
                 self._passed_on = False
                 self._see_to_its_end()
 
@@ -239,7 +240,7 @@ class Task(Future, kw_only=True, weakref=True):
             self._watch = self.reactor.call_later(GOES_ON_S, self._tell_that_it_goes_on)
 
     def _tell_that_it_goes_on(self) -> None:
-        if not self.finished and self._cancels:
+        if not self.finished and self._reasons:
             frame = getattr(self.coroutine, "cr_frame", None)
             logger.warning(
                 "%s goes on %s s after it was cancelled, at line %s of %s: what it awaits in its "
@@ -283,7 +284,7 @@ class Task(Future, kw_only=True, weakref=True):
             self._reason = error
         thrown, guest = cancellation(error), self.reactor.guest
         self._thrown = thrown if guest is None else guest.cancellation(error, thrown)
-        self._cancels += 1
+        self._reasons = (*self._reasons, error)
         self.schedule(self.step)
         return True
 
@@ -292,17 +293,27 @@ class Task(Future, kw_only=True, weakref=True):
         """Whether CancelledError is on its way to its await."""
         return self._thrown is not None or self._passed_on
 
-    def is_cancelled_for(self, error: BaseException) -> bool:
-        """Whether that, and nothing else, is why it was cancelled."""
-        return self._reason is error and self._cancels == 1
+    @property
+    def reasons(self) -> tuple[BaseException | None, ...]:
+        """Why it is cancelled: what cancel() was given each time, but what was seen to."""
+        return self._reasons
 
     def went_on(self, error: BaseException) -> None:
         """Its coroutine has seen to the cancellation for that reason: a scope's block has ended."""
         if self._thrown is not None and self._thrown.__cause__ is error:
             self._thrown = None
-        if self._reason is error:
-            self._reason = None
-            self.uncancel()
+        self._take_back([each for each in self._reasons if each is not error])
+
+    def _take_back(self, left: Sequence[BaseException | None]) -> None:
+        """Those reasons are left."""
+        self._reasons = tuple(left)
+        self._reason = next((each for each in reversed(left) if each is not None), None)
+        if not left:
+            self._thrown = None
+            self._passed_on = False
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
 
     def beside(self, coroutine: Coroutine[Any, Any, Any]) -> Task:
         """Drive another coroutine where this one runs, from the next turn on."""
@@ -320,21 +331,17 @@ class Task(Future, kw_only=True, weakref=True):
 
     def cancelling(self) -> int:
         """How often it was cancelled, less what uncancel() took back."""
-        return self._cancels
+        return len(self._reasons)
 
     def uncancel(self) -> int:
         """One cancellation was seen to, as a timeout does with its own: the task goes on. How many
         are left.
         """
-        if self._cancels:
-            self._cancels -= 1
-            if not self._cancels:
-                self._thrown = self._reason = None
-                self._passed_on = False
-                if self._watch is not None:
-                    self._watch.cancel()
-                    self._watch = None
-        return self._cancels
+        if self._reasons:
+            backwards = list(self._reasons[::-1])
+            del backwards[backwards.index(None) if None in backwards else 0]  # it gives no reason
+            self._take_back(backwards[::-1])
+        return len(self._reasons)
 
     def cancelled(self) -> bool:
         """Whether it ended by a cancellation."""

@@ -33,7 +33,7 @@ from typing import Any
 
 from shard.checks import is_finite
 from shard.errors import CancelledError, ShardError
-from shard.loop.future import ERROR, Future
+from shard.loop.future import ERROR, Future, is_in_asyncio_task
 from shard.loop.task import Task, is_cancellation
 from shard.loop.timers import Timer
 from shard.loop.waits import Resumable, Wait
@@ -56,6 +56,11 @@ class _Me(Wait):
         task.wake(self)
 
     def __await__(self) -> Generator[Wait, None, Task]:
+        if is_in_asyncio_task():
+            raise ShardError(
+                "a task of asyncio's awaits this: scopes and groups of the engine are for its own "
+                "tasks; use asyncio.timeout() and asyncio.TaskGroup() here"
+            )
         yield self
         return self.task
 
@@ -142,7 +147,16 @@ class CancelScope:
             return False
         if isinstance(error, CancelledError):
             return error.__cause__ is self._ends
-        return task.is_cancelled_for(self._ends)  # of asyncio's, which names no cause
+        # asyncio's names no cause: it is the outermost one's of all scopes that are cancelled
+        reasons = task.reasons
+        if not all(isinstance(each, _ScopeEnds) for each in reasons):
+            return False  # the whole task is
+        outer = self._outer
+        while outer is not None and outer._task is task:
+            if any(each is outer._ends for each in reasons):
+                return False
+            outer = outer._outer
+        return any(each is self._ends for each in reasons)
 
 
 _scope: ContextVar[CancelScope | None] = ContextVar("scope", default=None)

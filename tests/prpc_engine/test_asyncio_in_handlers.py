@@ -598,3 +598,59 @@ def test_a_cancelled_task_of_asyncio_cancels_the_task_of_ours_that_it_awaits() -
 
 if __name__ == "__main__":
     serve(*sys.argv[1:])
+
+
+class Nested:
+    """A plain handler that runs a loop of its own, in which it calls its own service."""
+
+    def __init__(self) -> None:
+        self.client: RpcClient | None = None
+        self.ended: list[str] = []
+
+    def ping(self) -> int:
+        return threading.get_ident()
+
+    def run(self) -> tuple[int, int]:
+        async def ask() -> int:
+            assert self.client is not None
+            await asyncio.sleep(0.01)
+            asked: int = await self.client.submit("ping", timeout_s=PATIENCE_S)
+            return asked
+
+        return asyncio.run(ask()), threading.get_ident()
+
+    async def _numbers(self) -> AsyncIterator[int]:
+        try:
+            for number in range(10):
+                yield number
+        finally:
+            await asyncio.sleep(0.0)
+            await shard.sleep(0.0)
+            self.ended.append("cleaned up")
+
+    async def first(self) -> int:
+        async for number in self._numbers():
+            return number
+        return -1
+
+
+def test_while_a_plain_handler_runs_a_loop_others_are_handled_in_other_threads(
+    master: Master,
+) -> None:
+    nested = Nested()
+    with RpcService(master=master.address) as ours, RpcService(master=master.address) as theirs:
+        ours.create_server("nested", nested)
+        nested.client = ours.create_client("nested")
+        client = theirs.create_client("nested")
+        calls = [client.submit("run", timeout_s=PATIENCE_S) for _ in range(4)]
+        for call in calls:
+            asked, ran = call.result()
+            assert asked != ran, "no handler begins on another one's stack"
+
+
+def test_an_async_generator_that_a_handler_drops_cleans_up_with_awaits(master: Master) -> None:
+    nested = Nested()
+    with RpcService(master=master.address) as ours, RpcService(master=master.address) as theirs:
+        ours.create_server("nested", nested)
+        assert theirs.create_client("nested").call("first", timeout_s=PATIENCE_S) == 0
+        wait_until(lambda: nested.ended == ["cleaned up"])

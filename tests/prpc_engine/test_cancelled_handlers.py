@@ -7,6 +7,7 @@ they await is cancelled over the wire, and no server waits for them for ever.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
 
 import pytest
@@ -201,7 +202,10 @@ def master() -> Iterator[Master]:
         yield made
 
 
-def test_a_service_closes_when_its_cancelled_handlers_have_cleaned_up(master: Master) -> None:
+@pytest.mark.parametrize("closed", ["server", "service"])
+def test_a_service_closes_when_its_cancelled_handlers_have_cleaned_up(
+    master: Master, closed: str
+) -> None:
     handlers = Handlers()
     with RpcService(master=master.address) as ours, RpcService(master=master.address) as theirs:
         server = ours.create_server("test", handlers)
@@ -213,9 +217,31 @@ def test_a_service_closes_when_its_cancelled_handlers_have_cleaned_up(master: Ma
             handlers.clean.set_result(None)
 
         ours._node.reactor.call_in_engine(lambda: ours._node.reactor.spawn(let_them()))
-        server.close()
+        (server if closed == "server" else ours).close()
         assert handlers.seen == ["CancelledError", "cleaned up"]
         assert isinstance(call.error(PATIENCE_S), errors.Cancelled)
+
+
+def test_a_server_closes_though_a_handler_keeps_its_reactor(
+    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("ABSENT_S", "DEREGISTER_TIMEOUT_S", "CUT_TIMEOUT_S"):
+        monkeypatch.setattr(serving, name, 0.2)
+    let_go, begun = threading.Event(), threading.Event()
+
+    class Blocking:
+        def block(self) -> None:
+            begun.set()
+            assert let_go.wait(PATIENCE_S)
+
+    with RpcService(master=master.address) as ours, RpcService(master=master.address) as theirs:
+        server = ours.create_server("test", Blocking())
+        call = theirs.create_client("test").submit("block", timeout_s=PATIENCE_S)
+        assert begun.wait(PATIENCE_S)
+        server.close(drain_s=0.1)
+        assert "a handler keeps the reactor" in caplog.text
+        let_go.set()
+        call.error(PATIENCE_S)
 
 
 def test_a_handler_that_goes_on_for_ever_does_not_keep_its_service_open(
@@ -231,6 +257,23 @@ def test_a_handler_that_goes_on_for_ever_does_not_keep_its_service_open(
         server.close()
         assert isinstance(call.error(PATIENCE_S), errors.Cancelled)
         assert "went on" in handlers.seen
+
+
+def test_calls_without_a_deadline_end_with_a_caller_that_is_killed(master: Master) -> None:
+    """They would hold their places for ever: nobody else ends them."""
+    handlers = Handlers()
+    handlers.clean.set_result(None)
+    with RpcService(master=master.address) as service:
+        near = service.create_server("near", handlers)
+        with Program("tests.prpc_engine.test_cancelled_handlers", master.address) as program:
+            assert program.read_line() == "ready"
+            far = service.create_client("far")
+            call = far.submit("pass_on", timeout_s=None)
+            wait_until(lambda: near.statistics().tasks == 1)
+            program.kill()
+            wait_until(lambda: near.statistics().tasks == 0)
+            assert isinstance(call.error(PATIENCE_S), errors.MaybeExecuted)
+    assert handlers.seen == ["CancelledError", "cleaned up"]
 
 
 # -- over the wire, with a process in the middle ---------------------------------------------------

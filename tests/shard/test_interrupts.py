@@ -76,6 +76,27 @@ def test_inside_the_engine_it_is_held_back_until_a_safe_point(driver: Driver, mo
     interrupts.deliver()  # once
 
 
+def test_one_that_comes_while_others_are_woken_for_it_is_held_back_as_well(
+    driver: Driver,
+) -> None:
+    """The progress thread repeats what is held: each repetition would wake it again, and so on."""
+    signal.signal(NUMBER, interrupt)
+    woken = []
+
+    def wake() -> None:
+        woken.append(None)
+        in_module("shard", raise_signal)()
+
+    interrupts.install(woken, wake)
+    try:
+        assert in_module("shard", raise_signal)() == "went on"
+    finally:
+        interrupts.leave(woken)
+    assert len(woken) == 1
+    with pytest.raises(Interrupted):
+        interrupts.deliver()
+
+
 @pytest.mark.parametrize(
     "module", ["__main__", "trainer", "shards", "layer.tools.top", "layer.tools"]
 )

@@ -288,6 +288,54 @@ def test_a_block_that_awaits_asyncio_ends_too(world: World) -> None:
     assert world.run(program()) == (True, True)
 
 
+@pytest.mark.parametrize("outer_first", [True, False])
+@pytest.mark.parametrize("in_asyncio", [True, False])
+def test_a_scope_that_ends_while_an_inner_one_cleans_up_ends_its_block(
+    world: World, outer_first: bool, in_asyncio: bool
+) -> None:
+    async def wait(seconds: float) -> None:
+        await (asyncio.sleep(seconds) if in_asyncio else shard_sleep(seconds))
+
+    async def program() -> tuple[bool, str]:
+        times = (0.2, 0.4) if outer_first else (0.4, 0.2)
+        async with CancelScope(timeout_s=times[0]) as outer:
+            async with CancelScope(timeout_s=times[1]):
+                try:
+                    await wait(9.0)
+                finally:
+                    await wait(1.0)
+            await wait(9.0)
+        await wait(0.1)
+        return outer.cancelled, "goes on"
+
+    assert world.run(program()) == (True, "goes on")
+
+
+def test_a_group_that_fails_in_a_scope_that_ends_is_ended_by_that(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program() -> bool:
+        async with CancelScope(timeout_s=0.4) as scope, TaskGroup() as group:
+            group.spawn(world.work("short", 0.2, fails=True))
+            try:
+                await asyncio.sleep(9.0)
+            finally:
+                await asyncio.sleep(1.0)
+        return scope.cancelled
+
+    assert world.run(program()) is True
+    assert "short" in caplog.text
+
+
+def test_in_a_task_of_asyncio_it_is_refused_by_name() -> None:
+    async def program() -> None:
+        async with CancelScope():
+            raise AssertionError("it is not entered")
+
+    with pytest.raises(ShardError, match=r"use asyncio.timeout"):
+        asyncio.run(program())
+
+
 def test_a_scope_is_one_block(world: World) -> None:
     async def program() -> None:
         scope = CancelScope()
