@@ -96,8 +96,8 @@ class Lead(Protocol):
     def stop_leading(self) -> None:
         """Give the lead up."""
 
-    def lend(self, seconds: float) -> None:
-        """Have others lead for so long, from inside a handler."""
+    def lend(self, future: Future, deadline: float | None) -> None:
+        """Have others lead until the future is done or the time is over, from inside a handler."""
 
 
 class AsyncioBridge:
@@ -191,7 +191,7 @@ class AsyncioBridge:
                 self._spin(future)
                 busy = bool(future.finished)
             if self._borrowed and self._reactor.held:
-                self._driver.lend(LEND_S)
+                self._driver.lend(Future(), time.monotonic() + LEND_S)
         finally:
             try:
                 if (

@@ -276,7 +276,7 @@ class Driver:
                 if held_signals:
                     interrupts.deliver()
                 if self._resuming or (reactor.held and not self._all_wait()):
-                    self._lend(future, deadline)
+                    self.lend(future, deadline)
                 else:
                     self._drive(future, deadline, False)
                 if deadline is not None and time.monotonic() >= deadline:
@@ -286,8 +286,9 @@ class Driver:
             reactor.end_waiting(*waited)
             reactor.take_lead(may_serve)
 
-    def _lend(self, future: Future, deadline: float | None) -> None:
-        """Have others lead for a while. This thread leads again when it returns or raises."""
+    def lend(self, future: Future, deadline: float | None) -> None:
+        """Have others lead until then, from inside a handler. This thread leads again when it
+        returns or raises."""
         me, was_on_duty = threading.get_ident(), self._on_duty
         self._on_duty = False
         guest = self.reactor.guest
@@ -315,11 +316,6 @@ class Driver:
             guest.resume(running)
         if interrupt is not None:
             raise interrupt
-
-    def lend(self, seconds: float) -> None:
-        """Have others lead for so long. For a loop that runs inside a handler of this thread, which
-        leads again when this returns or raises."""
-        self._lend(Future(self), time.monotonic() + seconds)
 
     def _follow(self, future: Future, deadline: float | None, serves: bool) -> None:
         self._check_usable()
