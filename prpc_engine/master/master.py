@@ -30,7 +30,7 @@ from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TlsSettings, check_seconds
 from prpc_engine.settings.node_config import NodeConfig
-from shard import Driver, Future, Limits, Slab
+from shard import Driver, Future, Limits, Slab, gather
 
 # Without a journal targets begin anywhere below this: whoever still asks for one that an earlier
 # master gave reaches nobody.
@@ -181,14 +181,23 @@ CLOSE_TIMEOUT_S = 5.0  # for the reactor to reach the end of its turn: a handler
 
 
 def close_in_reactor(driver: Driver, node: Node) -> None:
-    """Close a node in its reactor's thread, then the driver. Again, or in a fork: does nothing."""
+    """Close a node in its reactor's thread, then the driver. What its handlers have begun is
+    cancelled in between, and may clean up. Again, or in a fork: does nothing.
+    """
     if driver.closing or node.pid != os.getpid():
         return
-    done = Future(driver)
+    done, closed_by_handler = Future(driver), driver.leads_here()
 
     def close_node() -> None:
-        node.close()
-        done.set_result(None)
+        node.close()  # first: whoever called finds a server that is lost, and may ask another
+        begun = [server for server in set(node.servers.values()) if server.jobs.inside]
+        ended = gather([server.stop() for server in begun])
+        for server in begun:
+            server.cut(again=False)
+        if closed_by_handler:  # which would wait for itself
+            done.set_result(None)
+        else:
+            ended.add_done_callback(lambda _: done.set_result(None))
 
     driver.reactor.call_soon(close_node)
     try:

@@ -241,12 +241,16 @@ class ServedObject:
         }
         return self.jobs.close()
 
-    def cut(self) -> int:
+    def cut(self, again: bool = True) -> int:
         """After stop(), for who does not wait any longer: end what has begun, streams too, and tell
         the callers; how many. What clean up after that are inside the gate until they have.
+        `again`: those that were cancelled before, too.
         """
         # queued ones first: or they would begin yet
-        jobs = sorted(self._open_jobs, key=lambda job: not job.is_queued)
+        jobs = sorted(
+            (job for job in self._open_jobs if again or not job.is_over),
+            key=lambda job: not job.is_queued,
+        )
         for job in jobs:
             if job.is_queued:
                 self._drop(job)

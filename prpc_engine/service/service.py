@@ -594,13 +594,12 @@ class RpcService:
             for _, client in self._living_clients():
                 steps.callback(client.close)
             if hasattr(self, "_servers"):
-                steps.callback(self._servers.end_handlers)
                 steps.callback(self._servers.end_dealers)
 
     def close(self) -> None:
-        """Stop the shards, cancel what handlers have begun, hang up on everybody; calls in flight
+        """Stop the shards, hang up on everybody, cancel what handlers have begun; calls in flight
         end with Closed. A second close, or one in a fork, does nothing. It waits for cancelled
-        handlers to clean up, 5 s at most.
+        handlers to clean up, for some seconds at most.
 
         A fork has none of the threads that may have held our locks when it was made: to wait for
         one of these would be for ever.

@@ -22,7 +22,7 @@ from prpc_engine.service.shard_statistics import ShardFigures, ShardReader, tota
 from prpc_engine.service.sharded_servers import ShardedServer, ShardedServers
 from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import SERVER_ID_MAX, check_name, check_number, check_seconds
-from shard import ClosedError, Driver, Future, ShardGroup, gather
+from shard import ClosedError, Driver, Future, ShardGroup
 
 # for the reactor's turn under way, at the end of a drain; and for the `finally` blocks of what is
 # cancelled then
@@ -233,26 +233,6 @@ class Servers:
             queue = reference()
             if queue is not None:
                 queue.close("its service")
-
-    def end_handlers(self) -> None:
-        """The service is closed: what its handlers have begun is cancelled, and may clean up for
-        CUT_TIMEOUT_S seconds; not where a handler closes it.
-        """
-        begun = [server for server in set(self.node.servers.values()) if server.jobs.inside]
-        if not begun:
-            return
-        ended = Future(self.driver)
-
-        def end() -> None:
-            left = [server.stop() for server in begun]
-            for server in begun:
-                server.cut()
-            gather(left).add_done_callback(lambda _: ended.set_result(None))
-
-        self.driver.reactor.call_in_engine(end)
-        if not self.driver.leads_here():
-            with contextlib.suppress(TimeoutError, ClosedError):
-                ended.result(CUT_TIMEOUT_S)
 
     def _check_open(self) -> None:
         if self.closed:
