@@ -98,13 +98,14 @@ class Job(msgspec.Struct, eq=False):
     ended_by: BaseException | None = None
     timer: Timer | None = None
 
-    def end(self, error: BaseException) -> None:
+    def end(self, error: BaseException, again: bool = True) -> None:
         """Have it end before its handler is done, if it can be: what it ends with then is not its
-        handler's own.
+        handler's own. `again`: also where it is over, and cleans up.
         """
         if not self.peer.reactor.serves:
-            self.peer.reactor.call_in_engine(partial(self.end, error))
-        elif self.cancel is not None:
+            # who ends it meanwhile, for another reason, has done so
+            self.peer.reactor.call_in_engine(partial(self.end, error, again and self.is_over))
+        elif self.cancel is not None and (again or not self.is_over):
             self.ended_by = error
             self.cancel(error)
 

@@ -615,7 +615,7 @@ class Peer:
             return
         try:
             self._send(failure_message(self.decoder, call_id, status, name, text, more))
-        except PeerLostError as error:  # what it had under way: no line each
+        except (PeerLostError, ClosedError) as error:  # what it had under way: no line each
             logger.debug(
                 "%s was not told of a failure (%s): %s",
                 self.connection.peer,
