@@ -610,7 +610,7 @@ class RpcService:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
-            close_dropped(self, "RpcService", self.close, self._pid)
+            close_dropped(self, f"RpcService of rank {self.rank}", self.close, self._pid)
 
     def __enter__(self) -> RpcService:
         return self
