@@ -37,7 +37,7 @@ from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, is_number
 from prpc_engine.service.service import RpcService
-from shard import CancelledError, Task, control_loop, run_blocking, sleep, this_shard
+from shard import Task, control_loop, run_blocking, sleep, this_shard
 
 logger = logging.getLogger("prpc")
 
@@ -430,8 +430,6 @@ class AccumulatorServer:
             await sleep(every_s)
             try:
                 await run_blocking(self._save, where, "snapshot", is_last=False)
-            except CancelledError:
-                raise
             except RuntimeError as error:
                 # no thread is to be had, or the interpreter ends, and close() comes
                 logger.warning("no snapshot was saved in %s now: %s", where, str(error))

@@ -50,7 +50,6 @@ from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.address import Address
 from shard import (
     VALUE,
-    CancelledError,
     Future,
     ShardError,
     Task,
@@ -350,8 +349,6 @@ class Link:
     async def _connect(self) -> None:
         try:
             peer = await self._meet_in_time()
-        except CancelledError:
-            raise  # by close(), which tells those that wait
         except errors.NotAPeer as error:  # to wait does not help
             self._end(
                 errors.ConfigError(
@@ -375,8 +372,6 @@ class Link:
         while True:
             try:
                 peer = await self._meet()
-            except CancelledError:
-                raise
             except Exception as error:
                 await run_blocking(self._on_failure)
                 if isinstance(error, errors.NotAPeer) or not isinstance(

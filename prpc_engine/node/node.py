@@ -36,7 +36,6 @@ from shard import (
     USER_SECRET,
     AddressInUseError,
     AuthenticationError,
-    CancelledError,
     ClosedError,
     Connection,
     DistributedPort,
@@ -460,8 +459,6 @@ class Node:
             raise errors.AuthenticationFailed(f"{asked} at {address}: {error}") from error
         except ForeignProtocolError as error:
             raise errors.NotAPeer(f"{asked} at {address}: {error}") from error
-        except CancelledError:
-            raise
         except ShardError as error:
             return Refusal(name, str(error), True)
         except OSError as error:  # no /dev/shm, or no descriptor left

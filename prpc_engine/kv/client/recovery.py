@@ -30,7 +30,7 @@ from typing import Any
 from prpc_engine.errors import Closed
 from prpc_engine.kv.client.partition_client import PartitionClient
 from prpc_engine.kv.client.recovery_pace import RecoveryPace
-from shard import CancelledError, ClosedError, control_loop, sleep
+from shard import ClosedError, control_loop, sleep
 
 logger = logging.getLogger("prpc")
 
@@ -91,8 +91,6 @@ class Recovery:
             await self._locate(lanes)
             whole = [(lane, lane.repeat()) for lane in lanes]  # all at once
             return [lane for lane, done in whole if not await done]
-        except CancelledError:
-            raise
         except (Closed, ClosedError) as error:
             for lane in lanes:
                 lane.fail(error)

@@ -49,7 +49,6 @@ from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.kv.server.server import TableShard
 from shard import (
-    CancelledError,
     ClosedError,
     Future,
     ShardError,
@@ -198,8 +197,6 @@ class Reconciler:
         self._wake = Future()
         try:
             await self._look()
-        except CancelledError:
-            raise
         except (Closed, ClosedError):
             return False
         except (RpcError, ShardError, TimeoutError) as error:
@@ -364,8 +361,6 @@ class Reconciler:
             index, placed = self._jobs.popleft()
             try:
                 await self._fill(index, placed)
-            except CancelledError:
-                raise
             except (Closed, ClosedError):
                 return
             except (RpcError, ShardError, TimeoutError) as error:
