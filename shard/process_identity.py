@@ -1,4 +1,5 @@
-"""Which process on which host a session belongs to, and whether that process is gone.
+"""Which process on which host this is, and whether another one is gone. Used by the names that
+runtime.py gives these functions.
 
 A connection that ends says nothing about the process behind it: the network may have cut it. On the
 process's own host one can look. A process is known by boot id, pid namespace, pid and start time,
