@@ -16,6 +16,7 @@ from shard import interpreter as interpreter  # first of all: what follows relie
 from shard import failpoints as failpoints
 
 # isort: split
+from shard import runtime as runtime
 from shard import traces as traces
 from shard.checks import is_count, is_finite
 from shard.errors import (
@@ -46,7 +47,7 @@ from shard.group.sharded import Sharded
 from shard.group.topology import Core, Topology, format_ranges, read_topology
 from shard.group.trimming import Trimmer
 from shard.loop.control import ControlLoop, control_loop
-from shard.loop.driver import Driver
+from shard.loop.driver import TOOK_LEAD, Driver
 from shard.loop.future import VALUE, Future, Gathered, Waiter, call_outside_asyncio, gather, shield
 from shard.loop.gate import Gate
 from shard.loop.idle import polling_enabled
@@ -71,9 +72,11 @@ from shard.memory.segment import collect_garbage, find_garbage
 from shard.memory.slab import Slab
 from shard.memory.slab_statistics import SlabStatistics
 from shard.one_line import ONE_LINE, escaped
+from shard.shortage import shortage_in
+from shard.state_table import StateTable
 from shard.transport import Connection, Listener, Node, Traffic, Transport
 from shard.transport.identity import JOB_SECRET, USER_SECRET, PeerIdentity
-from shard.transport.memory import MemoryTransport, Weather
+from shard.transport.memory import MemoryConnection, MemoryTransport, Weather
 from shard.transport.shared_port import DistributedPort, SocketDistributor
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
@@ -88,6 +91,7 @@ __all__ = [
     "ONE_LINE",
     "STALL_BUDGET_S",
     "USER_SECRET",
+    "TOOK_LEAD",
     "VALUE",
     "AddressInUseError",
     "AuthenticationError",
@@ -119,6 +123,7 @@ __all__ = [
     "Listener",
     "LocalProtocolError",
     "MemoryRoom",
+    "MemoryConnection",
     "MemoryTransport",
     "Node",
     "PeerIdentity",
@@ -141,6 +146,7 @@ __all__ = [
     "ShmTransport",
     "Slab",
     "SlabStatistics",
+    "StateTable",
     "SocketDistributor",
     "Task",
     "TaskClass",
@@ -184,9 +190,11 @@ __all__ = [
     "read_topology",
     "restore",
     "run_blocking",
+    "runtime",
     "shield",
     "sleep",
     "this_shard",
+    "shortage_in",
     "traces",
     "usable_cores",
     "yield_now",

@@ -40,9 +40,11 @@ def topology() -> Topology:
     return read_topology(_AT_START)
 
 
-def place(count: int) -> list[int]:
-    """A core for each of `count` shards; in turn when there are fewer cores than shards."""
-    order = placing_order(topology())
+def place(count: int, machine: Topology | None = None) -> list[int]:
+    """A core for each of `count` shards; in turn when there are fewer cores than shards. machine:
+    None: this one.
+    """
+    order = placing_order(topology() if machine is None else machine)
     return [order[index % len(order)] for index in range(count)]
 
 

@@ -19,9 +19,9 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from shard.errors import ShardError
+from shard.shortage import shortage_in, shortage_of
 
 END = 2  # descriptors of one end of a lane
 # the application's end of its lane, the newborn's ends as they are handed on, pipes of the start,
@@ -73,19 +73,14 @@ def named(size: int) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+    except (OSError, ShardError) as error:
+        shortage = shortage_of(error)
+        if shortage is None:
             raise
-        if error.errno == errno.ENFILE:
-            host = Path("/proc/sys/fs/file-max").read_text().strip()
-            raise ShardError(
-                f"this host has no file descriptors left (fs.file-max={host}) for {size} shards: "
-                f"{error}"
-            ) from error
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        raise ShardError(
-            _text(size, needed(size) + len(os.listdir("/proc/self/fd")), soft)
-        ) from error
+        if shortage.errno == errno.ENFILE:
+            raise ShardError(shortage_in(f"{size} shards", error)) from error
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)  # so many are open
+        raise ShardError(_text(size, needed(size) + soft, soft)) from error
 
 
 def _text(size: int, wanted: int, allowed: int) -> str:

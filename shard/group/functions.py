@@ -76,11 +76,15 @@ class SentFunctions:
     tell of it twice.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions_max: int = FUNCTIONS_MAX) -> None:
+        self._functions_max = functions_max
         # of those whose state does not matter: looked at by each call
         self.numbers: dict[Function, int] = {}
         self._by_value: dict[Function, tuple[int, CodeType, TaskClass]] = {}
-        self._bytes = 0
+        self.nbytes = 0  # of all in it, as they were sent
+
+    def __len__(self) -> int:
+        return len(self.numbers) + len(self._by_value)
 
     def find(self, function: Any) -> int | None:
         """The number of a function that went by value and is still what went;
@@ -101,12 +105,12 @@ class SentFunctions:
         """Before it is sent; False: it is too large to be kept."""
         if len(pickled) > FUNCTION_BYTES_MAX:
             return False
-        too_many = len(self.numbers) + len(self._by_value) >= FUNCTIONS_MAX
-        if too_many or self._bytes + len(pickled) > FUNCTIONS_BYTES_MAX:
+        too_many = len(self) >= self._functions_max
+        if too_many or self.nbytes + len(pickled) > FUNCTIONS_BYTES_MAX:
             self.numbers.clear()
             self._by_value.clear()
-            self._bytes = 0
-        self._bytes += len(pickled)
+            self.nbytes = 0
+        self.nbytes += len(pickled)
         return True
 
     def keep(self, function: Any, number: int) -> None:
@@ -120,17 +124,18 @@ class SentFunctions:
 class ReceivedFunctions(dict[int, Function]):
     """What the other end told this one of, by number. In the reactor's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, functions_max: int = FUNCTIONS_MAX) -> None:
         super().__init__()
+        self._functions_max = functions_max
         self._sizes: dict[int, int] = {}
-        self._bytes = 0
+        self.nbytes = 0  # of all in it, as they were sent
 
     def keep(self, number: int, function: Function, pickled_bytes: int) -> None:
         """One more; the oldest go where there are too many."""
         self[number] = function
         self._sizes[number] = pickled_bytes
-        self._bytes += pickled_bytes
-        while len(self._sizes) > 2 * FUNCTIONS_MAX or self._bytes > 2 * FUNCTIONS_BYTES_MAX:
+        self.nbytes += pickled_bytes
+        while len(self._sizes) > 2 * self._functions_max or self.nbytes > 2 * FUNCTIONS_BYTES_MAX:
             oldest = next(iter(self._sizes))
-            self._bytes -= self._sizes.pop(oldest)
+            self.nbytes -= self._sizes.pop(oldest)
             del self[oldest]

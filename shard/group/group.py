@@ -7,8 +7,18 @@ The application makes all sockets and rings and hands each process its own by de
 has a name that another process could attach to, and nothing is left behind when any of them dies.
 What a shard does with its life is told in process.py, who starts and restarts it in supervisor.py.
 
-close() ends a group in order: wait until no shard has tasks of another (they may still call each
-other), tell all to stop, and kill what has not ended by the deadline.
+close() ends a group in order, and each step begins when the one before has ended in all shards:
+
+    step                                         has
+    tasks of one process in another end          drain_s
+    those that are left are cancelled, and end   clean_up_s
+    at_close(): instances of Sharded are         what each of them allows
+    stopped, those that were made last first
+    shards are told to stop, and end             what is left of drain_s, clean_up_s at least, or
+                                                 STOP_S_MIN where one has not ended its tasks
+    what has not ended is killed, and named
+
+So all that a task or a hook may call is there until these are over.
 """
 
 from __future__ import annotations
@@ -22,7 +32,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal
@@ -35,8 +45,8 @@ from shard.group.group_calls import (
     nothing,
     set_up,
     take_handovers,
-    wait_empty,
 )
+from shard.group.group_end import Submit, end_tasks, tell_of_ends
 from shard.group.group_statistics import GroupStatistics, ShardStatistics
 from shard.group.keywords import WithKeywords
 from shard.group.lane_handoff import LANE_LIMITS, InheritedFd, LaneEnd, make_lane
@@ -45,7 +55,7 @@ from shard.group.payload import pickle_function
 from shard.group.restart import NEVER, RestartPolicy
 from shard.group.supervisor import Life, ShardState, Supervisor
 from shard.group.trimming import Trimmer
-from shard.loop.driver import Driver
+from shard.loop.driver import CLOSE_TIMEOUT_S, Driver
 from shard.loop.future import Future
 from shard.loop.gate import Gate
 from shard.loop.idle import polling_enabled, strategy
@@ -55,6 +65,7 @@ from shard.memory.counters import Counters, size_for
 from shard.memory.limits import Limits
 from shard.memory.segment import Segment
 from shard.memory.slab import Slab
+from shard.traces import traceback_of
 from shard.transport import Traffic
 from shard.transport.control_channel import HANDOVER
 
@@ -83,7 +94,9 @@ class ShardGroup:
     idle            what a shard does without work: "spin", "adaptive", "park". None: "spin" when
                     polling, else "adaptive"
     start_method    "spawn", or "forkserver": quicker from the second group on
-    drain_s         how long close(), or a SIGTERM to a shard, lets work that has begun go on
+    drain_s         how long close(), or a SIGTERM to a shard, lets work that has begun go on; then
+                    tasks are cancelled
+    clean_up_s      how long their `finally` blocks have before the kill
     stall_budget_s  a function that keeps a shard's reactor longer than this is named in the log,
                     with its stack
     on_change       on_change(index, state, text) when a shard died ("waiting" for its restart,
@@ -108,6 +121,7 @@ class ShardGroup:
         idle: str | None = None,
         start_method: str = "spawn",
         drain_s: float = DRAIN_S,
+        clean_up_s: float = process.CLEAN_UP_S,
         stall_budget_s: float = STALL_BUDGET_S,
         limits: Limits | None = None,
         on_change: Callable[[int, str, str], object] | None = None,
@@ -130,6 +144,8 @@ class ShardGroup:
             )
         if not 0.0 <= drain_s < math.inf:
             raise ValueError(f"drain_s={drain_s!r}: 0 or more seconds are possible")
+        if not 0.0 <= clean_up_s < math.inf:
+            raise ValueError(f"clean_up_s={clean_up_s!r}: 0 or more seconds are possible")
         if not stall_budget_s > 0.0:
             raise ValueError(f"stall_budget_s={stall_budget_s!r}: more than 0 seconds are possible")
         if not isinstance(limits := limits or LANE_LIMITS, Limits):
@@ -139,13 +155,14 @@ class ShardGroup:
             )
         policy = restart if isinstance(restart, RestartPolicy) else RestartPolicy(restart)
         memory_order.require_store_order()
-        descriptors.make_room(size, start_method)
+        with descriptors.named(size):
+            descriptors.make_room(size, start_method)
         self.size = size
         self._idle = idle or ("spin" if polling else "adaptive")
         strategy(self._idle)  # here, and not in every shard, is where an unknown one is refused
         self._crowded = self._idle == "spin" and _warn_when_crowded(size + polling)
         self._cores = cpu.place(size) if pin else [None] * size
-        self._drain_s = drain_s
+        self._drain_s, self._clean_up_s = drain_s, clean_up_s
         self._stall_budget_s = stall_budget_s
         self._limits = limits
         self._on_change = on_change
@@ -154,26 +171,32 @@ class ShardGroup:
             self._context.set_forkserver_preload(["shard.group.process"])
         _forget_a_main_without_file()
         self._pid = os.getpid()
-        self.driver = driver or Driver(polling, "prpc-group")
-        self._owns_driver = driver is None
+        with descriptors.named(size), contextlib.ExitStack() as undo:
+            self.driver = driver or Driver(polling, "prpc-group")
+            self._owns_driver = driver is None
+            if self._owns_driver:
+                undo.callback(self.driver.close)
+            self._counters_segment = Segment.create(size_for(size + 1))
+            undo.callback(self._counters_segment.close)
+            self._supervisor = Supervisor(size, policy, self._bear, self._on_ready, self._on_down)
+            undo.pop_all()
         self.slab = Slab()  # this process's: an array made on it goes to a shard by reference
         Trimmer(self.slab, self.driver.reactor)
         self._tally = Tally()
         self._gate = Gate("the application", self.driver)
-        self._counters_segment = Segment.create(size_for(size + 1))
         self._counters = Counters.format(self._counters_segment.memory, size + 1)
         self._started = self.driver.reactor.clock()
         self._traffic_of_replaced = Traffic()
         self._lanes: dict[int, ShardChannel] = {}
         # of shards that are up
-        self._submits: dict[int, Callable[[Callable[..., Any], tuple[Any, ...]], Future]] = {}
+        self._submits: dict[int, Submit] = {}
         self._down: dict[int, str] = {}  # of those that are not: why
         self._setups: list[Setup] = []  # what every shard runs before it counts as up
         self._setups_done: dict[int, int] = {}
+        self._at_close: list[Callable[[Mapping[int, Submit]], None]] = []
         self._changing = threading.Condition()  # around which shards are up, and the setups
         self._first_ends: list[dict[int, LaneEnd]] = [{} for _ in range(size)]
         self._started_all = False
-        self._supervisor = Supervisor(size, policy, self._bear, self._on_ready, self._on_down)
         self.closed = False
         _open_groups[id(self)] = self
         try:
@@ -248,6 +271,7 @@ class ShardGroup:
             idle=self._idle,
             oversubscribed=self._crowded,
             drain_s=self._drain_s,
+            clean_up_s=self._clean_up_s,
             stall_budget_s=self._stall_budget_s,
             limits=self._limits,
             counters_fd=InheritedFd(self._counters_segment.fd),
@@ -399,17 +423,26 @@ class ShardGroup:
         self, function: Callable[..., Any], *args: Any, timeout_s: float | None = None
     ) -> None:
         """Run function(*args) in every shard: now, and in one that is restarted before it takes
-        calls; a coroutine function to its end. Raises the first error, TimeoutError after
-        `timeout_s` seconds; then it does not run in those either."""
+        calls; a coroutine function to its end. Raises the first error, TimeoutError with the shard
+        when it has not ended in all of them after `timeout_s` seconds; then it does not run in
+        those either."""
         setup = (pickle_function(function), args)
         with self._changing:
             self._check_open()
             self._setups.append(setup)
             up = dict(self._submits)
         try:
-            futures = [submit(function, args) for _, submit in sorted(up.items())]
-            for future in futures:
-                future.result(timeout_s)
+            futures = {index: submit(function, args) for index, submit in sorted(up.items())}
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            for index, future in futures.items():
+                rest_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    future.error(rest_s)
+                except TimeoutError:
+                    raise TimeoutError(
+                        f"shard {index} has not answered within {timeout_s:g} s"
+                    ) from None
+                future.result()
         except BaseException:
             with self._changing:
                 self._setups = [NOTHING_TO_SET_UP if one is setup else one for one in self._setups]
@@ -429,6 +462,20 @@ class ShardGroup:
             ]
             if undo is not None and len(self._submits) < self.size:
                 self._setups.append((pickle_function(undo), first))
+
+    def at_close(self, run: Callable[[Mapping[int, Submit]], None]) -> None:
+        """Have close() call run(submits) once no shard has tasks of another, the last one first.
+        submits: for each shard that answers, what submits function(*args) to it. Raises
+        ClosedError.
+        """
+        with self._changing:
+            self._check_open()
+            self._at_close.append(run)
+
+    def not_at_close(self, run: Callable[[Mapping[int, Submit]], None]) -> None:
+        """Take back what at_close() was given; nothing to do when it is not there."""
+        with self._changing, contextlib.suppress(ValueError):
+            self._at_close.remove(run)
 
     def wait_up(self, timeout_s: float) -> None:
         """Wait until every shard is up, restarted ones too. Raises PeerLostError for one that stays
@@ -489,8 +536,9 @@ class ShardGroup:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop all shards; those that do not stop in time are killed. A second close, or one in a
-        fork, does nothing.
+        """Stop all shards. Their tasks have drain_s to end, are cancelled then, and clean_up_s to
+        clean up; instances of a Sharded that is still open are stopped after that. What does not
+        end in time is killed, and the log says so. A second close, or one in a fork, does nothing.
         """
         # first: another thread may have held the lock when we were forked
         if self._pid != os.getpid():
@@ -501,32 +549,51 @@ class ShardGroup:
             self.closed = True
             self._changing.notify_all()
         deadline = time.monotonic() + self._drain_s
-        submits, self._submits = list(self._submits.values()), {}
-        empty = []
-        for submit in submits:
-            with contextlib.suppress(ShardError):  # that shard is gone already
-                empty.append(submit(wait_empty, ()))
-        for future in empty:
-            # whoever owns the driver may have closed it
-            with contextlib.suppress(TimeoutError, ClosedError):
-                future.error(max(0.0, deadline - time.monotonic()))
+        submits, self._submits = self._submits, {}
+        left: dict[int, str] = {}
+        try:
+            left = end_tasks(submits, self._drain_s, self._clean_up_s)
+            self._run_at_close({index: submits[index] for index in submits.keys() - left})
+        finally:  # Ctrl-C may come out of these waits
+            self._end(deadline, left)
+
+    def _run_at_close(self, submits: Mapping[int, Submit]) -> None:
+        while True:
+            with self._changing:
+                if not self._at_close:
+                    return
+                run = self._at_close.pop()
+            try:
+                run(submits)
+            except Exception as error:
+                # as a text: a record that is kept would keep the group through the frames
+                logger.error("what runs at the close of a group failed: %s", traceback_of(error))
+
+    def _end(self, deadline: float, left: Mapping[int, str]) -> None:
+        """Have all shards end, and let go of everything. left: what is known of those that have
+        not ended their tasks.
+        """
+        # those that do not answer will not end either
+        least_s = process.STOP_S_MIN if left else self._clean_up_s
         # before the first can have ended
-        self._supervisor.expect_ends(max(STOP_S_MIN, deadline - time.monotonic()))
+        self._supervisor.expect_ends(max(least_s, deadline - time.monotonic()))
         # failpoint: group.before_stop
         for lane in list(self._lanes.values()):
             with contextlib.suppress(ShardError):
                 lane.stop()
         # failpoint: group.after_stop
-        self._supervisor.stop(max(STOP_S_MIN, deadline - time.monotonic()))
+        self._supervisor.stop(max(least_s, deadline - time.monotonic()))
+        tell_of_ends(self._supervisor.lives, left)
         for ends in self._first_ends:  # of shards that were never started
             for end in ends.values():
                 end.close()
         closed = Future(self.driver)
         if not self.driver.closing:
             self.driver.reactor.call_soon(partial(self._close_lanes, closed))
-            with contextlib.suppress(ClosedError):  # the driver was closed at this very moment
-                closed.result()
-        if not closed.done():  # nobody turns the reactor any more
+            # the driver was closed at this very moment, or a callback keeps its reactor
+            with contextlib.suppress(ClosedError, TimeoutError):
+                closed.result(CLOSE_TIMEOUT_S)
+        if not closed.done():  # nobody turns the reactor
             self._close_lanes(closed)
         self._supervisor.close()
         if self._owns_driver:
@@ -551,11 +618,6 @@ class ShardGroup:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-# For shards without tasks to write their last answers and end, when draining has used up all the
-# time.
-STOP_S_MIN = 0.5
 
 
 def the_open_group() -> ShardGroup:

@@ -48,3 +48,13 @@ def take_handovers() -> None:
 def wait_empty() -> Future:
     """Done when no other process waits for a task of this shard."""
     return process.this_shard().tasks.wait_empty()
+
+
+def cancel_tasks(why: str) -> Future:
+    """Cancel those that other processes have begun in this shard; done when they have ended."""
+    return process.this_shard().cancel_tasks(why)
+
+
+def tasks_left() -> list[str]:
+    """Those that have not, for the log."""
+    return process.this_shard().tasks_left()

@@ -169,6 +169,7 @@ class ShardChannel:
         self._in_flight: dict[int, Submitted] = {}
         self._sampled: dict[int, int] = {}  # call id -> when it was submitted, in ns
         self._tasks: dict[int, Future] = {}  # of the other end, by call id
+        self._given_up: set[Task] = set()  # cancelled by the other end, and not ended yet
         # errors that wait for room in the outbox: one a call in flight at most
         self._untold: deque[bytes] = deque()
         self._call_ids = itertools.count(1)
@@ -185,6 +186,11 @@ class ShardChannel:
         """Calls that wait for their result."""
         return len(self._in_flight)
 
+    def tasks(self) -> list[Task]:
+        """Those of the other end that have not ended."""
+        works = [*map(_work_of, self._tasks.values()), *self._given_up]
+        return [each for each in works if type(each) is Task and not each.finished]
+
     def attach(self) -> None:
         """Take part in the reactor's turns from now on."""
         self.connection.attach(self._reactor)
@@ -196,8 +202,8 @@ class ShardChannel:
         Raises PeerLostError, BackpressureError, LocalProtocolError (over a limit), ShmFull,
         TypeError for what is no function, and what pickling raises.
         """
-        if RUNNING.task_class is not LATENCY and marked_class(function) is None:
-            function = _Inherited(function, RUNNING.task_class)
+        if RUNNING.others and RUNNING.value is not LATENCY and marked_class(function) is None:
+            function = _Inherited(function, RUNNING.value)
         try:
             number = self._numbers.get(function)
         except TypeError:  # it has no hash, so it carries state
@@ -234,7 +240,7 @@ class ShardChannel:
         if type(function) is _Inherited:
             function = function.function
         run: Callable[..., Any] = call_pickled
-        if not task_class == LATENCY == RUNNING.task_class:
+        if not task_class == LATENCY == RUNNING.value:
             run = _Inherited(call_pickled, task_class)
         return self.submit(run, (pickle_function(function), args))
 
@@ -277,7 +283,7 @@ class ShardChannel:
         again = partial(room.set_result, None)
         # RuntimeError: another thread submits
         with contextlib.suppress(StopIteration, RuntimeError):
-            next(iter(self._in_flight.values())).add_done_callback(lambda _: again())
+            next(iter(self._in_flight.values())).when_done(lambda _: again())
         self._reactor.call_soon(partial(self._reactor.call_later, ROOM_AGAIN_S, again))
         return room
 
@@ -402,14 +408,14 @@ class ShardChannel:
                 return function(*args)
             self._gate.enter()  # a shard that stops ends what it has taken on
             self._deferred += 1
-            future = Future()
+            future = _Deferred()
             self._reactor.call_soon(lambda: self._run_deferred(function, args, future))
             return future
 
         return run
 
     def _run_deferred(
-        self, function: Callable[..., Any], args: tuple[Any, ...], future: Future
+        self, function: Callable[..., Any], args: tuple[Any, ...], future: _Deferred
     ) -> None:
         self._deferred -= 1
         try:
@@ -417,8 +423,9 @@ class ShardChannel:
                 return  # cancelled meanwhile
             value = function(*args)
             if type(value) in _LATER:
-                value = self._reactor.spawn(value) if type(value) is CoroutineType else value
-                value.add_done_callback(lambda done: _pass_on(done, future))
+                value = self._begin(value)
+                future.begun = value
+                value.when_done(lambda done: self._end_deferred(done, future))
             else:
                 future.set_result(value)
         except BaseException as error:
@@ -427,28 +434,47 @@ class ShardChannel:
         finally:
             self._gate.leave()
 
-    def _answer_later(self, call_id: int, value: Any) -> None:
-        """A coroutine or a future: the answer follows when it is done. A future that is no task
-        holds up no shutdown.
+    def _end_deferred(self, done: Future, future: _Deferred) -> None:
+        error = done.error()
+        if error is None:
+            future.set_result(done.result())
+        else:
+            future.set_error(error)
+        if type(done) is Task:
+            self._gate.leave()
+
+    def _begin(self, value: Any) -> Any:
+        """What is answered when it is done: the task of a coroutine, which passes the gate, or the
+        future. A future that is no task holds up no shutdown.
         """
         task = self._reactor.spawn(value) if type(value) is CoroutineType else value
         if type(task) is Task:
             self._tally.tasks += 1
             self._gate.enter()
+        return task
+
+    def _answer_later(self, call_id: int, value: Any) -> None:
+        """A coroutine or a future: the answer follows when it is done."""
+        task = self._begin(value)
         self._tasks[call_id] = task
-        task.add_done_callback(lambda done: self._answer_done(call_id, done))
+        task.when_done(lambda done: self._answer_done(call_id, done))
 
     def _cancel(self, task: Future) -> None:
         """Its caller gave it up, and gets no answer."""
+        task = _work_of(task)
         task.cancel(CancelledError("the caller cancelled it"))
         if type(task) is Task:
+            self._given_up.add(task)
             task.step()  # at once: what follows on the lane finds it cancelled
 
     def _answer_done(self, call_id: int, done: Future) -> None:
         is_awaited = self._tasks.pop(call_id, None) is not None
         if not is_awaited:  # by the caller, who cancelled it
+            work = _work_of(done)
+            if type(work) is Task:
+                self._given_up.discard(work)
+                work.tell_unheard()
             if type(done) is Task:
-                done.tell_unheard()
                 self._gate.leave()
             return
         try:
@@ -517,8 +543,14 @@ class ShardChannel:
             future.set_error(type(error)(f"{error}; the function may have run"))
 
 
+class _Deferred(Future, kw_only=True):
+    """The answer to a call of a function that waits as a step."""
+
+    begun: Future | None = None  # what the function has returned, where that is awaited
+
+
 # What a function returns whose answer comes later.
-_LATER = frozenset({CoroutineType, Future, Gathered, Task, Submitted})
+_LATER = frozenset({CoroutineType, Future, Gathered, Task, Submitted, _Deferred})
 
 
 def is_answered_later(value: object) -> bool:
@@ -526,12 +558,11 @@ def is_answered_later(value: object) -> bool:
     return type(value) in _LATER
 
 
-def _pass_on(done: Future, future: Future) -> None:
-    error = done.error()
-    if error is None:
-        future.set_result(done.result())
-    else:
-        future.set_error(error)
+def _work_of(answered: Future) -> Future:
+    """What is to be cancelled where that is given up."""
+    if type(answered) is _Deferred and answered.begun is not None:
+        return answered.begun
+    return answered
 
 
 async def _run(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -583,8 +614,8 @@ class _Refusal(ReceivedFunctions):
 
 def run_here(reactor: Reactor, function: Callable[..., Any], args: tuple[Any, ...]) -> Future:
     """A call to the process that one is in: no message, the same rules."""
-    task_class = marked_class(function) or RUNNING.task_class
-    if not task_class == LATENCY == RUNNING.task_class:  # the one or the other is timed
+    task_class = marked_class(function) or RUNNING.value
+    if not task_class == LATENCY == RUNNING.value:  # the one or the other is timed
         return reactor.spawn(_run(function, args), queue=task_class)
     try:
         value = function(*args)

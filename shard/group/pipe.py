@@ -21,27 +21,38 @@ Each end's state is its shard's own, found by the pipe's number:
             shard's first
     inlet   close                       what was sent before can be read; what comes later is
                                         refused
+    inlet   closed, and all was read    its number is noted among those that have ended, and it goes
+    outlet  its inlet has gone          it goes, once what it has to tell of its items was told; the
+                                        last UNTOLD_MAX wait for that
     either  the other shard is lost     its calls end with PeerLostError, and so does the next send
 
-So a reading shard holds `capacity` items, and as many more for each shard that sends.
+So a reading shard holds `capacity` items, and as many more for each shard that sends. Pipes of one
+process to one shard are numbered one by one, so those that have ended are few ranges of numbers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from typing import Any
 
 from shard.checks import is_count
 from shard.errors import ClosedError, ShardError
+from shard.group.number_set import NumberSet
 from shard.group.process import this_shard
-from shard.loop.future import ERROR, Future
+from shard.loop.future import ERROR, VALUE, Future
 from shard.loop.sync import Condition
+from shard.loop.waits import yield_now
 
 CAPACITY = 64
-_numbers = itertools.count(1)  # of this process's pipes
+# Outlets of pipes that have ended which a shard keeps as an item of theirs was refused, and neither
+# send() nor close() has told so; some 1 KiB each. Those of pipes that are in use are not counted.
+UNTOLD_MAX = 1024
+# of this process's pipes to each shard
+_numbers: defaultdict[int, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
 
 
 class Pipe:
@@ -63,7 +74,7 @@ class Pipe:
             )
         self.to = to
         self.capacity = capacity
-        self._number = os.getpid(), next(_numbers)
+        self._number = os.getpid(), next(_numbers[to])
 
     async def send(self, item: Any) -> None:
         """Put an item in; returns when the reading shard has room for it, or less than `capacity`
@@ -73,8 +84,15 @@ class Pipe:
         with items of earlier sends perhaps, ValueError where the group has no such shard.
         """
         outlets = this_shard().outlets
-        outlet = outlets.get(self._number) or outlets.setdefault(self._number, _Outlet())
-        await outlet.send(self, item)
+        # two of one process to two shards may have one number
+        key = self.to, *self._number
+        outlet = outlets.get(key) or outlets.setdefault(key, _Outlet())
+        try:
+            await outlet.send(self, item)
+        except BaseException:
+            if outlet.has_ended() and outlets.get(key) is outlet:
+                del outlets[key]
+            raise
 
     async def close(self) -> None:
         """There is no more, from no shard: who reads gets what came before, and then the end.
@@ -84,9 +102,11 @@ class Pipe:
         """
         shard = this_shard()
         if shard.index == self.to:
-            self._inlet().close()
+            inlet = self._inlet()
+            inlet.close()
+            _forget_inlet(self._number, inlet)
             return
-        outlet = shard.outlets.pop(self._number, None)
+        outlet = shard.outlets.pop((self.to, *self._number), None)
         if outlet is not None:
             await outlet.settled(0)
         await (await shard.submit_when_room(self.to, _close, *self._number))
@@ -98,7 +118,7 @@ class Pipe:
         inlet = self._inlet()
         await inlet.changed.wait(lambda: bool(inlet.items) or inlet.closed)
         if not inlet.items:
-            this_shard().inlets[self._number] = _ENDED
+            _forget_inlet(self._number, inlet)
             raise ClosedError(f"the pipe to shard {self.to} was closed, and all of it was read")
         return inlet.take(self.capacity)
 
@@ -126,8 +146,13 @@ class _Outlet:
     """The end in a shard that sends."""
 
     def __init__(self) -> None:
+        self.is_over = False  # there is no inlet any more
         self._is_first = True
         self._unanswered: deque[Future] = deque()
+
+    def has_ended(self) -> bool:
+        """Whether it has nothing to tell that was sent: neither an answer to come, nor an error."""
+        return self.is_over and all(each.finished == VALUE for each in self._unanswered)
 
     async def send(self, pipe: Pipe, item: Any) -> None:
         """Send it when fewer than `capacity` are unanswered."""
@@ -158,7 +183,7 @@ class _Outlet:
 
 def _end_of(future: Future) -> Future:
     ended = Future()
-    future.add_done_callback(lambda _: ended.set_result(None))
+    future.when_done(lambda _: ended.set_result(None))
     return ended
 
 
@@ -169,16 +194,16 @@ class _Inlet:
         self.items: deque[Any] = deque()
         self.changed = Condition()
         self.closed = False
+        self.senders: set[tuple[int, int]] = set()
         self._answers: deque[Future] = deque()  # owed for those beyond `capacity`
-        self._senders: set[tuple[int, int]] = set()
 
     def put(self, sender: tuple[int, int], is_first: bool, item: Any, capacity: int) -> Any:
         """Queue an item: None, or the future of its answer. Raises ClosedError."""
         if self.closed:
             raise ClosedError("the pipe was closed: the item was not taken")
         if is_first:
-            self._senders.add(sender)
-        elif sender not in self._senders:
+            self.senders.add(sender)
+        elif sender not in self.senders:
             raise ClosedError(
                 "the shard that reads this pipe was started again, and what was sent before is lost"
             )
@@ -212,21 +237,69 @@ class _Inlet:
 
 _ENDED = _Inlet()  # in the place of each that was closed and read to its end
 _ENDED.closed = True
+# of those, in this shard, the numbers by process
+_ended: defaultdict[int, NumberSet] = defaultdict(NumberSet)
+_untold: deque[tuple[int, int, int]] = deque()
 
 
 def _inlet(number: tuple[int, int]) -> _Inlet:
     inlets = this_shard().inlets
-    found = inlets.get(number) or inlets.setdefault(number, _Inlet())
+    found = inlets.get(number)
+    if found is None:
+        pid, count = number
+        if pid in _ended and count in _ended[pid]:
+            return _ENDED
+        found = inlets[number] = _Inlet()
     assert isinstance(found, _Inlet)
     return found
+
+
+def _forget_inlet(number: tuple[int, int], inlet: _Inlet) -> None:
+    """It was closed, and nothing in it is left to be read."""
+    pid, count = number
+    _ended[pid].add(count)
+    shard = this_shard()
+    shard.inlets.pop(number, None)
+    senders, inlet.senders = inlet.senders, set()
+    for index, _ in senders:
+        shard.reactor.spawn(_tell_of_its_end(index, number))
+
+
+async def _tell_of_its_end(index: int, number: tuple[int, int]) -> None:
+    """A shard that has sent, behind the answers to what it sent."""
+    await yield_now()  # in this very shard: the one to what it sends now
+    shard = this_shard()
+    with contextlib.suppress(ShardError):  # it is gone, and its outlet with it
+        await (await shard.submit_when_room(index, _forget_outlet, shard.index, *number))
+
+
+def _forget_outlet(to: int, pid: int, number: int) -> None:
+    outlets = this_shard().outlets
+    key = to, pid, number
+    outlet = outlets.get(key)
+    if outlet is None or outlet.is_over:
+        return
+    outlet.is_over = True
+    if outlet.has_ended():
+        del outlets[key]
+        return
+    _untold.append(key)
+    if len(_untold) > UNTOLD_MAX:
+        outlets.pop(_untold.popleft(), None)
 
 
 # All but the item are plain numbers: they travel as such (payload.py).
 def _put(
     pid: int, number: int, capacity: int, index: int, incarnation: int, is_first: bool, item: Any
 ) -> Any:
-    return _inlet((pid, number)).put((index, incarnation), is_first, item, capacity)
+    inlet = _inlet((pid, number))
+    if inlet is _ENDED:
+        this_shard().reactor.spawn(_tell_of_its_end(index, (pid, number)))
+    return inlet.put((index, incarnation), is_first, item, capacity)
 
 
 def _close(pid: int, number: int) -> None:
-    _inlet((pid, number)).end()
+    inlet = _inlet((pid, number))
+    inlet.end()
+    if not inlet.items:
+        _forget_inlet((pid, number), inlet)

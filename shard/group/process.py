@@ -4,14 +4,15 @@ it.
     state     until                                    what it does with calls
     starting  its lanes are connected                  they wait in the rings
     running   STOP, SIGTERM, the application is gone   runs them
-    draining  its tasks have ended, or drain_s passed  refuses new ones (ClosedError), lets tasks
-                                                       end
+    draining  its tasks have ended, or time is over    refuses new ones (ClosedError), lets tasks
+                                                       end; cancels them after drain_s
     ended                                              at_stop() closers have run, what was answered
                                                        has been written
 
 STOP comes from the application once it has seen all shards empty (group.py). SIGTERM, from whoever,
-drains this shard alone; a second one ends it at once, and so does the end of drain_s, even when a
-handler never returns. The application's death ends it at once: by PR_SET_PDEATHSIG, and by the end
+drains this shard alone, for drain_s; the tasks that are left are cancelled then and have clean_up_s
+more. A second one ends it at once, and so does the end of that time, even when a handler never
+returns. The application's death ends it at once: by PR_SET_PDEATHSIG, and by the end
 of its lane should that signal have been missed.
 """
 
@@ -30,7 +31,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from shard.errors import BackpressureError, PeerLostError, ShardError
+from shard.errors import BackpressureError, ClosedError, PeerLostError, ShardError
 from shard.group import cpu
 from shard.group.keywords import WithKeywords
 from shard.group.lane_handoff import InheritedFd, LaneEnd
@@ -41,6 +42,7 @@ from shard.loop.gate import Gate
 from shard.loop.idle import strategy
 from shard.loop.reactor import Reactor
 from shard.loop.stall import StallDetector
+from shard.loop.task import Task
 from shard.memory.counters import CounterRow, Counters
 from shard.memory.limits import Limits
 from shard.memory.segment import Segment
@@ -49,11 +51,16 @@ from shard.transport import Traffic
 
 APPLICATION = -1  # the lane to it, among those to shards
 COUNTERS_PERIOD_S = 0.1  # how old a row of the counters may be
-SIGNAL_DELAY_S_MIN = 1e-3  # a timer of 0 would never fire
 # a signal that comes just before a system call does not end it: Python hears of it by the next one
 SIGNAL_AGAIN_S = 0.1
 FLUSH_TIMEOUT_S = 0.5  # at the end, for answers that wait for room in a full ring
 EXIT_FORCED = 128 + signal.SIGTERM
+# For the `finally` blocks of tasks that are cancelled at the end of a drain: a few messages each.
+CLEAN_UP_S = 5.0
+# For shards without tasks to write their last answers and end, when draining has used up all the
+# time.
+STOP_S_MIN = 0.5
+TOLD_MAX = 8  # tasks that are named where some are left
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger("shard")
@@ -63,7 +70,7 @@ logger = logging.getLogger("shard")
 class Birth:
     """The arguments of a shard's process: which shard of how many it is, where it runs, and its
     ends of the lanes to the application and to other shards. Pickled once, when the process is
-    spawned. drain_s and stall_budget_s are in seconds.
+    spawned. drain_s, clean_up_s and stall_budget_s are in seconds.
     """
 
     index: int
@@ -74,6 +81,7 @@ class Birth:
     idle: str
     oversubscribed: bool
     drain_s: float
+    clean_up_s: float
     stall_budget_s: float
     limits: Limits
     counters_fd: InheritedFd
@@ -96,9 +104,11 @@ class Shard:
         self.sharded: dict[int, Any] = {}  # this shard's instance of each Sharded, by its number
         # this shard's ends of pipes, by their numbers (pipe.py)
         self.inlets: dict[tuple[int, int], Any] = {}
-        self.outlets: dict[tuple[int, int], Any] = {}
+        self.outlets: dict[tuple[int, int, int], Any] = {}
         self._limits = birth.limits
         self._lanes: dict[int, ShardChannel] = {}
+        self._ended_lanes: list[ShardChannel] = []  # whose tasks go on
+        self._drain_s, self._clean_up_s = birth.drain_s, birth.clean_up_s
         self._lost: dict[int, ShardError] = {}
         self._tally = Tally()
         self._traffic_of_ended = Traffic()
@@ -158,11 +168,47 @@ class Shard:
         self._closers.append(closer)
 
     def drain(self) -> None:
-        """Take on nothing new, and stop when all tasks have ended."""
+        """Take on nothing new, and stop when all tasks have ended, by themselves or cancelled, or
+        its group's clean_up_s after that.
+        """
         for lane in self._lanes.values():
             self._refuse(lane)
         # failpoint: group.draining
-        self.tasks.close().add_done_callback(lambda _: self.stop())
+        self.tasks.close().when_done(lambda _: self.stop())
+        self.reactor.call_later(self._drain_s, self._cancel_and_stop)
+
+    def _cancel_and_stop(self) -> None:
+        self.cancel_tasks(f"it was told to stop {self._drain_s:g} s ago")
+        self.reactor.call_later(self._clean_up_s, self._stop_with_tasks)
+
+    def _stop_with_tasks(self) -> None:
+        logger.warning(
+            "shard %d (pid %d) ends, and tasks go on %g s after they were cancelled: %s",
+            self.index,
+            os.getpid(),
+            self._clean_up_s,
+            ", ".join(self.tasks_left()),
+        )
+        self.stop()
+
+    def _tasks(self) -> list[Task]:
+        lanes = [*self._lanes.values(), *self._ended_lanes]
+        return [task for lane in lanes for task in lane.tasks()]
+
+    def cancel_tasks(self, why: str) -> Future:
+        """Cancel what other processes have begun here; done when all of it has ended."""
+        for task in self._tasks():
+            if not task.reasons:  # else it was before, and may be cleaning up
+                task.cancel(
+                    ClosedError(f"shard {self.index} (pid {os.getpid()}) cancelled it: {why}")
+                )
+        return self.tasks.wait_empty()
+
+    def tasks_left(self) -> list[str]:
+        """What others have begun here and has not ended, for the log."""
+        left = [f"{task.get_name()} {task.place()}" for task in self._tasks()]
+        more = [f"and {len(left) - TOLD_MAX} more"] if len(left) > TOLD_MAX else []
+        return left[:TOLD_MAX] + more
 
     def _refuse(self, lane: ShardChannel) -> None:
         lane.refuse(f"shard {self.index} (pid {os.getpid()}) is stopping: it takes on no new calls")
@@ -223,6 +269,7 @@ class Shard:
 
     def _lane_lost(self, other: int, lane: ShardChannel, error: ShardError) -> None:
         self._traffic_of_ended += lane.connection.traffic()
+        self._ended_lanes = [each for each in [*self._ended_lanes, lane] if each.tasks()]
         if self._lanes.get(other) is not lane:
             return  # a newer one has taken its place
         del self._lanes[other]
@@ -363,7 +410,9 @@ def main(birth: Birth) -> None:
         # the application's thread may be pinned, and we inherited that
         cpu.restore(set(birth.cores))
     shard = _this = Shard(birth)
-    signal.signal(signal.SIGTERM, partial(_on_terminate, shard, birth.drain_s))
+    signal.signal(
+        signal.SIGTERM, partial(_on_terminate, shard, birth.drain_s + birth.clean_up_s + STOP_S_MIN)
+    )
     signal.signal(signal.SIGALRM, _force)
     segment = Segment.attach(birth.counters_fd.fd)
     counters = Counters(segment.memory)
@@ -385,12 +434,12 @@ def _let_the_forkserver_end() -> None:
         module._forkserver._forkserver_alive_fd = None  # type: ignore[union-attr]
 
 
-def _on_terminate(shard: Shard, drain_s: float, number: int, frame: FrameType | None) -> None:
+def _on_terminate(shard: Shard, most_s: float, number: int, frame: FrameType | None) -> None:
     """The first SIGTERM: drain, by a deadline that holds even if the handler under way never
     returns.
     """
     signal.signal(signal.SIGTERM, _force)
-    signal.setitimer(signal.ITIMER_REAL, max(drain_s, SIGNAL_DELAY_S_MIN), SIGNAL_AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, most_s, SIGNAL_AGAIN_S)
     shard.reactor.call_soon(shard.drain)
     shard.reactor.wake()
 

@@ -72,6 +72,7 @@ class Life:
     exit_code: int | None = None  # of the last process that ended
     ready: Future | None = None
     end_by: float | None = None  # its lane ended, and so must the process
+    overdue: bool = False  # killed, as it had not ended when stop() said
     error: BaseException | None = None  # why it is not up
 
 
@@ -104,7 +105,7 @@ class Supervisor:
         self._stop_by: float | None = None
         self._ended: set[tuple[int, int]] = set()  # (index, incarnation) whose lane ended
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._first_start = threading.Event()
+        self._first_start = threading.Event()  # for who makes the group, in another thread
         self._first_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="prpc-supervisor", daemon=True)
 
@@ -201,7 +202,7 @@ class Supervisor:
             life.ready = Future()
             life.ready.set_error(error)
         if life.ready is not None:
-            life.ready.add_done_callback(self._wake)
+            life.ready.when_done(self._wake)
 
     def _wait(self) -> None:
         now = time.monotonic()
@@ -249,6 +250,7 @@ class Supervisor:
             self._down(life, now)
         elif self._stop_by is not None:
             if now >= self._stop_by:
+                life.overdue = True
                 life.process.kill()
         elif life.end_by is not None:
             if now >= life.end_by:

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import os
 import select
-import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shard import runtime
 from shard.loop import interrupts
 from shard.loop.future import Future, await_in_asyncio, running_asyncio_loop
 from shard.loop.idle import PARK_S_MAX
@@ -134,7 +134,7 @@ class AsyncioBridge:
             if future.finished:
                 return
         else:
-            self._last_await = time.monotonic()
+            self._last_await = runtime.monotonic()
         self._awaited.add(future)
         try:
             self._schedule()
@@ -154,7 +154,7 @@ class AsyncioBridge:
 
     def _spin(self, future: Future) -> None:
         reactor = self._reactor
-        clock = time.monotonic
+        clock = runtime.monotonic
         self._last_await = now = clock()
         until = now + SPIN_S
         while not future.finished and now < until:
@@ -191,7 +191,7 @@ class AsyncioBridge:
                 self._spin(future)
                 busy = bool(future.finished)
             if self._borrowed and self._reactor.held:
-                self._driver.lend(Future(), time.monotonic() + LEND_S)
+                self._driver.lend(Future(), runtime.monotonic() + LEND_S)
         finally:
             try:
                 if (
@@ -216,7 +216,7 @@ class AsyncioBridge:
             self._watching = True
             self.loop.add_reader(self._watched.fd, self._turn)
         rest_s += ROUNDING_S
-        due = time.monotonic() + rest_s
+        due = runtime.monotonic() + rest_s
         # a timer that is too early does no harm, and making one costs more than a turn
         if self._timer is None or due < self._due:
             if self._timer is not None:
@@ -270,7 +270,7 @@ class AsyncioBridge:
             self._driver.stop_leading()
 
     def _lingers(self) -> bool:
-        return time.monotonic() - self._last_await < LINGER_S
+        return runtime.monotonic() - self._last_await < LINGER_S
 
     def wants(self) -> bool:
         """Whether to call() when the lead becomes free."""
@@ -288,7 +288,7 @@ class AsyncioBridge:
             self._awaited and self._resting and self._reactor.parked and self.loop.is_running()
         ):
             return False
-        if time.monotonic() > self._due + LATE_S:
+        if runtime.monotonic() > self._due + LATE_S:
             return False
         poller = select.poll()
         poller.register(self._watched.fd, select.POLLIN)

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
-import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
+from shard import runtime
 from shard.errors import ShardError
 from shard.loop.future import Future, Waiter, await_in_asyncio
 from shard.loop.idle import PARK_S_MAX
@@ -57,7 +56,7 @@ class ControlLoop:
 
     def __init__(self, name: str = "prpc-control") -> None:
         self._name = name
-        self._guard = threading.Lock()  # of what follows
+        self._guard = runtime.Lock()  # of what follows
         self._tasks: set[Future] = set()
         self._thread: threading.Thread | None = None
         self._reactor: Reactor | None = None  # of that thread
@@ -80,7 +79,7 @@ class ControlLoop:
                 variables=Context(),
             )
             self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.when_done(self._ended)
         reactor.call_soon(task.step)
         return task
 
@@ -97,11 +96,9 @@ class ControlLoop:
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Reactor:
         with contextlib.ExitStack() as undoing:
             undoing.callback(coroutine.close)
-            reactor = Reactor(time.monotonic, hosts_asyncio=False)
+            reactor = Reactor(runtime.monotonic, hosts_asyncio=False)
             undoing.callback(reactor.close)
-            thread = threading.Thread(
-                target=self._run, args=(reactor,), name=self._name, daemon=True
-            )
+            thread = runtime.Thread(target=self._run, args=(reactor,), name=self._name, daemon=True)
             thread.start()
             undoing.pop_all()
         self._thread, self._reactor = thread, reactor
@@ -117,13 +114,13 @@ class ControlLoop:
     def _run(self, reactor: Reactor) -> None:
         while True:
             try:
-                if not reactor.poll(time.monotonic()):
+                if not reactor.poll(runtime.monotonic()):
                     if self._is_over(reactor):
                         return
                     reactor.park(PARK_S_MAX)
             except BaseException:  # a bug in a callback: said, and survived by the other tasks
                 logger.exception("a turn of the control loop failed; it goes on")
-                time.sleep(AFTER_BUG_S)
+                runtime.sleep(AFTER_BUG_S)
 
     def _is_over(self, reactor: Reactor) -> bool:
         """Whether no task is left. The next has another thread, and another reactor."""
@@ -139,19 +136,21 @@ class _SleepingWaiter:
     """For threads that wait for what the control loop does: they sleep meanwhile."""
 
     def wait(self, future: Future, timeout_s: float | None) -> bool:
-        return self.wait_until(future, None if timeout_s is None else time.monotonic() + timeout_s)
+        return self.wait_until(
+            future, None if timeout_s is None else runtime.monotonic() + timeout_s
+        )
 
     def wait_until(self, future: Future, deadline: float | None) -> bool:
         if control_loop().is_here():
             raise ShardError("a coroutine of the control loop awaits; it must not wait for itself")
-        done = threading.Semaphore(0)
+        done = runtime.Semaphore(0)  # the thread sleeps, and the loop's completes the future
 
         def tell(_: Future) -> None:
             done.release()
 
-        future.add_done_callback(tell)
+        future.when_done(tell)
         try:
-            done.acquire(timeout=None if deadline is None else deadline - time.monotonic())
+            done.acquire(timeout=None if deadline is None else deadline - runtime.monotonic())
         finally:
             future.remove_done_callback(tell)
         return future.done()
@@ -164,30 +163,16 @@ class _SleepingWaiter:
     def expect(self, future: Future) -> None:
         """The loop's own thread makes the progress."""
 
+    def call_in_engine(self, work: Callable[[], object]) -> bool:
+        """No application has a future of the loop's."""
+        return False
+
 
 _SLEEPING = _SleepingWaiter()
-_making = threading.Lock()
-_loop: ControlLoop | None = None  # made by the first that needs it
-_of_parents: list[ControlLoop | None] = []
 
 
 def control_loop() -> ControlLoop:
-    """That of this process."""
-    global _loop
-    loop = _loop
-    if loop is None:
-        with _making:
-            loop = _loop = _loop or ControlLoop()
-    return loop
-
-
-def _forget() -> None:
-    """A child made by fork() has none of its parent's threads. Its parent's coroutines are kept as
-    they are: collected, they would run their `finally` blocks here.
+    """That of this process. A child made by fork() has none of its parent's threads: it gets its
+    own.
     """
-    global _loop, _making
-    _of_parents.append(_loop)
-    _loop, _making = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget)
+    return runtime.own("control loop", ControlLoop)

@@ -2,8 +2,8 @@
 application's work.
 
 One thread at a time leads: it holds `_lead` and turns the reactor. The application's work
-(handlers, steps of tasks) is for engine threads alone; a thread of the application that waits may
-lead to fetch its answer, and only completes calls.
+(handlers, steps of tasks, callbacks) is for engine threads alone; a thread of the application that
+waits may lead to fetch its answer, and only completes calls.
 
     thread                     leads                                         runs application's work
     in run()                   while it can                                  yes
@@ -21,6 +21,8 @@ lead to fetch its answer, and only completes calls.
     somebody to resume     gives the lead up: a handler has its answer, and goes on before others
                            begin
 
+A thread that wants one inline handler to run leads for so long without turning (step_in()).
+
 So a blocking call costs no thread switch, a server answers whether or not its owner waits, and no
 handler runs under the locks, in the context or on the stack of somebody's wait. Handlers run one at
 a time: each holds the lead until it ends or waits. A spare is a thread of the engine beside the
@@ -36,17 +38,17 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shard import runtime
 from shard.errors import ClosedError, ForkedError
-from shard.loop import interrupts
+from shard.loop import interrupts, thrown
 from shard.loop.asyncio_bridge import AsyncioBridge
 from shard.loop.future import Future
-from shard.loop.idle import PARK_S_MAX, Adaptive, Idle, Spin
+from shard.loop.idle import PARK_S_MAX, Adaptive, Idle, Park, Spin
 from shard.loop.reactor import Reactor
 from shard.loop.stall import STALL_BUDGET_S, StallDetector
 
@@ -64,10 +66,15 @@ STANDBY_S = 0.02
 # somebody wait for it.
 WATCH_S = 0.1
 
+# The same after a call for which it came too late, as the next wait had begun: many waits in a row
+# would each wake it, which takes some 10 us.
+NAP_S = 0.001
+
 # Threads beside the progress thread that run handlers while others wait in theirs. Where all of
 # them wait, requests wait too.
 SPARES_MAX = 256
 SPARE_IDLE_S = 10.0  # with nothing to do, then it ends
+HAS_LEAD, TOOK_LEAD = 1, 2  # what step_in() answers
 TELL_S = 60.0  # between two lines that say so
 
 # For the turn under way at close() to end: a handler may be running in it.
@@ -88,6 +95,8 @@ class Driver:
                     stack; math.inf: none is
     engine          packages and modules whose functions are no handlers
 
+    watchdog        what looks for such handlers
+
     Raises ValueError for a budget that is not more than 0.
     """
 
@@ -98,8 +107,8 @@ class Driver:
         stall_budget_s: float = STALL_BUDGET_S,
         engine: tuple[str, ...] = ("shard",),
     ) -> None:
-        self.reactor = reactor = Reactor(time.monotonic)
-        self._stalls = StallDetector(
+        self.reactor = reactor = Reactor(runtime.monotonic)
+        self.watchdog = StallDetector(
             reactor,
             lambda: self._leader,
             stall_budget_s,
@@ -112,8 +121,11 @@ class Driver:
         # requests may come in at any time: hand over to the progress thread at once, not lazily
         self.prompt = False
         self._expected: set[Future] = set()  # somebody awaits them who cannot lead
-        self._lead = threading.Lock()
-        self._adaptive = Adaptive()  # one for all that lead: the gaps are those of the traffic
+        self._lead = runtime.Lock()  # whoever holds it turns the reactor: one thread at a time
+        # One for all that lead: the gaps are those of the traffic. In a simulation nothing comes
+        # while somebody spins.
+        self._adaptive: Idle = Park() if runtime.shares_process else Adaptive()
+        self._spin_turns = 1 if runtime.shares_process else SPIN_TURNS
         self._leader = 0  # ident of the leading thread
         self._wanted = 0  # threads that ask the progress thread for the lead
         self._on_duty = False
@@ -123,20 +135,26 @@ class Driver:
         self._followers: deque[threading.Semaphore] = deque()
         self._runner: threading.Semaphore | None = None  # of the thread in run(), while it follows
         self._resuming: deque[int] = deque()  # threads whose handlers have what they waited for
-        self._spares: set[threading.Thread] = set()
+        self._spares: dict[threading.Thread, None] = {}  # in the order in which they were begun
         self._spares_max = SPARES_MAX
         self._tell_at = 0.0  # when to say again that all wait
         self._called = False  # an engine thread is called for held work, and not there yet
+        # one is called for lack of a leader, and has not come, perhaps for want of the interpreter
+        self._summoned = False
         self._idle: set[int] = set()  # engine threads that wait for a call to duty
         self._bridges: tuple[AsyncioBridge, ...] = ()  # one for each loop that awaits
-        self._inviting = threading.RLock()  # a signal handler may close() inside
-        self._call_to_duty = threading.Semaphore(0)
+        self._inviting = runtime.RLock()  # a signal handler may close() inside
+        self._call_to_duty = runtime.Semaphore(0)  # engine threads sleep in it
         self._pid = os.getpid()
         self.closing = False
-        self._thread = threading.Thread(target=self._progress, name=f"{name}-progress", daemon=True)
+        self._closed_inside = False  # by a handler: its thread calls back what is left
+        self._is_outlasted = False  # close() has given up on a handler, whose thread does the rest
+        self._thread = runtime.Thread(target=self._progress, name=f"{name}-progress", daemon=True)
         self._thread.start()
-        self._stalls.start()
-        interrupts.install(self, reactor.wake)
+        self.watchdog.start()
+        if not runtime.shares_process:  # both are for the whole interpreter
+            interrupts.install(self, reactor.wake)
+            thrown.install()
 
     # -- waiting threads ---------------------------------------------------------------------------
 
@@ -144,7 +162,9 @@ class Driver:
         """Make progress until the future is done or `timeout_s` seconds have passed; whether it is
         done.
         """
-        return self.wait_until(future, None if timeout_s is None else time.monotonic() + timeout_s)
+        return self.wait_until(
+            future, None if timeout_s is None else runtime.monotonic() + timeout_s
+        )
 
     def wait_until(self, future: Future, deadline: float | None, serves: bool = False) -> bool:
         """The same, until a time of the monotonic clock. `serves`: the application's work may run
@@ -168,30 +188,54 @@ class Driver:
                         reactor.unannounce(True)
                     # Most answers come within microseconds: look at the rings alone first, and only
                     # then at everything.
-                    if reactor.spin(SPIN_TURNS) and future.finished:
+                    if reactor.spin(self._spin_turns) and future.finished:
                         return True
                     self._drive(future, deadline, serves)
                 finally:
-                    if self._leader == me:  # as _let_go(), without its call
+                    if self._leader == me:  # as let_go(), without its call
                         self._leader = 0
                         self._lead.release()
                         if (
                             self._followers
                             or self._bridges
-                            or self.prompt
+                            or (self.prompt and not self._summoned)
                             or self._expected
                             or reactor.held
                         ):
                             self._pass_on()
+                    if reactor.interrupt is not None and interrupts.is_main():
+                        reactor.raise_interrupt()
             elif self._leader == threading.get_ident():
                 self._wait_inside(future, deadline)
             else:
                 self._follow(future, deadline, serves)
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and runtime.monotonic() >= deadline:
                 break
         return bool(future.finished)
 
-    def _let_go(self) -> None:
+    def step_in(self) -> int:
+        """Take the lead to run one inline handler, and turn nothing: TOOK_LEAD, and let_go()
+        follows; HAS_LEAD where this thread leads already, in a handler; 0: not now.
+        """
+        if held_signals:
+            interrupts.deliver()
+        reactor = self.reactor
+        me = threading.get_ident()
+        if self._leader == me:
+            return HAS_LEAD if reactor.may_go_before() else 0
+        if (
+            reactor.held
+            or self._resuming
+            or not reactor.may_go_before()
+            or not self._lead.acquire(False)
+        ):
+            return 0
+        self._leader = me
+        self._led += 1
+        reactor.may_serve = reactor.serves = False
+        return TOOK_LEAD
+
+    def let_go(self) -> None:
         """Give up the lead, if this thread has it."""
         if self._leader == threading.get_ident():
             self._leader = 0
@@ -199,7 +243,7 @@ class Driver:
             if (
                 self._followers
                 or self._bridges
-                or self.prompt
+                or (self.prompt and not self._summoned)
                 or self._expected
                 or self.reactor.held
             ):
@@ -211,7 +255,7 @@ class Driver:
         try:
             # looked at after _running is there: a signal in between finds that
             if not self._stop_asked:
-                deadline = None if timeout_s is None else time.monotonic() + timeout_s
+                deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
                 self.wait_until(self._running, deadline, serves=True)
         except ClosedError:
             return  # closed meanwhile: that is how it ends
@@ -233,8 +277,9 @@ class Driver:
         self._check_usable()
         reactor = self.reactor
         poll, spin = reactor.poll, reactor.spin
-        clock = time.monotonic
-        idle: Idle = Spin() if self.polling else self._adaptive
+        clock = runtime.monotonic
+        spin_turns = self._spin_turns
+        idle: Idle = Spin() if self.polling and not runtime.shares_process else self._adaptive
         now = clock()
         tell: Callable[[Future], object] | None = None
         while not future.finished and not self.closing:
@@ -242,7 +287,7 @@ class Driver:
                 break
             if self._resuming or (reactor.held and not serves and not self._all_wait()):
                 break
-            if poll(now) or spin(SPIN_TURNS):
+            if poll(now) or spin(spin_turns):
                 now = clock()
                 idle.work(now)
             else:
@@ -253,11 +298,16 @@ class Driver:
                     # then
                     if tell is None:
                         tell = partial(_end_park, reactor)
-                        future.add_done_callback(tell)
+                        future.when_done(tell)
                     if deadline is not None:
                         park_s = min(park_s, max(0.0, deadline - now))
                     reactor.park(park_s)
+                    # The sources alone: the answer may be there, and what ended the park can be
+                    # read in the next whole turn, which takes longer.
+                    found = spin(1)
                     now = clock()
+                    if found:
+                        idle.work(now)
             if deadline is not None and now >= deadline:
                 break
         if tell is not None:
@@ -279,7 +329,7 @@ class Driver:
                     self.lend(future, deadline)
                 else:
                     self._drive(future, deadline, False)
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None and runtime.monotonic() >= deadline:
                     return
                 reactor.take_lead(False)
         finally:
@@ -293,7 +343,7 @@ class Driver:
         self._on_duty = False
         guest = self.reactor.guest
         running = guest.suspend() if guest is not None else None
-        self._let_go()
+        self.let_go()
         interrupt: BaseException | None = None
         try:
             self._follow(future, deadline, False)
@@ -319,7 +369,8 @@ class Driver:
 
     def _follow(self, future: Future, deadline: float | None, serves: bool) -> None:
         self._check_usable()
-        turn = threading.Semaphore(0)
+        # this thread sleeps, until it is called to lead or has its result
+        turn = runtime.Semaphore(0)
 
         def tell(_: Future) -> None:
             turn.release()
@@ -328,9 +379,11 @@ class Driver:
         self._followers.append(turn)
         if serves:
             self._runner = turn
-        future.add_done_callback(tell)
+        future.when_done(tell)
         remaining = (
-            STANDBY_S if deadline is None else min(STANDBY_S, max(0.0, deadline - time.monotonic()))
+            STANDBY_S
+            if deadline is None
+            else min(STANDBY_S, max(0.0, deadline - runtime.monotonic()))
         )
         # Bounded: should the lead be given up between our look at it and our queueing, nobody would
         # call us.
@@ -358,14 +411,16 @@ class Driver:
         if self.reactor.held:
             self._call_engine()
             return
-        try:
-            self._followers.popleft().release()
+        if self._followers:
+            try:
+                self._followers.popleft().release()
+                return
+            except IndexError:
+                pass  # it follows no longer
+        if self._bridges and any(bridge.wants() and bridge.call() for bridge in self._bridges):
             return
-        except IndexError:
-            pass  # nobody follows
-        if not any(bridge.wants() and bridge.call() for bridge in self._bridges) and (
-            self.prompt or self._expected
-        ):
+        if (self.prompt or self._expected) and not self._summoned:
+            self._summoned = True
             self._call_to_duty.release()
 
     def _call_engine(self) -> None:
@@ -382,28 +437,20 @@ class Driver:
         self._call_to_duty.release()
         # After the release: a spare that ends for want of work has left _idle before its last look.
         if not self._idle and len(self._spares) >= self._spares_max:
-            self._tell_that_all_wait(time.monotonic())
+            now = runtime.monotonic()
+            if now >= self._tell_at:
+                self._tell_at = now + TELL_S
+                _tell_that_all_wait(len(self._spares), len(self.reactor.held))
         elif not self._idle and not self.closing:
-            spare = threading.Thread(
+            spare = runtime.Thread(
                 target=self._spare, name=f"{self._thread.name}-spare", daemon=True
             )
-            self._spares.add(spare)
+            self._spares[spare] = None
             try:
                 spare.start()
             except RuntimeError:  # no more threads are to be had: those that there are must do
-                self._spares.discard(spare)
+                self._spares.pop(spare, None)
                 self._spares_max = len(self._spares)
-
-    def _tell_that_all_wait(self, now: float) -> None:
-        if now >= self._tell_at:
-            self._tell_at = now + TELL_S
-            logger.warning(
-                "%d handlers wait for calls of their own, as many as may: %d requests wait for one "
-                "to end, and answers that need them come late; `async def` handlers that await "
-                "need no threads",
-                len(self._spares),
-                len(self.reactor.held),
-            )
 
     def _all_wait(self) -> bool:
         """Whether all threads that could run the application's work wait in their handlers."""
@@ -426,11 +473,23 @@ class Driver:
         before.
         """
         self._expected.add(future)
-        future.add_done_callback(self._expected.discard)
+        future.when_done(self._expected.discard)
         if self.closing:
             future.set_error(ClosedError("already closed"))
         else:
             self._call_to_duty.release()
+
+    def call_in_engine(self, work: Callable[[], object]) -> bool:
+        """Run work() in an engine thread, soon, whether or not somebody waits; False where none is
+        left: after close(), and in a fork. From any thread.
+        """
+        if self.closing or self._pid != os.getpid() or not self.reactor.call_in_engine(work):
+            return False
+        if self.closing:  # who ends may have looked before it was there
+            return not self.reactor.take_back(work)
+        if not self._lead.locked():  # else who leads sees it, or passes it on
+            self._call_engine()
+        return True
 
     def pin(self, core: int) -> None:
         """Keep the progress thread on one of the cores that this process may use."""
@@ -450,16 +509,12 @@ class Driver:
         for bridge in self._bridges:
             if bridge.loop is loop and not self.closing and self._pid == os.getpid():
                 return bridge.wait(future)
-        return self._invite(loop).wait(future)
-
-    def _invite(self, loop: asyncio.AbstractEventLoop) -> AsyncioBridge:
-        """A guest for a loop that is new here; those of closed loops go."""
         self._check_usable()  # in a fork the lock may be held for ever
         with self._inviting:
             self._check_usable()  # from here on close() finds the guest
-            bridge = AsyncioBridge(self, loop)
+            bridge = AsyncioBridge(self, loop)  # which is new here; those of closed loops go
             self._bridges = (bridge, *(one for one in self._bridges if not one.loop.is_closed()))
-        return bridge
+        return bridge.wait(future)
 
     def try_lead(self) -> bool:
         """Take the lead if it is free. Who has it turns the reactor, and calls stop_leading()."""
@@ -508,9 +563,14 @@ class Driver:
             if held_signals:
                 interrupts.try_again()
             interrupts.look()
-            called = self._await_call(standby_s)
+            # a thread that uses the engine all the time is outside of it for moments only
+            called = self._await_call(NAP_S if held_signals else standby_s)
             if not called and led != self._led:
-                led, standby_s = self._led, STANDBY_S
+                led = self._led
+                if standby_s == NAP_S:
+                    self._summoned = True  # yet
+                else:
+                    standby_s = STANDBY_S
                 continue
             held = self.reactor.held
             attentive = any(bridge.is_attentive() for bridge in self._bridges)
@@ -520,14 +580,28 @@ class Driver:
                 continue
             if self._go_on_duty():
                 led = self._led
+            elif prompt and led != self._led:
+                # A thread that waits leads, not for long: it would call us each time it has done,
+                # and we would come for nothing.
+                led, standby_s, self._summoned = self._led, NAP_S, True
         self._call_to_duty.release()  # to the next, which ends as well
+        # Callbacks of what close() ended, and those that had not begun by then: beside a handler
+        # only if that is stuck.
+        if self.reactor.held and not self._closed_inside:
+            leads = self._lead.acquire(timeout=CLOSE_TIMEOUT_S)
+            for call_back in self.reactor.take_callbacks():
+                call_back()
+            if leads:
+                self._lead.release()
 
     def _spare(self) -> None:
         """The life of a spare: it is called when others wait in their handlers."""
         while not self.closing and self._await_call(SPARE_IDLE_S):
-            if self.reactor.held:
+            # What it was called for may be done by now. It may have been called for lack of a
+            # leader, too: a call that the progress thread was meant to hear.
+            if self.reactor.held or self.prompt or self._expected:
                 self._go_on_duty()
-        self._spares.discard(threading.current_thread())
+        self._spares.pop(threading.current_thread(), None)
         if self.closing:
             self._call_to_duty.release()
 
@@ -539,9 +613,10 @@ class Driver:
         finally:
             self._idle.discard(me)
         called = called or self._call_to_duty.acquire(False)
-        self._called = False
         while called and self._call_to_duty.acquire(False):
             pass  # one duty answers all calls
+        # Before it tries to lead: who finds that it is called yet has given the lead up before.
+        self._called = self._summoned = False
         return called
 
     def _go_on_duty(self) -> bool:
@@ -566,7 +641,7 @@ class Driver:
 
     def _duty(self) -> None:
         reactor = self.reactor
-        clock = time.monotonic
+        clock = runtime.monotonic
         idle = self._adaptive
         while (
             not self.closing and not self._resuming and (not self._wanted or reactor.is_awaited())
@@ -583,45 +658,64 @@ class Driver:
                 # a bug or an exit in a callback: said, and survived, or everybody here would wait
                 # for ever
                 logger.exception("the reactor's turn failed; it goes on")
-                time.sleep(AFTER_BUG_S)
+                runtime.sleep(AFTER_BUG_S)
+        if self._is_outlasted and not reactor.closed:
+            reactor.take_lead(False)
+            reactor.poll(clock())  # what its owner wanted done: its connections end
+            reactor.close()
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self, timeout_s: float | None = None) -> None:
         """Stop driving: waits end, the progress thread ends. The reactor's sources must be closed
-        before.
+        before. A handler or callback that still runs is waited for, for `timeout_s` seconds in all;
+        None: CLOSE_TIMEOUT_S.
         """
         if self.closing or self._pid != os.getpid():
             return
+        if timeout_s is None:
+            timeout_s = CLOSE_TIMEOUT_S
+        self._closed_inside = self._leader == threading.get_ident()
         self.closing = True
         self.reactor.wake()
         self._call_to_duty.release()
-        give_up_at = time.monotonic() + CLOSE_TIMEOUT_S
+        give_up_at = runtime.monotonic() + timeout_s
         for thread in (self._thread, *self._spares):
             if thread is not threading.current_thread():
-                thread.join(max(0.0, give_up_at - time.monotonic()))
+                thread.join(max(0.0, give_up_at - runtime.monotonic()))
         while self._followers:
             self._followers.popleft().release()
         with self._inviting:
             bridges, self._bridges = self._bridges, ()
         for bridge in bridges:
             bridge.retire()
-        if self._leader == threading.get_ident():
+        if self._closed_inside:
             self.reactor.close()
-        elif self._lead.acquire(timeout=CLOSE_TIMEOUT_S):
-            try:
-                self.reactor.close()
-            finally:
-                self._lead.release()
         else:
-            logger.warning(
-                "a handler still runs %s s after close(): its thread is left to end by itself",
-                CLOSE_TIMEOUT_S,
-            )
+            leads = self._lead.acquire(timeout=max(0.0, give_up_at - runtime.monotonic()))
+            if not leads:
+                self._is_outlasted = True
+                leads = self._lead.acquire(False)  # it may have ended before it could see that
+            if leads:
+                try:
+                    self.reactor.close()
+                finally:
+                    self._lead.release()
+            else:
+                logger.warning("a handler outlasts close(): its thread is left to end by itself")
         for future in list(self._expected):  # nobody would turn the reactor for them any more
             future.set_error(ClosedError("closed before it was done"))
-        self._stalls.close()
+        self.watchdog.close()
         interrupts.leave(self)
+
+
+def _tell_that_all_wait(handlers: int, requests: int) -> None:
+    logger.warning(
+        "%d handlers wait for calls of their own, as many as may: %d requests wait for one to end, "
+        "and answers that need them come late; `async def` handlers that await need no threads",
+        handlers,
+        requests,
+    )
 
 
 def _end_park(reactor: Reactor, _: Future) -> None:

@@ -2,8 +2,9 @@
 asyncio loop.
 
 States: pending -> done (value or error), once. set_result and set_error after that answer False and
-change nothing, so a late reply and a deadline can race without harm. Callbacks run in the thread
-that completes the future.
+change nothing, so a late reply and a deadline can race without harm. What follows a future in the
+engine runs in the thread that completes it; callbacks of the application run in an engine thread
+(callback.py).
 
 Which of two threads completes it is decided by `del self._open`: deleting an attribute is one step
 of the interpreter, and fails for the second one. To look at `finished` and then set it would be two
@@ -25,6 +26,7 @@ import msgspec
 
 from shard.checks import is_finite
 from shard.errors import CancelledError, ShardError
+from shard.loop.callback import DoneCallback
 
 if TYPE_CHECKING:
     import asyncio
@@ -57,13 +59,18 @@ class Waiter(Protocol):
         at once.
         """
 
+    def call_in_engine(self, work: Callable[[], object]) -> bool:
+        """Run work() in a thread that may run the application's, soon; False where nobody turns the
+        reactor any more. From any thread, at once.
+        """
+
 
 class Future(msgspec.Struct, eq=False):
     """A future is a result to come, for a thread, a task of the reactor or an asyncio loop.
 
-    Any thread may complete it, once; callbacks run in that thread. `waiter`: who makes progress
-    while a thread waits; None where only tasks of one reactor ever wait for it: a thread that would
-    have to wait gets a ShardError.
+    Any thread may complete it, once. `waiter`: who makes progress while a thread waits, and has the
+    engine threads that callbacks run in; None where only tasks of one reactor ever wait for it: a
+    thread that would have to wait gets a ShardError.
 
     A msgspec.Struct because its constructor is in C: 90 ns instead of 210, on a path that makes one
     for every call.
@@ -134,8 +141,22 @@ class Future(msgspec.Struct, eq=False):
             except (Exception, CancelledError):
                 logger.exception("a future's callback %r raised", callback)
 
-    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Run callback(self) on completion, or now when that has been. What it raises is logged."""
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Have callback(self) called once it is done: in a thread of the engine, as handlers are,
+        with a context of its own and never in here, so it may make calls and wait for them. While
+        it blocks otherwise, its process takes no answers.
+
+        Those of one future begin in their order. What one raises is logged. Where no engine runs (a
+        future without one, or whose owner was closed), it is called in the thread that completes
+        the future, or at once where that has been.
+        """
+        self.when_done(DoneCallback(callback))
+
+    def when_done(self, callback: Callable[[Future], object]) -> None:
+        """The same for the engine's own functions: callback(self) runs in the thread that completes
+        the future, or at once where that has been. It must be short, and run nothing of the
+        application's. What it raises is logged.
+        """
         with _making_callbacks:
             if self._callbacks is None:
                 self._callbacks = []
@@ -143,11 +164,23 @@ class Future(msgspec.Struct, eq=False):
         if self.finished:  # perhaps after the completing thread had looked at the list
             self._run_callbacks()
 
-    def remove_done_callback(self, callback: Callable[[Future], object]) -> None:
-        """Take back what add_done_callback() added; nothing to do when it has run."""
-        if self._callbacks:
+    def remove_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Take back one that was added, while the future is not done."""
+        callbacks = self._callbacks
+        if callbacks:
+            wrapped = [
+                each
+                for each in list(callbacks)
+                if type(each) is DoneCallback and each.function == callback
+            ]
             with contextlib.suppress(ValueError):
-                self._callbacks.remove(callback)
+                callbacks.remove(wrapped[0] if wrapped else callback)
+
+    def call_in_engine(self, work: Callable[[], object]) -> bool:
+        """Run work() where the application's callbacks of this future run, soon; False where that
+        is nowhere in particular, or nobody runs them any more.
+        """
+        return self.waiter is not None and self.waiter.call_in_engine(work)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The value, once there; raises the error it was completed with, or TimeoutError after
@@ -247,7 +280,12 @@ class Gathered(Future, kw_only=True):
 def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Gathered:
     """A future done when all of them are: with the list of their values in order, or the first
     error in that order. Its cancel() cancels those that have work behind them.
+
+    waiter: who makes progress while a thread waits for it; by default that of the first of them
+    that has one.
     """
+    if waiter is None:
+        waiter = next((each.waiter for each in futures if each.waiter is not None), None)
     # the others are held by nobody here: one that is dropped may end by that
     whole = Gathered(waiter, workers=[each for each in futures if each.has_work()])
     missing = len(futures)
@@ -269,7 +307,7 @@ def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Gathered:
     if not futures:
         whole.set_result([])
     for future in futures:
-        future.add_done_callback(count)
+        future.when_done(count)
     return whole
 
 
@@ -285,7 +323,7 @@ def shield(future: Future) -> Future:
         else:
             shielded.set_result(done._outcome)
 
-    future.add_done_callback(pass_on)
+    future.when_done(pass_on)
     return shielded
 
 
@@ -344,7 +382,7 @@ def await_in_asyncio(future: Future, loop: asyncio.AbstractEventLoop) -> Generat
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits any more
             loop.call_soon_threadsafe(finish)
 
-    future.add_done_callback(tell)
+    future.when_done(tell)
     try:
         yield from theirs
     except sys.modules["asyncio"].CancelledError:

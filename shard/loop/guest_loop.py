@@ -38,6 +38,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Protocol
 
+from shard import runtime
 from shard.errors import CancelledError
 from shard.loop.task import CONTEXT, IN_ASYNCIO, pass_behalf_on
 from shard.loop.timers import Timers
@@ -62,7 +63,7 @@ class GuestHost(Protocol):
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Run it in the next turn. From any thread."""
 
-    def call_in_engine(self, callback: Callable[[], object]) -> None:
+    def call_in_engine(self, callback: Callable[[], object]) -> object:
         """Run it in a turn of a thread that may run the application's work."""
 
     def watch(self, fd: int, callback: Callable[[int], None]) -> None:
@@ -97,6 +98,7 @@ class GuestLoop(asyncio.SelectorEventLoop):
         self._firstiter = self._asyncgen_firstiter_hook  # type: ignore[attr-defined]
         self._finalizer = self._asyncgen_finalizer_hook  # type: ignore[attr-defined]
         self._watch()
+        runtime.close_with_simulation(self.close)
 
     # -- what asyncio asks of a loop ---------------------------------------------------------------
 
@@ -122,6 +124,15 @@ class GuestLoop(asyncio.SelectorEventLoop):
         """As asyncio's, and the reactor has a timer for it."""
         handle = super().call_at(when, callback, *args, context=context)
         self._arm()
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """As asyncio's, which has the selector say so."""
+        handle = super().call_soon_threadsafe(callback, *args, context=context)
+        if runtime.shares_process:
+            self._ask_for_turn()
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
@@ -177,7 +188,8 @@ class GuestLoop(asyncio.SelectorEventLoop):
             self._turn()
 
     def _watch(self) -> None:
-        if not self._watched:
+        # in a simulation nothing real comes: no sockets of asyncio's, and no threads beside ours
+        if not self._watched and not runtime.shares_process:
             self._watched = True
             self._reactor.watch(self._guest_selector.fileno(), self._on_readable)
 

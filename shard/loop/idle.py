@@ -13,6 +13,7 @@ a turn did something. Parking itself is the driver's: it owns the epoll and the 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 # One offer of the core per so many empty turns of some 10 us: 0.3 us in 80, and what keeps 2
@@ -59,10 +60,16 @@ class Spin:
 
     spin_turns = SPIN_TURNS
 
-    def __init__(self, yield_turns: int = YIELD_EVERY_TURNS) -> None:
+    def __init__(
+        self,
+        yield_turns: int = YIELD_EVERY_TURNS,
+        offer: Callable[[], object] = os.sched_yield,
+    ) -> None:
+        """`offer`: gives the core to whoever waits for one."""
         if yield_turns < 1:
             raise ValueError(f"Spin(yield_turns={yield_turns}): 1 (every empty turn) or more")
         self._yield_turns = yield_turns
+        self._offer = offer
         self._turns = 0
 
     def work(self, now: float) -> None:
@@ -72,7 +79,7 @@ class Spin:
         self._turns += 1
         if self._turns >= self._yield_turns:
             self._turns = 0
-            os.sched_yield()
+            self._offer()
         return 0.0
 
 
@@ -133,12 +140,14 @@ class Park:
         return PARK_S_MAX
 
 
-def strategy(name: str, oversubscribed: bool = False) -> Idle:
+def strategy(
+    name: str, oversubscribed: bool = False, offer: Callable[[], object] = os.sched_yield
+) -> Idle:
     """A new strategy by name; `oversubscribed`: there are more pollers than cores, so a spinning
-    one yields every turn.
+    one offers its core every turn. offer: as of Spin.
     """
     if name == "spin":
-        return Spin(1) if oversubscribed else Spin()
+        return Spin(1 if oversubscribed else YIELD_EVERY_TURNS, offer)
     if name == "adaptive":
         return Adaptive()
     if name == "park":

@@ -23,7 +23,8 @@ call pays for one look at `held`.
 Python offers no hook for that, so signal.signal() and signal.getsignal() of the process are
 replaced by ones that wrap handlers and unwrap them; no program sees a wrapper. Those that were set
 in another way (by a `signal` that was imported before) are found by look(), and wrapped at the next
-safe point. Exceptions that come without a signal (PyThreadState_SetAsyncExc) are not held back.
+safe point. Exceptions that one thread throws into another are held back by the same means
+(thrown.py).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 # How long a handler is held back at most, in seconds. The engine's steps take microseconds; copies
 # of large arrays and connecting take longer, and hold no lead.
@@ -55,10 +56,21 @@ _LIBRARIES = sys.stdlib_module_names | {
 }
 _PREFIXES_MAX = 3  # names of modules are looked at to this depth
 
-# What is held back: by number of the signal, its handler and since when. Changed by one store or
-# deletion at a time.
-held: dict[int, tuple[Handler, float]] = {}
-_wakes: dict[int, Callable[[], None]] = {}  # of whatever the main thread may sleep in
+
+class Delayed(NamedTuple):
+    """What is held back, and since when. `handler` runs at a safe point; `again` is called now and
+    then by other threads, with the key and `since`: the thread may be outside of the engine by now.
+    """
+
+    handler: Handler
+    since: float
+    again: Callable[[int, float], None]
+
+
+# What is held back: by number of a signal, for the main thread; by minus the ident of a thread that
+# an exception is thrown into. Changed by one store or deletion at a time.
+held: dict[int, Delayed] = {}
+_wakes: dict[int, Callable[[], None]] = {}  # of whatever a thread may sleep in
 # Between a look whether a signal is held and its repetition, no handler may be taken away: the
 # system's own action would end the process.
 _repeating = threading.Lock()
@@ -68,7 +80,7 @@ _NUMBERS = tuple(signal.valid_signals())
 _is_installed = False
 
 
-class _Held:
+class _Wrapped:
     """A handler of the application, as Python has it."""
 
     __slots__ = ("handler",)
@@ -78,16 +90,22 @@ class _Held:
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         before = held.get(number)
-        since = time.monotonic() if before is None else before[1]
+        since = time.monotonic() if before is None else before.since
         if is_in_engine(frame) and time.monotonic() - since < HELD_S_MAX:
-            held[number] = self.handler, since
-            # Once: others repeat the signal while we wake them, and we would never be done.
-            if before is None:
-                for wake in tuple(_wakes.values()):
-                    wake()
+            hold(number, Delayed(self.handler, since, repeat_signal))
             return None
         held.pop(number, None)
         return self.handler(number, frame)
+
+
+def hold(key: int, one: Delayed) -> None:
+    """Hold it back, and wake the thread, if it sleeps: it is to come to a safe point."""
+    before = held.get(key)
+    held[key] = one
+    # Once: others repeat a signal while we wake them, and we would never be done.
+    if before is None:
+        for wake in tuple(_wakes.values()):
+            wake()
 
 
 def belongs_to_engine(
@@ -124,46 +142,64 @@ def _prefixes(name: str) -> list[str]:
 
 
 def deliver() -> None:
-    """Run what is held back, at a safe point of the main thread; raises what it raises. In another
-    thread: nothing.
-    """
-    if threading.get_ident() != _main():
-        return
-    for number in tuple(held):
-        entry = held.pop(number, None)
-        if entry is not None:  # else a handler that ran here waited, and delivered it
-            entry[0](number, sys._getframe(1))
+    """Run what is held back of this thread, at a safe point of it; raises what it raises."""
+    me = threading.get_ident()
+    for key in tuple(held):
+        if _thread_of(key) == me:
+            entry = held.pop(key, None)
+            if entry is not None:  # else a handler that ran here waited, and delivered it
+                entry.handler(key, sys._getframe(1))
 
 
 def is_due() -> bool:
-    """Whether this is the main thread, and something is held back."""
-    return bool(held) and threading.get_ident() == _main()
+    """Whether something of this thread is held back."""
+    me = threading.get_ident()
+    return any(_thread_of(key) == me for key in tuple(held))
+
+
+def _thread_of(key: int) -> int:
+    return -key if key < 0 else _main()
+
+
+def is_main() -> bool:
+    """Whether this is the main thread."""
+    return threading.get_ident() == _main()
 
 
 def try_again() -> None:
-    """Have the main thread look whether it is outside of the engine now, and end what it sleeps in.
+    """Have threads look whether they are outside of the engine now, and end what they sleep in.
     From any other thread.
     """
     with _repeating:
-        for number, (handler, _) in tuple(held.items()):
-            # _wrap: no signal has come
-            if handler is not _wrap and isinstance(_getsignal(number), _Held):
-                signal.pthread_kill(_main(), number)
+        for key, entry in tuple(held.items()):
+            entry.again(key, entry.since)
+
+
+def repeat_signal(number: int, since: float) -> None:
+    """Have its handler called again, in the main thread."""
+    if isinstance(_getsignal(number), _Wrapped):
+        signal.pthread_kill(_main(), number)
+
+
+def _wait(number: int, since: float) -> None:
+    """No signal has come: its handler is to be wrapped at a safe point."""
 
 
 def look() -> None:
     """Find handlers that are not wrapped, and ask the main thread to wrap them at its next safe
     point. From any other thread; takes some 5 us.
     """
+    if not _is_installed:
+        return
     found = [number for number in _NUMBERS if _is_bare(_getsignal(number))]
     if not found or not is_in_engine(sys._current_frames().get(_main())):
         return  # in the latter case, there is nothing to hold back from, and no safe point to come
     for number in found:
-        held.setdefault(number, (_wrap, time.monotonic()))
+        held.setdefault(number, Delayed(_wrap, time.monotonic(), _wait))
 
 
 def _is_bare(handler: object) -> bool:
-    return callable(handler) and not isinstance(handler, _Held)
+    return callable(handler) and not isinstance(handler, _Wrapped)
 
 
 def _main() -> int:
@@ -174,7 +210,7 @@ def _wrap(number: int, frame: FrameType | None) -> None:
     """In the main thread, which alone may."""
     handler = _getsignal(number)
     if _is_bare(handler):
-        _signal(number, _Held(handler))
+        _signal(number, _Wrapped(handler))
 
 
 def install(owner: object, wake: Callable[[], None]) -> None:
@@ -199,14 +235,14 @@ def leave(owner: object) -> None:
 def _set(signalnum: Any, handler: Any) -> Any:
     """As signal.signal."""
     with _repeating:
-        before = _signal(signalnum, _Held(handler) if callable(handler) else handler)
-    return before.handler if isinstance(before, _Held) else before
+        before = _signal(signalnum, _Wrapped(handler) if callable(handler) else handler)
+    return before.handler if isinstance(before, _Wrapped) else before
 
 
 def _get(signalnum: Any) -> Any:
     """As signal.getsignal."""
     handler = _get_enum(signalnum)
-    return handler.handler if isinstance(handler, _Held) else handler
+    return handler.handler if isinstance(handler, _Wrapped) else handler
 
 
 def _forget() -> None:
@@ -214,7 +250,7 @@ def _forget() -> None:
     global _repeating
     held.clear()
     _wakes.clear()
-    _repeating = threading.Lock()
+    _repeating = threading.Lock()  # the parent's may be held by a thread that is not here
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -152,11 +152,11 @@ class ReadyQueues:
                 break
             self._floor = max(self._floor, queue.used)
             step = queue.steps.popleft()
-            waited_s, RUNNING.task_class = self.waited_s, queue.task_class
+            waited_s, RUNNING.value = self.waited_s, queue.task_class
             try:
                 step()
             finally:
-                RUNNING.task_class = LATENCY
+                RUNNING.value = LATENCY
                 began, now = now, clock()
                 queue.charge(max(0.0, now - began - (self.waited_s - waited_s)), 1)
             count += 1

@@ -9,7 +9,7 @@ sockets.
     task     a coroutine, run by steps, in classes with shares of the time   (async handlers)
              (queues.py)
     held     the application's own work: a request for its handler, a step of
-             its task
+             its task, a callback of a future
     timer    a callback at a time
 
 Whoever turns the reactor says by `serves` whether the application's work may run meanwhile. Where
@@ -41,14 +41,19 @@ thread-safe, but for wake() and call_soon().
 
 from __future__ import annotations
 
-import os
+import _thread
+import math
 import select
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shard import runtime
+from shard.loop.callback import DoneCallback
 from shard.loop.future import Future, Waiter, is_asyncio_imported
+from shard.loop.interpreter_lock import LockShare
 from shard.loop.queues import ReadyQueues
 from shard.loop.task import Task, behalf
 from shard.loop.task_class import LATENCY, RUNNING, TaskClass
@@ -112,7 +117,8 @@ class Source(Protocol):
 
     def prepare_sleep(self, sleeping: bool) -> float:
         """Ask the peer to ring our doorbell from now on, or no longer; the longest it bears to go
-        unpolled, in seconds.
+        unpolled, in seconds. math.inf: what it has comes from this process, by who wakes a reactor
+        that is parked.
         """
 
     def has_work(self) -> bool:
@@ -125,21 +131,6 @@ _SOURCES, _STEPS, _DESCRIPTORS = range(3)
 
 def _nothing() -> None:
     """A step that does nothing: somebody is to take a turn."""
-
-
-class _Bell:
-    """The descriptor that ends a park. Closes with its last holder, so that a wake() in another
-    thread, which holds it while it writes, never writes to a number that has been used again; and
-    needs no lock, which a destructor could find held."""
-
-    fd = -1  # there is none yet
-
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
 
 
 class Reactor:
@@ -166,6 +157,8 @@ class Reactor:
         self.timers = Timers()
         self._timers_heap = self.timers._heap  # looked at every turn
         self.turns = self.busy_turns = self.parks = self.wakeups = self.late_wakes = 0
+        # for a bell, where a source was found to have work
+        self.late_bell_s = LATE_BELL_S
         # turns that look at the descriptors in any case; a socket's traffic sets it to WARM_TURNS
         self.warm_turns = 0
         # descriptors that get warm, and the events that are waited for
@@ -180,9 +173,13 @@ class Reactor:
         self._queues = ReadyQueues(clock)
         self._ready = self._queues.latency
         self._others = self._queues.others
-        self._epoll = select.epoll()
+        self._epoll = runtime.Epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
-        self._bell: _Bell | None = _Bell()
+        try:
+            self._bell: runtime.Bell | None = runtime.Bell()
+        except OSError:
+            self._epoll.close()  # the error may be kept, and this reactor with it
+            raise
         self._epoll.register(self._bell.fd, select.EPOLLIN)
         self._callbacks[self._bell.fd] = lambda _: self._drain_bell()
         self._until_descriptors = 0
@@ -190,12 +187,16 @@ class Reactor:
         self._began = clock()  # the turn under way, or the last one
         self._next = _SOURCES
         self._spinning = False  # no turn is under way, but sources are asked
+        self._lock_share = LockShare()
         self._spin_work = self._spin_work_max = SPIN_WORK_MAX
         self.may_serve = self.serves = True
         self.held: deque[Callable[[], object]] = deque()
+        # Ctrl-C met the application's work here, and is raised once what that does is done
+        self.interrupt: KeyboardInterrupt | None = None
         self._fence = memory_order.register_fence()
         self.parked = False
         self.closed = False
+        runtime.close_with_simulation(self._drop_tasks)
 
     # -- what takes part ---------------------------------------------------------------------------
 
@@ -221,6 +222,11 @@ class Reactor:
     def is_shared(self) -> bool:
         """Whether other classes than LATENCY have steps."""
         return bool(self._others)
+
+    @property
+    def watched(self) -> int:
+        """How many descriptors it watches, its own among them."""
+        return len(self._callbacks)
 
     def watch(
         self,
@@ -264,13 +270,48 @@ class Reactor:
         if self.parked:
             self.wake()
 
-    def call_in_engine(self, callback: Callable[[], object]) -> None:
+    def interrupt_soon(self, error: KeyboardInterrupt) -> None:
+        """Have it end what turns the reactor in the main thread: the wait that is under way there
+        as it ends, or else the next turn.
+        """
+        self.interrupt = error
+        self.call_soon(self.raise_interrupt)
+
+    def raise_interrupt(self) -> None:
+        """Raise what interrupt_soon() was given, once, in the main thread."""
+        error, self.interrupt = self.interrupt, None
+        if error is None:
+            return
+        if threading.current_thread() is threading.main_thread():
+            raise error
+        _thread.interrupt_main()  # another thread turns the reactor meanwhile
+
+    def call_in_engine(self, callback: Callable[[], object]) -> bool:
         """Run callback() in a turn of a thread that may run the application's work. From any
-        thread.
+        thread. False: it is closed, and nobody turns it any more.
         """
         self.held.append(callback)
         if self.parked:
             self.wake()
+        return not (self.closed and self.take_back(callback))
+
+    def take_back(self, callback: Callable[[], object]) -> bool:
+        """What call_in_engine() was given is run by nobody; False where it has begun."""
+        try:
+            self.held.remove(callback)
+        except ValueError:
+            return False
+        return True
+
+    def take_callbacks(self) -> list[Callable[[], object]]:
+        """Those of futures that are held, for who ends: all else that is held goes with the
+        reactor, but an application hears of each end.
+        """
+        return [
+            each
+            for each in list(self.held)
+            if isinstance(getattr(each, "__self__", None), DoneCallback) and self.take_back(each)
+        ]
 
     def take_lead(self, may_serve: bool) -> None:
         """Who turns it from now on may run the application's work, or not; what is held comes
@@ -297,7 +338,7 @@ class Reactor:
         it. The first runs now, so that one that never waits costs no turn; that of another class
         than LATENCY waits its turn, as it may be all the work there is."""
         if queue is None:
-            queue = RUNNING.task_class
+            queue = RUNNING.value
         if queue is LATENCY:
             schedule: Callable[..., None] = self.call_soon
         else:
@@ -310,7 +351,7 @@ class Reactor:
             context=behalf(),
         )
         if queue is LATENCY:
-            if self.serves and RUNNING.task_class is LATENCY:
+            if self.serves and RUNNING.value is LATENCY:
                 task.step()
             elif self.serves:
                 task.schedule(task.step)
@@ -465,6 +506,15 @@ class Reactor:
             self._cool(1)
         return self._poll_descriptors(0)
 
+    def may_go_before(self) -> bool:
+        """Whether a piece of work may be done before the next turn, which nobody begins now: so
+        much has not been yet, and no classes wait. It is counted with those of spin().
+        """
+        if self._others or self._spin_work <= 0:
+            return False
+        self._spin_work -= 1
+        return True
+
     def spin(self, turns: int) -> int:
         """Ask the sources alone, and descriptors while they are warm, up to `turns` times until
         something is found; whether.
@@ -475,6 +525,7 @@ class Reactor:
         """
         if self._ready or self._others or self.held or self._spin_work <= 0:
             if self._spin_work <= 0:
+                self._lock_share.offer()
                 took_long = self.clock() - self._began > SPIN_S
                 most = self._spin_work_max
                 self._spin_work_max = (
@@ -494,7 +545,7 @@ class Reactor:
                     self._spin_work -= work
                     return 1
         elif polls:
-            for _ in range(turns // len(polls)):
+            for _ in range(-(-turns // len(polls))):  # rounded up: each is asked once at least
                 for poll in polls:
                     work = poll()
                     if work:
@@ -679,7 +730,7 @@ class Reactor:
             self.parks += 1
             events = self._epoll.poll(rest_s, EVENTS_MAX)
             if not events and self._fence and self._sources_have_work():
-                events = self._epoll.poll(LATE_BELL_S, EVENTS_MAX)
+                events = self._epoll.poll(self.late_bell_s, EVENTS_MAX)
                 self.late_wakes += not events
             self.wakeups += bool(events)
         finally:
@@ -718,15 +769,16 @@ class Reactor:
             self._until_descriptors = 0
 
     def _announce_sleep(self, timeout_s: float) -> float:
-        """Tell every source, and every processor; how long it may last."""
+        """Tell every source, and every processor that writes to one; how long it may last."""
+        bearable_s = math.inf
         for source in self._sources:
-            timeout_s = min(timeout_s, source.prepare_sleep(True))
-        if self._sources:
+            bearable_s = min(bearable_s, source.prepare_sleep(True))
+        if bearable_s < math.inf:
             if self._fence:
                 memory_order.fence_all()
             else:
-                timeout_s = min(timeout_s, memory_order.SLEEP_WITHOUT_FENCE_S)
-        return timeout_s
+                bearable_s = min(bearable_s, memory_order.SLEEP_WITHOUT_FENCE_S)
+        return min(timeout_s, bearable_s)
 
     def _sources_have_work(self) -> bool:
         return any(source.has_work() for source in self._sources)
@@ -735,19 +787,16 @@ class Reactor:
         """End a park() early, or the next one. From any thread, signal handler or destructor."""
         bell = self._bell  # held, so that it is not closed under the write
         if bell is not None:
-            os.eventfd_write(bell.fd, 1)
+            bell.ring()
 
     def _drain_bell(self) -> None:
         bell = self._bell
         assert bell is not None
-        try:
-            os.eventfd_read(bell.fd)
-        except BlockingIOError:
-            return  # another turn read it
+        bell.quiet()
 
     def close(self) -> None:
-        """Let go of the epoll, and of tasks that never began; sources and descriptors are closed by
-        who owns them.
+        """Let go of the epoll, and of tasks that never began; callbacks that are left run here.
+        Sources and descriptors are closed by who owns them.
         """
         if self.closed:
             return
@@ -761,6 +810,13 @@ class Reactor:
         self._forget_warm()
         self._sources.clear()
         self._polls = self._always = []
+        callbacks = self.take_callbacks()
+        self._drop_tasks()
+        for call_back in callbacks:
+            call_back()
+
+    def _drop_tasks(self) -> None:
+        """Those that never began: a coroutine that is dropped without a word is warned of."""
         held = list(self.held)
         self.held.clear()
         for step in [*held, *self._queues.take_all()]:

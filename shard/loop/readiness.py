@@ -30,7 +30,7 @@ class until_ready(Wait):  # noqa: N801 - a verb, as in waits.py
     """Awaiting it takes until one of `events` (select.EPOLLIN, EPOLLOUT), an error or a hang-up is
     there to be seen at `what`, which only this task may watch meanwhile.
 
-    deadline  by the clock of the task's reactor: time.monotonic() in the control loop
+    deadline  by the clock of the task's reactor: runtime.monotonic() in the control loop
 
     Raises TimeoutError after it, and OSError where the system watches no more descriptors.
     """

@@ -40,7 +40,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from shard.errors import CancelledError, ShardError
+from shard.loop.callback import DoneCallback
 from shard.loop.future import Future, is_asyncio_imported
+from shard.loop.per_thread import PerThread
 from shard.loop.timers import Timer
 from shard.loop.waits import Wait
 
@@ -53,15 +55,9 @@ _modules = sys.modules
 _GROUP = getattr(builtins, "BaseExceptionGroup", None)  # from Python 3.11 on
 
 
-class _Context(threading.local):
-    """Set by whoever calls a handler; read by whatever that calls. One a thread: others call
-    meanwhile, on nobody's behalf.
-    """
-
-    value: Any = None
-
-
-CONTEXT = _Context()
+# Set by whoever calls a handler; read by whatever that calls. Others call meanwhile, in other
+# threads, on nobody's behalf.
+CONTEXT: PerThread[Any] = PerThread(None)
 IN_ASYNCIO = object()  # CONTEXT.value in a turn of the guest: each of its tasks has its own
 _BEHALF: ContextVar[Any] = ContextVar("_BEHALF", default=None)
 
@@ -112,6 +108,11 @@ class TaskHost(Protocol):
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Timer:
         """Call it, in so many seconds."""
+
+    def call_in_engine(self, callback: Callable[[], object]) -> bool:
+        """Call it in a turn of a thread that may run the application's work; False: it is
+        closed.
+        """
 
 
 class Task(Future, kw_only=True, weakref=True):
@@ -241,19 +242,26 @@ class Task(Future, kw_only=True, weakref=True):
 
     def _tell_that_it_goes_on(self) -> None:
         if not self.finished and self._reasons:
-            frame = getattr(self.coroutine, "cr_frame", None)
             logger.warning(
-                "%s goes on %s s after it was cancelled, at line %s of %s: what it awaits in its "
-                "`finally` does not end, or it swallows CancelledError",
+                "%s goes on %s s after it was cancelled, %s: what it awaits in its `finally` does "
+                "not end, or it swallows CancelledError",
                 self.get_name(),
                 GOES_ON_S,
-                frame.f_lineno if frame is not None else "?",
-                frame.f_code.co_filename if frame is not None else "?",
+                self.place(),
             )
+
+    def place(self) -> str:
+        """The line of its coroutine at which it is."""
+        frame = getattr(self.coroutine, "cr_frame", None)
+        return f"at line {frame.f_lineno} of {frame.f_code.co_filename}" if frame else "at its end"
+
+    def call_in_engine(self, work: Callable[[], object]) -> bool:
+        # its own step completes it, and nothing else may run inside that
+        return (self.waiter or self.reactor).call_in_engine(work)
 
     def _follow(self, awaited: Future) -> None:
         """Go on when that is done."""
-        awaited.add_done_callback(self._wake)
+        awaited.when_done(self._wake)
 
     def _wake(self, _: Future) -> None:
         self.schedule(self.step)
@@ -355,10 +363,8 @@ class Task(Future, kw_only=True, weakref=True):
     def add_done_callback(
         self, callback: Callable[[Any], object], *, context: Context | None = None
     ) -> None:
-        """Run callback(self) on completion, in a context if one is given."""
-        Future.add_done_callback(
-            self, callback if context is None else lambda done: context.run(callback, done)
-        )
+        """As a Future's; callback(self) runs in a context of its own, if none is given."""
+        self.when_done(DoneCallback(callback, context))
 
     def get_loop(self) -> GuestOfTasks | None:
         """That of asyncio that it runs in."""

@@ -11,17 +11,17 @@ is of.
     submitted or spawned by another task   the class of that task
     any other, and each request            LATENCY: what is called over RPC inherits nothing
 
-RUNNING says, in each thread, which class the step under way is of.
+RUNNING.value says, in each thread, which class the step under way is of.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shard.checks import is_count
+from shard.loop.per_thread import PerThread
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -79,12 +79,5 @@ def marked_class(function: Callable[..., Any]) -> TaskClass | None:
     return found
 
 
-class _Running(threading.local):
-    """Set around each step of a class other than LATENCY; one a thread, as others submit
-    meanwhile.
-    """
-
-    task_class: TaskClass = LATENCY
-
-
-RUNNING = _Running()
+# Set around each step of a class other than LATENCY.
+RUNNING = PerThread(LATENCY)

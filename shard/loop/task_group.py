@@ -169,7 +169,7 @@ class TaskGroup(CancelScope):
 
     def __init__(self) -> None:
         super().__init__()
-        self._tasks: set[Task] = set()
+        self._tasks: dict[Task, None] = {}
         self._ending = False  # they are cancelled, and so is who comes yet
         self._failure: BaseException | None = None
         self._all_ended: Future | None = None  # while the end of the tasks is awaited
@@ -187,8 +187,8 @@ class TaskGroup(CancelScope):
             coroutine.close()
             raise ShardError("this group has ended, or not begun: no task can be spawned in it")
         task = host.beside(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._has_ended)
+        self._tasks[task] = None
+        task.when_done(self._has_ended)
         if self._ending:
             task.cancel()
         return task
@@ -207,7 +207,7 @@ class TaskGroup(CancelScope):
 
     def _has_ended(self, task: Future) -> None:
         assert isinstance(task, Task)
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         error = task.error() if task.finished == ERROR else None
         if error is not None and not is_cancellation(error):
             self._failed(error)

@@ -13,16 +13,16 @@ hears of it. Tasks of asyncio's that a handler made do what asyncio has for it.
 
 from __future__ import annotations
 
-import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from concurrent.futures import Executor
 from concurrent.futures import Future as ThreadFuture
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from shard import runtime
 from shard.checks import is_finite
 from shard.loop.future import running_asyncio_loop
 from shard.loop.timers import Timer
@@ -149,20 +149,8 @@ def is_in_asyncio() -> bool:
     return getattr(running_asyncio_loop(), "runs_our_task", None) is False
 
 
-_pool: ThreadPoolExecutor | None = None  # made by the first that needs it
-
-
-def _threads() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(BLOCKING_THREADS_MAX, thread_name_prefix="blocking")
-    return _pool
-
-
-def _forget() -> None:
-    """A child made by fork() has none of its parent's threads."""
-    global _pool
-    _pool = None
-
-
-os.register_at_fork(after_in_child=_forget)
+def _threads() -> Executor:
+    return runtime.own(
+        "blocking threads",
+        lambda: runtime.Threads(BLOCKING_THREADS_MAX, thread_name_prefix="blocking"),
+    )

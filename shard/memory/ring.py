@@ -235,22 +235,23 @@ class RingProducer(_End):
         turn.
         """
         length = len(payload)
-        staged = self._staged
-        index = staged & self._mask
-        end = index + length + RECORD_HEADER_BYTES
-        if end > self._capacity or staged + length + 15 > self._full_at:
+        need = (length + 15) & ~7
+        index = self._staged & self._mask
+        start = index + RECORD_HEADER_BYTES
+        after = self._staged + need
+        if start + length > self._capacity or after > self._full_at:
             index = self._reserve(length)
             if index < 0:
                 return False
-            staged = self._staged
-            end = index + length + RECORD_HEADER_BYTES
+            start = index + RECORD_HEADER_BYTES
+            after = self._staged + need
         # failpoint: ring.claimed
-        self._data[index + RECORD_HEADER_BYTES : end] = payload
+        self._data[start : start + length] = payload
         # failpoint: ring.after_payload
         self._data_words[index >> 3] = (tag << 32) | length if tag else length
         # failpoint: ring.after_length
         # The cursor last: the bytes are in place before they count.
-        self._words[TAIL_WORD] = self._staged = staged + ((length + 15) & ~7)
+        self._words[TAIL_WORD] = self._staged = after
         # failpoint: ring.after_tail
         return True
 
@@ -390,14 +391,29 @@ class RingConsumer(_End):
         head = self.head
         if tail == head:
             return 0
+        # One record without a tag and nothing behind it, as calls one at a time bring it: all that
+        # follows is for more of them. A word with a tag is larger than any distance to the tail,
+        # and a tail that is right for a record that fits is no impossible one.
+        index = head & self._mask
+        start = index + RECORD_HEADER_BYTES
+        length = self._data_words[index >> 3]
+        end = start + length
+        if head + ((length + 15) & ~7) == tail and end <= self._capacity and limit:
+            self.head = tail
+            try:
+                # failpoint: ring.before_handler
+                handler(self._data[start:end])
+                # failpoint: ring.after_handler
+            finally:
+                words[HEAD_WORD] = self.head
+            # failpoint: ring.after_head
+            return 1
         if not 0 < tail - head <= self._capacity:
             raise self._impossible(tail)
+        data, data_words, mask = self._data, self._data_words, self._mask
         count = 0
         look_at = limit if pace is None else 1
         every = 0
-        data = self._data
-        data_words = self._data_words
-        mask = self._mask
         try:
             while count < limit:
                 index = head & mask

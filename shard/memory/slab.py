@@ -127,7 +127,7 @@ class Slab:
         # these three are changed by single atomic steps, without the lock
         self._books: list[Books] = []
         self._readers: deque[tuple[Reader, Books]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of segments and blocks: any thread allocates, and lends
         self._pid = os.getpid()
         _made_here.add(self)
         self._is_closed = False

@@ -18,7 +18,7 @@ of what the layer above sends). What every transport promises, and the contract 
 - on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's
   to keep.
 - on_close(connection, error) once, when either side ended it: ClosedError for this side,
-  PeerLostError or a ProtocolError.
+  PeerLostError or a ProtocolError. Its life is a table: life.py.
 - send() may be called from any thread; all else happens in the thread that turns the reactor.
 """
 
@@ -26,23 +26,25 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shard.errors import BackpressureError, ClosedError, ForkedError, ShardError
+from shard.errors import BackpressureError, ClosedError, ForkedError, PeerLostError, ShardError
 from shard.loop.reactor import Reactor
 from shard.loop.sync import Semaphore
 from shard.memory.limits import Limits
+from shard.transport.baton import Baton
 from shard.transport.callers import Callers
 from shard.transport.identity import JOB_SECRET, PeerIdentity
+from shard.transport.life import CONNECTION_LIFE, ConnectionAction, ConnectionEvent, event_of
 
 # the receiver's own: emptied as soon as it needs them no longer
 Blocks = list[NDArray[np.uint8]] | tuple[()]
@@ -72,6 +74,9 @@ def _ignore_close(connection: Connection[Any], error: ShardError) -> None:
     """As above, for its end."""
 
 
+NOBODY_SLEEPS = (0,)  # what `asleep` of a connection is whose peer never waits for a doorbell
+
+
 class Connection(ABC, Generic[Item]):
     """One peer. Owned by whoever opened or accepted it, who sets on_message and on_close and calls
     attach().
@@ -92,15 +97,20 @@ class Connection(ABC, Generic[Item]):
         self.reactor: Reactor | None = None
         self.on_message: OnMessage = _ignore_message
         self.on_close: Callable[[Any, ShardError], None] = _ignore_close
-        self.error: ShardError | None = None  # set once, when it ended
+        self.owner: Any = None  # who set those, for an owner of the other end in the same process
+        self.life = CONNECTION_LIFE.initial
+        # why it ended: set once, with its life, for the one question that each send asks
+        self.error: ShardError | None = None
         # messages of so many bytes may be overtaken by smaller ones
         self.bulk_bytes_min = sys.maxsize
-        self._writing = threading.Lock()  # whoever holds it is the one writer
+        self._writing = Baton()  # whoever has it is the one writer
         self._outbox: deque[tuple[Item, int]] = deque()
         self._outbox_bytes = 0
         # once it ended: the beginning of each message of which not a byte had left
         self.unsent: list[Buffer] = []
         self._short_bytes_max = -1  # bodies of up to so many bytes may take a transport's short way
+        # [0] is not 0: the peer sleeps until it is woken by wake_peer(), or by a message
+        self.asleep: Sequence[int] = NOBODY_SLEEPS
         _made_here.add(self)
 
     # -- sending: the first caller writes, others enqueue ------------------------------------------
@@ -115,11 +125,11 @@ class Connection(ABC, Generic[Item]):
         if self.error is not None:
             raise self._ended()
         item, size = self._prepare(body, blocks, stable)
-        if not self._outbox and self._writing.acquire(False):
+        if not self._outbox and self._writing.take():
             try:
                 written = self._write(item)
             finally:
-                self._writing.release()
+                self._writing.give_back()
             if written:
                 if self._outbox:
                     self.drain()
@@ -140,6 +150,11 @@ class Connection(ABC, Generic[Item]):
         if self._outbox and self.reactor is not None and self.reactor.parked:
             self.reactor.wake()
 
+    def wake_peer(self) -> None:
+        """Wake a peer that sleeps, for a message that follows at once: to wake up takes it longer
+        than most messages take to be prepared. From any thread.
+        """
+
     def send_everywhere(self, body: Buffer) -> None:
         """Send a short message over every lane: the peer gets it once a lane, and once at least
         after all that was sent before.
@@ -150,7 +165,7 @@ class Connection(ABC, Generic[Item]):
     def drain(self) -> int:
         """Write what waits, as far as the peer takes it; how many messages."""
         count = 0
-        while self._outbox and self._writing.acquire(False):
+        while self._outbox and self._writing.take():
             try:
                 while self._outbox:
                     item, size = self._outbox[0]
@@ -159,8 +174,11 @@ class Connection(ABC, Generic[Item]):
                     self._outbox.popleft()
                     self._outbox_bytes -= size
                     count += 1
+                # Senders add to it beside this, and such a sum may be lost: it is exact when
+                # nothing waits.
+                self._outbox_bytes = 0
             finally:
-                self._writing.release()
+                self._writing.give_back()
         return count
 
     def _ended(self) -> ShardError:
@@ -216,18 +234,72 @@ class Connection(ABC, Generic[Item]):
 
     # -- life --------------------------------------------------------------------------------------
 
-    @abstractmethod
     def attach(self, reactor: Reactor) -> None:
-        """Be driven by `reactor` from now on. In its thread, or before it turns."""
+        """Be driven by `reactor` from now on. In its thread, or before it turns. One that has ended
+        meanwhile is left as it is.
+        """
+        self.life, actions = CONNECTION_LIFE.after(self.life, ConnectionEvent.ATTACHED)
+        if ConnectionAction.DRIVE in actions:
+            self.reactor = reactor
+            self._drive(reactor)
 
     def close(self, error: ShardError | None = None) -> None:
         """End it; what waits unsent is dropped, and on_close told why. In the reactor's thread.
         Again: does nothing.
         """
-        if self.error is not None:
-            return
-        self.error = error or ClosedError(f"the connection to {self.peer} was closed here")
-        self._end()
+        why = error or ClosedError(f"the connection to {self.peer} was closed here")
+        self._follow(event_of(why), why)
+
+    def _peer_hung_up(self, why: PeerLostError) -> None:
+        """The peer sends nothing more. What it sent before is delivered, then the connection ends
+        with that error.
+        """
+        self._follow(ConnectionEvent.PEER_HUNG_UP, why)
+
+    def _forked(self, why: ForkedError) -> None:
+        """This process is a child made by fork(): the connection is the parent's."""
+        self._follow(ConnectionEvent.FORKED, why)
+
+    def _follow(self, event: ConnectionEvent, why: ShardError) -> None:
+        self.life, actions = CONNECTION_LIFE.after(self.life, event)
+        do: dict[ConnectionAction, Callable[[], object]] = {
+            ConnectionAction.HANG_UP: self._hang_up,
+            ConnectionAction.READ_THE_REST: partial(self._read_the_rest, why),
+            ConnectionAction.REFUSE_SENDS: partial(self._refuse_sends, why),
+            ConnectionAction.SAY_GOODBYE: self._say_goodbye,
+            ConnectionAction.LET_GO: self._end,
+            ConnectionAction.NAME_UNSENT: self._name_unsent,
+            ConnectionAction.TELL_OWNER: partial(self._tell_owner, why),
+            ConnectionAction.LEAVE_TO_PARENT: self._leave_to_parent,
+        }
+        for action in actions:
+            do[action]()
+
+    @abstractmethod
+    def _drive(self, reactor: Reactor) -> None:
+        """Have it watch for what comes in."""
+
+    def _hang_up(self) -> None:
+        """Show the peer that nothing more follows; its own messages are still read."""
+
+    def _read_the_rest(self, why: ShardError) -> None:
+        """Deliver what the peer sent before it hung up, then close(why); again for each of its
+        lanes. Here: a stream has been read to its end when it shows.
+        """
+        self.close(why)
+
+    def _refuse_sends(self, why: ShardError) -> None:
+        self._short_bytes_max = -1  # no more short way
+        self.error = why
+
+    def _say_goodbye(self) -> None:
+        """Where the end of a socket does not say it."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Let go of memory, descriptors and the reactor."""
+
+    def _name_unsent(self) -> None:
         with self._writing:  # another thread may be in drain()
             while self._outbox:  # others that saw no end yet append meanwhile
                 item, size = self._outbox.popleft()
@@ -237,12 +309,14 @@ class Connection(ABC, Generic[Item]):
                     self.unsent.append(beginning)
                 self._discard(item)
         self.drain()  # what was appended after that look; it goes nowhere
-        on_close, self.on_close, self.on_message = self.on_close, _ignore_close, _ignore_message
-        on_close(self, self.error)
 
-    @abstractmethod
-    def _end(self) -> None:
-        """Let go of memory, descriptors and the reactor."""
+    def _tell_owner(self, why: ShardError) -> None:
+        on_close, self.on_close, self.on_message = self.on_close, _ignore_close, _ignore_message
+        on_close(self, why)
+
+    def _leave_to_parent(self) -> None:
+        self._outbox = deque()  # what waits is the parent's to write
+        self._let_go_in_fork()
 
     def _let_go_in_fork(self) -> None:
         """In a child made by fork(): keep nothing by which something could reach the peer or the
@@ -258,13 +332,13 @@ def _refuse_in_fork() -> None:
     break them for both.
     """
     for connection in list(_made_here):
-        connection._short_bytes_max = -1
-        connection.error = connection.error or ForkedError(
-            f"{connection.peer} belongs to process {os.getppid()}, "
-            f"and was used in its fork {os.getpid()}: start processes by spawn and connect there"
+        connection._forked(
+            ForkedError(
+                f"{connection.peer} belongs to process {os.getppid()}, "
+                f"and was used in its fork {os.getpid()}: start processes by spawn and connect "
+                "there"
+            )
         )
-        connection._outbox = deque()  # what waits is the parent's to write
-        connection._let_go_in_fork()
 
 
 os.register_at_fork(after_in_child=_refuse_in_fork)

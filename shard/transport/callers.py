@@ -65,7 +65,7 @@ class Callers:
         # by name; the one used last is the last
         self._accepted: OrderedDict[int, CallerKey] = OrderedDict()
         self._own: OrderedDict[int, CallerKey] = OrderedDict()  # by the acceptor's incarnation
-        self._guard = threading.Lock()
+        self._guard = threading.Lock()  # of both: handshakes of several transports and loops
 
     def recognize(self, name: int, proof: bytes, transcript: bytes) -> bool:
         """Whether the peer has that name here."""

@@ -22,6 +22,7 @@ from typing import Any
 from shard.errors import AuthenticationError, PeerLostError, UnreachableError
 from shard.loop.readiness import until_ready
 from shard.loop.task_group import CancelScope
+from shard.shortage import shortage_in
 from shard.transport import Node
 from shard.transport.handshake import (
     NONCE_BYTES,
@@ -49,6 +50,12 @@ async def a_place(node: Node, address: str, deadline: float) -> AsyncIterator[No
         yield
     finally:
         node.connecting.release()
+
+
+def not_reached(address: str, error: OSError) -> UnreachableError:
+    """What connecting to an address raises where the system refused that."""
+    shortage = shortage_in(f"a connection to {address}", error)
+    return UnreachableError(shortage or f"nobody listens at {address}: {error.strerror or error}")
 
 
 async def connect_socket(sock: socket.socket, place: Any, deadline: float) -> None:

@@ -42,6 +42,9 @@ NOTE = struct.Struct("<BBHIQ")
 assert NOTE.size == 16  # the table above
 RING, GOODBYE, SEGMENT, DROPPED, HANDOVER, SPILL = range(6)
 FDS_MAX = 8  # of one note
+FD = struct.Struct("i")
+FDS_BYTES = socket.CMSG_LEN(FDS_MAX * FD.size)
+MSG_CTRUNC = int(socket.MSG_CTRUNC)  # `&` with the member of an enum runs Python code
 READ_BYTES = 4096
 
 # A peer that does not read its socket for so long while we hand it a descriptor is taken for dead.
@@ -126,17 +129,20 @@ class ControlChannel:
         """Give the peer copies of up to FDS_MAX descriptors. Raises PeerLostError."""
         note = NOTE.pack(kind, len(fds), 0, number, size_bytes)
         line = self._line
-        while True:
-            try:
-                socket.send_fds(line.socket, [note], fds)
-                return
-            except BlockingIOError as error:
-                poller = select.poll()
-                poller.register(line.socket, select.POLLOUT)
-                if not poller.poll(TIMEOUT_MS):
-                    raise PeerLostError(f"{self._peer} does not read its socket") from error
-            except OSError as error:
-                raise PeerLostError(f"{self._peer} was lost: {error.strerror}") from error
+        try:
+            while True:
+                try:
+                    socket.send_fds(line.socket, [note], fds)
+                    return
+                except BlockingIOError as error:
+                    poller = select.poll()
+                    poller.register(line.socket, select.POLLOUT)
+                    if not poller.poll(TIMEOUT_MS):
+                        raise PeerLostError(f"{self._peer} does not read its socket") from error
+                except OSError as error:
+                    raise PeerLostError(f"{self._peer} was lost: {error.strerror}") from error
+        finally:
+            del line  # else whoever keeps the error keeps the socket, by this frame
 
     def read(self) -> int:
         """Take in some of what has come; how many bytes, 0 when there is nothing, or will be
@@ -145,15 +151,19 @@ class ControlChannel:
         Raises RemoteProtocolError, and ShardError when this process has no descriptor left for one
         that came."""
         try:
-            data, fds, flags, _ = socket.recv_fds(self._line.socket, READ_BYTES, FDS_MAX)
+            data, ancillary, flags, _ = self._line.socket.recvmsg(READ_BYTES, FDS_BYTES)
         except BlockingIOError:
             return 0
         except ConnectionResetError:
             # it died with notes of ours unread; its own have been read by now
             self.ended = True
             return 0
-        self._fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
+        if data == _RING_NOTE and not (ancillary or flags or self._received):
+            return NOTE.size  # a doorbell, which is nearly all that comes
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(fd for (fd,) in FD.iter_unpack(content))
+        if flags & MSG_CTRUNC:
             raise ShardError(
                 "a descriptor was handed over here, and this process has none left: "
                 "raise `ulimit -n`"

@@ -192,6 +192,12 @@ class FrameDecoder:
                 return None
         return self._continue_large() if self._filling is None else None
 
+    def let_go(self) -> None:
+        """No more will come: whoever keeps the decoder keeps no block of a frame that was cut."""
+        self._body, self._blocks, self._block_bytes = None, [], []
+        self._filling = self._unheld = None
+        self._unheld_bytes = 0
+
     def _settle(self) -> None:
         """A frame was taken out of the staging."""
         self.more = self._start != self._end

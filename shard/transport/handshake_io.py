@@ -13,6 +13,10 @@ do is bounded:
     descriptors  its socket, and one that comes with its proof; when the process has none left,
                  those who knock are hung up on
     log          refusals.LINES_PER_WINDOW lines a window
+
+A process of this user that is closed while it connects is not refused, nor is anybody who is gone
+right after its proof: they are counted. Whoever else hangs up may not know the secret, and is told
+of in the log: a connector with another one says nothing more once it has heard our proof.
 """
 
 from __future__ import annotations
@@ -142,6 +146,9 @@ class Greeting:
             done = self._receive()
         except BlockingIOError:
             return
+        except ConnectionError as error:
+            self._is_gone(error)
+            return
         except (OSError, AuthenticationError, RemoteProtocolError) as error:
             if self._exchange is not None and self._exchange.farewell:
                 with contextlib.suppress(OSError):
@@ -211,6 +218,9 @@ class Greeting:
         try:
             self._door.done(self, self._fds)
             self._fds = []
+        except ConnectionError:
+            self._door.gave_up()
+            self.close()
         except (OSError, ShardError) as error:
             self._door.refuse(self.peer, str(error))
             self.close()
@@ -227,6 +237,15 @@ class Greeting:
     def fail(self, why: str) -> None:
         """Hang up, and log why."""
         self._door.refuse(self.peer, why)
+        self._let_go()
+        self.close()
+
+    def _is_gone(self, error: ConnectionError) -> None:
+        """It hung up, and has not read what it was sent: no connector does so for what it reads."""
+        if self.sock.family != socket.AF_UNIX:
+            self.fail(str(error))
+            return
+        self._door.gave_up()
         self._let_go()
         self.close()
 
@@ -256,6 +275,7 @@ class DoorStatistics:
     waiting: int  # wait for their turn
     too_many: int  # hung up on as one more came, and handshakes_waiting_max were waiting
     shed: int  # hung up on because the process had no descriptor left
+    gave_up: int = 0  # were closed while they connected: of this user's processes, or after a proof
 
 
 class Door:
@@ -294,7 +314,7 @@ class Door:
         self._room = WaitingRoom(node.limits.handshakes_waiting_max)
         self._relief: Timer | None = None  # while somebody waits
         self._log = RefusalLog(logger)
-        self._accepted = self._refused = self._too_many = self._shed = 0
+        self._accepted = self._refused = self._gave_up = self._too_many = self._shed = 0
         self._begins = False  # _begin_waiting() is to come
         self._out_of_descriptors = False
         self._spare = _spare_descriptor()
@@ -458,6 +478,10 @@ class Door:
         self._refused += 1
         self._log.write(self.reactor.clock(), f"refused {peer}: {why}")
 
+    def gave_up(self) -> None:
+        """Count it."""
+        self._gave_up += 1
+
     def forget(self, greeting: Greeting) -> None:
         """It is over, one way or the other."""
         self._greetings.discard(greeting)
@@ -474,6 +498,7 @@ class Door:
             greetings=len(self._greetings),
             accepted=self._accepted,
             refused=self._refused,
+            gave_up=self._gave_up,
             waiting=len(self._room),
             too_many=self._too_many,
             shed=self._shed,

@@ -6,15 +6,12 @@ behind a large one.
     bulk 1..n   1..n     the others, each over the lane where least waits; in the order sent on each
 
 How the sockets of one connection find each other is in laned.py and lanes.py; what one of them does
-in socket_lane.py. The lanes share one fate: what ends one ends the connection with the same error.
+in socket_lane.py.
 
-    event                              what follows
-    a lane breaks: reset, a bad frame  all lanes are closed at once
-    the peer hangs up on one lane      we hang up on all of them, and the others are read to their
-                                       ends, since what was sent before is there to be read; the
-                                       last end closes the connection, or limits.peer_silent_s after
-                                       the first
-    this side closes                   all lanes are closed
+The lanes share one life (life.py): what ends one ends the connection with the same error, and so
+all others. The peer hangs up on one lane after the other. From the first on the connection drains:
+we hang up on all lanes, and read the others to their ends, since what was sent before is there to
+be read. It is lost with the last end, or limits.peer_silent_s after the first.
 """
 
 from __future__ import annotations
@@ -77,6 +74,13 @@ class LanedConnection(SocketLane):
         self._lanes: tuple[SocketLane, ...] = (self, *self._bulk)
         self._rest: Timer | None = None  # for the other lanes to end, once one has
 
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        """One for each lane, that of small messages first: for options of the system's. They stay
+        this connection's to read, write and close.
+        """
+        return tuple(lane.sock for lane in self._lanes)
+
     # -- sending -----------------------------------------------------------------------------------
 
     def send_long(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> None:
@@ -109,8 +113,8 @@ class LanedConnection(SocketLane):
 
     # -- life --------------------------------------------------------------------------------------
 
-    def attach(self, reactor: Reactor) -> None:
-        super().attach(reactor)
+    def _drive(self, reactor: Reactor) -> None:
+        super()._drive(reactor)
         for lane in self._bulk:
             lane.attach(reactor)
 
@@ -120,19 +124,24 @@ class LanedConnection(SocketLane):
     def lane_hung_up(self, lane: SocketLane) -> None:
         """The peer hung up on this lane, and all it sent over it was delivered."""
         lane.stop_reading()
-        for one in self._lanes:
-            one.hang_up()
-        if all(one.peer_hung_up for one in self._lanes):
-            self.close(PeerLostError(f"{self.peer} hung up"))
-        elif self._rest is None:
+        super()._hung_up()
+
+    def _hang_up(self) -> None:
+        for lane in self._lanes:
+            lane.hang_up()
+        if self._bulk:
             reactor = self.reactor
             assert reactor is not None
-            # It ends when it sees that we hung up, if it has not already: this is for one that is
-            # gone.
+            # They end when the peer sees that we hung up, if they have not already: this is for one
+            # that is gone.
             text = f"{self.peer} hung up on one of {len(self._lanes)} lanes, and left others open"
             self._rest = reactor.call_later(
                 self.limits.peer_silent_s, lambda: self.close(PeerLostError(text))
             )
+
+    def _read_the_rest(self, why: ShardError) -> None:
+        if all(lane.peer_hung_up for lane in self._lanes):
+            self.close(why)
 
     def _end(self) -> None:
         super()._end()

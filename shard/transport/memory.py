@@ -1,14 +1,23 @@
 """Messages inside one process: for a client and a server that share it, and, from a seed, the
 double of a bad network.
 
-A pair of connections hands messages over through the reactor's ready list: an ordinary array is
-copied once, an array of the slab is passed as it is, read-only. The copy is the array's own copy(),
-so a subclass may bring more than its bytes. `Weather` makes the pair delay, lose and cut,
-reproducibly: what a test asks for.
+A pair of connections hands messages over through a queue for each end, which the reactor polls as
+it polls a ring: so the thread that waits for an answer finds the request by itself, and the answer
+in the same look. An ordinary array is copied once, an array of the slab is passed as it is,
+read-only. The copy is the array's own copy(), so a subclass may bring more than its bytes.
+`Weather` makes the pair delay, lose and cut, reproducibly: what a test asks for.
+
+    in_flight   what the other end has sent and this one has not delivered: any thread appends, the
+                reactor's takes out
+    delayed     by weather: a timer moves each to in_flight
+
+A layer above that has both ends may pass by the queue while nothing is in it: idle_neighbour() and
+carry() say when, and what a message is to the receiver then.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -28,6 +37,8 @@ from shard.transport.identity import PeerIdentity
 Message = tuple[bytes, Blocks]
 # messages between the two ends, as a ring would hold; more wait in the sender's outbox
 IN_FLIGHT_MAX = 1024
+# delivered in one go, as by a ring
+MESSAGES_PER_TURN = 64
 
 
 @dataclass
@@ -46,6 +57,18 @@ class Weather:
         self.random = random.Random(self.seed)
 
 
+CALM = Weather()  # of those that are given none; nobody changes it
+
+
+class _Passed:
+    """What one end has been given, in bytes. Counted in the thread that turns its reactor."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+
 class MemoryConnection(Connection[Message]):
     """One end of a connection inside one process; pair() makes both. It keeps the contract of all
     transports, and its `weather` can delay messages, refuse them and cut the connection, for
@@ -60,8 +83,12 @@ class MemoryConnection(Connection[Message]):
         self._weather = weather
         self._other: MemoryConnection | None = None
         self._in_flight: deque[Message] = deque()  # sent by the other end, not delivered yet
+        self._delayed: deque[Message] = deque()  # the same, on their way until a timer fires
+        # what the other end is to be given, where this one's poll() delivers for both
+        self._beside: Sequence[Message] = ()
+        self._is_source = False  # of a reactor
         self._delivered = 0
-        self._bytes_sent = self._bytes_received = 0
+        self._sent, self._received = _Passed(), _Passed()
         self._earliest = 0.0  # no delivery before: keeps delayed messages in order
 
     def _prepare(
@@ -83,7 +110,7 @@ class MemoryConnection(Connection[Message]):
         return item[0]
 
     def traffic(self) -> Traffic:
-        return Traffic(self._bytes_sent, self._bytes_received)
+        return Traffic(self._sent.nbytes, self._received.nbytes)
 
     def _write(self, item: Message) -> bool:
         if self.error is not None:
@@ -91,21 +118,27 @@ class MemoryConnection(Connection[Message]):
         other = self._taker()
         if other is None:
             return False
-        other._in_flight.append(item)
-        size = len(item[0]) + sum(block.nbytes for block in item[1])
-        self._bytes_sent += size
-        other._bytes_received += size
-        weather, reactor = self._weather, other.reactor
-        assert reactor is not None
+        weather = self._weather
         if weather.delay_s_max:
+            reactor = other.reactor
+            assert reactor is not None, "it takes messages"
             now = reactor.clock()
             other._earliest = max(
                 other._earliest, now + weather.random.uniform(0.0, weather.delay_s_max)
             )
-            reactor.timers.call_at(other._earliest, other._deliver)
+            other._delayed.append(item)
+            reactor.timers.call_at(other._earliest, other._arrive)
         else:
-            reactor.call_soon(other._deliver)
+            other._in_flight.append(item)
+        other._sent_to()
         return True
+
+    def _sent_to(self) -> None:
+        """A message was appended here: in the sender's thread."""
+        if self.error is not None:
+            self._forget_all()  # it ended before that, and looks no more
+        elif self.reactor is not None and self.reactor.parked:
+            self.reactor.wake()
 
     def _taker(self) -> MemoryConnection | None:
         """The other end, where it takes a message now."""
@@ -114,7 +147,7 @@ class MemoryConnection(Connection[Message]):
             self._weather.clogged
             or other is None
             or other.reactor is None
-            or len(other._in_flight) >= IN_FLIGHT_MAX
+            or len(other._in_flight) + len(other._delayed) >= IN_FLIGHT_MAX
         ):
             return None
         return other
@@ -124,33 +157,117 @@ class MemoryConnection(Connection[Message]):
         # Room may come after a writer found none and before it let go of the lock: whoever made it
         # could not write then, and nobody looks again by itself. Whoever has the lock now looks
         # here after us.
-        while self._outbox and not self._writing.locked() and self._taker() is not None:
+        while self._outbox and not self._writing.empty() and self._taker() is not None:
             count += super().drain()
         return count
 
+    def _arrive(self) -> None:
+        """The time of the first delayed message has come."""
+        if self._delayed:
+            self._in_flight.append(self._delayed.popleft())
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def poll(self) -> int:
+        """Deliver a batch of what has been sent to this end, and to the other one where this
+        reactor has both; how many messages.
+        """
+        mine, theirs = self._in_flight, self._beside
+        count = 0
+        look_at, every = 1, 0
+        until = 0.0
+        while mine or theirs:
+            if mine:
+                self._deliver()
+                count += 1
+            other = self._other
+            if theirs and other is not None:  # an answer, most often, which is as quick
+                other._deliver()
+                count += 1
+            if self.error is not None or count >= MESSAGES_PER_TURN:
+                break
+            if count >= look_at and (mine or theirs):
+                if not every:
+                    assert self.reactor is not None, "it polls us"
+                    clock, until, every = self.reactor.pace()
+                if clock() >= until:
+                    break
+                look_at = count + every
+        return count
+
     def _deliver(self) -> None:
-        if self.error is not None:
-            self._in_flight.clear()  # put there by a thread that had not heard of the end
-        if not self._in_flight:
-            return
         cut_after = self._weather.cut_after
         if cut_after is not None and self._delivered >= cut_after:
             self.close(PeerLostError(f"{self.peer} was cut off"))
             return
         body, blocks = self._in_flight.popleft()
         self._delivered += 1
+        self._received.nbytes += len(body)
+        if blocks:
+            self._received.nbytes += sum(block.nbytes for block in blocks)
         self.on_message(memoryview(body), blocks)
-        if self._other is not None and self._other._outbox:
-            self._other.drain()
+        other = self._other
+        if other is not None and other._outbox:
+            other.drain()
 
-    def attach(self, reactor: Reactor) -> None:
-        self.reactor = reactor
-        if self._other is not None:
+    def prepare_sleep(self, sleeping: bool) -> float:
+        """Who sends to it is in this process, and looks whether the reactor is parked."""
+        return math.inf
+
+    def has_work(self) -> bool:
+        """Whether a message waits."""
+        return bool(self._in_flight or self._beside)
+
+    def _drive(self, reactor: Reactor) -> None:
+        other = self._other
+        if other is not None and other.reactor is reactor:
+            other._beside = self._in_flight  # one look finds the request and the answer to it
+        else:
+            reactor.add_source(self)
+            self._is_source = True
+        if other is not None:
             reactor.call_soon(self._other_drains)
 
     def _other_drains(self) -> None:
         if self._other is not None:
             self._other.drain()
+
+    # -- past the queue ----------------------------------------------------------------------------
+
+    def idle_neighbour(self) -> MemoryConnection | None:
+        """The other end, where one reactor drives both and nothing is on its way in either
+        direction: what is handed over there at once, by whoever may turn that reactor, overtakes
+        nothing.
+        """
+        other = self._other
+        if (
+            other is None
+            or self._in_flight
+            or other._in_flight
+            or self._outbox
+            or other._outbox
+            or other.reactor is not self.reactor
+            or self.reactor is None
+            or self._weather is not CALM
+            or self.error is not None  # in a fork of the process
+        ):
+            return None
+        return other
+
+    def carry(self, body: bytes, blocks: Sequence[NDArray[Any]]) -> tuple[bytes, Blocks]:
+        """The message as the other end would be given it. Raises as send(), without
+        BackpressureError.
+        """
+        if self.error is not None:
+            raise self._ended()
+        (body, given), _ = self._prepare(body, blocks, True)
+        self.count(sum(block.nbytes for block in given), 0)
+        return body, given
+
+    def count(self, sent_bytes: int, received_bytes: int) -> None:
+        """So much was handed over without send(), and taken."""
+        self._sent.nbytes += sent_bytes
+        self._received.nbytes += received_bytes
 
     def unclog(self) -> None:
         """The peer reads again: what waited goes on."""
@@ -158,33 +275,42 @@ class MemoryConnection(Connection[Message]):
         self.drain()
 
     def _end(self) -> None:
-        # an ended connection may be kept for long, its messages must not be; see _deliver(), too
-        self._in_flight.clear()
+        self._forget_all()
+        if self._is_source and self.reactor is not None:
+            self.reactor.remove_source(self)
         other, self._other = self._other, None
         if other is not None and other.error is None:
             other._other = None
             lost = PeerLostError(f"{other.peer} closed the connection")
             if other.reactor is not None and not other.reactor.closed:
-                other.reactor.call_soon(lambda: other._finish(lost))
+                other.reactor.call_soon(lambda: other._peer_hung_up(lost))
             else:
                 other.close(lost)
 
-    def _finish(self, lost: PeerLostError) -> None:
-        """The other end closed: what it had sent still counts."""
+    def _forget_all(self) -> None:
+        """An ended connection may be kept for long, its messages must not be."""
+        self._in_flight.clear()
+        self._delayed.clear()
+        self._beside = ()
+
+    def _read_the_rest(self, why: ShardError) -> None:
+        self._in_flight += self._delayed
+        self._delayed.clear()
         while self._in_flight and self.error is None:
             self._deliver()
-        self.close(lost)
+        self.close(why)
 
 
 def pair(
     limits: Limits, slab: Slab, weather: Weather | None = None
 ) -> tuple[MemoryConnection, MemoryConnection]:
     """Two connected ends; attach both."""
-    sky = weather or Weather()
+    sky = weather or CALM
     one, two = (
         MemoryConnection(f"memory://{end}", limits, slab, sky) for end in ("acceptor", "connector")
     )
     one._other, two._other = two, one
+    one._sent, two._sent = two._received, one._received
     return one, two
 
 

@@ -4,6 +4,8 @@ record   tag 0                          a message without blocks: the payload is
          tag MESSAGE                    u32 blocks, u32 body bytes, then a descriptor of 32 bytes
                                         each, body, inline bytes
          tag RETURN                     u64 lease numbers that the sender gives back
+         tag RETURN_FIRST               u64 lease number that the sender gives back, then the body
+                                        of a message without blocks
 descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 zero
             lease 0: the bytes stand in this record at that offset, or with segment SPILLED they
             came over the socket of spill.py; else in that segment of the sender's slab
@@ -17,17 +19,20 @@ import msgspec
 
 from shard.transport.spill import Spilled
 
-MESSAGE, RETURN = 1, 2
+MESSAGE, RETURN, RETURN_FIRST = 1, 2, 3
 PREFIX = struct.Struct("<II")
 DESCRIPTOR = struct.Struct("<QQQII")
+ONE_BLOCK = struct.Struct("<IIQQQII")  # how a message with one block begins: both of them
 PREFIX_BYTES, DESCRIPTOR_BYTES = PREFIX.size, DESCRIPTOR.size
-assert (PREFIX_BYTES, DESCRIPTOR_BYTES) == (8, 32)  # the table above
+assert (PREFIX_BYTES, DESCRIPTOR_BYTES, ONE_BLOCK.size) == (8, 32, 40)  # the table above
 LEASE = struct.Struct("<Q")
-pack_prefix, pack_descriptor, unpack_descriptor, pack_lease = (
+LEASE_BYTES = LEASE.size
+pack_prefix, pack_descriptor, unpack_descriptor, pack_lease, pack_one_block = (
     PREFIX.pack,
     DESCRIPTOR.pack,
     DESCRIPTOR.unpack_from,
     LEASE.pack,
+    ONE_BLOCK.pack,
 )
 
 

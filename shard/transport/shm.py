@@ -18,8 +18,8 @@ from shard.memory import memory_order
 from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, unix_rendezvous
-from shard.transport.connecting import a_place, meet
-from shard.transport.handshake_io import Door, Greeting, identity_of
+from shard.transport.connecting import a_place, meet, not_reached
+from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm_connection import ShmConnection, connection_over
 
@@ -72,6 +72,10 @@ class ShmListener(Listener):
             raise
         connection.attach(self._reactor)
         self._accept(connection)
+
+    def statistics(self) -> DoorStatistics:
+        """Who came to its socket."""
+        return self._door.statistics()
 
     def close(self) -> None:
         self._door.close()
@@ -127,9 +131,7 @@ class ShmTransport(Transport):
                         sock, segment, True, f"shm://process {pid}", node.limits, self._slab
                     )
                 except OSError as error:
-                    raise UnreachableError(
-                        f"nobody listens at {address}: {error.strerror or error}"
-                    ) from error
+                    raise not_reached(address, error) from error
                 closing.pop_all()
         connection.peer_incarnation, connection.known_as = (
             exchange.peer_incarnation,

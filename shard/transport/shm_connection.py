@@ -25,6 +25,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from queue import Empty
 from typing import Any, NoReturn
 
 import numpy as np
@@ -55,7 +56,7 @@ from shard.memory.ring import (
 from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 from shard.memory.unheld import Unheld
-from shard.transport import BEGINNING_BYTES, Buffer, Connection, Traffic
+from shard.transport import BEGINNING_BYTES, NOBODY_SLEEPS, Buffer, Connection, Traffic
 from shard.transport.control_channel import ControlChannel
 from shard.transport.frame import check_blocks
 from shard.transport.mapped import MappedSegments
@@ -63,13 +64,16 @@ from shard.transport.no_ring import NO_WORDS, NoRing
 from shard.transport.records import (
     DESCRIPTOR_BYTES,
     LEASE,
+    LEASE_BYTES,
     MESSAGE,
     PREFIX,
     PREFIX_BYTES,
     RETURN,
+    RETURN_FIRST,
     Record,
     pack_descriptor,
     pack_lease,
+    pack_one_block,
     pack_prefix,
     unpack_descriptor,
 )
@@ -110,8 +114,8 @@ class ShmConnection(Connection[Record]):
     ) -> None:
         super().__init__(peer, limits)
         line = MeetingSocket(sock)
-        self._segments = MappedSegments(peer, limits)  # of the peer's slab
-        self.notes = ControlChannel(line, peer, self._segments.map, self._segments.unmap)
+        self.mapped = MappedSegments(peer, limits)  # of the peer's slab
+        self.notes = ControlChannel(line, peer, self.mapped.map, self.mapped.unmap)
         self._slab = slab
         self._producer = RingProducer(outgoing, peer, incarnation)
         self._consumer = RingConsumer(incoming, peer, incarnation)
@@ -120,11 +124,18 @@ class ShmConnection(Connection[Record]):
         self._tagged = self._on_tagged  # bound once: the hot path makes no method objects
         self._incoming_words = incoming.cast("Q")
         self._outgoing_words = outgoing.cast("Q")
+        self.asleep = self._outgoing_words[SLEEPING_WORD : SLEEPING_WORD + 1]
         self._record_bytes_max = (
             len(outgoing) - DATA_OFFSET
         ) // RECORD_PART_OF_RING - RECORD_HEADER_BYTES
-        self._leases_max = self._record_bytes_max // LEASE.size  # in one record
+        self._leases_max = self._record_bytes_max // LEASE_BYTES  # in one record
         self._short_bytes_max = min(self._record_bytes_max, limits.body_bytes_max)
+        # of a body beside one lent array; as _prepare() has it for any number of them
+        self._beside_bytes_max = min(
+            self._record_bytes_max // 2,
+            self._record_bytes_max - PREFIX_BYTES - 2 * DESCRIPTOR_BYTES,
+            limits.body_bytes_max,
+        )
         self._lendings = Lendings(slab, peer)
         self._borrowings = Borrowings(line, peer, slab.clock)
         self._returned, self._held_since = self._borrowings.returned, self._borrowings.held_since
@@ -142,32 +153,89 @@ class ShmConnection(Connection[Record]):
     # -- sending -----------------------------------------------------------------------------------
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
-        """The short way for a small message to a peer with room;
-        see Connection.send for the rest.
+        """The short ways for a small message, alone or with one array of our slab, to a peer with
+        room; see Connection.send for the rest.
         """
-        if self._returned:
-            # before an answer: then the peer's next message finds the block free, and warm
-            self._give_back()
-        if (
-            not blocks
-            and not self._outbox
-            and len(body) <= self._short_bytes_max
-            and self._writing.acquire(False)
-        ):
+        if not blocks and not self._outbox and len(body) <= self._short_bytes_max:
             try:
-                written = self._producer.try_write(body)
-            except RemoteProtocolError as error:
-                self._end_soon(error)
-                raise
-            finally:
-                self._writing.release()
-            if written:
-                if self._outgoing_words[SLEEPING_WORD]:
-                    self._ring_doorbell()
-                if self._outbox:
-                    self.drain()
-                return
-        super().send(body, blocks, stable)
+                self._writing.get_nowait()  # as take(), without its call
+            except Empty:
+                pass  # another thread writes: this message queues behind
+            else:
+                try:
+                    written = (
+                        self._producer.try_write(body)
+                        if not self._returned
+                        else self._write_with_returned(body)
+                    )
+                except RemoteProtocolError as error:
+                    self._end_soon(error)
+                    raise
+                finally:
+                    self._writing.put(None)
+                if written:
+                    if self._outgoing_words[SLEEPING_WORD]:
+                        self.wake_peer()
+                    if self._outbox:
+                        self.drain()
+                    return
+        if self._returned:
+            self._give_back()
+        if len(blocks) != 1 or not self._send_lent(body, blocks[0]):
+            super().send(body, blocks, stable)
+
+    def _write_with_returned(self, body: Buffer) -> bool:
+        """Give back what we are done with before an answer: then the peer's next message finds the
+        block free, and warm. One lease goes in the same record. By the writer.
+        """
+        lease = self._returned.popleft()
+        if not self._returned and len(body) <= self._short_bytes_max - LEASE_BYTES:
+            if self._producer.try_write(pack_lease(lease) + body, RETURN_FIRST):
+                return True
+            self._returned.appendleft(lease)
+            return False
+        self._returned.appendleft(lease)
+        return self._write_returned() and self._producer.try_write(body)
+
+    def _send_lent(self, body: Buffer, block: NDArray[Any]) -> bool:
+        """The way of most messages with an array: one that lies in our slab, beside a short body.
+        False: it is another message, or it has to wait, and nothing was done.
+        """
+        nbytes, told = block.nbytes, self._told
+        if (
+            nbytes <= INLINE_BYTES_MAX
+            or nbytes > self.limits.blocks_bytes_max
+            or len(body) > self._beside_bytes_max
+            or self._outbox
+            or self.error is not None
+        ):
+            return False
+        found = self._slab.block_of(block)
+        if found is None:
+            return False
+        place, offset = found
+        segment = place.segment
+        if segment not in told.numbers or told.drops_seen != self._slab.segments_dropped:
+            return False
+        if not self._writing.take():
+            return False
+        try:
+            lease = self._lendings.lend(place, nbytes)
+            payload = pack_one_block(1, len(body), nbytes, offset, lease, segment, 0) + body
+            written = self._producer.try_write(payload, MESSAGE)
+            if not written:
+                self._lendings.undo(lease)
+        except RemoteProtocolError as error:
+            self._end_soon(error)
+            raise
+        finally:
+            self._writing.give_back()
+        if written:
+            if self._outgoing_words[SLEEPING_WORD]:
+                self.wake_peer()
+            if self._outbox:
+                self.drain()
+        return written
 
     def _prepare(
         self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool
@@ -293,11 +361,11 @@ class ShmConnection(Connection[Record]):
         message of any size may wait.
         """
         unread = self._unread.nbytes
-        if self._writing.acquire(False):  # else somebody writes, and may count
+        if self._writing.take():  # else somebody writes, and may count
             try:
                 unread = self._unread.look()
             finally:
-                self._writing.release()
+                self._writing.give_back()
         unread += self._outbox_bytes
         if unread and unread + nbytes > bytes_max:
             raise BackpressureError(
@@ -371,7 +439,7 @@ class ShmConnection(Connection[Record]):
         if item.copied:
             self._unread.written(self._producer.bytes_written, item.copied)
         if self._outgoing_words[SLEEPING_WORD]:
-            self._ring_doorbell()
+            self.wake_peer()
         return True
 
     def _beginning(self, item: Record) -> Buffer:
@@ -391,7 +459,7 @@ class ShmConnection(Connection[Record]):
             self._consumer.head + self._bytes_borrowed,
             self._records_received,
             producer.full_count,
-            self._arrays_spilled + self._segments.arrays_copied,
+            self._arrays_spilled + self.mapped.arrays_copied,
         )
 
     @property
@@ -400,7 +468,7 @@ class ShmConnection(Connection[Record]):
         # from any thread: _end() takes the borrowings away
         return len(self._held_since) if self.error is None else 0
 
-    def _ring_doorbell(self) -> None:
+    def wake_peer(self) -> None:
         if self._producer.take_sleeping():
             # failpoint: connection.before_doorbell
             self.notes.ring()
@@ -414,8 +482,8 @@ class ShmConnection(Connection[Record]):
         """
         try:
             if self._incoming_words[TAIL_WORD] != self._consumer.head:
-                consumer = self._consumer
-                work = self._poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged, self._pace)
+                consumer, poll_ring = self._consumer, self._poll_ring
+                work = poll_ring(self.on_message, RECORDS_PER_TURN, self._tagged, self._pace)
                 self._records_received += work
                 if work < RECORDS_PER_TURN and not consumer.was_cut:
                     return work
@@ -435,22 +503,39 @@ class ShmConnection(Connection[Record]):
             return 1
 
     def _on_tagged(self, payload: memoryview, tag: int) -> None:
+        blocks: list[NDArray[np.uint8]] | tuple[()] = ()
         try:
-            if tag == RETURN:
+            if tag == MESSAGE:
+                body, blocks = self._read_message(payload)
+            elif tag == RETURN_FIRST:
+                self._lendings.take_back(LEASE.unpack_from(payload)[0])
+                body = payload[LEASE_BYTES:]
+            elif tag == RETURN:
                 for (lease,) in LEASE.iter_unpack(payload):
                     self._lendings.take_back(lease)
                 return
-            if tag != MESSAGE:
+            else:
                 raise RemoteProtocolError(f"record with unknown tag {tag}")
-            block_count, body_bytes = PREFIX.unpack_from(payload)
-            if block_count > self.limits.blocks_max or body_bytes > self.limits.body_bytes_max:
-                raise RemoteProtocolError(
-                    f"message of {block_count} arrays and a body of {body_bytes} bytes is over "
-                    "the limits"
-                )
-            at = PREFIX_BYTES
-            blocks = []
-            total = 0
+        except struct.error as error:
+            raise RemoteProtocolError(
+                f"record of {len(payload)} bytes is cut short: {error}"
+            ) from error
+        self.on_message(body, blocks)
+
+    def _read_message(self, payload: memoryview) -> tuple[memoryview, list[NDArray[np.uint8]]]:
+        """Body and blocks of a record with tag MESSAGE. Raises struct.error for one that is cut
+        short.
+        """
+        block_count, body_bytes = PREFIX.unpack_from(payload)
+        if block_count > self.limits.blocks_max or body_bytes > self.limits.body_bytes_max:
+            raise RemoteProtocolError(
+                f"message of {block_count} arrays and a body of {body_bytes} bytes is over "
+                "the limits"
+            )
+        at = PREFIX_BYTES
+        blocks = []
+        total = 0
+        try:
             for _ in range(block_count):
                 nbytes, offset, lease, number, _zero = unpack_descriptor(payload, at)
                 at += DESCRIPTOR_BYTES
@@ -461,25 +546,18 @@ class ShmConnection(Connection[Record]):
                     )
                 blocks.append(self._block(payload, nbytes, offset, lease, number))
             if at + body_bytes <= len(payload):
-                body = payload[at : at + body_bytes]
-            else:
-                nbytes, offset, lease, number, _zero = unpack_descriptor(payload, at)
-                if nbytes != body_bytes or not (lease or number == SPILLED):
-                    raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
-                body = self._block(payload, nbytes, offset, lease, number).data
-        except struct.error as error:
-            raise RemoteProtocolError(
-                f"record of {len(payload)} bytes is cut short: {error}"
-            ) from error
+                return payload[at : at + body_bytes], blocks
+            nbytes, offset, lease, number, _zero = unpack_descriptor(payload, at)
+            if nbytes != body_bytes or not (lease or number == SPILLED):
+                raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
+            return self._block(payload, nbytes, offset, lease, number).data, blocks
         except MemoryError as error:
             at = PREFIX_BYTES + DESCRIPTOR_BYTES * block_count
             if at + body_bytes > len(payload):
                 # no body, so nobody knows whose message it is
                 raise ShardError(str(error)) from error
             self._drop_blocks(payload, len(blocks) + 1, block_count)
-            blocks = Unheld(block_count, str(error))
-            body = payload[at : at + body_bytes]
-        self.on_message(body, blocks)
+            return payload[at : at + body_bytes], Unheld(block_count, str(error))
 
     def _drop_blocks(self, payload: memoryview, first: int, end: int) -> None:
         """Of a message that cannot be held: the peer gets back what it lent, and what comes over
@@ -514,12 +592,12 @@ class ShmConnection(Connection[Record]):
             )
             block.setflags(write=False)
             return block
-        segment = self._segments.get(number)
+        segment = self.mapped.get(number)
         if segment is None:
-            segment = self._segments.find(number, self.notes.read)
+            segment = self.mapped.find(number, self.notes.read)
             if segment is None:
                 try:
-                    return self._segments.copy_out(number, offset, nbytes)
+                    return self.mapped.copy_out(number, offset, nbytes)
                 finally:  # not before: another thread may return leases at any moment
                     self._borrowings.decline(lease)
         if offset + nbytes > segment.size_bytes:
@@ -546,23 +624,29 @@ class ShmConnection(Connection[Record]):
 
     def _give_back(self) -> int:
         """Return the leases of arrays that are gone here."""
-        if not self._writing.acquire(False):
+        if not self._writing.take():
             return 0
         try:
-            returned = self._returned
-            leases: list[int] = []
-            while returned and len(leases) < self._leases_max:
-                leases.append(returned.popleft())
-            # failpoint: lease.before_return
-            if not self._producer.try_write(b"".join(map(pack_lease, leases)), RETURN):
-                returned.extendleft(reversed(leases))
+            if not self._write_returned():
                 return 0
         finally:
-            self._writing.release()
+            self._writing.give_back()
         # failpoint: lease.after_return
         if self._outgoing_words[SLEEPING_WORD]:
-            self._ring_doorbell()
+            self.wake_peer()
         return 1
+
+    def _write_returned(self) -> bool:
+        """As many as one record takes; False: the ring is full. By the writer."""
+        returned = self._returned
+        leases: list[int] = []
+        while returned and len(leases) < self._leases_max:
+            leases.append(returned.popleft())
+        # failpoint: lease.before_return
+        if self._producer.try_write(b"".join(map(pack_lease, leases)), RETURN):
+            return True
+        returned.extendleft(reversed(leases))
+        return False
 
     # -- the socket --------------------------------------------------------------------------------
 
@@ -573,9 +657,9 @@ class ShmConnection(Connection[Record]):
             self.close(error)
             return
         if self.notes.said_goodbye:
-            self._take_in_the_rest(PeerLostError(f"{self.peer} closed the connection"))
+            self._peer_hung_up(PeerLostError(f"{self.peer} closed the connection"))
         elif self.notes.ended:
-            self._take_in_the_rest(PeerLostError(f"{self.peer} was lost: it died or hung up"))
+            self._peer_hung_up(PeerLostError(f"{self.peer} was lost: it died or hung up"))
 
     def _on_spill(self, fd: int) -> None:
         if self._spill_reader is not None:
@@ -597,26 +681,20 @@ class ShmConnection(Connection[Record]):
         if reader.ended or reader.is_full:
             self.reactor.unwatch(reader.fileno())
 
-    def _take_in_the_rest(self, error: PeerLostError) -> None:
-        """The peer is to write no more:
-        what it wrote until now counts, then the connection ends.
-        """
-        end = self._incoming_words[TAIL_WORD]
+    def _read_the_rest(self, why: ShardError) -> None:
+        end = self._incoming_words[TAIL_WORD]  # the peer is to write no more
         while self.error is None:
             try:
                 if self._consumer.head >= end or not self._poll_ring(
                     self.on_message, RECORDS_PER_TURN, self._tagged
                 ):
-                    self.close(error)
+                    self.close(why)
             except ShardError as broken:
                 self.close(broken)
 
     # -- life --------------------------------------------------------------------------------------
 
-    def attach(self, reactor: Reactor) -> None:
-        if self.error is not None:
-            return  # closed before its turn came
-        self.reactor = reactor
+    def _drive(self, reactor: Reactor) -> None:
         self._pace = reactor.pace
         self._borrowings.wake_if_parked = lambda: reactor.wake() if reactor.parked else None
         self._lendings.tell_drops = lambda: reactor.call_soon(self._told.tell_drops)
@@ -633,18 +711,16 @@ class ShmConnection(Connection[Record]):
         """Whether a record or a returned lease waits."""
         return self.error is None and (bool(self._returned) or not self._consumer.is_empty())
 
+    def _say_goodbye(self) -> None:
+        # failpoint: connection.before_goodbye
+        self.notes.say_goodbye()
+
     def _end(self) -> None:
-        """Say goodbye and let go of the rings. Halves of the socket stay while blocks of the other
-        side are held.
-        """
-        self._short_bytes_max = -1  # no more short way
+        """Let go of the rings. Halves of the socket stay while the peer's blocks are held."""
         self._consumer.skip_all()  # a poll() of ours that we are in hands out nothing more
         if self.reactor is not None:
             self.reactor.remove_source(self)
             self.reactor.unwatch(self.notes.fileno())
-        if not isinstance(self.error, PeerLostError):
-            # failpoint: connection.before_goodbye
-            self.notes.say_goodbye()
         self._borrowings.wake_if_parked = self._lendings.tell_drops = _nothing
         self._lendings.hand_over(self._borrowings.line)
         # Our arrays on the peer's blocks hold the borrowings, and those the line; without any our
@@ -661,7 +737,7 @@ class ShmConnection(Connection[Record]):
             self._spill_reader = None
         # Whoever keeps this object keeps neither the rings nor the peer's segments mapped.
         self._let_go_of_rings()
-        self._segments.clear()
+        self.mapped.clear()
         self.notes.close()
 
     def _let_go_of_rings(self) -> None:
@@ -670,6 +746,7 @@ class ShmConnection(Connection[Record]):
         )
         self._poll_ring = self._consumer.poll
         self._outgoing_words = self._incoming_words = NO_WORDS
+        self.asleep = NOBODY_SLEEPS
         self._unread.let_go(NO_WORDS)
 
     def _let_go_in_fork(self) -> None:

@@ -72,7 +72,7 @@ class SocketLane(Connection[list[memoryview]]):
         self, sock: socket.socket, peer: str, node: Node, slab: Slab, is_bulk: bool = False
     ) -> None:
         super().__init__(peer, node.limits)
-        self._sock = sock
+        self.sock = sock
         # it hands out one at a time
         self._records = sock if isinstance(sock, TlsSocket | CheckedSocket) else None
         # bound once, for the hot path
@@ -110,7 +110,7 @@ class SocketLane(Connection[list[memoryview]]):
             not blocks
             and not self._outbox
             and size <= self._short_bytes_max
-            and self._writing.acquire(False)
+            and self._writing.take()
         ):
             try:
                 # looked at with the lock held: else another thread's rest could be cut in two
@@ -134,7 +134,7 @@ class SocketLane(Connection[list[memoryview]]):
                 self._cut()
                 raise
             finally:
-                self._writing.release()
+                self._writing.give_back()
             if free:
                 if self.reactor is not None:
                     self.reactor.warm_turns = WARM_TURNS
@@ -157,7 +157,7 @@ class SocketLane(Connection[list[memoryview]]):
         if self.error is not None:
             raise self._ended()
         parts = self._parts(body, blocks)
-        if self._outbox or not self._writing.acquire(False):
+        if self._outbox or not self._writing.take():
             return False
         try:
             if self._partial:
@@ -171,7 +171,7 @@ class SocketLane(Connection[list[memoryview]]):
             self._cut()
             raise
         finally:
-            self._writing.release()
+            self._writing.give_back()
         if self._outbox:
             self.drain()
         return True
@@ -225,7 +225,7 @@ class SocketLane(Connection[list[memoryview]]):
         the rest. The reader sees it.
         """
         with contextlib.suppress(OSError):  # it has ended already
-            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def _send(self, parts: list[memoryview]) -> list[memoryview]:
         """Write what the kernel takes; the rest."""
@@ -275,7 +275,7 @@ class SocketLane(Connection[list[memoryview]]):
 
     def _watch(self) -> None:
         if self.error is None and self.reactor is not None and not self.peer_hung_up:
-            self.reactor.watch(self._sock.fileno(), self._on_ready, self._watched, lively=True)
+            self.reactor.watch(self.sock.fileno(), self._on_ready, self._watched, lively=True)
 
     # -- receiving ---------------------------------------------------------------------------------
 
@@ -309,11 +309,11 @@ class SocketLane(Connection[list[memoryview]]):
             self.close(type(error)(f"{self.peer}: {error}"))
 
     def _go_on_writing(self) -> None:
-        if self._partial and self._writing.acquire(False):
+        if self._partial and self._writing.take():
             try:
                 self._partial = self._send(self._partial)
             finally:
-                self._writing.release()
+                self._writing.give_back()
         if not self._partial:
             self.drain()
         if not self._partial and not self._outbox:
@@ -397,20 +397,20 @@ class SocketLane(Connection[list[memoryview]]):
 
     def _hung_up(self) -> None:
         """The peer has, and all it sent over this lane was delivered."""
-        self.close(PeerLostError(f"{self.peer} hung up"))
+        self._peer_hung_up(PeerLostError(f"{self.peer} hung up"))
 
     def hang_up(self) -> None:
         """Send nothing more, so that the peer ends too; what it still sends is read."""
         self._short_bytes_max = -1
         with contextlib.suppress(OSError):  # it is gone already
             # that of TLS would take what still comes for plain bytes
-            socket.socket.shutdown(self._sock, socket.SHUT_WR)
+            socket.socket.shutdown(self.sock, socket.SHUT_WR)
 
     def stop_reading(self) -> None:
         """The peer has hung up on this lane; it stays open all the same."""
         self.peer_hung_up = True
         if self.reactor is not None:
-            self.reactor.unwatch(self._sock.fileno())
+            self.reactor.unwatch(self.sock.fileno())
 
     def _read_what_is_kept(self) -> None:
         """Next turn, as epoll does not tell of it."""
@@ -423,18 +423,17 @@ class SocketLane(Connection[list[memoryview]]):
 
     # -- life --------------------------------------------------------------------------------------
 
-    def attach(self, reactor: Reactor) -> None:
-        self.reactor = reactor
+    def _drive(self, reactor: Reactor) -> None:
         self._watch()
         self._read_what_is_kept()
         if self._partial or self._outbox:
             self._want_writable()
 
     def _end(self) -> None:
-        self._short_bytes_max = -1  # no more short way
         if self.reactor is not None:
-            self.reactor.unwatch(self._sock.fileno())
+            self.reactor.unwatch(self.sock.fileno())
         # else another thread's bytes could go to whatever has the descriptor next
         with self._writing:
-            self._sock.close()
+            self.sock.close()
             self._partial = []
+        self._decoder.let_go()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,15 @@ class SpillWriter:
 class SpillReader:
     """The receiving end. Owned by a connection; used in the reactor's thread."""
 
-    def __init__(self, fd: int, peer: str, limits: Limits) -> None:
+    def __init__(
+        self,
+        fd: int,
+        peer: str,
+        limits: Limits,
+        allocate: Callable[[int], NDArray[np.uint8]] = empty_block,
+    ) -> None:
+        """`allocate` may raise MemoryError: then that array is read and dropped."""
+        self._allocate = allocate
         self._socket = socket.socket(fileno=fd)
         self._socket.setblocking(False)
         self._peer = peer
@@ -173,7 +182,7 @@ class SpillReader:
                     f"at most {self._bytes_max} allowed"
                 )
             try:
-                self._block = empty_block(nbytes)  # not of the slab: it has no room, most likely
+                self._block = self._allocate(nbytes)  # not of the slab: it has no room, most likely
                 self._rest = self._block.data
             except MemoryError as error:
                 self._block = _Dropped(nbytes, str(error))

@@ -17,7 +17,7 @@ from shard.loop.task_group import CancelScope
 from shard.loop.waits import run_blocking
 from shard.memory.slab import Slab
 from shard.transport import Accept, Node, Transport
-from shard.transport.connecting import connect_socket
+from shard.transport.connecting import connect_socket, not_reached
 from shard.transport.handshake_io import Deal, Greeting
 from shard.transport.laned import LanedListener, connect_lanes
 from shard.transport.tcp_connection import TcpConnection
@@ -198,8 +198,6 @@ async def _dial(
         except TimeoutError as error:
             raise UnreachableError(f"nobody answered at {address} in time") from error
         except OSError as error:
-            raise UnreachableError(
-                f"nobody listens at {address}: {error.strerror or error}"
-            ) from error
+            raise not_reached(address, error) from error
         closing.pop_all()
     return sock

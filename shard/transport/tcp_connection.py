@@ -1,8 +1,5 @@
 """Messages over TCP: lanes as of any stream socket (laned_connection.py), and a look at whether the
-peer's host is still there.
-
-event                                   what follows
-silence.py finds the peer silent        all lanes are closed
+peer's host is still there: one that silence.py finds silent is lost.
 """
 
 from __future__ import annotations
@@ -39,8 +36,8 @@ class TcpConnection(LanedConnection):
         self._silences = [(sock, Silence(bound_s)) for sock in socks]
         self._look: Timer | None = None
 
-    def attach(self, reactor: Reactor) -> None:
-        super().attach(reactor)
+    def _drive(self, reactor: Reactor) -> None:
+        super()._drive(reactor)
         self._look_later(reactor)
 
     def _look_later(self, reactor: Reactor) -> None:

@@ -122,6 +122,7 @@ class TlsSocket(ssl.SSLSocket):
         already.
         """
         made = super().__new__(cls, *args, **kwargs)
+        # an SSL object is for one thread at a time: one may send while another reads
         made.turn, made.has_more = threading.Lock(), False
         return made
 

@@ -14,6 +14,7 @@ Nothing of it is in the file system, and it goes with the process, however that 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import secrets
 import socket
@@ -23,18 +24,23 @@ from pathlib import Path
 
 from shard.errors import ShardError, UnreachableError
 from shard.loop.waits import sleep
+from shard.transport.connecting import not_reached
 
 LISTEN_BACKLOG = 256
 # before another look whether there is room among those: the kernel does not tell
 FULL_PAUSE_S = 0.01
 
 
+@functools.cache  # a process that has no descriptor left still knows its host
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def boot_id() -> str:
     """Of this machine since it started, and of the network namespace that Unix sockets are looked
     up in.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}.{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{_boot()}.{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _parts(address: str) -> list[str]:
@@ -62,6 +68,7 @@ def cannot_reach(address: str) -> str | None:
 def listen(scheme: str) -> tuple[socket.socket, str]:
     """A listening socket under a new name, and its address. Raises ShardError."""
     token = secrets.token_hex(16)
+    address = f"{scheme}://{boot_id()}/{os.getuid()}/{token}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.bind(f"\0prpc.{token}")
@@ -71,7 +78,7 @@ def listen(scheme: str) -> tuple[socket.socket, str]:
         raise ShardError(
             f"cannot listen at a Unix socket for {scheme}: {error.strerror}"
         ) from error
-    return sock, f"{scheme}://{boot_id()}/{os.getuid()}/{token}"
+    return sock, address
 
 
 async def dial(address: str, deadline: float) -> socket.socket:
@@ -79,9 +86,12 @@ async def dial(address: str, deadline: float) -> socket.socket:
     control loop, until time.monotonic() says `deadline`. Raises UnreachableError.
     """
     token = _parts(address)[2]
-    sock = socket.socket(
-        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-    )
+    try:
+        sock = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
+    except OSError as error:
+        raise not_reached(address, error) from error
     try:
         while (failure := sock.connect_ex(f"\0prpc.{token}")) == errno.EAGAIN:
             if time.monotonic() >= deadline:
@@ -99,7 +109,7 @@ async def dial(address: str, deadline: float) -> socket.socket:
             )
     except OSError as error:
         sock.close()
-        raise UnreachableError(f"nobody listens at {address}: {error.strerror or error}") from error
+        raise not_reached(address, error) from error
     except BaseException:
         sock.close()
         raise

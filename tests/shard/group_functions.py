@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +31,6 @@ from shard import (
     this_shard,
     yield_now,
 )
-from shard.group.process import APPLICATION
 from shard.loop import reactor
 from shard.loop.task_class import RUNNING
 
@@ -82,7 +83,7 @@ def bear_late_bells() -> None:
     """In a shard whose late wake-ups are counted: whoever is to ring may lack a core for long, and
     no bell is lost by that.
     """
-    reactor.LATE_BELL_S = 60.0
+    this_shard().reactor.late_bell_s = 60.0
 
 
 def index() -> int:
@@ -325,8 +326,10 @@ def raise_homeless() -> NoReturn:
 
 @in_class(BULK)
 def bulk_step(number: int) -> int:
-    """Takes longer than a turn's slice, so that no turn does two."""
-    sum(range(20_000))
+    """Takes longer than a turn's slice by the reactor's own clock, so that no turn does two."""
+    until = time.monotonic() + 2 * reactor.TURN_SLICE_S
+    while time.monotonic() < until:
+        sum(range(100))
     note(number)
     return number
 
@@ -508,14 +511,22 @@ if __name__ == "__main__":
     main()
 
 
-def count_functions() -> int:
-    """How many functions of the application this shard keeps."""
-    return len(this_shard()._lanes[APPLICATION]._functions)
+class Kept:
+    """What a function has with it."""
+
+    alive: ClassVar[WeakSet[Kept]] = WeakSet()
+
+    def __init__(self) -> None:
+        self.alive.add(self)
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
 
 
-def bytes_of_functions() -> int:
-    """Of those that it keeps, as they were sent."""
-    return this_shard()._lanes[APPLICATION]._functions._bytes
+def count_kept() -> int:
+    """How many of them there are in this process."""
+    gc.collect()
+    return len(Kept.alive)
 
 
 def length(value: Any) -> int:
@@ -543,19 +554,19 @@ def is_writable_within(value: Any) -> bool:
 
 def says_its_class() -> str:
     """The same, of a function of no class of its own."""
-    return RUNNING.task_class.name
+    return RUNNING.value.name
 
 
 async def says_its_class_later() -> str:
     """The same, after a wait."""
     await yield_now()
-    return RUNNING.task_class.name
+    return RUNNING.value.name
 
 
 @in_class(LATENCY)
 def latency_says_its_class() -> str:
     """The same, of a function that says what it is."""
-    return RUNNING.task_class.name
+    return RUNNING.value.name
 
 
 @in_class(BULK)
@@ -566,9 +577,9 @@ async def classes_of_submitted(index: int) -> list[str]:
         says_its_class,
         says_its_class_later,
         latency_says_its_class,
-        lambda: import_module("shard.loop.task_class").RUNNING.task_class.name,
-        lambda: import_module(here).RUNNING.task_class.name,
-        in_class(LATENCY)(lambda: import_module(here).RUNNING.task_class.name),
+        lambda: import_module("shard.loop.task_class").RUNNING.value.name,
+        lambda: import_module(here).RUNNING.value.name,
+        in_class(LATENCY)(lambda: import_module(here).RUNNING.value.name),
     ]
     return [await this_shard().submit_to(index, function) for function in functions]
 
@@ -582,4 +593,4 @@ async def classes_of_submitted_by_latency(index: int) -> list[str]:
 @in_class(BULK)
 def bulk_says_its_class() -> str:
     """The same, of a bulk function."""
-    return RUNNING.task_class.name
+    return RUNNING.value.name

@@ -4,8 +4,10 @@ from here."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import sys
 from collections import deque
 from typing import Any
 
@@ -136,3 +138,44 @@ async def flood(index: int, pid: int, size: int) -> tuple[int, int]:
         futures.append(await this_shard().submit_when_room(index, len, payload))
         await yield_now()  # answers are read as well
     return len(futures), sum([await each for each in futures])
+
+
+async def use_pipes(count: int) -> None:
+    """From shard 0 and 2 to 1, one after the other: read to their end, or closed by who reads."""
+    here = this_shard()
+    for number in range(count):
+        pipe = Pipe(to=1, capacity=2)
+        reading = here.submit_to(1, read_to_the_end if number % 2 else read_and_close, pipe)
+        await here.submit_to(2, send_one, pipe)
+        with contextlib.suppress(ClosedError):
+            await pipe.send(number)
+            await pipe.send(number)
+            await pipe.close()
+        await reading
+
+
+async def read_and_close(pipe: Pipe) -> None:
+    await pipe.receive()
+    await pipe.close()
+
+
+async def send_one(pipe: Pipe) -> None:
+    await pipe.send(0)
+    await settle(pipe)
+
+
+async def send_too_late(count: int) -> int:
+    """One item to each pipe that has ended: nobody asks what became of it. How many outlets are
+    kept."""
+    for _ in range(count):
+        pipe = Pipe(to=1)
+        await this_shard().submit_to(1, close_pipe, pipe)
+        await send_one(pipe)
+        await settle(pipe)
+    return len(this_shard().outlets)
+
+
+def blocks() -> int:
+    """Pieces of memory that Python objects have."""
+    gc.collect()
+    return sys.getallocatedblocks()

@@ -21,7 +21,6 @@ import time
 from dataclasses import asdict, dataclass, field
 
 from shard import DEFAULT_LIMITS, Reactor, Slab
-from shard.loop import reactor
 from shard.loop.idle import Park
 from shard.memory.segment import Segment
 from shard.transport.shm_connection import ShmConnection, connection_over
@@ -31,8 +30,8 @@ MESSAGE = struct.Struct("<QQ")
 STOP = 1 << 63  # added to the number of the last one
 GAP_NS_MAX = 120_000
 LONG_NS = 1_000_000
-# In place of reactor.LATE_BELL_S, where none may be lost: a ringer that lost its core just before
-# it rang may be away for long.
+# A reactor's late_bell_s, where none may be lost: a ringer that lost its core just before it rang
+# may be away for long.
 LATE_BELL_S = 5.0
 
 
@@ -74,6 +73,8 @@ class Side:
         self, sock: socket.socket, segment: Segment, is_first: bool, seed: int, broken: bool
     ) -> None:
         self.reactor: Reactor = LooksTooEarly(time.monotonic) if broken else Reactor(time.monotonic)
+        if not broken:
+            self.reactor.late_bell_s = LATE_BELL_S
         self.slab = Slab()
         self.connection: ShmConnection = connection_over(
             sock, segment, is_first, "the other side", DEFAULT_LIMITS, self.slab
@@ -141,8 +142,6 @@ class Side:
 
 def main(socket_fd: int, segment_fd: int, seed: int, broken: bool, patience_s: float) -> None:
     """The second process: answers each pair with a pair, until the last."""
-    if not broken:
-        reactor.LATE_BELL_S = LATE_BELL_S
     side = Side(socket.socket(fileno=socket_fd), Segment.attach(segment_fd), False, seed, broken)
     deadline = time.monotonic() + patience_s
     while not side.stopped and side.wait_for_pair(deadline):

@@ -5,6 +5,7 @@ their own.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,31 @@ def bound_memory(total_bytes: int) -> None:
     memory_room.read_memory_room = lambda root=Path("/"): memory_room.MemoryRoom(  # type: ignore[assignment]
         total_bytes - segment_bytes(), total_bytes, "a small machine"
     )
+
+
+@contextmanager
+def little_address_space(more_bytes: int) -> Iterator[None]:
+    """This process may map so much more meanwhile (RLIMIT_AS), and no thread may start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + more_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open none meanwhile (RLIMIT_NOFILE)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def segment_bytes() -> int:

@@ -8,7 +8,7 @@ import secrets
 
 import pytest
 
-from shard.transport.callers import Callers
+from shard.transport.callers import CallerKey, Callers
 from shard.transport.handshake import (
     ACCEPTED,
     ANEW,
@@ -28,11 +28,11 @@ SERVER = 22  # the acceptor's incarnation
 
 
 def meet(
-    callers: Callers, server: Callers, lane: Lane = ONLY_LANE, incarnation: int = 11
+    callers: Callers, server: Callers, lane: Lane = ONLY_LANE, acceptor: int = SERVER
 ) -> tuple[Connector, Acceptor]:
     """One connection of a node that remembers `callers` to one that remembers `server`."""
-    one = Connector(SECRET, KIND, incarnation, secrets.token_bytes(32), lane=lane, callers=callers)
-    two = Acceptor(SECRET, KIND, SERVER, secrets.token_bytes(32), lanes_max=9, callers=server)
+    one = Connector(SECRET, KIND, 11, secrets.token_bytes(32), lane=lane, callers=callers)
+    two = Acceptor(SECRET, KIND, acceptor, secrets.token_bytes(32), lanes_max=9, callers=server)
     two.start()
     assert two.feed(one.feed(two.feed(one.start()))) == b""
     one.feed(two.verdict)
@@ -108,9 +108,14 @@ def test_further_lanes_claim_no_name() -> None:
 
 @pytest.mark.parametrize("most", [1, 5])
 def test_what_is_remembered_is_bounded(most: int) -> None:
-    node, server = Callers(most), Callers(most)
-    for incarnation in range(10):
-        meet(node, server, incarnation=incarnation)
-        meet(Callers(), server)
-    assert len(server._accepted) == most
-    assert len(node._own) == 1
+    node, server, claims = Callers(most), Callers(most), list[CallerKey]()
+    for acceptor in range(10):
+        meet(node, Callers(), acceptor=acceptor)
+        other = Callers()
+        meet(other, server)
+        key = other.own_key(SERVER)
+        assert key is not None
+        claims.append(key)
+    known = [server.recognize(key.name, key.proof(b"hellos"), b"hellos") for key in claims]
+    assert known == [False] * (10 - most) + [True] * most
+    assert sum(node.own_key(acceptor) is not None for acceptor in range(10)) == most

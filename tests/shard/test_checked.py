@@ -6,12 +6,20 @@ import contextlib
 import dataclasses
 import random
 import socket
+import zlib
 from collections.abc import Iterator
 
 import pytest
 
 from shard import Node, RemoteProtocolError, Slab, TcpTransport, Transport
-from shard.transport.checked import HEAD, RECORD_BYTES, STAGING_BYTES, TAIL, CheckedSocket
+from shard.transport.checked import (
+    HEAD,
+    LENGTH_BYTES,
+    RECORD_BYTES,
+    STAGING_BYTES,
+    TAIL,
+    CheckedSocket,
+)
 from shard.transport.handshake import CHECKED, Acceptor, Connector
 from shard.transport.tcp_connection import TcpConnection
 from tests.shard.test_handshake import KIND, NONCE_ONE, NONCE_TWO, exchange, pack
@@ -76,7 +84,7 @@ def test_every_lane_is_checked_when_one_side_wishes_it_and_none_otherwise(
     for side in world.connect():
         connection = side.connection
         assert isinstance(connection, TcpConnection)
-        kinds = [type(lane._sock) for lane in connection._lanes]
+        kinds = [type(sock) for sock in connection.sockets]
         assert kinds == [CheckedSocket if any(wishes) else socket.socket] * 2
         connection.close()
     world.close()
@@ -197,7 +205,9 @@ def test_what_was_said_on_another_connection_is_found() -> None:
 
 def test_a_length_that_is_too_large_is_refused_before_anything_is_awaited(pair: Pair) -> None:
     one, two = pair
-    one._send_record(memoryview(bytes(RECORD_BYTES + 1)))
+    length = RECORD_BYTES + 1
+    head_check = zlib.crc32(HEAD.pack(length, 0)[:LENGTH_BYTES], CHECKS[0])
+    socket.socket.sendall(one, HEAD.pack(length, head_check))
     with pytest.raises(
         RemoteProtocolError,
         match=f"record of {RECORD_BYTES + 1} bytes, 1 to {RECORD_BYTES} are allowed",

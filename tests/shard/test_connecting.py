@@ -94,7 +94,7 @@ def test_given_up_after_any_step_it_leaves_nothing_behind(world: World) -> None:
     world.turn_until(lambda: connected.done() and world.accepted)
     connected.result().close()
     world.turn_until(lambda: world.accepted[0].ends)
-    before, watched = descriptors(), len(world.reactor._callbacks)
+    before, watched = descriptors(), world.reactor.watched
     given_up = 0
     for turns in range(TURNS_MAX):
         refused = len(world.accepted)
@@ -109,15 +109,14 @@ def test_given_up_after_any_step_it_leaves_nothing_behind(world: World) -> None:
         world.turn_until(task.done)
         with pytest.raises(CancelledError):
             task.result()
-        world.turn_until(lambda: len(world.reactor._callbacks) == watched)
+        world.turn_until(lambda: world.reactor.watched == watched)
         for side in world.accepted[refused:]:
             side.connection.close()
         if isinstance(world.listener, LanedListener):  # which waits for the lanes that do not come
-            for lane in world.listener._half_made.give_up_all():
-                lane.close()
+            world.listen_anew()
         assert descriptors() == before, f"after {turns} turns"
     assert given_up > 3, "it was through at once"
-    world.turn_until(lambda: len(world.reactor._callbacks) == watched)
+    world.turn_until(lambda: world.reactor.watched == watched)
     for side in world.accepted:
         side.connection.close()
     world.turn_until(lambda: descriptors() == before)

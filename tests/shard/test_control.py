@@ -20,8 +20,10 @@ from shard import (
     ShardError,
     control_loop,
     run_blocking,
+    runtime,
     sleep,
 )
+from shard.loop.waits import BLOCKING_THREADS_MAX
 
 PATIENCE_S = 20.0
 
@@ -170,19 +172,23 @@ async def sleep_once() -> None:
 
 
 def test_blocking_work_for_which_there_is_no_thread_is_refused_where_it_is_awaited(
-    loop: ControlLoop, monkeypatch: pytest.MonkeyPatch
+    loop: ControlLoop,
 ) -> None:
     """As when the interpreter ends: the loop goes on, and so does the coroutine."""
     ended = ThreadPoolExecutor(1)
     ended.shutdown()
-    monkeypatch.setattr("shard.loop.waits._pool", ended)
 
     async def ask() -> str:
         with pytest.raises(RuntimeError, match="after shutdown"):
             await run_blocking(print)
         return "went on"
 
-    assert loop.spawn(ask()).result(PATIENCE_S) == "went on"
+    threads = runtime.own("blocking threads", lambda: ThreadPoolExecutor(BLOCKING_THREADS_MAX))
+    runtime.put("blocking threads", ended)
+    try:
+        assert loop.spawn(ask()).result(PATIENCE_S) == "went on"
+    finally:
+        runtime.put("blocking threads", threads)
 
 
 def test_blocking_work_leaves_the_loop_to_others(loop: ControlLoop) -> None:

@@ -146,10 +146,9 @@ def test_the_busy_ratio_of_a_row_that_is_being_written_is_a_share_too() -> None:
 # -- of living shards ------------------------------------------------------------------------------
 
 
-def test_shards_count_calls_failures_tasks_and_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
-    # as functions.bear_late_bells()
-    monkeypatch.setattr("shard.loop.reactor.LATE_BELL_S", PATIENCE_S)
+def test_shards_count_calls_failures_tasks_and_traffic() -> None:
     with ShardGroup(2, start_method="forkserver", drain_s=PATIENCE_S) as group:
+        group.driver.reactor.late_bell_s = PATIENCE_S  # as functions.bear_late_bells()
         group.map(functions.bear_late_bells)
         for number in range(5):
             group.submit_to(1, functions.double, number).result(PATIENCE_S)

@@ -70,9 +70,8 @@ def test_the_application_keeps_the_first_core_that_it_may_use_wherever_that_is()
     assert order == [6, 9, 5]
 
 
-def test_more_shards_than_cores_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "topology", lambda: machine(1, 2, 1))
-    assert [cpu.place(count) for count in range(6)] == [
+def test_more_shards_than_cores_take_turns() -> None:
+    assert [cpu.place(count, machine(1, 2, 1)) for count in range(6)] == [
         [],
         [1],
         [1, 0],

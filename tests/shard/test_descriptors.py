@@ -14,6 +14,7 @@ import pytest
 
 from shard import ShardError, ShardGroup
 from shard.group import descriptors
+from tests.held import at
 from tests.program import UNTIL_S
 from tests.shard.processes import PATIENCE_S
 
@@ -109,20 +110,18 @@ def test_more_than_fit_into_1024_files_are_refused_with_the_remedy_before_any_is
     assert needed <= int(last.partition("needs up to ")[2].split()[0]) < needed + 64
 
 
-def test_a_start_opens_no_more_than_was_reckoned_and_keeps_little_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_start_opens_no_more_than_was_reckoned_and_keeps_little_of_it() -> None:
     size, most = 8, 0
     before = len(os.listdir("/proc/self/fd"))
-    bear = ShardGroup._birth
 
-    def count(*args: object) -> object:
+    def count() -> None:
         nonlocal most
         most = max(most, len(os.listdir("/proc/self/fd")) - before)
-        return bear(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ShardGroup, "_birth", count)
-    with ShardGroup(size, start_method="forkserver", pin=False):
+    with (
+        at("group.before_spawn", count),
+        ShardGroup(size, start_method="forkserver", pin=False),
+    ):
         after = len(os.listdir("/proc/self/fd")) - before
     assert 2 * (size // 2) ** 2 < most <= descriptors.needed(size)
     assert after < 6 * size + descriptors.OTHERS

@@ -44,7 +44,7 @@ def test_a_handler_that_blocks_is_named_whoever_leads(
     driver.close()
     if thread.ident is not None:
         thread.join(PATIENCE_S)
-    assert driver._stalls.stalls == 1
+    assert driver.watchdog.stalls == 1
     first = next(line for line in caplog.text.splitlines() if "has held the reactor" in line)
     assert "handler" in first
     assert "test_driver_stalls.py:" in first
@@ -56,16 +56,16 @@ def test_a_handler_that_waits_by_turning_the_reactor_is_no_stall() -> None:
     driver = Driver(polling=False, stall_budget_s=3600.0)
     # it looks when the handler says: after one of its own in between, the next, hours on, finds a
     # stall
-    driver._stalls.close()
+    driver.watchdog.close()
     done = Future(driver)
 
     def handler() -> None:
         for hours in range(1, 10):
-            driver._stalls.look(time.monotonic() + 3600.0 * hours)
+            driver.watchdog.look(time.monotonic() + 3600.0 * hours)
             inner = Future(driver)
             driver.reactor.call_soon(lambda future=inner: future.set_result(None))
             inner.result(PATIENCE_S)
-        done.set_result(driver._stalls.stalls)
+        done.set_result(driver.watchdog.stalls)
 
     driver.reactor.call_soon(handler)
     assert done.result(PATIENCE_S) == 0
@@ -76,8 +76,8 @@ def test_nobody_leading_is_no_stall_however_long_it_lasts() -> None:
     driver = Driver(polling=False, stall_budget_s=3600.0)
     with no_lead(driver):  # and nobody can
         for hours in range(1, 10):
-            driver._stalls.look(time.monotonic() + 3600.0 * hours)
-    assert driver._stalls.stalls == 0
+            driver.watchdog.look(time.monotonic() + 3600.0 * hours)
+    assert driver.watchdog.stalls == 0
     driver.close()
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from shard import BULK, ShardGroup, in_class
-from shard.group import functions as sent_functions
+from shard.group.functions import (
+    FUNCTIONS_BYTES_MAX,
+    ReceivedFunctions,
+    SentFunctions,
+)
+from shard.group.payload import pickle_function
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S
 
@@ -59,20 +67,14 @@ def test_a_class_that_no_other_process_can_import_takes_its_state_along(group: S
 
 
 def test_functions_with_state_are_kept_on_neither_side(group: ShardGroup) -> None:
-    ask(group, 0, functions.index)
-    lane = group._lanes[0]
-    before = len(lane._sent.numbers)
-    counted = ask(group, 0, functions.count_functions)
     for number in range(20):
-        batch = bytes(1 << 20)
-        assert (
-            ask(group, 0, lambda batch=batch, number=number: len(batch) + number)
-            == len(batch) + number
-        )
-    assert len(lane._sent.numbers) + len(lane._sent._by_value) <= before + 2, (
-        "call_pickled and count_functions"
-    )
-    assert ask(group, 0, functions.count_functions) <= counted + 1
+        kept = functions.Kept()
+        function = lambda kept=kept, number=number: type(kept).__name__ + str(number)  # noqa: E731
+        assert ask(group, 0, function) == f"Kept{number}"
+    del kept, function
+    gc.collect()
+    assert len(functions.Kept.alive) == 0
+    assert ask(group, 0, functions.count_kept) == 0
 
 
 def test_the_functions_that_a_lane_remembers_are_bounded_in_bytes_on_both_sides(
@@ -81,13 +83,41 @@ def test_the_functions_that_a_lane_remembers_are_bounded_in_bytes_on_both_sides(
     text = "x" * 40_000
     made = [eval(f"lambda: len({text!r}) + {number}") for number in range(600)]
     assert [ask(group, 0, one) for one in made] == [40_000 + number for number in range(600)]
-    sent = group._lanes[0]._sent
-    assert 0 < sent._bytes <= sent_functions.FUNCTIONS_BYTES_MAX
-    assert ask(group, 0, functions.bytes_of_functions) <= 2 * sent_functions.FUNCTIONS_BYTES_MAX
+    sent, received = SentFunctions(), ReceivedFunctions()
+    for number, function in enumerate(made):
+        pickled = pickle_function(function)
+        assert sent.make_room(pickled)
+        sent.keep(function, number)
+        received.keep(number, function, len(pickled))
+        assert 0 < sent.nbytes <= FUNCTIONS_BYTES_MAX
+    assert FUNCTIONS_BYTES_MAX < received.nbytes <= 2 * FUNCTIONS_BYTES_MAX
     assert ask(group, 0, made[0]) == 40_000
     too_large = eval(f"lambda: len({text * 2!r})")
     assert ask(group, 0, too_large) == 80_000
-    assert too_large not in sent._by_value
+    assert not sent.make_room(pickle_function(too_large))
+
+
+def test_what_the_sender_counts_on_is_at_the_receiver_however_often_two_threads_send_it(
+    seed: int,
+) -> None:
+    """Two that send one function at once have it twice over there, and in one place here."""
+    chance = random.Random(seed)
+    sent, received = SentFunctions(functions_max=4), ReceivedFunctions(functions_max=4)
+    pool = [eval(f"lambda: {number}") for number in range(6)] + [len, functions.index]
+    numbers = itertools.count()
+    for _ in range(500):
+        function = chance.choice(pool)
+        known = sent.numbers.get(function, sent.find(function))
+        if known is not None:
+            assert received[known] is function
+            continue
+        # of two threads the second may be told of a table that the first has just begun anew
+        for _ in range(chance.choice([1, 2])):
+            number = next(numbers)
+            assert sent.make_room(b"pickled")
+            received.keep(number, function, len(b"pickled"))
+            sent.keep(function, number)
+        assert len(sent) <= 4
 
 
 def test_what_cannot_be_called_is_refused_by_name(group: ShardGroup) -> None:

@@ -29,7 +29,7 @@ from shard import (
 )
 from shard.group import group as group_module
 from shard.group.supervisor import Supervisor
-from shard.transport.shm_connection import ShmConnection
+from tests.held import at
 from tests.program import wait_until, waiting_in
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill
@@ -407,17 +407,16 @@ def test_statistics_name_every_shard(group: ShardGroup) -> None:
 
 
 def test_nothing_that_was_sent_is_missing_from_the_statistics_while_a_lane_ends(
-    group: ShardGroup, monkeypatch: pytest.MonkeyPatch
+    group: ShardGroup,
 ) -> None:
     assert group.map(functions.double, 4) == [8, 8]
-    sent, end, seen = group.statistics().application.bytes_out, ShmConnection._end, list[int]()
-
-    def look_and_end(self: ShmConnection) -> None:
-        seen.append(group.statistics().application.bytes_out)
-        end(self)
-
-    monkeypatch.setattr(ShmConnection, "_end", look_and_end)
-    kill(group, 0)
+    sent, seen = group.statistics().application.bytes_out, list[int]()
+    with at(
+        "connection.before_goodbye",
+        lambda: seen.append(group.statistics().application.bytes_out),
+        times=1,
+    ):
+        kill(group, 0)
     assert seen[0] > sent
     assert group.statistics().application.bytes_out == seen[0]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,27 +13,13 @@ import pytest
 
 from shard import Future, PeerLostError, RestartPolicy, ShardError, ShardGroup, ShmFull
 from shard.group import group as group_module
-from shard.group import supervisor
 from shard.group.lane_handoff import LaneEnd
 from shard.group.mesh import ShardChannel
 from shard.group.supervisor import Life, Supervisor
+from tests.held import at, held_at
 from tests.program import wait_until
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, kill
-
-
-def late_rebirths(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """A shard that is to be born again: it is about to be, and whether it may."""
-    arrived, go_on, make_lane = threading.Event(), threading.Event(), group_module.make_lane
-
-    def be_late(incarnation: int, ring_bytes: int) -> tuple[LaneEnd, LaneEnd]:
-        if incarnation > 1:
-            arrived.set()
-            assert go_on.wait(PATIENCE_S)
-        return make_lane(incarnation, ring_bytes)
-
-    monkeypatch.setattr(group_module, "make_lane", be_late)
-    return arrived, go_on
 
 
 def test_a_shard_that_dies_as_wait_up_looks_is_none_that_stays_down() -> None:
@@ -53,16 +39,12 @@ def test_a_shard_that_dies_as_wait_up_looks_is_none_that_stays_down() -> None:
 def test_a_shard_that_dies_before_it_is_asked_to_set_up_is_waited_for_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    submit = ShardChannel.submit
-
-    def be_late(self: ShardChannel, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def be_late(self: ShardChannel) -> None:
         if "incarnation 2" in self.connection.peer:
             monkeypatch.delenv("PRPC_FAILPOINTS", raising=False)
             wait_until(lambda: self.connection.error, "the application has noticed")
-        return submit(self, function, args)
 
-    with ShardGroup(1, restart="on-failure") as group:
-        monkeypatch.setattr(ShardChannel, "submit", be_late)
+    with ShardGroup(1, restart="on-failure") as group, at("mesh.before_call", be_late):
         monkeypatch.setenv("PRPC_FAILPOINTS", "group.started=kill9")
         assert isinstance(
             group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError
@@ -96,20 +78,17 @@ def test_a_shard_whose_lane_is_seen_to_end_after_the_group_did_wakes_no_supervis
     )
 
 
-def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    arrived, go_on = late_rebirths(monkeypatch)
+def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended() -> None:
     with ShardGroup(
         1, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)
     ) as group:
-        assert isinstance(
-            group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError
-        )
-        assert arrived.wait(PATIENCE_S)
-        # nobody is up who would have refused it
-        group.at_start(functions.note, (each for each in [1]))
-        go_on.set()
+        with held_at("group.before_spawn") as born_again:
+            assert isinstance(
+                group.submit_to(0, functions.exit_at_once, 5).error(PATIENCE_S), ShardError
+            )
+            born_again.wait()
+            # nobody is up who would have refused it
+            group.at_start(functions.note, (each for each in [1]))
         with pytest.raises(
             ShardError, match=r"killed by SIGKILL, because it could not start: .*generator"
         ):
@@ -117,7 +96,7 @@ def test_a_shard_that_cannot_be_told_what_it_is_to_run_at_its_start_is_ended(
 
 
 def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, make_lane = list[LaneEnd](), group_module.make_lane
 
@@ -132,7 +111,7 @@ def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(
         3, start_method="forkserver", restart=RestartPolicy("on-failure", restarts_max=1)
     ) as group:
         # a record would keep the ends, by its traceback
-        monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)
+        caplog.set_level(logging.CRITICAL, "shard")
         monkeypatch.setattr(group_module, "make_lane", refuse_the_third)
         kill(group, 0)
         with pytest.raises(PeerLostError, match="no room for a third lane"):
@@ -142,20 +121,15 @@ def test_a_shard_that_cannot_be_joined_to_all_others_leaves_no_lane_behind(
     assert len(made) == 4, "and what watches every test finds none of their descriptors"
 
 
-def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    arrived, go_on = late_rebirths(monkeypatch)
-    with ShardGroup(
-        1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S
-    ) as group:
-        stop = Supervisor.stop
-        # all have been told
-        monkeypatch.setattr(
-            Supervisor, "stop", lambda self, timeout_s: (go_on.set(), stop(self, timeout_s))
-        )
+def test_a_shard_that_is_born_while_its_group_closes_is_told_to_stop_as_the_others_are() -> None:
+    group = ShardGroup(1, start_method="forkserver", restart="on-failure", drain_s=PATIENCE_S)
+    with (
+        held_at("group.before_spawn") as born_again,
+        at("group.after_stop", born_again.release),  # all have been told
+        group,
+    ):
         kill(group, 0)
-        assert arrived.wait(PATIENCE_S)
+        born_again.wait()
     assert (group.statistics().shards[0].incarnation, group.statistics().shards[0].exit_code) == (
         2,
         0,

@@ -211,16 +211,19 @@ import os, signal, time
 from shard.loop import interrupts
 from shard.loop.driver import Driver
 driver = Driver(polling=False)
+def hold(handler):
+    one = interrupts.Delayed(handler, time.monotonic(), interrupts.repeat_signal)
+    interrupts.hold(signal.SIGTERM, one)
 {body}
 """
 ENDINGS = {
     # a handler that is taken away while it is held back: the system's own action ends nobody
-    "interrupts.held[signal.SIGTERM] = (lambda *_: None, time.monotonic())\n"
+    "hold(lambda *_: None)\n"
     "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
     "interrupts.try_again()\n"
     "driver.close(); print('alive')": "alive",
     # a child has none of its parent's
-    "interrupts.held[signal.SIGTERM] = (lambda *_: print('parent'), time.monotonic())\n"
+    "hold(lambda *_: print('parent'))\n"
     "pid = os.fork()\n"
     "if not pid: interrupts.deliver(); print('child', flush=True); os._exit(0)\n"
     "os.waitpid(pid, 0); interrupts.deliver(); driver.close()": "child\nparent",

@@ -227,3 +227,24 @@ def test_a_shard_that_stops_ends_the_functions_that_it_has_taken_on(both: Both) 
     both.until(ended.done)
     both.until(lambda: all(call.done() for call in calls))
     assert sum(call.error() is None for call in calls) == len(ran) - 1 >= 1
+
+
+def test_a_coroutine_that_began_as_a_step_is_cancelled_at_its_await(both: Both) -> None:
+    first = both.app.submit(bulk, (STEP_S,))
+    both.until(first.done)
+    calls = [both.app.submit(plain, (STEP_S,)), both.app.submit(waits, ())]
+    both.until(lambda: ("waits", 0.0) in ran)
+    assert both.gate.inside, "a shard that stops waits for it, as for any other task"
+    calls[1].cancel()
+    both.until(lambda: not both.gate.inside)
+    assert ran[-1] == ("cancelled", 0.0)
+
+
+async def waits() -> None:
+    """Waits for ever, and says what became of that."""
+    ran.append(("waits", 0.0))
+    try:
+        await Future()
+    except CancelledError:
+        ran.append(("cancelled", 0.0))
+        raise

@@ -4,54 +4,27 @@ neither hold a reactor nor make this process take memory that it has not sent.""
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from shard import Limits, RemoteProtocolError, RingProducer, Slab, TcpTransport
-from shard.memory.leases import MeetingSocket
+from shard import Limits, RemoteProtocolError, Slab, TcpTransport
 from shard.memory.ring import HEAD_WORD, TAIL_WORD
-from shard.transport.control_channel import GOODBYE, NOTE, RING, ControlChannel
+from shard.transport.control_channel import GOODBYE, RING
 from shard.transport.frame import FRAME_VERSION, HEADER, FrameDecoder, encode_header
-from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX, RETURN
-from shard.transport.rings import make_rings
-from shard.transport.shm_connection import connection_over
+from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX, RETURN, RETURN_FIRST
 from shard.transport.spill import LENGTH, SPILLED, SpillReader, SpillWriter
+from tests.shard.strangers import Stranger
 from tests.transport_contract import LIMITS, Side, World
 
 MIB = 1 << 20
 MANY = 20_000  # of what a liar goes on with for ever: who has not given up by then does not
 
 
-class Liar:
-    """One that met the victim as any peer does, and keeps to no rule: the ring that it writes, the
-    words of both rings, and its end of the socket.
-    """
-
-    def __init__(self, world: World) -> None:
-        theirs, ours = socket.socketpair()
-        segment = make_rings(LIMITS.ring_bytes)
-        half = segment.size_bytes // 2
-        outgoing, incoming = segment.memory[:half], segment.memory[half : 2 * half]
-        self.ring = RingProducer(outgoing, "the victim")
-        self.outgoing_words, self.incoming_words = outgoing.cast("Q"), incoming.cast("Q")
-        self.line = MeetingSocket(ours)
-        self.notes = ControlChannel(self.line, "the victim", lambda *_: None, lambda number: None)
-        self.victim = Side(
-            connection_over(theirs, segment, False, "a liar", LIMITS, world.slabs[0])
-        )
-        self.victim.connection.attach(world.reactor)
-
-    def note(self, kind: int) -> None:
-        """One that comes with nothing."""
-        self.line.socket.send(NOTE.pack(kind, 0, 0, 0, 0))
-
-
 @pytest.fixture
-def liar(world: World) -> Iterator[Liar]:
-    made = Liar(world)
+def liar(world: World) -> Iterator[Stranger]:
+    made = Stranger(world)
     yield made
     made.victim.connection.close()
     made.victim.messages.clear()
@@ -66,7 +39,7 @@ def ended(world: World, side: Side) -> str:
 
 @pytest.mark.parametrize("length", [1, 7, 9, 15])
 def test_a_list_of_returned_leases_that_is_cut_short_ends_the_connection_alone(
-    world: World, liar: Liar, length: int
+    world: World, liar: Stranger, length: int
 ) -> None:
     liar.ring.try_write(bytes(length), RETURN)
     assert "cut short" in ended(world, liar.victim) or length > 8
@@ -74,7 +47,7 @@ def test_a_list_of_returned_leases_that_is_cut_short_ends_the_connection_alone(
 
 @pytest.mark.parametrize("lease", [0, 1, 77, (1 << 64) - 1])
 def test_leases_that_were_never_lent_or_come_back_twice_are_named(
-    world: World, liar: Liar, lease: int
+    world: World, liar: Stranger, lease: int
 ) -> None:
     victim = liar.victim.connection
     victim.send(b"lent", [np.zeros(100_000, np.uint8)])
@@ -82,8 +55,28 @@ def test_leases_that_were_never_lent_or_come_back_twice_are_named(
     assert f"returned lease {lease}, which it does not hold" in ended(world, liar.victim)
 
 
+def test_a_lease_that_comes_back_with_a_message_is_looked_at_before_that(
+    world: World, liar: Stranger
+) -> None:
+    victim = liar.victim.connection
+    victim.send(b"lent", [np.zeros(100_000, np.uint8)])
+    lease = (1).to_bytes(8, "little")
+    for body in (b"", b"said"):
+        liar.ring.try_write(lease + body, RETURN_FIRST)
+    assert "returned lease 1, which it does not hold" in ended(world, liar.victim)
+    assert liar.victim.bodies == [b""]
+
+
+@pytest.mark.parametrize("length", [0, 7])
+def test_a_message_without_its_whole_lease_is_cut_short(
+    world: World, liar: Stranger, length: int
+) -> None:
+    liar.ring.try_write(bytes(length), RETURN_FIRST)
+    assert "cut short" in ended(world, liar.victim)
+
+
 def test_a_peer_that_says_goodbye_and_goes_on_writing_holds_nobody(
-    world: World, liar: Liar
+    world: World, liar: Stranger
 ) -> None:
     victim = liar.victim
     left = [MANY]
@@ -103,7 +96,7 @@ def test_a_peer_that_says_goodbye_and_goes_on_writing_holds_nobody(
 
 
 def test_a_peer_that_sends_other_notes_for_ever_in_place_of_a_segment_holds_nobody(
-    world: World, liar: Liar, monkeypatch: pytest.MonkeyPatch
+    world: World, liar: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim = liar.victim
     notes = victim.connection.notes  # type: ignore[attr-defined]
@@ -122,7 +115,7 @@ def test_a_peer_that_sends_other_notes_for_ever_in_place_of_a_segment_holds_nobo
 
 
 def test_a_peer_that_dribbles_an_array_that_a_record_calls_whole_holds_nobody(
-    world: World, liar: Liar, monkeypatch: pytest.MonkeyPatch
+    world: World, liar: Stranger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victim, read, calls = liar.victim, SpillReader.read, [0]
 
@@ -142,7 +135,7 @@ def test_a_peer_that_dribbles_an_array_that_a_record_calls_whole_holds_nobody(
 
 
 def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_next_message(
-    world: World, liar: Liar
+    world: World, liar: Stranger
 ) -> None:
     victim = liar.victim
     liar.incoming_words[HEAD_WORD] = (1 << 64) - 9
@@ -159,7 +152,7 @@ def test_a_ring_whose_head_its_reader_moves_ends_the_connection_at_the_next_mess
 
 @pytest.mark.parametrize("tail", [1, 1 << 40, (1 << 64) - 1])
 def test_a_ring_whose_tail_cannot_be_ends_the_connection(
-    world: World, liar: Liar, tail: int
+    world: World, liar: Stranger, tail: int
 ) -> None:
     liar.outgoing_words[TAIL_WORD] = tail
     assert "broke the ring" in ended(world, liar.victim)
@@ -170,7 +163,7 @@ def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_n
 ) -> None:
     rng = np.random.default_rng(1)
     for _ in range(150):
-        liar = Liar(world)
+        liar = Stranger(world)
         victim = liar.victim
         for _ in range(20):
             length = int(rng.integers(0, 200))
@@ -184,7 +177,7 @@ def test_records_of_random_bytes_and_tags_end_a_connection_or_are_messages_and_n
                 payload += DESCRIPTOR.pack(*numbers, int(rng.choice([0, 1, SPILLED])), 0) * int(
                     rng.integers(0, 3)
                 )
-            liar.ring.try_write(payload, int(rng.integers(0, 4)))
+            liar.ring.try_write(payload, int(rng.integers(0, 5)))
         world.turn_until(
             lambda liar=liar: (
                 liar.victim.ends or liar.outgoing_words[HEAD_WORD] == liar.ring.bytes_written
@@ -213,7 +206,7 @@ def test_what_is_announced_and_never_sent_takes_no_memory(tcp: World) -> None:
     announced = encode_header(3, (LIMITS.blocks_bytes_max,), LIMITS) + b"abc" + bytes(10)
     liars = [tcp.connect()[0].connection for _ in range(5)]
     for one in liars:
-        one._sock.send(announced)  # type: ignore[attr-defined]
+        one.sock.send(announced)  # type: ignore[attr-defined]
     tcp.turn_until(
         lambda: all(side.connection.traffic().bytes_received > 10 for side in tcp.accepted)
     )

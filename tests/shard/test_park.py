@@ -122,6 +122,30 @@ def test_what_a_park_brought_runs_awake_in_the_next_turn(reactor: Reactor) -> No
     assert seen == [(False, False)]
 
 
+def test_after_a_park_each_source_can_be_asked_before_the_doorbell_is_read(
+    reactor: Reactor,
+) -> None:
+    sources = [Source(), Source()]
+    for source in sources:
+        reactor.add_source(source)
+    reading, writing = os.pipe()
+    read: list[bytes] = []
+    try:
+        reactor.watch(reading, lambda _: read.append(os.read(reading, 1)))
+        os.write(writing, b"x")
+        reactor.park(PATIENCE_S)
+        for source in sources:
+            source.work = 1
+            assert reactor.spin(1)
+            assert not source.work
+        assert not read
+        reactor.poll(0.0)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert read == [b"x"]
+
+
 def test_a_signal_handler_ends_a_park(reactor: Reactor) -> None:
     seen: list[str] = []
     handled = threading.Event()

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from shard import ClosedError, Limits, PeerLostError, Pipe, RestartPolicy, ShardError, ShardGroup
+from shard.group.pipe import UNTOLD_MAX
 from tests.program import wait_until
 from tests.shard import pipe_functions as functions
 from tests.shard.processes import PATIENCE_S
+
+PIPES = 2000
 
 
 @pytest.fixture
@@ -78,6 +81,43 @@ def test_who_reads_may_close_it_and_senders_are_told(group: ShardGroup) -> None:
     assert group.submit_to(1, functions.read, pipe, 5).result(PATIENCE_S) == [0, 1, 2, 3, 4]
     group.submit_to(1, functions.close_pipe, pipe).result(PATIENCE_S)
     assert "ClosedError" in sending.result(PATIENCE_S)
+
+
+def test_pipes_that_have_ended_leave_nothing_in_their_shards(group: ShardGroup) -> None:
+    group.submit_to(0, functions.use_pipes, 300).result(PATIENCE_S)
+    before = group.map(functions.blocks)
+    group.submit_to(0, functions.use_pipes, PIPES).result(PATIENCE_S)
+    more = [after - was for after, was in zip(group.map(functions.blocks), before, strict=True)]
+    assert max(more) < PIPES / 2, more
+
+
+def test_of_items_that_came_too_late_and_that_nobody_asks_for_some_are_kept(
+    group: ShardGroup,
+) -> None:
+    count = UNTOLD_MAX + 50
+    kept = group.submit_to(0, functions.send_too_late, count).result(PATIENCE_S)
+    assert UNTOLD_MAX <= kept <= UNTOLD_MAX + 1, "the last may not have been told yet"
+
+
+def test_a_pipe_that_has_ended_stays_closed_to_all(group: ShardGroup) -> None:
+    pipe = Pipe(to=2)
+    group.submit_to(0, functions.send_all, pipe, 0, 3, True).result(PATIENCE_S)
+    assert group.submit_to(2, functions.read_to_the_end, pipe).result(PATIENCE_S) == [0, 1, 2]
+    assert group.submit_to(2, functions.read_to_the_end, pipe).result(PATIENCE_S) == []
+    for index in range(3):
+        for _ in range(2):
+            error = group.submit_to(index, functions.send_until_told, pipe).result(PATIENCE_S)
+            assert error == "ClosedError: the pipe was closed: the item was not taken"
+    assert group.submit_to(2, functions.read_to_the_end, pipe).result(PATIENCE_S) == []
+
+
+def test_pipes_of_one_process_to_two_shards_do_not_know_each_other(group: ShardGroup) -> None:
+    pipes = [Pipe(to=to) for to in (1, 2)]
+    for pipe in pipes:
+        group.submit_to(0, functions.send_all, pipe, 10 * pipe.to, 2, True).result(PATIENCE_S)
+    for pipe in pipes:
+        read = group.submit_to(pipe.to, functions.read_to_the_end, pipe).result(PATIENCE_S)
+        assert read == [10 * pipe.to, 10 * pipe.to + 1]
 
 
 def test_the_others_cannot_read(group: ShardGroup) -> None:

@@ -29,9 +29,9 @@ def pair() -> Iterator[Pair]:
 def reactor() -> Iterator[Reactor]:
     # as the control loop's: asyncio's guest would watch a descriptor of its own
     reactor = Reactor(time.monotonic, hosts_asyncio=False)
-    watched = len(reactor._callbacks)
+    watched = reactor.watched
     yield reactor
-    assert len(reactor._callbacks) == watched, "it watches what nobody awaits"
+    assert reactor.watched == watched, "it watches what nobody awaits"
     assert not len(reactor.timers)
     reactor.close()
 

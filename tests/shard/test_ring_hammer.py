@@ -31,7 +31,7 @@ from shard import Ring, RingConsumer, RingProducer, pin, usable_cores
 from shard.memory.ring import DATA_OFFSET, HEAD_WORD, TAIL_WORD
 from shard.memory.segment import Segment
 
-RECORDS = int(os.environ.get("PRPC_HAMMER_RECORDS", "1000000"))
+RECORDS = int(os.environ.get("PRPC_HAMMER_RECORDS", "300000"))
 RING_BYTES = 64 << 10  # some 60 records: it wraps, is full and is empty all the time
 RECORD_BYTES_MAX = 2000
 # random sizes, taken in turn; a prime, so that they meet the verbs and the wrap in ever new ways

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shard import RingConsumer, RingProducer
 from shard.memory.ring import DATA_OFFSET, HEAD_WORD, PADDING, TAIL_WORD, format_ring
+from tests.examples import examples
 
 CAPACITY = 128
 tags = st.one_of(st.just(0), st.integers(1, PADDING - 1))
@@ -198,4 +199,6 @@ class RingMachine(RuleBasedStateMachine):
 
 
 TestAnySequenceOfVerbs = RingMachine.TestCase
-TestAnySequenceOfVerbs.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestAnySequenceOfVerbs.settings = settings(
+    max_examples=examples(150), stateful_step_count=50, deadline=None
+)

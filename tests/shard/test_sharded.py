@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,12 +137,32 @@ def test_a_map_is_reduced_from_shard_0_on(group: ShardGroup) -> None:
     ]
 
 
+def test_a_reducer_runs_in_an_engine_thread_and_not_in_the_one_that_waits(
+    group: ShardGroup,
+) -> None:
+    names: list[str] = []
+
+    def add(one: int, other: int) -> int:
+        names.append(threading.current_thread().name)
+        return one + other
+
+    assert Sharded(Tin, 2).map_reduce(Tin.get, add).result(PATIENCE_S) == 6
+    assert len(names) == 2
+    assert threading.current_thread().name not in names
+
+
 def test_what_a_mapper_or_a_reducer_raises_is_the_result(group: ShardGroup) -> None:
     tins = Sharded(Tin)
     with pytest.raises(AttributeError, match="no_such_method"):
         tins.map_reduce("no_such_method", operator.add).result(PATIENCE_S)
     with pytest.raises(TypeError, match="can only concatenate"):
         tins.map_reduce(Tin.get, operator.add, "text").result(PATIENCE_S)
+    with pytest.raises(SystemExit):
+        tins.map_reduce(Tin.get, _leave).result(PATIENCE_S)
+
+
+def _leave(one: int, other: int) -> int:
+    raise SystemExit(3)
 
 
 def test_an_index_out_of_range_is_named(group: ShardGroup) -> None:

@@ -276,7 +276,7 @@ def test_steps_that_other_threads_queue_while_the_class_runs_empty_all_run(
     while reactor.poll(reactor.clock()):
         pass
     assert len(seen) == count * threads
-    assert not reactor._others
+    assert not reactor.is_shared()
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_a_bulk_task_waits_its_turn_from_the_first_step_on(
     reactor.poll(clock.now)
     assert steps == [1]
     gate.set_result(None)
-    assert len(reactor._others) == 1  # the later step is of the same class
+    assert reactor.is_shared()  # the later step is of the same class
     reactor.poll(clock.now)
     assert task.result() == "end"
 

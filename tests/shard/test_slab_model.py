@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shard import RemoteProtocolError, ShmFull, Slab
 from shard.memory.arena import ALIGNMENT_BYTES, Block
 from shard.memory.leases import Lendings
+from tests.examples import examples
 
 MIB = 1 << 20
 BOUND = 24 * MIB
@@ -139,7 +140,7 @@ TestAnySlab = AnySlab.TestCase
 # Not by time: a segment takes some ten milliseconds to reserve here, and more on a machine that is
 # busy.
 TestAnySlab.settings = settings(
-    max_examples=60,
+    max_examples=examples(60),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

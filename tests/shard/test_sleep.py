@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from shard.loop import reactor
 from shard.memory import memory_order
 from shard.transport.rings import make_rings
-from tests.shard.sleep_peer import LATE_BELL_S, LONG_NS, Report, Side
+from tests.shard.sleep_peer import LONG_NS, Report, Side
 
 ROOT = Path(__file__).parent.parent.parent
 PARKS = 100_000  # of both sides together
@@ -95,10 +94,7 @@ needs_fence = pytest.mark.skipif(
 
 @pytest.mark.slow
 @needs_fence
-def test_a_hundred_thousand_sleeps_end_by_their_doorbells(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reactor, "LATE_BELL_S", LATE_BELL_S)
+def test_a_hundred_thousand_sleeps_end_by_their_doorbells(seed: int) -> None:
     ours, theirs = exchange(seed, PARKS, pairs_max=PARKS)
     show("this side", ours)
     show("the other", theirs)

@@ -4,6 +4,7 @@ for it.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -19,9 +20,9 @@ import multiprocess
 import pytest
 
 from shard import ClosedError, Future, PeerLostError, RestartPolicy, ShardError, ShardGroup
-from shard.group import group as group_module
 from shard.group import supervisor
 from shard.group.supervisor import Life, ShardState, Supervisor
+from tests.held import at, held_at
 from tests.program import halt, wait_until, waiting_in
 from tests.shard import group_functions as functions
 from tests.shard.processes import PATIENCE_S, gone, kill, watched, why_down
@@ -297,10 +298,10 @@ def test_a_shard_that_dies_at_every_start_is_given_up_and_the_text_says_so() -> 
 
 
 def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_is_told(
-    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     # a record would keep the group, by its traceback
-    monkeypatch.setattr(supervisor.logger, "exception", lambda *_: None)
+    caplog.set_level(logging.CRITICAL, "shard")
     policy = RestartPolicy("on-failure", restarts_max=1, backoff_s=0.0)
     with ShardGroup(1, start_method="forkserver", restart=policy) as group:
         told: list[str] = []
@@ -310,15 +311,15 @@ def test_a_shard_that_cannot_be_started_again_is_given_up_and_who_waits_for_it_i
                 group.wait_up(10 * PATIENCE_S)
             told.append(str(caught.value))
 
-        def refuse(incarnation: int, ring_bytes: int) -> None:
+        def refuse() -> None:
             waiter.start()
             wait_until(lambda: waiting_in(ShardGroup.wait_up) == 1, "somebody waits")
             raise OSError("no descriptor is left")
 
         waiter = threading.Thread(target=wait_up)
-        monkeypatch.setattr(group_module, "make_lane", refuse)
-        os.kill(pid_of(group, 0), signal.SIGKILL)
-        wait_until(lambda: told, "it was told")
+        with at("group.before_spawn", refuse):
+            os.kill(pid_of(group, 0), signal.SIGKILL)
+            wait_until(lambda: told, "it was told")
         waiter.join(PATIENCE_S)
         assert (
             "could not be started: no descriptor is left; it stays down after 1 restarts in a row"
@@ -515,56 +516,37 @@ def test_a_task_that_does_not_end_holds_close_up_for_the_drain_time_only(
     assert group.statistics().shards[0].exit_code == 0, "it was idle, and so could stop"
 
 
-def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    go_on, on_down = threading.Event(), ShardGroup._on_down
-
-    def say_later(self: ShardGroup, index: int, text: str) -> None:
-        assert go_on.wait(PATIENCE_S)
-        on_down(self, index, text)
-
-    monkeypatch.setattr(ShardGroup, "_on_down", say_later)
+def test_who_waits_for_a_shard_that_stays_down_is_told_why_however_early_it_asks() -> None:
     with ShardGroup(1, start_method="forkserver") as group:
-        try:
+        with held_at("group.before_down"):
             kill(group, 0)
             wait_until(
                 lambda: group.statistics().shards[0].state == "gone", "the supervisor has seen it"
             )
             with pytest.raises(TimeoutError):
                 group.wait_up(0.0)
-        finally:
-            go_on.set()
         with pytest.raises(PeerLostError, match=r"shard 0 .* is gone: killed by SIGKILL"):
             group.wait_up(PATIENCE_S)
 
 
-def test_a_shard_that_waits_for_its_restart_is_gone_after_close(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    on_down, expect_ends, stop = ShardGroup._on_down, Supervisor.expect_ends, Supervisor.stop
+def test_a_shard_that_waits_for_its_restart_is_gone_after_close() -> None:
     closes = threading.Event()
 
-    def say_when_told_to_stop(self: ShardGroup, index: int, text: str) -> None:
+    def say_when_told_to_stop(index: int) -> None:
         if index == 1:
             assert closes.wait(PATIENCE_S)
-        on_down(self, index, text)
-
-    def expect_and_tell(self: Supervisor, timeout_s: float) -> None:
-        expect_ends(self, timeout_s)
-        closes.set()
 
     # close() lacks a core between telling the shards and telling the supervisor
-    def stop_late(self: Supervisor, timeout_s: float) -> None:
-        life = self.lives[1]
-        wait_until(lambda: life.process is None, "shard 1 has ended")
-        stop(self, timeout_s)
+    def stop_late() -> None:
+        wait_until(lambda: not group.statistics().shards[1].alive, "shard 1 has ended")
 
-    monkeypatch.setattr(ShardGroup, "_on_down", say_when_told_to_stop)
-    monkeypatch.setattr(Supervisor, "expect_ends", expect_and_tell)
-    monkeypatch.setattr(Supervisor, "stop", stop_late)
     patient = RestartPolicy("on-failure", backoff_s=1000.0, backoff_s_max=1000.0)
-    with ShardGroup(2, start_method="forkserver", restart=patient) as group:
+    with (
+        at("group.before_down", say_when_told_to_stop),
+        at("group.before_stop", closes.set),
+        at("group.after_stop", stop_late),
+        ShardGroup(2, start_method="forkserver", restart=patient) as group,
+    ):
         kill(group, 0)
         why_down(group, 0)
     assert [each.state for each in group.statistics().shards] == ["gone", "gone"]

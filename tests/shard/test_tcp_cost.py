@@ -38,8 +38,8 @@ class End:
         self.connections: list[Connection[Any]] = []
         self.messages = 0
 
-    def talk_over(self, connection: Connection[Any]) -> None:
-        connection.attach(self.reactor)
+    def listen_to(self, connection: Connection[Any]) -> None:
+        """Count what comes over it."""
         connection.on_message = self._count
 
     def _count(self, body: memoryview, blocks: Blocks = ()) -> None:
@@ -82,8 +82,9 @@ def ends() -> Iterator[tuple[End, End]]:
     connecting.start()
     two.turn_until(lambda: one.connections and two.connections)
     connecting.join()
+    one.connections[0].attach(one.reactor)  # the other was, as it was accepted
     for end in (one, two):
-        end.talk_over(end.connections[0])
+        end.listen_to(end.connections[0])
     yield one, two
     for end in (one, two):
         end.close()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,8 +31,10 @@ from shard import (
     UnreachableError,
     control_loop,
 )
+from shard.transport.frame import encode_header
 from shard.transport.handshake import ONLY_LANE, TOKEN_BYTES, Lane
 from shard.transport.laned_connection import BULK_BYTES_MIN
+from shard.transport.socket_lane import SocketLane
 from shard.transport.tcp import KIND, TcpListener, parse_address
 from shard.transport.tcp_connection import TcpConnection
 from tests.connecting import meet_by
@@ -47,9 +50,12 @@ def world() -> Iterator[World]:
     made.close()
 
 
+NODE = Node(secret=b"secret", incarnation=7, limits=LIMITS)
+
+
 def lanes_of(connection: object) -> int:
     assert isinstance(connection, TcpConnection)
-    return len(connection._lanes)
+    return len(connection.sockets)
 
 
 def transport(world: World, **limits: float) -> TcpTransport:
@@ -132,18 +138,21 @@ def test_a_message_that_has_begun_to_leave_is_not_refused_for_what_waits_on_anot
 
 def test_a_lane_ends_once_the_thread_that_writes_to_it_has_done_so(world: World) -> None:
     """Else its bytes could go to whatever has the descriptor next."""
-    one, _ = world.connect()
-    lane = one.connection
-    assert isinstance(lane, TcpConnection)
     writing, go_on, descriptors = threading.Event(), threading.Event(), []
 
-    def write(data: bytes) -> int:
-        writing.set()
-        assert go_on.wait(PATIENCE_S)
-        descriptors.append(lane._sock.fileno())
-        return len(data)
+    class HeldSocket(socket.socket):
+        """Holds the thread that writes, before the system call."""
 
-    lane._send_bytes = write  # type: ignore[assignment]
+        def send(self, data: Any, flags: int = 0) -> int:
+            writing.set()
+            assert go_on.wait(PATIENCE_S)
+            descriptors.append(self.fileno())
+            return len(data)
+
+    ours, theirs = socket.socketpair()
+    sock = HeldSocket(fileno=ours.detach())
+    lane = SocketLane(sock, "the peer", NODE, world.slabs[0])
+    lane.attach(world.reactor)
     threads = [
         threading.Thread(target=lane.send, args=(b"small",)),
         threading.Thread(target=lane.close),
@@ -156,7 +165,8 @@ def test_a_lane_ends_once_the_thread_that_writes_to_it_has_done_so(world: World)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert descriptors[0] >= 0
-    assert lane._sock.fileno() == -1
+    assert sock.fileno() == -1
+    theirs.close()
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -165,27 +175,26 @@ def test_a_lane_that_breaks_ends_the_connection_and_all_other_lanes(
 ) -> None:
     one, two = world.connect(transport(world, connections_per_peer=3))
     assert isinstance(one.connection, TcpConnection)
-    one.connection._lanes[number]._sock.send(b"?" * 64)
+    one.connection.sockets[number].send(b"?" * 64)
     world.turn_until(lambda: two.ends and one.ends)
     assert isinstance(two.ends[0], RemoteProtocolError)
     assert isinstance(one.ends[0], PeerLostError)
     for side in (one, two):
         assert isinstance(side.connection, TcpConnection)
-        assert [lane._sock.fileno() for lane in side.connection._lanes] == [-1] * 3
+        assert [sock.fileno() for sock in side.connection.sockets] == [-1] * 3
         with pytest.raises(ShardError):
             side.connection.send(b"", [BULK])
 
 
 def test_what_was_sent_over_any_lane_before_the_end_still_arrives(world: World) -> None:
+    whole = 3 + 2 * 500_000 + 2 * len(encode_header(1, [500_000], LIMITS))
+    whole += len(encode_header(1, [], LIMITS))
     for _ in range(5):
         one, two = world.connect(transport(world, connections_per_peer=3))
         one.connection.send(b"1", [BULK[:500_000]])
         one.connection.send(b"2", [BULK[:500_000]])
         one.connection.send(b"3")
-        assert isinstance(one.connection, TcpConnection)
-        world.turn_until(
-            lambda lanes=one.connection._lanes: not any(lane._partial for lane in lanes)
-        )  # type: ignore[misc]
+        world.turn_until(lambda: one.connection.traffic().bytes_sent == whole)  # noqa: B023
         one.connection.close()
         world.turn_until(lambda: two.ends)  # noqa: B023
         assert set(two.bodies) == {b"1", b"2", b"3"}
@@ -202,7 +211,7 @@ def test_a_peer_that_hangs_up_on_one_lane_and_keeps_the_others_is_cut_in_time(wo
     world.turn_until(lambda: accepted)
     accepted[0].on_close = lambda _, error: ended.append(error)
     assert isinstance(one, TcpConnection)
-    one._lanes[1]._sock.shutdown(socket.SHUT_WR)
+    one.sockets[1].shutdown(socket.SHUT_WR)
     world.turn_until(lambda: ended)
     assert "hung up on one of 2 lanes, and left others open" in str(ended[0])
     one.close()
@@ -320,7 +329,7 @@ def test_a_thousand_that_connect_at_once_from_one_host_all_get_in_and_cost_littl
         for _ in range(many)
     ]
     for one in connecting:
-        one.add_done_callback(found.append)
+        one.when_done(found.append)
     try:
         world.turn_until(lambda: len(found) == many)
         assert [str(one.error()) for one in found if one.error() is not None] == []

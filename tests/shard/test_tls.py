@@ -404,10 +404,11 @@ def raw_channel(world: World, files: Files) -> tuple[TlsSocket, TcpConnection]:
     connection = world.call(transport)
     assert isinstance(connection, TcpConnection)
     world.turn_until(lambda: world.accepted)
-    assert isinstance(connection._sock, TlsSocket)
+    sock = connection.sock
+    assert isinstance(sock, TlsSocket)
     accepted = world.accepted[-1].connection
     assert isinstance(accepted, TcpConnection)
-    return connection._sock, accepted
+    return sock, accepted
 
 
 def test_several_frames_in_one_record_all_arrive(
@@ -443,7 +444,7 @@ def test_a_write_that_finds_no_room_goes_on_with_the_same_bytes(
     one, two = world.connect(transport_of(good, world.slabs[1]))
     data = np.random.default_rng(3).integers(0, 256, 5 * PIECE_BYTES + 77, np.uint8)
     sent = 0
-    while not one.connection._partial:  # type: ignore[attr-defined]
+    while not one.connection.outbox_messages:
         one.connection.send(b"%d" % sent, [data])
         sent += 1
     one.connection.send(b"last", [data])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -20,7 +21,7 @@ from shard import (
 )
 from shard.transport.memory import MemoryConnection, pair
 from tests.connecting import connect
-from tests.transport_contract import Side, TransportContract, World
+from tests.transport_contract import PATIENCE_S, Side, TransportContract, World
 
 
 class TestMemory(TransportContract):
@@ -31,23 +32,24 @@ class TestMemory(TransportContract):
         return MemoryTransport(node, slab)
 
     def test_a_message_that_another_thread_sends_as_the_other_side_closes_is_kept_by_nobody(
-        self, world: World, sides: tuple[Side, Side]
+        self, world: World
     ) -> None:
-        one, two = sides
-        sender, receiver = one.connection, two.connection
-        assert isinstance(sender, MemoryConnection) and isinstance(receiver, MemoryConnection)
-        taker = sender._taker
+        class Closing(Weather):
+            """The other end is closed once the sender has found it."""
 
-        def taker_that_closes() -> MemoryConnection | None:
-            found = taker()
-            receiver.close()
-            return found
+            def __getattribute__(self, name: str) -> Any:
+                if name == "clogged":
+                    receiver.close()
+                return super().__getattribute__(name)
 
-        sender._taker = taker_that_closes  # type: ignore[method-assign]
+        sender, receiver = pair(DEFAULT_LIMITS, world.slabs[0], Closing())
+        one, two = Side(sender), Side(receiver)
+        for side in (one, two):
+            side.connection.attach(world.reactor)
         sender.send(b"late")
         world.turn_until(lambda: one.ends)
         assert two.bodies == []
-        assert not receiver._in_flight
+        assert not receiver.has_work()
 
 
 class Clock:
@@ -148,6 +150,51 @@ def test_a_message_that_finds_no_room_just_before_there_is_some_is_not_left_behi
     reactor.poll(time.monotonic())
     assert side.bodies == [b"just in time"]
     one.close()
+    reactor.poll(time.monotonic())
+    reactor.close()
+
+
+def test_a_message_of_another_thread_ends_a_park() -> None:
+    reactor = Reactor(time.monotonic)
+    one, two = pair(DEFAULT_LIMITS, Slab())
+    one.attach(reactor)
+    two.attach(reactor)
+    reactor.poll(time.monotonic())
+    side = Side(two)
+
+    def send_to_the_sleeper() -> None:
+        while not reactor.parked:
+            continue
+        one.send(b"wake")
+
+    sender = threading.Thread(target=send_to_the_sleeper)
+    sender.start()
+    while sender.is_alive():  # it may have looked between two parks
+        reactor.park(PATIENCE_S)
+    reactor.poll(time.monotonic())
+    assert side.bodies == [b"wake"]
+    assert not reactor.late_wakes
+    one.close()
+    reactor.poll(time.monotonic())
+    reactor.close()
+
+
+def test_an_end_says_which_other_end_may_be_handed_something_at_once() -> None:
+    reactor = Reactor(time.monotonic)
+    one, two = pair(DEFAULT_LIMITS, Slab())
+    assert one.idle_neighbour() is None, "the other end is not there yet"
+    one.attach(reactor)
+    two.attach(reactor)
+    reactor.poll(time.monotonic())
+    side = Side(one)
+    assert one.idle_neighbour() is two
+    two.send(b"first")
+    assert one.idle_neighbour() is two.idle_neighbour() is None, "it would overtake that"
+    reactor.poll(time.monotonic())
+    assert side.bodies == [b"first"]
+    assert two.idle_neighbour() is one
+    one.close()
+    assert one.idle_neighbour() is two.idle_neighbour() is None
     reactor.poll(time.monotonic())
     reactor.close()
 

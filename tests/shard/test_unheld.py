@@ -4,8 +4,7 @@ reads the message.
 
 from __future__ import annotations
 
-import errno
-import os
+import contextlib
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -18,23 +17,16 @@ from shard import RemoteProtocolError, ShardError, ShmFull, Slab, TcpTransport
 from shard.group.payload import decode, encode
 from shard.memory.segment import Segment
 from shard.memory.unheld import SINK, Unheld, no_memory
-from shard.transport import spill
+from shard.transport.control_channel import SEGMENT
 from shard.transport.frame import FrameDecoder, encode_header
 from shard.transport.records import DESCRIPTOR, MESSAGE, PREFIX
-from shard.transport.shm_connection import ShmConnection
+from shard.transport.spill import Spilled, SpillReader
+from tests.shard.small_memory import little_address_space, no_descriptors
+from tests.shard.strangers import Stranger
 from tests.transport_contract import LIMITS, Side, World
 
-
-def slab_of(world: World) -> Slab:
-    """That of the first of its `sides`."""
-    return world.slabs[1]
-
-
-def refuse_to_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    def attach(*_: Any, **__: Any) -> Segment:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(Segment, "attach", attach)
+SEGMENT_BYTES = 8 << 20  # of the first of a slab
+LITTLE_BYTES = 6 << 20  # address space for what is small, and for no segment
 
 
 def no_memory_for(nbytes_too_many: int) -> Callable[[int], NDArray[np.uint8]]:
@@ -61,32 +53,27 @@ def is_unheld(side: Side) -> list[Any]:
 
 
 def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_lent_no_longer(
-    world: World,
-    sides: tuple[Side, Side],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    world: World, sides: tuple[Side, Side], caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = sides
-    assert isinstance(one.connection, ShmConnection)
-    slab = slab_of(world)
+    slab = world.calling_slab
     lent = slab.empty(100_000, np.uint8)
     lent[:] = 3
-    with monkeypatch.context() as patched:
-        refuse_to_map(patched)
+    with little_address_space(LITTLE_BYTES):
         for number in range(3):
             one.connection.send(b"%d" % number, [np.full(200_000, number, np.uint8), lent])
         world.turn_until(lambda: len(two.messages) == 3)
-        for number, (body, blocks) in enumerate(two.messages):
-            assert body == b"%d" % number
-            assert (blocks[0] == number).all()
-            assert (blocks[1] == 3).all()
-            assert not blocks[0].flags.writeable
-        world.turn_until(lambda: not slab.leases())
-        assert [
-            record.message for record in caplog.records if "cannot be mapped" in record.message
-        ] == [next(record.message for record in caplog.records)], "once"
-        assert two.connection.traffic().arrays_spilled == 6
-        assert two.connection.leases_held == 0  # type: ignore[attr-defined]
+    for number, (body, blocks) in enumerate(two.messages):
+        assert body == b"%d" % number
+        assert (blocks[0] == number).all()
+        assert (blocks[1] == 3).all()
+        assert not blocks[0].flags.writeable
+    world.turn_until(lambda: not slab.leases())
+    assert [
+        record.message for record in caplog.records if "cannot be mapped" in record.message
+    ] == [next(record.message for record in caplog.records)], "once"
+    assert two.connection.traffic().arrays_spilled == 6
+    assert two.connection.leases_held == 0  # type: ignore[attr-defined]
     one.connection.send(b"mapped", [lent])  # there is address space again
     world.turn_until(lambda: len(two.messages) == 4)
     lent[:] = 9
@@ -95,66 +82,67 @@ def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_lent_no_longer
 
 
 def test_an_array_that_passes_a_segment_which_could_not_be_mapped_breaks_the_protocol(
-    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    one, two = sides
-    assert isinstance(one.connection, ShmConnection)
-    refuse_to_map(monkeypatch)
-    one.connection.send(b"", [np.zeros(100_000, np.uint8)])
-    world.turn_until(lambda: two.messages)
-    segment = slab_of(world).segment(0)
-    one.connection._producer.try_write(
-        PREFIX.pack(1, 0) + DESCRIPTOR.pack(1, segment.size_bytes, 99, 0, 0), MESSAGE
-    )
-    world.turn_until(lambda: two.ends)
-    assert isinstance(two.ends[0], RemoteProtocolError)
-    assert "passes its segment" in str(two.ends[0])
+    liar = Stranger(world)
+    segment = Segment.create(SEGMENT_BYTES, lent=True)
+    liar.notes.hand_over(SEGMENT, 0, [segment.fd], SEGMENT_BYTES)
+    liar.ring.try_write(PREFIX.pack(1, 0) + DESCRIPTOR.pack(1, SEGMENT_BYTES, 99, 0, 0), MESSAGE)
+    with little_address_space(LITTLE_BYTES):
+        world.turn_until(lambda: liar.victim.ends)
+    assert isinstance(liar.victim.ends[0], RemoteProtocolError)
+    assert "passes its segment" in str(liar.victim.ends[0])
+    segment.close()
 
 
 def test_what_there_is_no_memory_for_is_told_with_its_own_message_and_gives_leases_back(
     world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = sides
-    assert isinstance(one.connection, ShmConnection)
     seen = is_unheld(two)
-    refuse_to_map(monkeypatch)
+    slab = world.calling_slab
+    slab.reserve(1 << 20)
     monkeypatch.setattr("shard.transport.mapped.empty_block", no_memory_for(200_000))
-    one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
-    one.connection.send(
-        b"too much", [np.full(size, 2, np.uint8) for size in (100_000, 200_000, 300_000, 10)]
-    )
-    one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
-    world.turn_until(lambda: len(seen) == 3)
+    with little_address_space(LITTLE_BYTES):
+        one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
+        one.connection.send(
+            b"too much", [np.full(size, 2, np.uint8) for size in (100_000, 200_000, 300_000, 10)]
+        )
+        one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
+        world.turn_until(lambda: len(seen) == 3)
     assert seen == [(b"before", [1]), (b"too much", no_memory(200_000)), (b"after", [3])]
-    world.turn_until(lambda: not slab_of(world).leases())
+    world.turn_until(lambda: not slab.leases())
     assert not one.ends + two.ends
 
 
 @pytest.mark.parametrize("size", [200_000, len(SINK), 3 * len(SINK) + 1])
 def test_an_array_that_finds_no_memory_is_read_off_the_socket_and_what_follows_is_whole(
-    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch, size: int
+    size: int,
 ) -> None:
-    one, two = sides
-    assert isinstance(one.connection, ShmConnection)
-
-    def full(*_: Any) -> Any:
-        raise ShmFull("the slab is full")
-
-    monkeypatch.setattr(slab_of(world), "allocate", full)
-    monkeypatch.setattr(spill, "empty_block", no_memory_for(size))
-    seen = is_unheld(two)
-    one.connection.send(b"before", [np.full(100_000, 1, np.uint8)])
-    one.connection.send(
-        b"too much", [np.full(nbytes, 2, np.uint8) for nbytes in (100_000, size, 50_000)]
-    )
-    one.connection.send(b"after", [np.full(100_000, 3, np.uint8)])
-    world.turn_until(lambda: len(seen) == 3)
-    assert seen == [(b"before", [1]), (b"too much", no_memory(size)), (b"after", [3])]
-    assert not one.ends + two.ends
+    theirs, ours = socket.socketpair()
+    theirs.setblocking(False)
+    reader = SpillReader(ours.detach(), "the peer", LIMITS, no_memory_for(size))
+    sizes = (100_000, size, 50_000)
+    spilled = Spilled([np.full(nbytes, 2, np.uint8) for nbytes in sizes])
+    rest = b"".join(spilled.parts)
+    found: list[int | str] = []
+    while rest or len(found) < len(sizes):
+        with contextlib.suppress(BlockingIOError):
+            rest = rest[theirs.send(rest) :]
+        while reader.read():
+            pass
+        with contextlib.suppress(RemoteProtocolError):  # it has not all been sent yet
+            try:
+                found.append(int(reader.take(sizes[len(found)]).sum()) // 2)
+            except MemoryError as error:
+                found.append(str(error))
+    assert found == [100_000, no_memory(size), 50_000]
+    theirs.close()
+    reader.close()
 
 
 def test_a_sender_without_memory_for_the_detour_is_told_shm_full_and_goes_on(
-    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    world: World, sides: tuple[Side, Side]
 ) -> None:
     one, two = sides
 
@@ -162,12 +150,10 @@ def test_a_sender_without_memory_for_the_detour_is_told_shm_full_and_goes_on(
         def copy(self, *_: Any, **__: Any) -> Any:
             raise MemoryError
 
-    def full(*_: Any) -> Any:
-        raise ShmFull("the slab is full")
-
-    monkeypatch.setattr(slab_of(world), "allocate", full)
+    world.calling_slab.limit_bytes = 4096
     with pytest.raises(
-        ShmFull, match=r"no memory for 100000 bytes in this process's heap either.*the slab is full"
+        ShmFull,
+        match=r"no memory for 100000 bytes in this process's heap either.*does not fit a slab",
     ):
         one.connection.send(b"", [np.zeros(100_000, np.uint8).view(Hungry)])
     one.connection.send(b"after", [np.zeros(100_000, np.uint8)])
@@ -176,30 +162,28 @@ def test_a_sender_without_memory_for_the_detour_is_told_shm_full_and_goes_on(
 
 
 def test_a_sender_without_descriptors_for_the_detour_names_them(
-    world: World, sides: tuple[Side, Side], monkeypatch: pytest.MonkeyPatch
+    world: World, sides: tuple[Side, Side]
 ) -> None:
     one, two = sides
-
-    def full(*_: Any) -> Any:
-        raise ShmFull("the slab is full")
-
-    def none_left(*_: Any) -> Any:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(slab_of(world), "allocate", full)
-        patched.setattr(socket, "socketpair", none_left)
-        with pytest.raises(
+    slab = world.calling_slab
+    limit_bytes, slab.limit_bytes = slab.limit_bytes, 4096
+    with (
+        no_descriptors(),
+        pytest.raises(
             ShardError, match="no socket to send it over: Too many open files; raise `ulimit -n`"
-        ):
-            one.connection.send(b"", [np.zeros(100_000, np.uint8)])
-    with monkeypatch.context() as patched:
-        patched.setattr(Segment, "read_only_fd", none_left)
-        with pytest.raises(
+        ),
+    ):
+        one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+    slab.limit_bytes = limit_bytes
+    array = slab.empty(100_000, np.uint8)
+    with (
+        no_descriptors(),
+        pytest.raises(
             ShardError,
             match="a segment cannot be handed over: Too many open files; raise `ulimit -n`",
-        ):
-            one.connection.send(b"", [np.zeros(100_000, np.uint8)])
+        ),
+    ):
+        one.connection.send(b"", [array])
     one.connection.send(b"after", [np.zeros(100_000, np.uint8)])
     world.turn_until(lambda: two.messages)
     assert two.bodies == [b"after"]
@@ -213,8 +197,8 @@ def test_over_tcp_too_the_message_after_one_that_finds_no_memory_is_whole(
     try:
         one, two = world.connect()
         seen = is_unheld(two)
+        world.slabs[0].limit_bytes = 4096  # of the side that receives
         monkeypatch.setattr(np, "empty", _only_up_to(1 << 20, np.empty))
-        monkeypatch.setattr(Slab, "allocate", _full)
         one.connection.send(b"too much", [np.ones(3_000_000, np.uint8)])
         one.connection.send(b"after", [np.full(300_000, 3, np.uint8)])
         world.turn_until(lambda: len(seen) == 2)
@@ -224,10 +208,6 @@ def test_over_tcp_too_the_message_after_one_that_finds_no_memory_is_whole(
     finally:
         monkeypatch.undo()
         world.close()
-
-
-def _full(*_: Any) -> Any:
-    raise ShmFull("the slab is full")
 
 
 def _only_up_to(nbytes_max: int, empty: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,11 +233,12 @@ def test_a_frame_whose_blocks_find_no_memory_is_delivered_without_them_however_i
         )
     decoder = FrameDecoder(LIMITS, no_memory_for(200_000))
     frames: list[tuple[bytes, Any]] = []
-    while wire:
+    left = memoryview(wire)
+    while left:
         target = decoder.destination()
-        count = min(cut, len(target), len(wire))
-        target[:count] = wire[:count]
-        wire = wire[count:]
+        count = min(cut, len(target), len(left))
+        target[:count] = left[:count]
+        left = left[count:]
         frame = decoder.next_frame(count)
         while frame is not None:
             frames.append((bytes(frame[0]), frame[1]))
