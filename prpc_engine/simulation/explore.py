@@ -1,0 +1,170 @@
+"""Runs a scenario under many seeds, and makes what fails small.
+
+    scenario(simulation)   makes processes, lets them run, asserts what must hold
+
+    for failure in explore(scenario, range(2000)):
+        print(failure)
+
+A failing seed is run again with fewer and fewer faults: first without those after its failure, then
+without halves, quarters and single ones, as long as it fails in the same way (delta debugging:
+Zeller and Hildebrandt, 2002).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prpc_engine.simulation.simulation import Simulation
+
+Scenario = Callable[[Simulation], object]
+TRIES_MAX = 200  # runs that a failure is made small in, at most
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """One run of a scenario. error: "" where it held."""
+
+    seed: int
+    skip: frozenset[int]
+    error: str  # its last line: what failed
+    text: str  # the whole of it
+    faults: tuple[str, ...]  # those that there were
+    numbers: tuple[int, ...]  # of these
+    events: int
+    virtual_s: float
+    digest: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A seed that fails, and how few faults it takes."""
+
+    first: RunOutcome
+    least: RunOutcome
+    tries: int
+
+    def __str__(self) -> str:
+        least = self.least
+        faults = "\n".join(f"    {each}" for each in least.faults) or "    none"
+        return (
+            f"seed {least.seed} fails after {least.events} events and {least.virtual_s:.3f} s: "
+            f"{least.error}\n  with {len(least.faults)} of {len(self.first.faults)} faults "
+            f"({self.tries} runs):\n{faults}\n"
+            f"  again: Simulation({least.seed}, skip={sorted(least.skip)})"
+        )
+
+
+def run_once(
+    scenario: Scenario,
+    seed: int,
+    skip: frozenset[int] = frozenset(),
+    keep: Path | None = None,
+) -> RunOutcome:
+    """One run. keep: a folder for its timeline, as text and as a trace for Perfetto."""
+    error = text = ""
+    with Simulation(seed, keep=keep is not None, skip=skip) as simulation:
+        try:
+            scenario(simulation)
+        except Exception as failed:
+            error = (str(failed).splitlines() or [type(failed).__name__])[0]
+            error = f"{type(failed).__name__}: {error}"
+            text = "".join(traceback.format_exception(failed))
+        faults = [each for each in simulation.faults if each.number not in skip]
+        outcome = RunOutcome(
+            seed,
+            skip,
+            error,
+            text,
+            tuple(map(str, faults)),
+            tuple(each.number for each in faults),
+            simulation.events,
+            simulation.now,
+            simulation.digest,
+        )
+        begun = tuple(each.number for each in faults if each.begins_s > simulation.now)
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            (keep / f"seed-{seed}.txt").write_text(f"{simulation.timeline.text()}\n\n{text}")
+            simulation.timeline.write_trace(keep / f"seed-{seed}.json")
+    return outcome if not begun else _without(outcome, begun)
+
+
+def _without(outcome: RunOutcome, later: tuple[int, ...]) -> RunOutcome:
+    """The same, whose faults after its end are skipped."""
+    kept = [
+        (number, text)
+        for number, text in zip(outcome.numbers, outcome.faults, strict=True)
+        if number not in later
+    ]
+    return RunOutcome(
+        outcome.seed,
+        outcome.skip | set(later),
+        outcome.error,
+        outcome.text,
+        tuple(text for _, text in kept),
+        tuple(number for number, _ in kept),
+        outcome.events,
+        outcome.virtual_s,
+        outcome.digest,
+    )
+
+
+def shrink(scenario: Scenario, first: RunOutcome) -> Failure:
+    """A failing run with as few faults as still fail with an error of the same kind."""
+    least, tries = first, 0
+    kind = first.error.partition(":")[0]
+    pieces = 2
+    while least.numbers and tries < TRIES_MAX:
+        size = max(1, len(least.numbers) // pieces)
+        for at in range(0, len(least.numbers), size):
+            left_out = set(least.numbers[at : at + size])
+            outcome = run_once(scenario, first.seed, least.skip | left_out)
+            tries += 1
+            if outcome.error.partition(":")[0] == kind:
+                least, pieces = outcome, max(2, pieces - 1)
+                break
+            if tries >= TRIES_MAX:
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(2 * pieces, len(least.numbers))
+    return Failure(first, least, tries)
+
+
+def outcomes(scenario: Scenario, seeds: Iterable[int], jobs: int = 1) -> Iterator[RunOutcome]:
+    """The run of each seed, as they end; `jobs` processes."""
+    once = partial(run_once, scenario)
+    if jobs == 1:
+        yield from map(once, seeds)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as processes:
+        yield from processes.map(once, seeds, chunksize=8)
+
+
+def explore(
+    scenario: Scenario,
+    seeds: Iterable[int],
+    jobs: int = 1,
+    keep: Path | None = None,
+    failures_max: int = 10,
+) -> list[Failure]:
+    """Run all seeds; those that fail, made small, `failures_max` of them at most. keep: a folder
+    for their timelines.
+    """
+    failures: list[Failure] = []
+    for outcome in outcomes(scenario, seeds, jobs):
+        if outcome.error:
+            failure = shrink(scenario, outcome)
+            failures.append(failure)
+            if keep is not None:
+                run_once(scenario, outcome.seed, failure.least.skip, keep)
+            if len(failures) >= failures_max:
+                break
+    return failures

@@ -1,0 +1,394 @@
+r"""Virtual time, and one thread at a time: who runs next is drawn from a seed.
+
+Simulated threads are real threads under a baton. Each runs until it waits for something (a lock, a
+sleep, an empty epoll); it then takes the earliest entry of the agenda and hands the baton to the
+thread that this entry wakes. Nothing else runs meanwhile, so what happens, and in which order,
+follows from the seed alone.
+
+    agenda    a heap of (time, chance, number, what): a thread to wake, or an event to run (a
+              message arrives, a fault begins)
+    wait      a thread waits once at a time, under a number of its own; entries of earlier waits
+              that are still in the heap are passed over
+    events    run in whatever thread has the baton, in the name of the process that they are for
+
+    thread    begun -> ready -> runs <-> waits -> ended
+                                  \-> abandoned (its process was killed; ended by close())
+
+Time passes while a thread waits, and a little with each look at the clock (TICK_S): a loop that
+polls its clock comes to an end. Entries that are due by then wait for the baton; where a thread
+looks at the clock or takes a lock it may lose it to them, by a chance that is drawn for each seed.
+"""
+
+from __future__ import annotations
+
+import _thread
+import hashlib
+import heapq
+import random
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+from prpc_engine.simulation.errors import Deadlock, SimulationError, Stuck
+from prpc_engine.simulation.timeline import Timeline
+
+TICK_S = 1e-6  # what a look at the clock takes
+# A woken thread runs after so many seconds: half of the time soon, else up to a scheduler's slice.
+WAKE_S_MIN, WAKE_S_USUAL, WAKE_S_MAX = 2e-6, 60e-6, 1e-3
+LONG_WAKE_CHANCE = 0.02
+# How likely a thread loses the baton where it may; one of these for each seed.
+PREEMPTIONS = (0.0, 0.02, 0.2, 0.5)
+REAL_PATIENCE_S = 60.0  # without an entry taken: a thread waits for something real
+
+
+class Abandoned(BaseException):
+    """Raised in the threads that are left when a simulation ends. Not caught by handlers."""
+
+
+class Owner(Protocol):
+    """The process that a thread belongs to."""
+
+    name: str
+    is_dead: bool
+    is_stopped: bool
+    slowness: float  # how many times longer than usual its threads take to wake
+
+    def defer(self, thread: ThreadState) -> None:
+        """It was to run, and the process is stopped."""
+
+    def failed(self, thread: ThreadState, error: BaseException) -> None:
+        """A thread of it ended by an error of its own."""
+
+
+class ThreadState:
+    """One thread under the baton. Made by Scheduler.start()."""
+
+    __slots__ = (
+        "ended",
+        "gate",
+        "is_woken",
+        "joiners",
+        "name",
+        "number",
+        "owner",
+        "wait",
+        "woke_by_time",
+    )
+
+    def __init__(self, number: int, name: str, owner: Owner) -> None:
+        self.number = number
+        self.name = name
+        self.owner = owner
+        self.gate = _thread.allocate_lock()
+        self.gate.acquire()
+        self.wait = 0  # the number of the wait it is in
+        self.is_woken = False  # an entry of this wait is in the agenda, beside that of its time
+        self.woke_by_time = False
+        self.ended = False
+        self.joiners: list[ThreadState] = []
+
+
+Entry = tuple[float, float, int, "ThreadState | Callable[[], object]", int]
+
+
+class Scheduler:
+    """The agenda, the clock and the baton of one simulation. Owned by a Simulation.
+
+    seed      what all is drawn from
+    timeline  is told what happens
+    """
+
+    def __init__(self, seed: int, timeline: Timeline) -> None:
+        self.now = 0.0
+        self.events = 0
+        self.timeline = timeline
+        self._seed = seed
+        self._chance = self.stream("scheduler").random
+        self._preemption = PREEMPTIONS[int(self._chance() * len(PREEMPTIONS))]
+        self._agenda: list[Entry] = []
+        self._numbers = 0
+        self._counts: dict[str, int] = {}
+        self._is_in_event = False
+        self._threads: dict[int, ThreadState] = {}  # by ident, those that have begun
+        self._all: list[ThreadState] = []
+        self._real: list[threading.Thread] = []
+        self._baton: ThreadState | None = None  # who runs; None: who called run()
+        self._controller = _thread.allocate_lock()
+        self._controller.acquire()
+        self._is_running = False
+        self._until: Callable[[], bool] = lambda: False
+        self._limit_s = 0.0
+        self._why: SimulationError | None = None
+        self.is_over = False
+
+    def stream(self, name: str) -> random.Random:
+        """A source of chance of its own, so that one draw more here changes none elsewhere."""
+        return random.Random(f"{self._seed}/{name}")
+
+    def draw(self) -> float:
+        """A number from 0 to 1, for a choice between threads."""
+        return self._chance()
+
+    def count(self, what: str) -> int:
+        """How many there have been of those, this one included."""
+        self._counts[what] = count = self._counts.get(what, 0) + 1
+        return count
+
+    # -- who is here -------------------------------------------------------------------------------
+
+    def here(self) -> ThreadState | None:
+        """The simulated thread that calls this; None: another thread of the interpreter."""
+        return self._threads.get(_thread.get_ident())
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def look(self) -> float:
+        """What time it is, at the cost of a look; whoever looks may lose the baton for a while."""
+        if self.is_over:
+            return self.now
+        self.now += TICK_S
+        agenda = self._agenda
+        if agenda and agenda[0][0] <= self.now and self._preemption:
+            self.give_way()
+        return self.now
+
+    def give_way(self) -> None:
+        """Let something else that is due run first, perhaps."""
+        if self._is_in_event or self._chance() >= self._preemption:
+            return
+        me = self.here()
+        if me is None or me is not self._baton:
+            return
+        me.wait += 1
+        me.is_woken = True
+        self._enter(self.now, me, me.wait)
+        self._hand_over(me)
+
+    def at(self, time_s: float, event: Callable[[], object]) -> None:
+        """Run event() then, in no thread of its own."""
+        self._enter(max(time_s, self.now), event, 0)
+
+    def after(self, delay_s: float, event: Callable[[], object]) -> None:
+        """The same, in so many seconds."""
+        self._enter(self.now + delay_s, event, 0)
+
+    def _enter(self, time_s: float, what: ThreadState | Callable[[], object], wait: int) -> None:
+        self._numbers += 1
+        heapq.heappush(self._agenda, (time_s, self._chance(), self._numbers, what, wait))
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until woken, `timeout_s` seconds at most; whether it was woken."""
+        me = self.here()
+        if self._is_in_event:
+            raise SimulationError("an event of a simulation may not wait")
+        if me is None:
+            raise SimulationError(
+                "a thread that is not simulated would wait for a simulated one: "
+                "look at the objects of a simulation inside a process of it"
+            )
+        if self.is_over:
+            raise Abandoned
+        me.wait += 1
+        me.is_woken = False
+        if timeout_s is not None:
+            self._enter(self.now + max(0.0, timeout_s), me, me.wait)
+        self._hand_over(me)
+        return not me.woke_by_time
+
+    def wake(self, thread: ThreadState) -> None:
+        """End its wait, soon. It may have ended, or be woken already."""
+        if thread.is_woken or thread.ended or self.is_over:
+            return
+        thread.is_woken = True
+        self._enter(self.now + self._wake_s(thread.owner), thread, thread.wait)
+
+    def _wake_s(self, owner: Owner) -> float:
+        chance = self._chance()
+        if chance < LONG_WAKE_CHANCE:
+            latency_s = WAKE_S_MAX * self._chance()
+        else:
+            latency_s = WAKE_S_MIN + WAKE_S_USUAL * (chance * chance)
+        return latency_s * owner.slowness
+
+    def resume(self, thread: ThreadState) -> None:
+        """Its process goes on after it was stopped."""
+        thread.is_woken = True
+        self._enter(self.now + self._wake_s(thread.owner), thread, thread.wait)
+
+    def leave_if_dead(self) -> None:
+        """The process of whoever calls this was killed: nothing of it runs on."""
+        me = self.here()
+        if not self._is_in_event and me is not None and me is self._baton and me.owner.is_dead:
+            me.wait += 1
+            self._hand_over(me)
+
+    # -- threads -----------------------------------------------------------------------------------
+
+    def start(
+        self,
+        name: str,
+        owner: Owner,
+        run: Callable[[], object],
+        launch: Callable[[Callable[[], None]], threading.Thread],
+    ) -> ThreadState:
+        """Begin a thread of that process: launch(live) has a real one call live()."""
+        thread = ThreadState(len(self._all), name, owner)
+        self._all.append(thread)
+        thread.is_woken = True
+        ready = _thread.allocate_lock()
+        ready.acquire()
+        self._real.append(launch(lambda: self._live(thread, ready, run)))
+        ready.acquire()  # until it waits for the baton
+        self._enter(self.now + self._wake_s(owner), thread, 0)
+        return thread
+
+    def _live(
+        self, thread: ThreadState, ready: _thread.LockType, run: Callable[[], object]
+    ) -> None:
+        self._threads[_thread.get_ident()] = thread
+        ready.release()
+        thread.gate.acquire()
+        try:
+            if not self.is_over:
+                run()
+        except Abandoned:
+            pass  # the simulation is over
+        except BaseException as error:
+            if not self.is_over:
+                thread.owner.failed(thread, error)
+        finally:
+            thread.ended = True
+            self._threads.pop(_thread.get_ident(), None)
+            if self.is_over:
+                self._controller.release()
+            else:
+                for joiner in thread.joiners:
+                    self.wake(joiner)
+                self._hand_over(None)
+
+    # -- the baton ---------------------------------------------------------------------------------
+
+    def _hand_over(self, me: ThreadState | None) -> None:
+        """Take entries until one wakes a thread; returns once `me` has the baton again, at once for
+        None, which ends.
+        """
+        next_thread = self._next()
+        if next_thread is me is not None:
+            return
+        self._baton = next_thread
+        (self._controller if next_thread is None else next_thread.gate).release()
+        if me is not None:
+            me.gate.acquire()
+            if self.is_over or me.owner.is_dead:
+                raise Abandoned
+
+    def _next(self) -> ThreadState | None:
+        """Whose turn it is; None: the controller's, as run() is over. Runs the events that come
+        before.
+        """
+        agenda = self._agenda
+        while self._why is None and not self._until():
+            if not agenda:
+                waiting = self._waiting()
+                if waiting:  # else all processes have ended
+                    self._why = Deadlock(waiting)
+                break
+            time_s, _, _, what, wait = agenda[0]
+            if time_s > self._limit_s:
+                self.now = max(self.now, self._limit_s)
+                break
+            heapq.heappop(agenda)
+            if isinstance(what, ThreadState):
+                if what.ended or what.wait != wait or what.owner.is_dead:
+                    continue
+                if what.owner.is_stopped:
+                    what.owner.defer(what)
+                    continue
+                self.now = max(self.now, time_s)
+                self.events += 1
+                what.woke_by_time = not what.is_woken
+                what.is_woken = True
+                what.wait += 1
+                self.timeline.thread(self.now, what.number, what.owner.name, what.name)
+                return what
+            self.now = max(self.now, time_s)
+            self.events += 1
+            self._is_in_event = True
+            try:
+                what()
+            except BaseException as error:
+                self._why = SimulationError(f"an event of the simulation raised {error!r}")
+                self._why.__cause__ = error
+            finally:
+                self._is_in_event = False
+        return None
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> None:
+        """Let the simulation go on until that holds, or for so many seconds of its time. Called
+        outside of it. Raises Deadlock, Stuck, SimulationError.
+        """
+        if self._is_running or self.here() is not None:
+            raise SimulationError("run() is called by the test, not inside of the simulation")
+        self._is_running, self._until, self._limit_s = True, until, self.now + limit_s
+        try:
+            self._hand_over_to_all()
+        finally:
+            self._is_running = False
+        why, self._why = self._why, None
+        if why is not None:
+            raise why
+
+    def _hand_over_to_all(self) -> None:
+        thread = self._next()
+        if thread is None:
+            return
+        self._baton = thread
+        thread.gate.release()
+        seen = self.events
+        while not self._controller.acquire(timeout=REAL_PATIENCE_S):
+            if seen == self.events:
+                baton = self._baton
+                raise Stuck(
+                    f"{baton.owner.name}/{baton.name}" if baton is not None else "?", _stacks()
+                )
+            seen = self.events
+
+    def _waiting(self) -> list[str]:
+        return [
+            f"{each.owner.name}/{each.name}"
+            for each in self._all
+            if not each.ended and not each.owner.is_dead
+        ]
+
+    def close(self) -> None:
+        """End all threads that are left, one after the other."""
+        self.is_over = True
+        for thread in self._all:
+            if not thread.ended:
+                thread.gate.release()
+                if not self._controller.acquire(timeout=REAL_PATIENCE_S):
+                    raise Stuck(f"{thread.owner.name}/{thread.name}", _stacks())
+        for real in self._real:  # what their frames hold is garbage once they have ended
+            threading.Thread.join(real, REAL_PATIENCE_S)
+        self._agenda.clear()
+        self._until = lambda: True  # it may hold what the test does
+        self._all.clear()
+        self._real.clear()
+
+
+def _stacks() -> str:
+    frames = sys._current_frames()
+    names = {each.ident: each.name for each in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in frames.items()
+    )
+
+
+def digest_of(lines: list[str]) -> str:
+    """A name for what happened: equal for equal runs."""
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()

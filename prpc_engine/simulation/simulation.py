@@ -1,0 +1,357 @@
+"""A whole job in one process, on virtual time, from a seed.
+
+    def master(process):
+        with Master(f"{process.host.address}:7000") as master:
+            master.serve_forever()
+
+    with Simulation(seed=7) as simulation:
+        simulation.process("master", master, host="a")
+        worker = simulation.process("worker", train, host="b")
+        simulation.run(until=worker)
+
+Masters, services, clients and tables are the real ones; time, threads, chance and the network are
+the simulation's. Equal seeds give equal runs: `digest` says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Any
+
+from prpc_engine.simulation import primitives
+from prpc_engine.simulation.errors import ProcessFailed, SimulationError
+from prpc_engine.simulation.nemesis import Fault, Nemesis, Rates
+from prpc_engine.simulation.network import Network, SimulatedHost
+from prpc_engine.simulation.process import Process
+from prpc_engine.simulation.scheduler import Scheduler
+from prpc_engine.simulation.timeline import Timeline
+from prpc_engine.simulation.transport import transports_of
+from shard import runtime
+
+EPOCH_S = 1_767_225_600.0  # what wall clocks say at the beginning: 1 January 2026
+COLLECTIONS_MAX = 10  # of garbage, at the end: what one frees may make more for the next
+LIMIT_S = 3600.0  # of virtual time, that run() takes at most
+
+
+class Simulation:
+    """One job in this process. A context manager: inside, shard.runtime is the simulation's for the
+    threads of simulated processes, and for no others.
+
+    seed      what all is drawn from: who runs next, what a message takes, what is random
+    keep      keep all events for timeline.text() and timeline.write_trace(), not their digest alone
+    may_fail  functions of processes may raise; else run() raises ProcessFailed
+    skip      numbers of the nemesis's faults that are left out
+
+    Raises SimulationError where another one is open.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        keep: bool = False,
+        may_fail: bool = False,
+        skip: frozenset[int] = frozenset(),
+    ) -> None:
+        if not isinstance(seed, int):
+            raise SimulationError(f"Simulation(seed={seed!r:.100}): an int, to have it again")
+        self.seed = seed
+        self._skip = skip
+        self.nemesis: Nemesis | None = None
+        self.timeline = Timeline(keep)
+        self.scheduler = Scheduler(seed, self.timeline)
+        self.network = Network(self.scheduler)
+        self.processes: dict[str, Process] = {}
+        self._homes: dict[str, Process] = {}
+        self._may_fail = may_fail
+        self._failure: BaseException | None = None
+        self._bells: dict[int, primitives.SimulatedBell] = {}
+        self._leaving = ExitStack()
+
+    # -- what takes part ---------------------------------------------------------------------------
+
+    def host(self, name: str) -> SimulatedHost:
+        """The machine of that name, made when it is first asked for."""
+        return self.network.host(name)
+
+    def process(self, name: str, function: Callable[[Process], Any], host: str = "host") -> Process:
+        """Begin a process: function(process) is its main thread, and ends it. A name that was used
+        by a process that has ended is that process, started again.
+        """
+        before = self.processes.get(name)
+        if before is not None and not before.is_dead:
+            raise SimulationError(f"process {name} runs: kill() it before it is started again")
+        number = self.scheduler.count("process")
+        process = Process(self, name, self.host(host), number, function)
+        self.processes[name] = self._homes[process.home] = process
+        self.timeline.note(self.now, name, "note", f"begins on {host}")
+        process.begin()
+        return process
+
+    def start_again(self, name: str) -> Process:
+        """The process of that name, which has ended, runs the same function once more, in a new
+        process on its host.
+        """
+        before = self.processes.get(name)
+        if before is None:
+            raise SimulationError(f"no process {name!r} to start again: {sorted(self.processes)}")
+        return self.process(name, before.function, before.host.name)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
+        return self.scheduler.now
+
+    @property
+    def events(self) -> int:
+        """How many there have been."""
+        return self.scheduler.events
+
+    @property
+    def digest(self) -> str:
+        """Equal for two runs in which the same happened in the same order, at the same times."""
+        return self.timeline.digest
+
+    def run(
+        self,
+        until: Process | Callable[[], bool] | None = None,
+        limit_s: float = LIMIT_S,
+    ) -> bool:
+        """Let it go on, called by the test: until a process has ended, or that holds, `limit_s`
+        seconds of its time at most; whether it came so far (always, where `until` is None). Raises
+        ProcessFailed, Deadlock, Stuck.
+        """
+        done: Callable[[], bool]
+        if isinstance(until, Process):
+            process = until
+
+            def done() -> bool:
+                return process.is_dead or self._failure is not None
+        elif until is not None:
+            holds = until
+
+            def done() -> bool:
+                return self._failure is not None or holds()
+        else:
+
+            def done() -> bool:
+                return self._failure is not None
+
+        self.scheduler.run(done, limit_s)
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return until is None or done()
+
+    def at(self, time_s: float, event: Callable[[], object]) -> None:
+        """Have that happen then: a fault, say. It may not wait."""
+        self.scheduler.at(time_s, event)
+
+    def after(self, delay_s: float, event: Callable[[], object]) -> None:
+        """The same, in so many seconds."""
+        self.scheduler.after(delay_s, event)
+
+    def note(self, text: str) -> None:
+        """Have a line in the timeline, and in the digest."""
+        here = self.scheduler.here()
+        self.timeline.note(self.now, here.owner.name if here is not None else "test", "note", text)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def cut(self, one: str, other: str, both_ways: bool = True) -> None:
+        """Nothing passes from host `one` to host `other`, and back."""
+        self.network.cut(one, other)
+        if both_ways:
+            self.network.cut(other, one)
+
+    def mend(self, one: str, other: str) -> None:
+        """All passes between the two again."""
+        self.network.mend(one, other)
+        self.network.mend(other, one)
+
+    def crash(self, host: str) -> None:
+        """The machine loses its power: its processes are gone, and say nothing to anybody."""
+        self.network.crash(host)
+        for process in list(self.processes.values()):
+            if process.host.name == host:
+                process.kill()
+
+    def boot(self, host: str) -> None:
+        """A host that crashed is there again; its processes are not."""
+        self.network.boot(host)
+
+    def let_loose(
+        self,
+        rates: Rates,
+        until_s: float,
+        may_end: Sequence[str] = (),
+        lasts_s: float = 2.0,
+        may_kill: Callable[[Process], bool] = lambda process: True,
+    ) -> Nemesis:
+        """Have faults happen until then, drawn from the seed: `rates` of each kind, on the average,
+        a second. may_end: processes that may be killed, and are started again; may_kill: asked
+        before one of them is.
+        """
+        self.nemesis = Nemesis(self, rates, until_s, lasts_s, may_end, self._skip, may_kill)
+        return self.nemesis
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """Those of the nemesis, in the order of their numbers."""
+        return self.nemesis.faults if self.nemesis is not None else ()
+
+    # -- for processes -----------------------------------------------------------------------------
+
+    def process_failed(self, process: Process, error: BaseException) -> None:
+        """The function of a process raised."""
+        self.timeline.note(self.now, process.name, "note", f"raised {type(error).__name__}")
+        if not self._may_fail:
+            self._fail(f"{process.name} raised {type(error).__name__}: {error}", error)
+
+    def thread_failed(self, process: Process, thread: str, error: BaseException) -> None:
+        """A thread of a process ended by an error."""
+        self._fail(f"{process.name}/{thread} ended by {type(error).__name__}: {error}", error)
+
+    def _fail(self, text: str, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = ProcessFailed(f"seed {self.seed}, {self.now:.6f} s: {text}")
+            self._failure.__cause__ = error
+
+    # -- shard.runtime -----------------------------------------------------------------------------
+
+    def _here(self) -> Process | None:
+        here = self.scheduler.here()
+        return here.owner if here is not None and isinstance(here.owner, Process) else None
+
+    def _names(self) -> dict[str, Any]:
+        """What stands in shard.runtime meanwhile: for threads of the simulation what is simulated,
+        for others what was there.
+        """
+        scheduler, here = self.scheduler, self._here
+        real = {name: getattr(runtime, name) for name in runtime.NAMES}
+
+        def choose(name: str, simulated: Callable[..., Any]) -> Callable[..., Any]:
+            otherwise = real[name]
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                chosen = otherwise if scheduler.here() is None else simulated
+                return chosen(*args, **kwargs)
+
+            return call
+
+        def of_process(ask: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                process = here()
+                assert process is not None, "a thread of the simulation asks"
+                return ask(process, *args, **kwargs)
+
+            return call
+
+        def wall_s(process: Process) -> float:
+            return EPOCH_S + scheduler.now + process.clock_offset_s
+
+        def gone(home: str) -> bool:
+            process = self._homes.get(home)
+            mine = here()
+            return (
+                process is not None
+                and mine is not None
+                and process.host is mine.host
+                and process.is_dead
+            )
+
+        simulated: dict[str, Callable[..., Any]] = {
+            "monotonic": scheduler.look,
+            "time": of_process(wall_s),
+            "time_ns": of_process(lambda process: int(wall_s(process) * 1e9)),
+            "sleep": lambda seconds: void(scheduler.wait(seconds)),
+            "random": of_process(lambda process: process.chance.random()),
+            "Random": of_process(lambda process: Random(process.chance.getrandbits(64))),
+            "randbits": of_process(lambda process, k: process.chance.getrandbits(k)),
+            "randbelow": of_process(lambda process, n: int(process.chance.random() * n)),
+            "token_hex": of_process(
+                lambda process, n=32: f"{process.chance.getrandbits(8 * n):0{2 * n}x}"
+            ),
+            "pid": of_process(lambda process: process.number),
+            "Lock": partial(primitives.SimulatedLock, scheduler),
+            "RLock": partial(primitives.SimulatedRLock, scheduler),
+            "Condition": partial(primitives.SimulatedCondition, scheduler),
+            "Semaphore": partial(primitives.SimulatedSemaphore, scheduler),
+            "Event": partial(primitives.SimulatedEvent, scheduler),
+            "Thread": partial(primitives.SimulatedThread, scheduler),
+            "Threads": partial(primitives.SimulatedThreads, scheduler),
+            "Epoll": partial(primitives.SimulatedEpoll, scheduler, self._bells),
+            "Bell": partial(primitives.SimulatedBell, scheduler, self._bells),
+            "own": of_process(Process.made_once),
+            "put": of_process(lambda process, key, one: process.own.update({key: one})),
+            "this_process": of_process(lambda process: process.home),
+            "process_is_gone": gone,
+            "at_exit": void,  # a simulated process ends as by os._exit()
+            "not_at_exit": void,
+        }
+        names = {name: choose(name, call) for name, call in simulated.items()}
+        names["transports"] = of_process(
+            lambda process, node, slab: transports_of(process, self.network, node, slab)
+        )
+        return names
+
+    def __enter__(self) -> Simulation:
+        with ExitStack() as entering:
+            entering.enter_context(runtime.simulate(self._names()))
+            if gc.isenabled():  # destructors of cycles would run whenever garbage is collected
+                gc.disable()
+                entering.callback(gc.enable)
+            gc.freeze()  # what was there before is not looked through at the end
+            entering.callback(gc.unfreeze)
+            self._leaving = entering.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._leaving, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Threads end in the middle of something here, and coroutines that a process left behind
+            # are dropped: what they say of that is no news.
+            level, hook = logging.root.manager.disable, sys.unraisablehook
+            logging.disable(logging.CRITICAL)
+            sys.unraisablehook = void
+            try:
+                self.scheduler.close()
+                self.network.close()
+                for process in self._homes.values():
+                    process.close_descriptors()
+                    for close in process.own.get("to close", ()):
+                        close()
+                    process.own.clear()
+                    process.function = _ended  # which holds what the test does
+                self._homes.clear()
+                self._bells.clear()
+                # Coroutines that are dropped run their `finally`, and keep what they hold until
+                # the next time.
+                for _ in range(COLLECTIONS_MAX):
+                    if not gc.collect():
+                        break
+            finally:
+                logging.disable(level)
+                sys.unraisablehook = hook
+
+
+def _ended(process: Process) -> None:
+    """In the place of a process's function, once its simulation is over."""
+
+
+def void(_: object) -> None:
+    """Nothing is said."""

@@ -1,0 +1,34 @@
+"""Scenarios of scenarios_calls.py, under many seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation import scenarios_calls as scenarios
+from tests.simulation.seeds import hold
+
+
+def test_calls_end_in_time_and_as_their_kind_promises(request: pytest.FixtureRequest) -> None:
+    hold(scenarios.calls, request)
+
+
+def test_futures_end_once_and_tell_their_callbacks_once(request: pytest.FixtureRequest) -> None:
+    hold(scenarios.futures, request)
+
+
+def test_hedged_calls_run_plain_methods_once_at_most(request: pytest.FixtureRequest) -> None:
+    hold(scenarios.hedged, request)
+
+
+def test_servers_that_close_politely_lose_no_call(request: pytest.FixtureRequest) -> None:
+    hold(scenarios.rolling, request)
+
+
+def test_handlers_of_two_processes_may_call_each_other(request: pytest.FixtureRequest) -> None:
+    hold(scenarios.nested, request)
+
+
+def test_streams_bring_each_item_once_in_order_and_end_aloud(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.streams, request)

@@ -1,0 +1,23 @@
+"""Scenarios of scenarios_elastic.py, under many seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation import scenarios_elastic as scenarios
+from tests.simulation.seeds import hold
+
+
+def test_what_elastic_tables_lose_is_told_and_replicas_are_equal(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.elastic, request, SHARE)
+
+
+def test_nothing_replicated_is_lost_while_one_server_at_a_time_dies(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.replicated, request, SHARE)
+
+
+SHARE = 0.25  # a seed of these takes several times as long as one of calls
