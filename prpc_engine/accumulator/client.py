@@ -4,9 +4,7 @@ back.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -16,13 +14,14 @@ from prpc_engine import errors
 from prpc_engine.accumulator import snapshot_file
 from prpc_engine.accumulator.aggregator import Aggregator, restored
 from prpc_engine.accumulator.counter import CounterSet, check_name, default_counters
-from prpc_engine.accumulator.flushing import RETRY_S_MIN, PushTarget
+from prpc_engine.accumulator.flushing import RETRY, PushTarget
 from prpc_engine.accumulator.sender import AccumulatorStatistics, CounterSender, Failure
 from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.rpc.call import Call
 from prpc_engine.service.service import RpcService
 from prpc_engine.settings.config import check_timeout
+from shard import runtime
 
 logger = logging.getLogger("prpc")
 
@@ -40,10 +39,10 @@ def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -
     """A client that knows the servers 0 to servers - 1, and no others: by its id a name's server is
     the same in every process, also while some of them are dead. Raises NoServer, ConfigError."""
     check_timeout(timeout_s)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = runtime.monotonic() + timeout_s
     while True:
         client = service.create_client(
-            name, servers, max(0.0, deadline_s - time.monotonic()), retry=AT_ONCE
+            name, servers, max(0.0, deadline_s - runtime.monotonic()), retry=AT_ONCE
         )
         known = client.server_ids
         missing = sorted(set(range(servers)) - set(known))
@@ -57,12 +56,12 @@ def _client_of(service: RpcService, name: str, servers: int, timeout_s: float) -
                 "clients of another number look for counters "
                 "elsewhere; give all clients the number that there are, with ids from 0 on"
             )
-        if time.monotonic() >= deadline_s:
+        if runtime.monotonic() >= deadline_s:
             raise errors.NoServer(
                 f"{name!r} has the servers {list(known)}, and {missing} did not appear within "
                 f"{timeout_s} s: start them, with server_id={missing[0]} where others run"
             )
-        time.sleep(RETRY_S_MIN)
+        runtime.sleep(RETRY.first_s)
 
 
 def ask_all(
@@ -138,7 +137,7 @@ class AccumulatorClient:
             undoing.callback(counters.detach)
             self._sender.start()
             undoing.pop_all()
-        atexit.register(self.close)  # what was written last is sent, although nobody closed us
+        runtime.at_exit(self.close)  # what was written last is sent, although nobody closed us
 
     # -- verbs -------------------------------------------------------------------------------------
 
@@ -209,7 +208,7 @@ class AccumulatorClient:
         """
         check_timeout(timeout_s)
         missing: dict[str, str] = {}
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = runtime.monotonic() + timeout_s
         try:
             self._sender.drain(timeout_s / 2)
         except errors.DeadlineExceeded as error:
@@ -271,16 +270,16 @@ class AccumulatorClient:
         may run twice.
         """
         check_timeout(timeout_s)
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s = runtime.monotonic() + timeout_s
         while True:
             self._sender.check_open()
-            left_s = max(0.0, deadline_s - time.monotonic())
+            left_s = max(0.0, deadline_s - runtime.monotonic())
             try:
                 return self._client.call_to(server.server_id, method, *args, timeout_s=left_s)
             except NOT_RUN:
-                if time.monotonic() + RETRY_S_MIN >= deadline_s:
+                if runtime.monotonic() + RETRY.first_s >= deadline_s:
                     raise
-                time.sleep(RETRY_S_MIN)
+                runtime.sleep(RETRY.first_s)
                 self._sender.look_up()
 
     def _ask_all(
@@ -295,17 +294,17 @@ class AccumulatorClient:
         while left:
             self._sender.check_open()
             done, errors_now = ask_all(
-                self._client, left, method, args, max(MIN_ASK_S, deadline_s - time.monotonic())
+                self._client, left, method, args, max(MIN_ASK_S, deadline_s - runtime.monotonic())
             )
             answers += done.values()
             failed = {
                 server_id: error for server_id, error in failed.items() if server_id not in done
             } | errors_now
             left = [one for one, error in errors_now.items() if isinstance(error, NOT_RUN)]
-            if left and time.monotonic() + RETRY_S_MIN >= deadline_s:
+            if left and runtime.monotonic() + RETRY.first_s >= deadline_s:
                 break
             if left:
-                time.sleep(RETRY_S_MIN)
+                runtime.sleep(RETRY.first_s)
                 self._sender.look_up()
         return answers, failed
 
@@ -318,7 +317,7 @@ class AccumulatorClient:
         """
         check_timeout(timeout_s)
         lost = self._sender.close(timeout_s)
-        atexit.unregister(self.close)
+        runtime.not_at_exit(self.close)
         return lost
 
     def __enter__(self) -> AccumulatorClient:

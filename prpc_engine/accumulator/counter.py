@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from typing import Any
 
 from prpc_engine.accumulator.aggregator import Aggregator, describe
 from prpc_engine.errors import BadArguments, ConfigError, is_number
+from shard import runtime
 
 logger = logging.getLogger("prpc")
 
@@ -72,7 +72,7 @@ class Counter:
         # as those, but of values that came when the lock was not to be had
         self._large: deque[Any] = deque()
         self._fold_count = min(flush_count or FOLD_COUNT, FOLD_COUNT)
-        self._lock = threading.Lock()  # of the aggregate
+        self._lock = runtime.Lock()  # of the aggregate
         self._wake = wake
 
     def write(self, value: Any) -> None:
@@ -121,7 +121,7 @@ class Counter:
 
     def forget(self) -> None:
         """In the child of a fork: what was written before belongs to the parent, which sends it."""
-        self._lock = threading.Lock()  # one that another thread held has nobody to release it here
+        self._lock = runtime.Lock()  # one that another thread held has nobody to release it here
         self._values, self._large, self._aggregate, self._unsent = (
             [],
             deque(),
@@ -235,7 +235,7 @@ class CounterSet:
 
     def __init__(self) -> None:
         self._counters: dict[str, Counter] = {}
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()  # of which counters there are: any thread makes them
         self.client: Any = None  # who sends them, an AccumulatorClient
         self.wake: Callable[[], None] = _nobody_sends  # what that wants to be told with
         _all_sets.add(self)
@@ -330,7 +330,7 @@ class CounterSet:
 
     def forget(self) -> None:
         """In the child of a fork: see Counter.forget(). No client sends this set here."""
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()  # the parent's may be held by a thread that is not here
         self.client, self.wake = None, _nobody_sends
         for counter in self.all():
             counter._wake = self._woken

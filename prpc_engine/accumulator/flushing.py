@@ -4,8 +4,8 @@ over. No I/O and no clock; the outbox says what is pushed.
     a server       event               next
     at rest        something is there  a push is under way
     under way      answered            at rest, and the failures are forgotten
-    under way      no answer           waits for RETRY_S_MIN, each time twice as long, at most
-                                       RETRY_S_MAX; then the same push again
+    under way      no answer           waits for RETRY.first_s, each time twice as long, at
+                                       most RETRY.max_s; then the same push again
     under way      refused for good    at rest; the push is dropped, or split
 
     the client     event               next
@@ -20,8 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from prpc_engine.accumulator.outbox import WriteBatch, WriteOutbox
+from prpc_engine.rpc.backoff import Backoff
 
-RETRY_S_MIN, RETRY_S_MAX = 0.05, 2.0
+RETRY = Backoff(first_s=0.05, max_s=2.0)
 IDLE_S_MAX = 3600.0  # without counters there is nothing to wake for
 
 
@@ -33,7 +34,7 @@ class PushTarget:
     outbox: WriteOutbox = field(default_factory=WriteOutbox)
     epoch: int = 0  # 0: never heard of
     retry_at_s: float = 0.0
-    retry_s: float = RETRY_S_MIN
+    failures: int = 0  # in a row
     failure: str | None = None
 
     def batch(self, now_s: float) -> WriteBatch | None:
@@ -42,13 +43,13 @@ class PushTarget:
 
     def answered(self, epoch: int) -> None:
         """It lives."""
-        self.epoch, self.retry_at_s, self.retry_s, self.failure = epoch, 0.0, RETRY_S_MIN, None
+        self.epoch, self.retry_at_s, self.failures, self.failure = epoch, 0.0, 0, None
 
     def failed(self, why: str, now_s: float) -> None:
         """It did not answer."""
         self.failure = why
-        self.retry_at_s = now_s + self.retry_s
-        self.retry_s = min(2 * self.retry_s, RETRY_S_MAX)
+        self.failures += 1
+        self.retry_at_s = now_s + RETRY.bound_s(self.failures)
 
 
 def rest_s(

@@ -5,7 +5,7 @@
 
 The sender wakes when a counter is full or due, moves what is new into the outboxes, and pushes one
 batch to each server that has answered the last. A server that does not answer keeps its batch; it
-is pushed again, with the same number, after a delay that doubles up to RETRY_S_MAX, while new
+is pushed again, with the same number, after a delay that doubles up to RETRY.max_s, while new
 values merge into what is pending (flushing.py). Writers never wait for any of this.
 
     state    event                          next
@@ -27,9 +27,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import threading
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +35,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.accumulator.counter import Counter, CounterSet
-from prpc_engine.accumulator.flushing import RETRY_S_MAX, RETRY_S_MIN, PushTarget, rest_s
+from prpc_engine.accumulator.flushing import RETRY, PushTarget, rest_s
 from prpc_engine.accumulator.outbox import WriteBatch
 from prpc_engine.accumulator.window import UNKNOWN
 from prpc_engine.client.client import RpcClient
@@ -52,6 +49,7 @@ from shard import (
     Task,
     control_loop,
     run_blocking,
+    runtime,
     sleep,
 )
 
@@ -94,11 +92,11 @@ class CounterSender:
     ) -> None:
         self._client, self._driver, self._name, self._counters = client, driver, name, counters
         self.servers = [PushTarget(server_id) for server_id in range(servers)]
-        self._identity, self._incarnation = secrets.randbits(62), secrets.randbits(62)
+        self._identity, self._incarnation = runtime.randbits(62), runtime.randbits(62)
         self._pushes = self._failures = self._duplicates = self._restarts = self._pushes_lost = 0
         # Of the outboxes, and of moving aggregates into them: threads that wait for their values,
         # and those of the sender's rounds, do so at the same time. Never held in the control loop.
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._waiting: list[tuple[list[tuple[PushTarget, int]], Future]] = []  # for those marks
         # Done: the sender is to look. A future, not an event: completing it may interrupt itself,
         # in a finalizer or a signal handler that writes.
@@ -144,7 +142,8 @@ class CounterSender:
         self.check_open()
         settled = Future(self._driver)
         with self._lock:
-            self._collect(self._counters.all(), time.monotonic())
+            # failpoint: sender.draining
+            self._collect(self._counters.all(), runtime.monotonic())
             marks = [(server, server.outbox.mark()) for server in self.servers]
             self._waiting.append((marks, settled))
             self._tell_settled()
@@ -210,11 +209,11 @@ class CounterSender:
             try:
                 pushes, pause_s = await self._aside(self._round)
             except RuntimeError:  # no thread is to be had, or the interpreter ends: close() comes
-                await self._rest(RETRY_S_MIN)
+                await self._rest(RETRY.first_s)
                 continue
             except Exception:  # a bug: what was counted must not be lost by it
                 logger.exception("counters were not sent to %r; they are kept", self._name)
-                await self._rest(RETRY_S_MAX)
+                await self._rest(RETRY.max_s)
                 continue
             if pushes:
                 self._under_way = tuple(call for _, _, call in pushes)
@@ -257,7 +256,7 @@ class CounterSender:
         """
         while self._outcomes:
             self._ended(*self._outcomes.pop(0))
-        now_s = time.monotonic()
+        now_s = runtime.monotonic()
         with self._lock:
             close_by_s = self._close_by_s
             if close_by_s is not None and now_s >= close_by_s:
@@ -266,6 +265,7 @@ class CounterSender:
                 self._counters.due(now_s) if close_by_s is None else self._counters.all(), now_s
             )
             batches = self._batches(now_s)
+            # failpoint: sender.looking
             pause_s = rest_s(now_s, close_by_s, self._counters.next_due_s(), self.servers)
         if batches:  # where none of them can be sent, look again at once
             return self._push(batches), 0.0
@@ -290,7 +290,7 @@ class CounterSender:
         close_by_s = self._close_by_s
         timeout_s = PUSH_TIMEOUT_S
         if close_by_s is not None:
-            timeout_s = max(0.0, min(timeout_s, close_by_s - time.monotonic()))
+            timeout_s = max(0.0, min(timeout_s, close_by_s - runtime.monotonic()))
         calls: list[tuple[PushTarget, WriteBatch, Call]] = []
         for server, batch in batches:
             try:
@@ -379,7 +379,7 @@ class CounterSender:
                 return
             if not isinstance(error, (errors.NotSent, errors.Rejected)):
                 batch.maybe_applied = True
-            server.failed(str(error), time.monotonic())
+            server.failed(str(error), runtime.monotonic())
             if isinstance(error, errors.Closed) and self._close_by_s is not None:
                 self._close_by_s = 0.0  # the service is gone: nothing will be sent any more
         if isinstance(error, (errors.NotSent, errors.UnknownService)):
@@ -403,11 +403,11 @@ class CounterSender:
         with self._lock:
             if self._close_by_s is not None:
                 return 0
-            self._close_by_s = close_by_s = time.monotonic() + timeout_s
+            self._close_by_s = close_by_s = runtime.monotonic() + timeout_s
             self._tell_settled()
         task = self._task
         assert task is not None, "it was started"
-        task.add_done_callback(lambda _: self._asked.set_result(None))
+        task.when_done(lambda _: self._asked.set_result(None))
         self.wake()
         self._serve(task, close_by_s)
         # pushes from before close(), which may take longer than this does; others end in time
@@ -417,7 +417,7 @@ class CounterSender:
         task.schedule(task.cancel)  # where a round does not end
         with self._lock:
             # what the sender had no time to look at is given up, too
-            self._collect(self._counters.all(), time.monotonic())
+            self._collect(self._counters.all(), runtime.monotonic())
         self._counters.detach()
         with self._lock:
             lost = sum(server.outbox.drop_all() for server in self.servers)
@@ -434,7 +434,7 @@ class CounterSender:
         """Do what the sender's task asks for, until it has ended or the time is over."""
         while not task.done():
             try:
-                asked = self._asked.result(max(0.0, until_s - time.monotonic()))
+                asked = self._asked.result(max(0.0, until_s - runtime.monotonic()))
             except (TimeoutError, ShardError):  # or the service is closed
                 return
             if asked is None:

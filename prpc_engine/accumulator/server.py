@@ -15,14 +15,11 @@ What waits for the next snapshot is a coroutine of the control loop.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import itertools
 import json
 import logging
 import os
-import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +34,7 @@ from prpc_engine.client.client import RpcClient
 from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.errors import BadArguments, Closed, ConfigError, NoServer, is_number
 from prpc_engine.service.service import RpcService
-from shard import Task, control_loop, run_blocking, sleep, this_shard
+from shard import Task, control_loop, run_blocking, runtime, sleep, this_shard
 
 logger = logging.getLogger("prpc")
 
@@ -59,7 +56,7 @@ class AccumulatorShard:
     def __init__(self, state: dict[str, Any] | None = None, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
         # another one each time a server begins: clients notice
-        self._epoch = secrets.randbits(62) | 1
+        self._epoch = runtime.randbits(62) | 1
         self._counters: dict[str, Aggregator] = {}
         self._window = WriteWindow()
         self._retired = False
@@ -281,16 +278,16 @@ class AccumulatorServer:
             raise
         self._client: RpcClient | None = None
         # an event: who waits for it is no thread of the service, which may be closed by then
-        self._closed = threading.Event()
+        self._closed = runtime.Event()
         self._closings = itertools.count()  # calls of close(): the first one counts
         # one file at a time, of whatever threads save: the newest comes last
-        self._saving = threading.Lock()
+        self._saving = runtime.Lock()
         self._is_closing = False
         self._saver: Task | None = None
         self._pid = os.getpid()
         if self._path is not None:
             self._saver = control_loop().spawn(self._save_again_and_again(self._path, snapshot_s))
-            atexit.register(self.close)
+            runtime.at_exit(self.close)
             termination.close_at_sigterm(self)
 
     def _saved_states(self, servers: int, server_id: int) -> list[dict[str, Any] | None]:
@@ -408,6 +405,7 @@ class AccumulatorServer:
                         f"counter {name!r}": why for name, why in state.pop("failed").items()
                     }
                     self._states[at] = {**state, "name": self.name, "server_id": server_id}
+            # failpoint: snapshot.saving
             snapshot_file.save(
                 where, [state or self._empty(at) for at, state in enumerate(self._states)]
             )
@@ -444,8 +442,9 @@ class AccumulatorServer:
         """
         if self._pid != os.getpid() or next(self._closings):
             return
-        atexit.unregister(self.close)
+        runtime.not_at_exit(self.close)
         try:
+            # failpoint: snapshot.closing
             self._save_and_close()
         finally:
             self._closed.set()
@@ -454,6 +453,7 @@ class AccumulatorServer:
         try:
             if self._path is not None:
                 self._is_closing = True  # before it waits for what is being saved
+                # failpoint: snapshot.retiring
                 if self._saver is not None:
                     self._saver.schedule(self._saver.cancel)
                 self._save(self._path, "retire")

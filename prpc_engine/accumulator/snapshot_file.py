@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from prpc_engine.archive import ArchiveError, Decoder, encode
 from prpc_engine.errors import ConfigError
 from prpc_engine.regular_file import read_regular_file
+from shard import runtime
 
 MAGIC = b"prpcacc\x01"
 HEADER = struct.Struct("<8sI")
@@ -132,6 +133,7 @@ class Lock:
         )
         self._fd = fd
         _locks.add(self)
+        runtime.close_with_process(self.close)
 
     def close(self) -> None:
         """Let others save there. A second close does nothing."""

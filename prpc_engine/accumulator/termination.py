@@ -18,6 +18,8 @@ import weakref
 from types import FrameType
 from typing import Protocol
 
+from shard import runtime
+
 logger = logging.getLogger("prpc")
 
 
@@ -56,7 +58,7 @@ def _on_terminate(number: int, frame: FrameType | None) -> None:
     if _pid != os.getpid():  # a fork: nothing in it is ours
         os.kill(os.getpid(), number)
         return
-    threading.Thread(target=_close_and_die, args=(number,), name="prpc-accumulator-sigterm").start()
+    runtime.Thread(target=_close_and_die, args=(number,), name="prpc-accumulator-sigterm").start()
 
 
 def _close_and_die(number: int) -> None:

@@ -1,8 +1,9 @@
 """Which pushes a server has counted already: the last sequence number of each client. No I/O and no
 clock.
 
-A client pushes to a server one batch at a time, and the next only when it has an answer; so what
-has to be remembered of a client is one number, and the answer that went with it:
+A client pushes to a server one batch at a time, and the next only when it has an answer. So with a
+push it waits for none before that (settle() of idempotency_window.py), and what is remembered of a
+client is its last number, and what was refused of that push:
 
     sequence == last + 1  new: count it
     sequence  > last + 1  new, and pushes between were counted by a server that lost them when it
@@ -18,14 +19,14 @@ A client is known by its id and its incarnation, which is another one each time 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 from prpc_engine.accumulator.aggregator import check_count
 from prpc_engine.errors import BadArguments
+from prpc_engine.idempotency_window import NEW, IdempotencyWindow
 
-# some 200 bytes each; a client that is silent while so many others push is taken for gone
+# some 560 bytes each; a client that is silent while so many others push is taken for gone
 CLIENTS_MAX = 65536
 
 APPLY, DUPLICATE, UNKNOWN = "apply", "duplicate", "unknown"
@@ -50,9 +51,7 @@ class WriteWindow:
     """
 
     def __init__(self, clients_max: int = CLIENTS_MAX) -> None:
-        self._clients_max = clients_max
-        # least recently heard first
-        self._last: OrderedDict[ClientKey, tuple[int, dict[int, str]]] = OrderedDict()
+        self._seen: IdempotencyWindow[ClientKey, dict[int, str]] = IdempotencyWindow(clients_max)
 
     def judge(
         self, client: ClientKey, sequence: int, maybe_applied: bool, knows_us: bool
@@ -60,30 +59,35 @@ class WriteWindow:
         """`maybe_applied`: the client has pushed this before; `knows_us`: it has heard of this
         server since it began.
         """
-        there = self._last.get(client)
-        if there is None:
+        numbers = self._seen.of(client)
+        if numbers is None:
             if maybe_applied and knows_us:
                 return Verdict(UNKNOWN)
             return Verdict(APPLY, 0 if knows_us else sequence - 1)
-        if sequence <= there[0]:
+        if numbers.find(sequence) is not NEW:
             return Verdict(DUPLICATE)
-        return Verdict(APPLY, sequence - there[0] - 1)
+        return Verdict(APPLY, sequence - numbers.highest - 1)
 
     def record(self, client: ClientKey, sequence: int, refused: dict[int, str]) -> None:
         """That push has been counted, but for the entries in `refused`."""
-        self._last[client] = (sequence, refused)
-        self._last.move_to_end(client)
-        if len(self._last) > self._clients_max:
-            self._last.popitem(last=False)
+        numbers = self._seen.heard(client)
+        numbers.settle(sequence - 1)
+        numbers.keep(sequence, refused)
 
     def refused(self, client: ClientKey, sequence: int) -> dict[int, str]:
         """What was refused of that push, as far as it is remembered: of the last one."""
-        last, refused = self._last[client]
-        return refused if last == sequence else {}
+        numbers = self._seen.of(client)
+        assert numbers is not None, "judge() called it a duplicate"
+        return numbers.kept.get(sequence, {})
 
     def serialize(self) -> Any:
-        """As plain values."""
-        return [(*client, last, refused) for client, (last, refused) in self._last.items()]
+        """As plain values: (id, incarnation, last number, what was refused of that push) of each
+        client, the one heard least recently first.
+        """
+        return [
+            (*client, numbers.highest, numbers.kept.get(numbers.highest))
+            for client, numbers in self._seen.senders()
+        ]
 
     def deserialize(self, state: Any) -> None:
         """Become what serialize() gave. Raises BadArguments."""

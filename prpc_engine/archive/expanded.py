@@ -26,7 +26,7 @@ class Expanded:
         self._nbytes = 0
         # by finalizers, which may run anywhere: so they take no lock
         self._given_back: deque[int] = deque()
-        self._guard = threading.Lock()
+        self._guard = threading.Lock()  # of the sum: connections of several reactors add to it
 
     @property
     def nbytes(self) -> int:

@@ -39,7 +39,7 @@ PLAIN_BYTES_MAX = 512
 _LARGE_MAP = re.compile(rb"[\xde\xdf]")
 _ENTRY_BYTES_MIN = 3  # of one that collides: an array or extension type of one byte, and a value
 # extension types whose payload is one value of any kind
-_NESTING = frozenset({TUPLE, SET, FROZENSET, MAP, CLASS, PICKLE})
+NESTING = frozenset({TUPLE, SET, FROZENSET, MAP, CLASS, PICKLE})
 _ONE, _TWO, _FOUR = (
     struct.Struct(">B").unpack_from,
     struct.Struct(">H").unpack_from,
@@ -68,7 +68,7 @@ def check_maps(body: memoryview | bytes) -> None:
         at = found.start()
         count = int.from_bytes(body[at + 1 : at + (3 if body[at] == 0xDE else 5)], "big")
         if MAP_KEYS_MAX <= count <= (len(body) - at) // _ENTRY_BYTES_MIN:
-            _walk(body)
+            walk(body)
             return
 
 
@@ -96,7 +96,7 @@ _FIXED_EXTENSIONS = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 _NO_KEYS = frozenset({*range(0x80, 0xA0), *_COUNTS, *_EXTENSIONS, *_FIXED_EXTENSIONS})
 
 
-def _walk(body: memoryview | bytes) -> None:
+def walk(body: memoryview | bytes) -> None:
     """Look at each value in turn; `left` of those that the innermost container still has, of a
     large map an even number before each key."""
     sizes = _SIZES
@@ -139,7 +139,7 @@ def _walk(body: memoryview | bytes) -> None:
                     size = read(body, at + 1)[0]
                 code = body[at + 1 + width]
                 at += 2 + width
-                if code in _NESTING:
+                if code in NESTING:
                     outer.append((left, is_large, at + size))
                     left, is_large = 1, False
                 else:

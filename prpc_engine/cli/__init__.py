@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Not by program.main(), which has exit codes of its own for Ctrl-C and a closed pipe.
         with program.make_context("prpc", [*given] or ["--help"]) as context:
+            # failpoint: cli.running
             code: int = program.invoke(context)
         sys.stdout.flush()
         return code

@@ -26,6 +26,7 @@ from prpc_engine.settings.endpoint_map import (
 )
 from prpc_engine.settings.endpoint_map_file import EndpointMapFile
 from prpc_engine.settings.network import ENDPOINT_MAP_FOLDER, FoundValue
+from prpc_engine.settings.node_config import network_of_process
 from prpc_engine.settings.nodelist import expand_counts, expand_nodes
 
 BASE_PORT = 2222  # what TensorFlow's own examples use
@@ -142,7 +143,7 @@ def check(folder_name: str | None, no_probe: bool, timeout: float) -> int:
             f"--timeout={timeout:g}: more than 0 and at most {TIMEOUT_S_MAX:g} seconds are allowed"
         )
     folder = (
-        ENDPOINT_MAP_FOLDER.find(os.environ)
+        network_of_process(os.environ)["endpoint_map_folder"]
         if folder_name is None
         else FoundValue(folder_name, f"--dir={folder_name!r}")
     )

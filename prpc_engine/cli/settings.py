@@ -27,7 +27,7 @@ from typing import Any
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings import layers, network
 from prpc_engine.settings.allow import AllowList
-from prpc_engine.settings.cluster_spec import PS, WORKER, parse_tf_config
+from prpc_engine.settings.cluster_spec import PS, WORKER, ClusterSpec, parse_tf_config
 from prpc_engine.settings.config import (
     SECRET_VARIABLES,
     TLS_VARIABLES,
@@ -39,7 +39,13 @@ from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
 from prpc_engine.settings.layers import Found
 from prpc_engine.settings.network import DEFAULT
-from prpc_engine.settings.node_config import NodeConfig, limits_of, tls_of, value_of
+from prpc_engine.settings.node_config import (
+    NodeConfig,
+    limits_of,
+    network_of_process,
+    tls_of,
+    value_of,
+)
 from prpc_engine.settings.sections import SECTIONS
 from prpc_engine.settings.user_secret import UserSecret
 from shard import Slab, huge_page_policy
@@ -51,14 +57,10 @@ OF_TASKS: tuple[network.Variable[Any], ...] = (
     network.WORKER_POLLING,
     network.PS_UNPINNED,
     network.WORKER_UNPINNED,
-    network.CONNECTION_TIMEOUT_MS,
-    network.ENDPOINT_MAP_FOLDER,
-    network.DATA_PORT_OFFSET,
     network.TASK_INDEX,
     network.PS_GRAPH_FUSION,
-    network.FLOW_CONTROL_MAX,
-    network.TENSOR_FUSE,
 )
+IN_SECTIONS = network.OF_NODES | network.OF_NETWORK
 PINNING = "shards.pin_cores"
 # Those that are read elsewhere and have no line here: a test's, where the user's secret is, a name
 # for segments, and what only a TensorFlow task reads.
@@ -87,7 +89,7 @@ def unread() -> dict[str, str]:
     about it.
     """
     known = [*_ENGINE, "PRPC_CONFIG", *SECRET_VARIABLES, *TLS_VARIABLES.values(), *ELSEWHERE]
-    variables = (*network.OF_NODES.values(), *OF_TASKS)
+    variables = (*IN_SECTIONS.values(), *OF_TASKS)
     known += [name for variable in variables for name in variable.names]
     found = {}
     for name in sorted(os.environ.keys() - set(known)):
@@ -134,7 +136,7 @@ def _of_node() -> Iterator[Setting]:
     except ConfigError as error:
         yield Setting("file", "", f"PRPC_CONFIG={path!r}", str(error))
     wrong = {}
-    for name, variable in network.OF_NODES.items():
+    for name, variable in IN_SECTIONS.items():
         try:
             one = variable.find(os.environ)
         except ConfigError as error:
@@ -181,6 +183,8 @@ def _shown(name: str, found: Mapping[str, Found]) -> str:
 def _text(name: str, value: Any) -> str:
     if name == PINNING and value is None:
         return "each shard stays on one core"
+    if name == layers.ENDPOINT_MAP and not value:
+        return "the working directory"
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return "none" if value is None else str(getattr(value, "kind", value))
@@ -241,7 +245,11 @@ def _of_cluster() -> Iterator[Setting]:
             settings = network.NetworkSettings.for_task(cluster, job, os.environ)
             yield Setting(f"cores of {job}", str(settings.cores), settings.origins["cores"])
     if cluster.addresses:
-        by = "TF_CONFIG, .endpoint_map, PRPC_DATA_PORT_OFFSET"
-        yield _setting(
-            "data goes by rule", lambda: load_data_endpoints(cluster, os.environ)[0].rule, by
-        )
+        by = "TF_CONFIG, .endpoint_map, network.data_port_offset"
+        yield _setting("data goes by rule", partial(_rule, cluster), by)
+
+
+def _rule(cluster: ClusterSpec) -> str:
+    said = network_of_process(os.environ)
+    folder, port_offset = said["endpoint_map_folder"], said["data_port_offset"]
+    return load_data_endpoints(cluster, folder, port_offset.value)[0].rule

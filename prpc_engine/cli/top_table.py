@@ -17,6 +17,12 @@
     leases        of its slab's blocks, held by peers
     leased_mb     in those blocks
     lease_age_s   of the oldest
+    classes       {name: what it did between the two looks} of the classes of its work: latency,
+                  bulk, those of the user; of those that have ever had some, of latency where there
+                  are others: alone it is not timed
+      busy_pct      of the time, its steps ran
+      steps_per_s   that ended: plain functions, and the pieces of a task between two awaits
+      waiting       in its queue now
     waits_for     {who: calls} that it has in flight, where there are any
     error         why it did not answer, else ""
 
@@ -50,6 +56,7 @@ HEADINGS = (
     ("leases", "leases"),
     ("leased_mb", "leased MB"),
     ("lease_age_s", "oldest s"),
+    ("classes", "classes"),
     ("waits_for", "waits for"),
 )
 
@@ -62,6 +69,20 @@ class NodeAnswer:
     addresses: tuple[str, ...]
     figures: Mapping[str, Any] | None = None
     error: str = ""
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """What one class of work of a process did between two looks. None: it was not there at the
+    first one.
+    """
+
+    busy_pct: float | None
+    steps_per_s: float | None
+    waiting: int
+
+    def __str__(self) -> str:
+        return f"{_cell(self.busy_pct)} %, {_cell(self.steps_per_s)}/s, {self.waiting} wait"
 
 
 @dataclass(frozen=True)
@@ -88,6 +109,7 @@ class Row:
     leases: int = 0
     leased_mb: float = 0.0
     lease_age_s: float = 0.0
+    classes: Mapping[str, ClassRow] = field(default_factory=dict)
     waits_for: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
 
@@ -135,6 +157,7 @@ def _row(
         slab["leases"],
         slab["leased_bytes"] / 1e6,
         slab["lease_age_s_max"],
+        _classes(figures, earlier, elapsed_s),
         _waits(figures["peers"], names),
     )
 
@@ -168,6 +191,23 @@ def _quantile_us(buckets: list[int], share: float) -> float | None:
     return quantile_ns(buckets, share) / 1e3 if any(buckets) else None
 
 
+def _classes(
+    figures: Mapping[str, Any], earlier: Mapping[str, Any] | None, elapsed_s: float
+) -> dict[str, ClassRow]:
+    before = {one["name"]: one for one in (earlier or {}).get("classes", ())}
+    found = {}
+    for one in figures["classes"]:
+        if one["steps"] or one["waiting"]:
+            busy_pct = steps_per_s = None
+            if earlier is not None:
+                # one that is new has done all of it since
+                was = before.get(one["name"], {"busy_ns": 0, "steps": 0})
+                busy_pct = (one["busy_ns"] - was["busy_ns"]) / 1e7 / elapsed_s
+                steps_per_s = (one["steps"] - was["steps"]) / elapsed_s
+            found[one["name"]] = ClassRow(busy_pct, steps_per_s, one["waiting"])
+    return found
+
+
 def _waits(peers: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> dict[str, int]:
     waits: dict[str, int] = {}
     for peer in peers:
@@ -191,5 +231,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{who} ({calls})" for who, calls in value.items())
+        return ", ".join(f"{name} ({what})" for name, what in value.items())
     return str(value)

@@ -68,6 +68,8 @@ def arranged(rows: Iterable[Row], view: View) -> list[Row]:
         value = getattr(row, view.sorted_by)
         if view.sorted_by == "waits_for":
             value = sum(value.values())
+        elif view.sorted_by == "classes":
+            value = sum(one.waiting for one in value.values())
         if value is None or row.error:
             unknown.append(row)
         else:

@@ -55,7 +55,7 @@ from prpc_engine.errors import (
     UnknownMethod,
     UnknownService,
 )
-from shard import is_finite
+from prpc_engine.rpc.backoff import Backoff
 
 # How much sooner a local server is asked than a remote one, in calls in flight. Shared memory
 # answers a small call in a fraction of what tcp takes, so one or two waiting there are still
@@ -109,51 +109,10 @@ def outcome_of(error: BaseException | None) -> Outcome | None:
     return next((outcome for kind, outcome in _OUTCOMES if isinstance(error, kind)), None)
 
 
-@dataclass(frozen=True)
-class Backoff:
-    """How long to wait after failures in a row: a random part of a bound that doubles, so that
-    callers do not come all at once.
-
-    first_s  the bound after the first failure
-    max_s    where doubling ends
-    certain  the share of the bound that is always waited; 0.0 is full jitter, which spreads callers
-             best
-
-    Raises ConfigError for times below zero and shares outside 0 to 1.
-    """
-
-    first_s: float
-    max_s: float
-    certain: float = 0.0
-
-    def __post_init__(self) -> None:
-        are_numbers = all(
-            is_finite(value, 0.0) for value in (self.first_s, self.max_s, self.certain)
-        )
-        if not (are_numbers and self.first_s <= self.max_s and self.certain <= 1.0):
-            raise ConfigError(f"{self}: 0 <= first_s <= max_s and 0 <= certain <= 1 are allowed")
-
-    def bound_s(self, failures: int) -> float:
-        """The longest wait after so many failures in a row, in seconds; 0.0 after none."""
-        if failures < 1:
-            return 0.0
-        return min(self.max_s, self.first_s * 2.0 ** min(failures - 1, _DOUBLINGS_MAX))
-
-    def delay_s(self, failures: int, random: Random) -> float:
-        """The wait after so many failures in a row, in seconds."""
-        return self.bound_s(failures) * (self.certain + (1.0 - self.certain) * random.random())
-
-
-# of a microsecond, even: longer than any max_s; and 2.0**1024 is an OverflowError
-_DOUBLINGS_MAX = 64
-
 # How long a server is set aside: not long, because a connection that was merely reset works again
 # at once; in the end as long as a server that starts again may take. At least half of it is
 # certain: with full jitter some would not be set aside at all.
 EJECTION = Backoff(first_s=0.2, max_s=10.0, certain=0.5)
-# Between attempts to reconnect to one address: the first at once or nearly so, then so seldom that
-# a hundred clients who wait for one server make some 20 attempts a second between them.
-RECONNECT = Backoff(first_s=0.05, max_s=5.0)
 
 
 class Routable(Protocol):
@@ -490,7 +449,7 @@ class Balancer(Generic[R]):
                 return
         health.state = ServerState.EJECTED
         health.ejections += 1
-        health.until = now + EJECTION.delay_s(health.ejections, self._random)
+        health.until = now + EJECTION.delay_s(health.ejections, self._random.random())
         self._ejections += 1
         self._sort()
 

@@ -9,12 +9,11 @@ is answered, so that a call that just succeeds pays nothing for it.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
+from collections.abc import Callable
 
 from prpc_engine.rpc.timing import BUCKETS, MethodTiming
-from shard import VALUE, Future
+from shard import VALUE, Future, runtime
 
 # a power of two. Noting one takes some 2 us: so 10 ns a call, where a call takes 4 us and more
 SAMPLE_EVERY = 256
@@ -24,12 +23,13 @@ class CallFigures:
     """Counts the calls of one client that fail, by error, and times the answered ones that time()
     is given.
 
-    Owned by the client's Directory. Thread-safe: calls end in any thread. Units: the list at the
-    file's head.
+    clock: of the reactor that the calls are sent and timed by, in seconds. Owned by the client's
+    Directory. Thread-safe: calls end in any thread. Units: the list at the file's head.
     """
 
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._guard = runtime.Lock()  # calls fail, and end, in any thread
         self._errors: Counter[str] = Counter()
         self._buckets = [0] * BUCKETS
         self._total_ns = 0
@@ -41,13 +41,13 @@ class CallFigures:
 
     def time(self, call: Future) -> None:
         """Note how long a call took, once it is done."""
-        call.add_done_callback(self._note)
+        call.when_done(self._note)
 
     def _note(self, call: Future) -> None:
         sent = getattr(call, "sent", 0.0)
         if call.finished != VALUE or not sent:
             return
-        taken_ns = max(0, int((time.monotonic() - sent) * 1e9))
+        taken_ns = max(0, int((self._clock() - sent) * 1e9))
         with self._guard:
             self._buckets[min(taken_ns.bit_length(), BUCKETS - 1)] += 1
             self._total_ns += taken_ns

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Protocol
@@ -40,7 +39,7 @@ from prpc_engine.rpc.call import NEVER, TIMEOUT_S
 from prpc_engine.rpc.context import caller_name, remaining_s, wait_in_ms
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.job import Expired
-from shard import ClosedError, Future, Waiter
+from shard import ClosedError, Future, Waiter, runtime
 
 REQUEST, ONE_WAY = "request", "one_way"
 QUEUE_REQUESTS_MAX = 65536  # received by nobody yet: beyond it callers are told to slow down
@@ -109,14 +108,14 @@ class RpcRequest(_Values):
         self.dest_rank = dest_rank
         self.sender = ""  # as received: who sent it
         self._answer: Deferred | None = None  # as received: None for a one-way request
-        self._deadline = NEVER  # as received: on time.monotonic()
+        self._deadline = NEVER  # as received: on runtime.monotonic()
 
     def _is_over(self) -> bool:
         """As received: whether nobody waits for its response any more."""
         answer = self._answer
         if answer is None:
             return False
-        if time.monotonic() >= self._deadline:  # perhaps the reactor's timer is late
+        if runtime.monotonic() >= self._deadline:  # perhaps the reactor's timer is late
             answer.fail(Expired("the deadline had passed before a dealer answered it"))
         return answer.done()
 
@@ -188,14 +187,14 @@ class ServerQueue:
         self._check_room()
         request = RpcRequest(*values)
         request.sender = caller_name()
-        now = time.monotonic()
+        now = runtime.monotonic()
         left_s = remaining_s(lambda: now)
         if left_s is not None:
             request._deadline = now + left_s
         answer = request._answer = Deferred(ends_with_caller=True)
         mailbox = self.mailbox
         ticket = mailbox.put(request)
-        answer.add_done_callback(lambda _: mailbox.remove(ticket))
+        answer.when_done(lambda _: mailbox.remove(ticket))
         return answer
 
     def _take_one_way(self, *values: Any) -> None:
@@ -213,11 +212,12 @@ class Dealer:
     """Sends requests and receives their responses, or receives requests and answers them, or both:
     by messages.
 
-    name     of the service, for texts
-    waiter   who turns the reactor while a thread waits
-    client   sends its requests; None: what sends raises ConfigError
-    queue    has the server's requests; None: recv_request() raises ConfigError
-    by_rank  a request's `dest_rank` is taken for a server id
+    name          of the service, for texts
+    waiter        who turns the reactor while a thread waits
+    client        sends its requests; None: what sends raises ConfigError
+    queue         has the server's requests; None: recv_request() raises ConfigError
+    by_rank       a request's `dest_rank` is taken for a server id
+    requests_max  how many may be in flight or answered, and not received
 
     Made by create_dealer() of a client (has the client), a server (the queue), or a service (both).
     One thread at a time uses it; terminate() and close() may come from any, and end its waits with
@@ -231,8 +231,10 @@ class Dealer:
         client: DealerClient | None = None,
         queue: ServerQueue | None = None,
         by_rank: bool = False,
+        requests_max: int = REQUESTS_MAX,
     ) -> None:
         self.name = name
+        self._requests_max = requests_max
         self._client = client
         self._queue = queue
         self._by_rank = by_rank  # server ids are ranks
@@ -271,16 +273,16 @@ class Dealer:
         """Send it; its response comes by recv_response(), also when it is that the request failed
         or `timeout_s` passed.
 
-        Raises Backpressure while REQUESTS_MAX of this dealer are in flight or answered and not
+        Raises Backpressure while as many as may of this dealer are in flight or answered and not
         received; Closed; BadArguments for seconds that are none."""
         wait_in_ms(timeout_s)
         self._asking()
         self._ending.check()
-        if len(self._pending) + len(self._responses) >= REQUESTS_MAX:
+        if len(self._pending) + len(self._responses) >= self._requests_max:
             raise errors.Backpressure(
                 f"{len(self._pending)} requests of this dealer are in flight and "
                 f"{len(self._responses)} responses wait to be "
-                f"received, {REQUESTS_MAX} in all are allowed: call recv_response()"
+                f"received, {self._requests_max} in all are allowed: call recv_response()"
             )
         self._pending[request] = None
         try:
@@ -294,7 +296,7 @@ class Dealer:
             # ShmFull, or a bug; or nobody could receive the response
             self._pending.pop(request, None)
             raise
-        call.add_done_callback(lambda done: self._answered(request, done))
+        call.when_done(lambda done: self._answered(request, done))
         if self._ending.error is not None:  # closed meanwhile
             call.cancel(copy.copy(self._ending.error))
 

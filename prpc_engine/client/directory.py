@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 import zlib
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -37,7 +35,7 @@ from prpc_engine.client.call_figures import CallFigures
 from prpc_engine.client.route import Route, Sought
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
-from shard import ClosedError, Future, control_loop
+from shard import ClosedError, Future, runtime
 
 REFRESH_S_MIN = 0.05  # between two looks at the master, as long as the servers known here may do
 CHANGED_S = 1.0  # between two looks for what has changed while the master is away, or too slow
@@ -57,7 +55,8 @@ class Directory:
     lookup   asks the master
     balance  the name of a policy (balance.py); `random` is for its choices
 
-    `on_change(routes by server id)` hears of every change. Owned by a client, which closes it;
+    `on_change(routes by server id)` hears of every change, `on_gone(route)` of each server that the
+    master lists no longer. Owned by a client, which closes it;
     thread-safe. Raises ConfigError. Who asks, and what that waits for: the table at the file's
     head.
     """
@@ -71,16 +70,18 @@ class Directory:
         random: random.Random,
     ) -> None:
         self.name = name
-        self.figures = CallFigures()
+        self.figures = CallFigures(node.reactor.clock)
         self.on_change: Callable[[dict[int, Route]], None] = _ignore
+        self.on_gone: Callable[[Route], None] = _ignore_gone
         self.routes: dict[int, Route] = {}  # replaced and never changed
         self.server_ids: tuple[int, ...] = ()  # sorted
         self._owners: tuple[Route, ...] = ()  # of keys: in the order of their server ids
         # Each call of any thread picks, and counts what it picked.
-        self.balancer: Balancer[Route] = Balancer((), random, balance, guard=threading.Lock())
+        self.balancer: Balancer[Route] = Balancer((), random, balance, guard=runtime.Lock())
         self._ailing = self.balancer.ailing
         self._pick = self.balancer.pick
         self._node = node
+        self._clock = node.reactor.clock
         self._lookup = lookup
         self._anybody = Sought(name, f"any server of {name!r}", self.find_any, self.figures)
         self._closed = False
@@ -94,11 +95,11 @@ class Directory:
 
     def pick(self, avoid: tuple[Route, ...] = ()) -> Route:
         """Who gets the next call; one that is sought when none is known."""
-        return self._pick(time.monotonic() if self._ailing else 0.0, avoid) or self._anybody
+        return self._pick(self._clock() if self._ailing else 0.0, avoid) or self._anybody
 
     def find_any(self) -> Route:
         """The same. Raises NoServer."""
-        route = self._pick(time.monotonic(), ())
+        route = self._pick(self._clock(), ())
         if route is None:
             raise errors.NoServer(
                 f"{self.name!r} has no live server at present: start one, "
@@ -160,6 +161,10 @@ class Directory:
         self._owners = tuple(routes[server_id] for server_id in self.server_ids)
         self.balancer.set_routes(routes.values())
         self.on_change(routes)
+        if not self._closed:
+            for route in old.values():
+                if routes.get(route.server_id) is not route:
+                    self.on_gone(route)
 
     def refresh(self) -> None:
         """Ask the master who serves now; waits for as long as two lookups take. Raises what the
@@ -199,7 +204,7 @@ class Directory:
         knowledge takes it for."""
         if isinstance(error, errors.UnknownService) and self.routes.get(route.server_id) is route:
             return True
-        return time.monotonic() - self._refreshed >= REFRESH_S_MIN
+        return self._clock() - self._refreshed >= REFRESH_S_MIN
 
     def after_look_if_stale(self, error: BaseException, route: Route, then: Then) -> None:
         """Call then() after a look that is worth while, or under way; else now. In the reactor."""
@@ -224,11 +229,15 @@ class Directory:
 
     def _look(self, waiting: list[Then]) -> None:
         self._looking = waiting
-        self._refreshed = time.monotonic()
-        look = control_loop().spawn(self._lookup())
-        look.add_done_callback(
-            lambda ended: self._node.reactor.call_soon(partial(self._look_ended, ended))
-        )
+        self._refreshed = self._clock()
+        try:
+            look: Future = self._node.control_loop().spawn(self._lookup())
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread, for the loop
+            look = Future()
+            look.set_error(
+                errors.NotSent(f"the servers of {self.name!r} could not be looked up: {error}")
+            )
+        look.when_done(lambda ended: self._node.reactor.call_soon(partial(self._look_ended, ended)))
 
     def _look_ended(self, look: Future) -> None:
         failure = look.error()
@@ -236,6 +245,7 @@ class Directory:
             # the master is away, or this side was closed; whatever it is, somebody waits for it
             logger.debug("the servers of %r could not be looked up: %s", self.name, str(failure))
         elif not self._closed:
+            # failpoint: directory.found
             self.set_entries(look.result())
             if self._closed:  # meanwhile, by another thread
                 self.set_entries([])
@@ -254,3 +264,7 @@ class Directory:
 
 def _ignore(routes: dict[int, Route]) -> None:
     """Before the client listens."""
+
+
+def _ignore_gone(route: Route) -> None:
+    """The default of a callback: does nothing."""

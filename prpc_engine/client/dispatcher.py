@@ -4,31 +4,22 @@ It blocks neither who calls nor the reactor.
     a call that                                    waits for        where
     goes to a server not known here                a look at the    directory.py
                                                    master
-    goes to a server that is not connected         the connection   Route.waiting; a connector in
-                                                                    the control loop
-    could not be sent to the server it is for      that server      a timer; then a look, and the
+    goes to a server that is not connected         the connection   Route.queue; a connector in the
+                                                                    control loop
+    could not be sent to the server it is for      that server      a pause; then a look, and the
                                                                     same again
     failed, and may have run; the master does not  the word on its  DESCRIBE, asked of several
       know whether it may be repeated              idempotence      servers at once
-    is to be tried again later                     the time         a timer of the reactor
+    is to be tried again later                     the time         a pause
     is on its way again                            the answer       the peer's table, as any call
 
-Invariant: a call is at one of these places at most; who takes it out puts it into the next or ends
-it. Wherever it is, a timer ends it at its own deadline, cancel() and close() end it at once, and
-whoever then finds it finished drops it.
+From its first line here to its end a call is held by the PendingRequests of the client, in one
+place at most (prpc_engine/rpc/pending.py): so it ends at its own deadline wherever it is, and by
+cancel() and close() at once. A route's life is that of its queue (prpc_engine/rpc/send_queue.py),
+and its peer is set while that is up: calls to one route leave in the order they came.
 
-    route          event                          next
-    connected      its peer is lost, a call comes waiting: the call; a connector begins, or one of
-                                                  CONNECTORS_MAX takes it next
-    waiting        a call comes                   waiting, behind the others
-    waiting        connected                      those that wait are sent, until none does; then
-                                                  connected
-    waiting        not connected                  not connected: all that wait have failed
-    not connected  a call comes                   as connected, its peer lost
-
-Calls to one route leave in the order they came: while some wait for its connection, those that come
-later wait behind them. What waits before it was ever sent is bounded as an outbox is:
-outbox_messages_max and outbox_bytes_max for each server known.
+What waits before it was ever sent is bounded as an outbox is: outbox_messages_max and
+outbox_bytes_max for each server known.
 
 Calls are admitted, and sent where their route is connected, by the threads that make them; a
 connector sends what waited. It is decided about calls in the reactor, and there they end: what
@@ -39,9 +30,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
@@ -69,9 +57,11 @@ from prpc_engine.rpc.context import inherited_s, wait_in_ms
 from prpc_engine.rpc.marks import KnownMarks
 from prpc_engine.rpc.message import REPEAT
 from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.pending import PendingRequests, RequestPlace
+from prpc_engine.rpc.send_queue import QueueAction, QueueEvent, QueueState
 from prpc_engine.rpc.server import DESCRIBE
 from prpc_engine.rpc.stream import StreamCall
-from shard import VALUE, Future, ShardError, Timer, control_loop, yield_now
+from shard import VALUE, Future, Semaphore, ShardError, runtime, yield_now
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt at one address
 # of a client, that connect at a time: so many servers may hang before the others wait for one of
@@ -153,27 +143,22 @@ class Dispatcher:
         idempotent: Iterable[str],
     ) -> None:
         # Each call of any thread counts for it.
-        self.budget = RetryBudget(guard=threading.Lock())
+        self.budget = RetryBudget(guard=runtime.Lock())
         self._client = client
         self._directory = directory
         self._balancer = directory.balancer
         self._node = node
         self._reactor = node.reactor
+        self._clock = node.reactor.clock
         self._policy = policy
         self._random = random
         # a call of a named server; others are as quick by that policy itself
         self.fails_at_once = policy.unsent_max == 1
-        self._closed = False
         self._quiet_until = 0.0  # nothing is said of calls that wait
-        # Of what follows, and of Route.waiting: a thread that makes a call hears of Backpressure at
-        # once, and its call keeps its place behind those that came before.
-        self._guard = threading.Lock()
-        # all that were here and are not finished; the timer of their deadline
-        self._held: dict[Call, Timer | None] = {}
-        self._unsent: dict[Call, int] = {}  # those of them that never left, and their bytes
-        self._unsent_bytes = 0
-        self._to_connect: deque[Route] = deque()
-        self._connectors = 0
+        self._pending: PendingRequests[Call] = PendingRequests(
+            self._reactor, self._expire, self._end_closed
+        )
+        self._to_connect = Semaphore(CONNECTORS_MAX)
         self.marks = KnownMarks(idempotent)
         self.is_idempotent = self.marks.is_idempotent
         # who waits for the answer under way; None: nobody asked
@@ -182,7 +167,17 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Calls that wait here before they leave for the first time."""
-        return len(self._unsent)
+        return self._pending.unsent
+
+    @property
+    def held(self) -> int:
+        """Calls that were here and are not finished."""
+        return len(self._pending)
+
+    @property
+    def connectors(self) -> int:
+        """Routes that are being connected now."""
+        return CONNECTORS_MAX - self._to_connect.free
 
     # -- what could not be sent at once ------------------------------------------------------------
 
@@ -190,12 +185,17 @@ class Dispatcher:
         """The route's peer where that takes no waiting: its node is connected already, or in this
         process.
         """
-        if isinstance(route, Sought) or self._closed:
+        if isinstance(route, Sought) or self._pending.is_closed:
             return None
-        with self._guard:
-            if route.waiting is None:
-                route.peer = self._node.near_peer(route.addresses)
-            return route.peer if route.waiting is None else None
+        with self._pending.guard:
+            if route.queue.is_busy:
+                return None
+            route.peer = peer = self._node.near_peer(route.addresses)
+            if peer is not None:
+                self._pending.tell(route.queue, QueueEvent.FOUND)
+            elif route.queue.state is QueueState.UP:
+                self._pending.tell(route.queue, QueueEvent.LOST)
+            return peer
 
     def begin(
         self,
@@ -233,12 +233,12 @@ class Dispatcher:
         kind: Callable[..., Call] = Call,
     ) -> Call:
         """A call that has not left, with its arguments as they are now. Raises BadArguments."""
-        timeout_s = inherited_s(timeout_s, self._reactor.clock)
+        timeout_s = inherited_s(timeout_s, self._clock)
         wait_in_ms(timeout_s)
         body, blocks = self._node.archive.encode_arguments(args)
         if blocks and not stable:
             blocks = self._own(blocks)
-        now = time.monotonic()
+        now = self._clock()
         return kind(
             self._node.waiter,
             asked=(method, route),
@@ -262,65 +262,36 @@ class Dispatcher:
         """Hold a call that never left. Raises Backpressure."""
         size = len(call.body) + sum(block.nbytes for block in call.blocks)
         limits, servers = self._node.limits, max(1, len(self._directory.routes))
-        with self._guard:
-            count = len(self._unsent)
-            if count >= limits.outbox_messages_max * servers or (
-                count and self._unsent_bytes + size > limits.outbox_bytes_max * servers
-            ):
-                raise errors.Backpressure(
-                    f"{call.asked[0]!r} was not sent to {call.asked[1]}: "
-                    f"{count} calls of {self._unsent_bytes} bytes wait for a "
-                    f"connection already, {limits.outbox_messages_max} calls or "
-                    f"{limits.outbox_bytes_max} bytes for each of "
-                    f"{servers} servers may (limits outbox_messages_max, outbox_bytes_max); "
-                    "slow down, or retry later"
-                )
-            self._unsent[call] = size
-            self._unsent_bytes += size
-        self.hold(call)
+        if not self._pending.admit(
+            call,
+            call.overall,
+            limits.outbox_messages_max * servers,
+            size,
+            limits.outbox_bytes_max * servers,
+        ):
+            raise errors.Backpressure(
+                f"{call.asked[0]!r} was not sent to {call.asked[1]}: "
+                f"{self._pending.unsent} calls of {self._pending.unsent_bytes} bytes wait for a "
+                f"connection already, {limits.outbox_messages_max} calls or "
+                f"{limits.outbox_bytes_max} bytes for each of "
+                f"{servers} servers may (limits outbox_messages_max, outbox_bytes_max); "
+                "slow down, or retry later"
+            )
+        call.when_done(self._pending.end)
 
     def hold(self, call: Call) -> None:
         """See to it that the call ends by its deadline and at close(), wherever it is."""
-        if call in self._held:
-            return
-        self._held[call] = None
-        call.add_done_callback(self._forget)
-        if call.overall != NEVER:
-            self._reactor.call_soon(partial(self._arm, call))
-        if self._closed:
-            call.end(self._closed_error())
-
-    def _arm(self, call: Call) -> None:
-        if not call.finished:
-            self._held[call] = self._reactor.timers.call_at(
-                call.overall, partial(self._expire, call)
-            )
-            if call.finished:  # meanwhile, by another thread
-                self._forget(call)
-
-    def _forget(self, call: Future) -> None:
-        assert isinstance(call, Call)
-        self._has_left(call)
-        with self._guard:
-            waiting = call.asked[1].waiting
-            if waiting:
-                waiting.pop(call, None)  # it may hold arrays, and the connector may hang for long
-        timer = self._held.pop(call, None)
-        if timer is not None:
-            self._reactor.call_soon(timer.cancel)
-
-    def _has_left(self, call: Call) -> None:
-        with self._guard:
-            self._unsent_bytes -= self._unsent.pop(call, 0)
+        if self._pending.hold(call, call.overall):
+            call.when_done(self._pending.end)
 
     def _expire(self, call: Call) -> None:
-        """The deadline of a call has come; one that is in flight is ended by the peer's table."""
-        if call.finished or call.is_in_flight:
+        """The deadline of a call has come; one that is under way is ended by the peer's table."""
+        if call.finished:
             return
         method, route = call.asked
-        now = time.monotonic()
-        is_unsent = call in self._unsent
-        if is_unsent and route.waiting is not None and call.client is not None:
+        now = self._clock()
+        is_unsent = self._pending.is_unsent(call)
+        if is_unsent and route.queue.is_busy and call.client is not None:
             self._balancer.report(route, Outcome.UNSENT, now)
         if is_unsent:
             text = (
@@ -347,27 +318,27 @@ class Dispatcher:
 
     def send(self, call: Call, route: Route) -> None:
         """Send it over the route, when it is known and connected."""
+        # failpoint: dispatcher.sending
         if isinstance(route, Sought):
             self._directory.after_look(partial(self._found, call, route))
             return
         call.asked = call.asked[0], route
-        begins = False
-        with self._guard:
-            peer = None if route.waiting is not None else route.peer
-            if route.waiting is not None:
-                route.waiting[call] = None
-            elif peer is None or peer.lost:
-                route.peer = peer = None
-                route.waiting = {call: None}
-                self._to_connect.append(route)
-                begins = self._connectors < CONNECTORS_MAX
-                self._connectors += begins
-        if begins:
-            control_loop().spawn(self._connect())
-        if peer is not None:
-            self._deliver(call, route, peer)
-        else:
-            self.hold(call)  # a hedged one was to leave at once (hedging.py)
+        peer = route.peer
+        if peer is None or peer.lost:
+            if self._pending.place(call) is RequestPlace.ENDED:  # a hedged one was to leave at once
+                self.hold(call)
+            with self._pending.guard:
+                peer = route.peer
+                if route.queue.state is QueueState.UP and (peer is None or peer.lost):
+                    route.peer = None
+                    self._pending.tell(route.queue, QueueEvent.LOST)
+                actions = self._pending.offer(call, route.queue)
+            if QueueAction.CONNECT in actions:
+                self._begin_to_connect(route)
+            if QueueAction.SEND not in actions:
+                return
+        assert peer is not None, "its queue is up"
+        self._deliver(call, route, peer)
 
     def _found(self, call: Call, sought: Sought, failure: BaseException | None) -> None:
         try:
@@ -379,19 +350,23 @@ class Dispatcher:
         else:
             self.send(call, route)
 
-    async def _connect(self) -> None:
-        """A connector, in the control loop: one route after the other, until none is left."""
-        while True:
-            with self._guard:
-                if not self._to_connect:
-                    self._connectors -= 1
-                    return
-                route = self._to_connect.popleft()
-            started = time.monotonic()
+    def _begin_to_connect(self, route: Route) -> None:
+        try:
+            self._node.control_loop().spawn(self._connect(route))
+        except (OSError, RuntimeError) as error:  # no descriptor, or no thread, for the loop
+            why = errors.NotSent(f"{route} cannot be reached: {error}")
+            self._reactor.call_soon(partial(self._not_connected, route, why))
+
+    async def _connect(self, route: Route) -> None:
+        """A connector, in the control loop: sends what waits for the route, once it is
+        connected.
+        """
+        async with self._to_connect:
+            started = self._clock()
             try:
                 peer = await self._node.reach(route.addresses, CONNECT_TIMEOUT_S, route.text)
             except errors.NotSent as error:
-                told = errors.NotSent(f"{error} (tried for {time.monotonic() - started:.1f} s)")
+                told = errors.NotSent(f"{error} (tried for {self._clock() - started:.1f} s)")
                 is_lasting = isinstance(error, errors.NoPath) and error.is_lasting
                 self._reactor.call_soon(
                     partial(self._not_connected, route, error if is_lasting else told)
@@ -404,37 +379,38 @@ class Dispatcher:
 
     async def _deliver_all(self, route: Route, peer: Peer) -> None:
         """Send what waits for the route, until nothing does."""
+        self._pending.tell(route.queue, QueueEvent.CONNECTED)
         while calls := self._take_waiting(route, peer):
             for number, call in enumerate(calls, 1):
                 self._deliver(call, route, peer)
-                if call.blocks or not number % DELIVERED_MAX:
+                if call.blocks or number == DELIVERED_MAX:
                     await yield_now()
+
+    def _take_waiting(self, route: Route, peer: Peer) -> list[Call]:
+        """Some of what waits for the route. When that is nothing it is connected: what comes leaves
+        at once.
+        """
+        with self._pending.guard:
+            calls = self._pending.take(route.queue, DELIVERED_MAX)
+            if not calls:
+                route.peer = peer
+            return calls
 
     def _not_connected(self, route: Route, error: Exception) -> None:
         # for calls to that server alone, too: is it there at all?
         self._directory.after_look_if_stale(error, route, _ignore)
-        for call in self._take_waiting(route, None):
+        for call in self._pending.tell(route.queue, QueueEvent.GAVE_UP):
             # each its own: what becomes of it is written into its text
             call.set_error(_bare(error))
-
-    def _take_waiting(self, route: Route, peer: Peer | None) -> list[Call]:
-        """What waits for the route now. When that is nothing, or there is no peer, nobody need wait
-        any more.
-        """
-        with self._guard:
-            calls = list(route.waiting or ())
-            done = peer is None or not calls
-            route.waiting = None if done else {}
-            if done:
-                route.peer = peer
-            return calls
 
     def _deliver(self, call: Call, route: Route, peer: Peer) -> None:
         if call.finished:
             return
-        now = time.monotonic()
+        now = self._clock()
         if now >= call.overall:
             self._reactor.call_soon(partial(self._expire, call))
+            return
+        if not self._pending.sending(call):
             return
         method, client = call.asked[0], call.client
         try:
@@ -458,9 +434,9 @@ class Dispatcher:
             # it comes back by failed() as far as it can be repeated
             self._reactor.call_soon(partial(call.set_error, _bare(error)))
             return
-        self._has_left(call)
+        self._pending.left(call)
         if self._balancer.ailing and client is not None:
-            call.add_done_callback(self.answered)
+            call.when_done(self.answered)
         if call.finished and call.finished != VALUE and call.table is not None:
             # Given up while it was sent: the server was told so before it heard of the call,
             # perhaps.
@@ -475,12 +451,12 @@ class Dispatcher:
         """
         # before: the end may not say that it never did
         may_have_run = call.state is not None and call.state.may_have_run
-        if self._closed or not (
+        if self._pending.is_closed or not (
             is_retriable(error) or (may_have_run and isinstance(error, errors.Rejected))
         ):
             return False
         if isinstance(error, errors.DeadlineExceeded) and call.state is None:
-            now = time.monotonic()
+            now = self._clock()
             # the usual end of a call that takes too long
             if now >= call.overall or call.overall == NEVER:
                 self.report(call.asked[1], error, now)
@@ -495,14 +471,17 @@ class Dispatcher:
         """Decide, once the thread that sent the call is done with it: it sets the deadline last,
         after an answer perhaps.
         """
+        if call.finished:
+            return
         if not call.sent and looks:
             self._reactor.call_later(
                 SENDING_S, partial(self._take_up, call, error, route, looks - 1)
             )
             return
-        if call.overall != NEVER and self._held.get(call) is None:  # unknown when it was held
-            self._arm(call)
-        self.decide(call, error, route)
+        self._pending.until(call, call.overall)  # perhaps unknown when it was held
+        # else its sender, who stood still, said so twice
+        if self._pending.place(call) is RequestPlace.KEPT:
+            self.decide(call, error, route)
 
     def decide(self, call: Call, error: BaseException, route: Route, is_told: bool = False) -> None:
         """What follows that failure of the call. `is_told`: the servers were asked what may be sent
@@ -515,7 +494,7 @@ class Dispatcher:
         if may_have_run and not is_told and self.is_idempotent(method) is None:
             self.describe(partial(self.decide, call, error, route, True))
             return
-        now = time.monotonic()
+        now = self._clock()
         self.report(route, error, now)
         state = self.state_of(call)
         known = None if isinstance(route, Sought) else route
@@ -541,7 +520,7 @@ class Dispatcher:
             partial(self._again, call, error, decided),
         )
         if decided.delay_s:
-            self._reactor.call_later(decided.delay_s, again)
+            self._pending.pause(call, decided.delay_s, again)
         else:
             again()
 
@@ -578,7 +557,7 @@ class Dispatcher:
 
     def _end_gone(self, call: Call, error: BaseException) -> None:
         """The process that a call may have run in is not there any more."""
-        call.end(self.state_of(call).final_error(error, GiveUp(ONLY_THERE), time.monotonic()))
+        call.end(self.state_of(call).final_error(error, GiveUp(ONLY_THERE), self._clock()))
 
     def state_of(self, call: Call) -> RetryState[Route]:
         """What is kept of a call that has failed at least once."""
@@ -588,7 +567,7 @@ class Dispatcher:
                 self.budget,
                 self._random,
                 call.asked[0],
-                call.sent or time.monotonic(),
+                call.sent or self._clock(),
             )
         state: RetryState[Route] = call.state
         return state
@@ -605,9 +584,9 @@ class Dispatcher:
         """A call ended that was sent while some server was not well."""
         assert isinstance(done, Call)
         if done.finished == VALUE:
-            self._balancer.report(done.asked[1], Outcome.OK, time.monotonic())
+            self._balancer.report(done.asked[1], Outcome.OK, self._clock())
         else:
-            self.report(done.asked[1], done._outcome, time.monotonic())
+            self.report(done.asked[1], done._outcome, self._clock())
 
     # -- what may be run twice ---------------------------------------------------------------------
 
@@ -639,7 +618,7 @@ class Dispatcher:
 
         for route in routes:
             body, _ = self._node.archive.encode_arguments(())
-            now = time.monotonic()
+            now = self._clock()
             ask = Call(
                 self._node.waiter,
                 asked=(DESCRIBE, route),
@@ -647,7 +626,7 @@ class Dispatcher:
                 sent=now,
                 overall=now + DESCRIBE_TIMEOUT_S,
             )
-            ask.add_done_callback(lambda done: self._reactor.call_soon(partial(told, done)))
+            ask.when_done(lambda done: self._reactor.call_soon(partial(told, done)))
             self.hold(ask)
             self.send(ask, route)
         if not routes:
@@ -656,7 +635,7 @@ class Dispatcher:
     # -- the end -----------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._pending.is_closed:
             raise self._closed_error()
         self._node.check_process()
 
@@ -666,27 +645,25 @@ class Dispatcher:
     def close(self) -> None:
         """End all calls and streams of this client with Closed; servers are told of those in
         flight. Connectors end by themselves, within CONNECT_TIMEOUT_S an address."""
-        self._closed = True
         self._end_all()
         # those that another thread was about to enter
         self._reactor.call_later(SENDING_S, self._end_all)
 
     def _end_all(self) -> None:
-        in_flight = [
-            call for peer in self._node.peers() for call in list(peer.calls.in_flight.values())
-        ]
+        self._pending.close()
         mine = self._directory
-        for call in [
-            *self._held,
-            *(call for call in in_flight if getattr(call.asked[1], "owner", None) is mine),
-        ]:
-            call.withdraw()
-            call.end(
-                errors.Closed(
-                    f"{self._closed_error()} while {call.asked[0]!r} of {call.asked[1]} was under "
-                    "way"
-                )
+        for peer in self._node.peers():
+            for call in list(peer.calls.in_flight.values()):
+                if getattr(call.asked[1], "owner", None) is mine:
+                    self._end_closed(call)
+
+    def _end_closed(self, call: Call) -> None:
+        call.withdraw()
+        call.end(
+            errors.Closed(
+                f"{self._closed_error()} while {call.asked[0]!r} of {call.asked[1]} was under way"
             )
+        )
 
 
 def _ignore(failure: BaseException | None) -> None:

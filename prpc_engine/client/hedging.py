@@ -21,8 +21,7 @@ has its answer.
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -36,7 +35,7 @@ from prpc_engine.client.retry import RetryBudget, is_retriable
 from prpc_engine.client.route import Route, Sought
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.call import NEVER, Call
-from shard import VALUE, Future, Timer
+from shard import VALUE, Future, Timer, runtime
 
 
 class Hedge(Call):
@@ -60,6 +59,7 @@ class Contest:
         self._directory = directory
         self._node = node
         self._reactor = node.reactor
+        self._clock = node.reactor.clock
         self._hedges: list[Call] = []  # bounded by HedgePolicy.hedges_max
         self._timer: Timer | None = None
 
@@ -70,7 +70,7 @@ class Contest:
         self._race.sent(call, route, call.sent)
         if not route.is_connected:
             self._dispatcher.admit(call)
-        call.add_done_callback(self._over)
+        call.when_done(self._over)
         self._dispatcher.send(call, route)
         if self._race.next_at != NEVER:
             self._reactor.call_soon(self._arm)
@@ -95,7 +95,7 @@ class Contest:
             route in race.routes for route in self._directory.routes.values()
         ):
             return
-        now = time.monotonic()
+        now = self._clock()
         avoid = race.hedge(now)
         if avoid is None:
             return
@@ -113,7 +113,7 @@ class Contest:
         race.sent(hedge, route, now)
         self._hedges.append(hedge)
         self._dispatcher.hold(hedge)
-        hedge.add_done_callback(self._hedge_ended)
+        hedge.when_done(self._hedge_ended)
         self._dispatcher.send(hedge, route)
         self._arm()
 
@@ -125,7 +125,7 @@ class Contest:
         """
         if not is_retriable(error):
             return False
-        if isinstance(error, errors.DeadlineExceeded) and time.monotonic() >= call.overall:
+        if isinstance(error, errors.DeadlineExceeded) and self._clock() >= call.overall:
             return self._dispatcher.failed(call, error)
         self._dispatcher.hold(call)  # its deadline is the table's no more
         self._reactor.call_soon(partial(self._lost, call, error, call.asked[1]))
@@ -141,7 +141,7 @@ class Contest:
 
     def _won(self, hedge: Call) -> None:
         call = self._call
-        if not call.finished and self._race.ended(hedge, None, time.monotonic()) is not None:
+        if not call.finished and self._race.ended(hedge, None, self._clock()) is not None:
             self._dispatcher.answered(hedge)
             call.withdraw()
             call.set_result(hedge._outcome)
@@ -150,7 +150,7 @@ class Contest:
         call, race = self._call, self._race
         if call.finished:
             return
-        now = time.monotonic()
+        now = self._clock()
         if race.ended(attempt, error, now) is None and not race.is_over:
             self._dispatcher.report(route, error, now)
             self._dispatcher.state_of(call).record(error, route)
@@ -171,7 +171,7 @@ class Contest:
     def _clear(self, call: Future) -> None:
         error = None if call.finished == VALUE else call._outcome
         # for the latencies, unless a hedge has won
-        self._race.ended(self._call, error, time.monotonic())
+        self._race.ended(self._call, error, self._clock())
         for hedge in self._hedges:
             hedge.cancel()
         if self._timer is not None:
@@ -182,10 +182,15 @@ class Contest:
 class HedgingClient(RpcClient):
     """An RpcClient with a HedgePolicy. Made by RpcService.create_client(hedge=...)."""
 
-    def __init__(self, *settings: Any, hedge: HedgePolicy) -> None:
+    def __init__(
+        self, *settings: Any, hedge: HedgePolicy, on_gone: Callable[[Route], None] | None = None
+    ) -> None:
         super().__init__(*settings)
+        if on_gone is not None:
+            self._directory.on_gone = on_gone
         self._policy = hedge
-        self._hedge_budget = RetryBudget(HEDGE_SHARE, guard=threading.Lock())
+        # calls of any thread count for it
+        self._hedge_budget = RetryBudget(HEDGE_SHARE, guard=runtime.Lock())
         # of methods that are idempotent, or may be for all that is known yet
         self._hedgers: dict[str, Hedger] = {}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from prpc_engine import errors
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
 from prpc_engine.settings.config import check_timeout
-from shard import ClosedError, Future, Waiter
+from shard import ClosedError, Future, Waiter, runtime
 
 
 class Terminated(errors.Closed):
@@ -34,7 +33,7 @@ class Ending:
 
     def __init__(self) -> None:
         self.error: errors.RpcError | None = None
-        self._waits: set[Future] = set()
+        self._waits: dict[Future, None] = {}
 
     def check(self) -> None:
         """Raises what has ended them."""
@@ -44,13 +43,13 @@ class Ending:
     @contextlib.contextmanager
     def may_end(self, wait: Future) -> Iterator[None]:
         """Inside of this that future is given up when they end."""
-        self._waits.add(wait)
+        self._waits[wait] = None
         try:
             if self.error is not None:  # after the caller's check
                 wait.cancel(copy.copy(self.error))
             yield
         finally:
-            self._waits.discard(wait)
+            self._waits.pop(wait, None)
 
     def end_waits(self, error: errors.RpcError) -> None:
         """Those under way now."""
@@ -87,6 +86,11 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self._messages)
 
+    @property
+    def waiting(self) -> int:
+        """How many wait for a message now."""
+        return len(self._waiting)
+
     def put(self, message: Any) -> int:
         """A message arrived; a ticket to remove() it by."""
         ticket = self._next_ticket()
@@ -109,7 +113,7 @@ class Mailbox:
         """
         if timeout_s is not None:
             check_timeout(timeout_s, TIMEOUT_S_MAX)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
         ending = ending or Ending()
         while True:
             ending.check()
@@ -130,7 +134,7 @@ class Mailbox:
             try:
                 with ending.may_end(arrived):
                     arrived.result(
-                        None if deadline is None else max(0.0, deadline - time.monotonic())
+                        None if deadline is None else max(0.0, deadline - runtime.monotonic())
                     )
             except TimeoutError:
                 if self._give_up(arrived):

@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Generic, TypeVar
 
-from prpc_engine.client.balance import Backoff
 from prpc_engine.errors import (
     Backpressure,
     ConfigError,
@@ -48,6 +47,7 @@ from prpc_engine.errors import (
     Stopping,
     UnknownService,
 )
+from prpc_engine.rpc.backoff import Backoff
 from prpc_engine.rpc.call import NEVER, TIMEOUT_S
 from shard import is_count, is_finite
 
@@ -289,7 +289,7 @@ class RetryState(Generic[R]):
             return GiveUp(f"given up after attempts_max={self._policy.attempts_max} attempts")
         delay_s = 0.0
         if not (is_new and isinstance(error, ELSEWHERE_AT_ONCE)):
-            delay_s = self._policy.backoff.delay_s(self.waits + 1, self._random)
+            delay_s = self._policy.backoff.delay_s(self.waits + 1, self._random.random())
             if now + delay_s >= deadline:
                 return GiveUp(
                     f"the deadline comes before the next attempt, which was due in {delay_s:.3f} s"

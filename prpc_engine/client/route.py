@@ -10,6 +10,7 @@ from prpc_engine.client.call_figures import CallFigures
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.send_queue import SendQueue
 
 
 class Route:
@@ -21,8 +22,8 @@ class Route:
     owner     the Directory that made it; None: it stands for a server that is not known here
     figures   of its client: calls that fail count there; None: nobody counts them
 
-    `peer` is set by whoever connected it (dispatcher.py), when nothing waits any more: so calls
-    keep their order. `waiting` is changed under the dispatcher's guard.
+    `queue` is what waits for it, and its state; `peer` is set while that is up, so calls keep their
+    order. Both change under the guard of the dispatcher's pending requests.
     """
 
     __slots__ = (
@@ -32,11 +33,11 @@ class Route:
         "marks",
         "owner",
         "peer",
+        "queue",
         "rank",
         "server_id",
         "target",
         "text",
-        "waiting",
     )
 
     def __init__(
@@ -56,14 +57,14 @@ class Route:
         self.addresses = entry.addresses
         self.marks = entry.marks
         self.peer: Peer | None = None
-        self.waiting: dict[Call, None] | None = None  # in order; None: nobody connects it
+        self.queue: SendQueue[Call] = SendQueue()
         self.text = f"server {entry.server_id} of {entry.service!r} (rank {entry.rank})"
 
     @property
     def in_flight(self) -> Sized:
         """Calls that wait for the node it lives on, or for a connection to it."""
         peer = self.peer  # looked at once: whoever finds it lost sets it to None, in any thread
-        return peer.calls.in_flight if peer is not None else self.waiting or ()
+        return peer.calls.in_flight if peer is not None else self.queue
 
     @property
     def is_connected(self) -> bool:

@@ -6,6 +6,7 @@ without TensorFlow.
     weights = server.recv("weights", source="/job:ps/task:0", step=7)
 
 server  ->  endpoint  ->  relay  ->  cores        link  ->  control        fuse  ->  receipt
+                                                  link  ->  patience
 rendezvous, names, verbs, config
 """
 

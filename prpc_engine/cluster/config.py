@@ -31,6 +31,16 @@ class ServerConfig:
     tensors_max  tensors and requests that may wait here; None: as
                  REMOTE_RENDEZVOUS_FLOW_CONTROL_MAX_SIZE says, else 65,536
     bytes_max    of the tensors that may wait here
+
+    connection_timeout_s  how long a call waits for a task that is not up; None: as
+                          NETWORK_MAX_CONNECTION_TIMEOUT says, else 120
+    endpoint_map_folder   where `.endpoint_map` is; None: as TF_SEASTAR_ENDPOINT_MAP_PATH says, else
+                          the working directory
+    data_port_offset      ports from control to data, where there is no such file; None: as
+                          PRPC_DATA_PORT_OFFSET says, else the tasks tell each other
+
+    What the environment does not say either may stand in section [network] of the file that
+    PRPC_CONFIG names.
     """
 
     tensor_fuse: bool | None = None
@@ -41,6 +51,9 @@ class ServerConfig:
     tls: TlsSettings | None = None
     tensors_max: int | None = None
     bytes_max: int = BYTES_MAX
+    connection_timeout_s: float | None = None
+    endpoint_map_folder: str | None = None
+    data_port_offset: int | None = None
 
     def __post_init__(self) -> None:
         if self.tensor_fuse not in (None, True, False):

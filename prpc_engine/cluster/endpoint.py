@@ -60,20 +60,12 @@ class Place:
     config: NodeConfig
 
 
-def place_from(
-    task: str,
-    plan: str,
-    control: Address,
-    data: Address | None,
-    config: ServerConfig,
-    role: str,
-    tasks: int,
-) -> Place:
-    """From what the user said: the task's job, and how many tasks the cluster has. Raises
-    ConfigError.
+def node_config(config: ServerConfig, role: str, tasks: int) -> NodeConfig:
+    """What the user, the environment and the file say: the task's job, and how many tasks the
+    cluster has. Raises ConfigError.
     """
     check_environment()
-    node = NodeConfig.load(
+    return NodeConfig.load(
         role,
         tasks,
         shards=config.shards,
@@ -81,7 +73,23 @@ def place_from(
         secret=config.secret,
         limits=config.limits,
         tls=config.tls,
+        connection_timeout_s=config.connection_timeout_s,
+        endpoint_map_folder=config.endpoint_map_folder,
+        data_port_offset=config.data_port_offset,
+        flow_control_max=config.tensors_max,
+        tensor_fuse=config.tensor_fuse,
     )
+
+
+def place_from(
+    task: str,
+    plan: str,
+    control: Address,
+    data: Address | None,
+    config: ServerConfig,
+    node: NodeConfig,
+) -> Place:
+    """Where a task listens, and with which shards. Raises ConfigError."""
     for line in node.notes:
         logger.warning("%s", line)
     needed = {"shm", "tcp"}
@@ -181,6 +189,7 @@ class Endpoint:
             "control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow, inline=True
         )
         self.driver.take_over()
+        # failpoint: endpoint.serving
 
     def run(self, timeout_s: float | None) -> None:
         """Answer from this thread, for `timeout_s` seconds at most or until

@@ -45,7 +45,8 @@ class FuseCollector:
         guard: AbstractContextManager[Any],
         leave: Callable[[Message], None],
     ) -> None:
-        self.under_way: set[Message] = set()  # collected, or not answered yet
+        # collected, or not answered yet, in the order of their first receipts
+        self.under_way: dict[Message, None] = {}
         self._is_always = is_always
         self._waiter = waiter
         self._guard = guard
@@ -79,6 +80,7 @@ class FuseCollector:
         """Several by one request that leaves at once: their list, when all are there."""
         message = Message(number, step, timeout_s, self.under_way, self.flush)
         message.keys, message.whole = keys, whole
+        # failpoint: fuse.receiving
         receipt = Receipt.of(message, self._waiter)
         self._leave(message)
         return receipt

@@ -55,16 +55,22 @@ class Late:
     """Keeps tensors that came after their receiver had given up, for who receives them in that step
     next.
 
-    guard      the lock of what is kept
-    bytes_max  of all tensors kept; those beyond it, or beyond TENSORS_MAX, are dropped, and a
-               warning says so
+    guard        the lock of what is kept
+    bytes_max    of all tensors kept; those beyond it are dropped, and a warning says so
+    tensors_max  how many are kept, likewise
 
     Owned by a Server; thread-safe. Tasks go by their numbers (names.py). Events: the table at the
     file's head.
     """
 
-    def __init__(self, guard: AbstractContextManager[Any], bytes_max: int) -> None:
+    def __init__(
+        self,
+        guard: AbstractContextManager[Any],
+        bytes_max: int,
+        tensors_max: int = TENSORS_MAX,
+    ) -> None:
         self._guard = guard
+        self._tensors_max = tensors_max
         self._bytes_max = bytes_max
         self._steps: dict[int, _Step] = {}  # those in which there is something
         self._count = 0  # of the tensors
@@ -104,7 +110,7 @@ class Late:
                 step,
                 self.nbytes,
                 self._bytes_max,
-                TENSORS_MAX,
+                self._tensors_max,
             )
         straggler.set_result(None)
 
@@ -180,7 +186,7 @@ class Late:
             key: tensor for key, tensor in tensors.items() if (source, key) not in there.tensors
         }
         nbytes = _bytes_of(tensors.values())
-        if self.nbytes + nbytes > self._bytes_max or self._count + len(tensors) > TENSORS_MAX:
+        if self.nbytes + nbytes > self._bytes_max or self._count + len(tensors) > self._tensors_max:
             return not tensors
         there.tensors.update({(source, key): tensor for key, tensor in tensors.items()})
         self._count += len(tensors)

@@ -1,29 +1,25 @@
 """The way to one other task: found through its control address, then its data address; and what
 waits for it.
 
-    state       event                           next
-    down        something is to be sent         connecting, by a coroutine of the control loop
-    connecting  hello answered, data connected  up: what waits leaves, in its order
-    connecting  no answer there, first time     connecting; one line in the log; what is not patient
-                                                fails
-    connecting  no answer there, later          connecting, with growing pauses
-    connecting  connection timeout, or nothing  down: what waits fails with TaskUnreachable
-                waits any more
-    connecting  other cluster, other secret     down: what waits fails with that, at once
-    up          connection lost                 down: what is under way fails with TaskLost, at once
-    any         close()                         closed: what waits fails with Closed, and the
-                                                coroutine is cancelled
+    the queue (rpc/send_queue.py)  here
+    down        offered            a coroutine of the control loop begins to connect
+    connecting  (an attempt fails) what is not patient fails; while something waits, another attempt
+    connecting  connected          what waits leaves, in turns of the data's reactor: encoding it
+                                   would hold up the control loop
+    connecting  gave up            what waits fails: nothing patient does, the time is over, or it
+                                   is the wrong task
+    draining    drained            what comes leaves at once
+    up          lost               what is under way fails with TaskLost, by the peer's table
+    any         (close)            what waits fails with Closed, and so does what comes; the
+                                   coroutine is cancelled
 
-Whatever waits has its own deadline, kept by a timer until it leaves and by the peer's table from
-then on. It leaves in turns of the data's reactor: encoding it would hold up the control loop. When
-to try again, and when to give up: patience.py.
+Whatever waits has its own deadline, kept by rpc/pending.py until it leaves and by the peer's table
+from then on. When to try again, and when to give up: patience.py.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,15 +43,17 @@ from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.paths import Choice
 from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.pending import PendingRequests
+from prpc_engine.rpc.send_queue import QueueAction, QueueEvent, QueueState, SendQueue
 from prpc_engine.settings.address import Address
 from shard import (
     VALUE,
     Future,
     ShardError,
     Task,
-    Timer,
     control_loop,
     run_blocking,
+    runtime,
     sleep,
 )
 
@@ -97,7 +95,6 @@ class Errand(Future):
     arguments: Callable[[int], tuple[Any, ...]] | None = None
     deadline: float = 0.0
     is_patient: bool = True  # it waits while the task does not come up
-    timer: Timer | None = None
     call: Call | None = None
     straggle: Callable[[], Settle] | None = None
     claims: list[bool] = []  # noqa: RUF012 - a Struct copies it; one where there is `straggle`: for who leaves the call behind
@@ -130,7 +127,7 @@ class Errand(Future):
     def sent(self, call: Call, answered: Callable[[Future], object]) -> None:
         """Its request is on its way, and it may have ended meanwhile."""
         self.call = call
-        call.add_done_callback(answered)
+        call.when_done(answered)
         if not self.finished:
             return
         if self.straggle is None:
@@ -150,9 +147,7 @@ class Errand(Future):
             settle(None)
             return
         self.call = None
-        call.add_done_callback(
-            lambda done: settle(done._outcome if done.finished == VALUE else None)
-        )
+        call.when_done(lambda done: settle(done._outcome if done.finished == VALUE else None))
         if tells and call.table is not None:
             call.table.send_cancel(call.call_id)
 
@@ -168,6 +163,7 @@ class Link:
     `patience_s`       how long what is patient waits for the task to come up, in seconds; then:
                        TaskUnreachable
 
+    `peer`: of the last connection, in use while the link is DRAINING or UP; None once it is closed.
     States: the table at the file's head.
     """
 
@@ -190,29 +186,37 @@ class Link:
         self._text = f"{task} at {control}"
         self._hello_route = FixedRoute(CONTROL_TARGET, task)
         self._route = FixedRoute(DATA_TARGET, task)
-        # of what follows: submit() comes from any thread, and whether it begins to connect, waits
-        # or is too late must be one decision with what connects and close()
-        self._guard = threading.Lock()
-        self._waiting: list[Errand] | None = None  # None: not connecting
-        self._connecting: Task | None = None  # the last one that began
-        self._closed = False
+        self._queue: SendQueue[Errand] = SendQueue()
+        # what waits: from the moment that it cannot be sent at once until it is
+        self._pending: PendingRequests[Errand] = PendingRequests(
+            data_node.reactor, self._expire, self._refuse
+        )
+        # of the last one that began, with the guard held, as is what follows from the queue's state
+        self._connecting: Task | None = None
+        self.peer: Peer | None = None
         self._requests = 0
         self._why = ""  # the last attempt to connect failed
-        self.peer: Peer | None = None
         self.incarnation = 0
+
+    @property
+    def state(self) -> QueueState:
+        """Whether the task is connected, as far as is known."""
+        return self._queue.state
 
     def statistics(self) -> LinkStatistics:
         """A snapshot."""
-        peer, waiting = self.peer, self._waiting
-        is_up = peer is not None and not peer.lost
-        return LinkStatistics(
-            state="up" if is_up else "down" if waiting is None else "connecting",
-            transport=peer.connection.transport if peer is not None and is_up else "",
-            choice=peer.choice if peer is not None and is_up else None,
-            incarnation=self.incarnation,
-            waiting=len(waiting or ()),
-            requests=self._requests,
-        )
+        with self._pending.guard:
+            self._look_for_loss()
+            is_up = self.state in (QueueState.DRAINING, QueueState.UP)
+            peer = self.peer if is_up else None
+            return LinkStatistics(
+                state="up" if is_up else self.state.name.lower(),
+                transport=peer.connection.transport if peer is not None else "",
+                choice=peer.choice if peer is not None else None,
+                incarnation=self.incarnation,
+                waiting=len(self._queue),
+                requests=self._requests,
+            )
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -226,40 +230,65 @@ class Link:
         straggle: Callable[[], Settle] | None = None,
     ) -> Errand:
         """Ask the task; never waits. The errand, which says what `straggle` is, ends within
-        `timeout_s`. Raises Closed, Backpressure."""
+        `timeout_s`; with Closed, if the link is. Raises Backpressure."""
         self._requests += 1
         errand = Errand(
             self._data_node.waiter,
             method=method,
             what=what,
             arguments=arguments,
-            deadline=time.monotonic() + timeout_s,
+            deadline=runtime.monotonic() + timeout_s,
             is_patient=is_patient,
             straggle=straggle,
             late=self._late,
             claims=[True],
         )
         peer = self.peer
-        if peer is not None and not peer.lost and self._waiting is None:
+        # what the table says of UP, without its price: most requests come then
+        if peer is not None and not peer.lost and self._queue.state is QueueState.UP:
             self._send(errand, peer)
             return errand
-        with self._guard:
-            if self._closed:
-                raise self._closed_error()
-            if self._waiting is None:
-                self._connecting = control_loop().spawn(self._connect())
-                self._waiting = []
-            elif len(self._waiting) >= WAITING_MAX:
-                raise errors.Backpressure(
-                    f"{len(self._waiting)} requests wait for {self._text}, {WAITING_MAX} may; "
-                    "slow down"
-                )
-            self._waiting.append(errand)
-        self._data_node.reactor.call_soon(partial(self._arm, errand))
+        if not self._pending.admit(errand, errand.deadline, WAITING_MAX):
+            raise errors.Backpressure(
+                f"{self._pending.unsent} requests wait for {self._text}, {WAITING_MAX} may; "
+                "slow down"
+            )
+        errand.when_done(self._pending.end)
+        with self._pending.guard:
+            self._look_for_loss()
+            actions, peer = self._pending.offer(errand, self._queue), self.peer
+            if QueueAction.CONNECT in actions:
+                self._begin(errand)
+        if QueueAction.SEND in actions and peer is not None:
+            self._leaves(errand, peer)
         return errand
 
+    def _look_for_loss(self) -> None:
+        """Nobody tells a link that its connection is lost, or left for a better path. With the
+        guard held.
+        """
+        if self.state is QueueState.UP and self.peer is not None and self.peer.lost:
+            self._pending.tell(self._queue, QueueEvent.LOST)
+
+    def _begin(self, errand: Errand) -> None:
+        """With the guard held."""
+        try:
+            # failpoint: link.connecting
+            self._connecting = control_loop().spawn(self._connect())
+        except BaseException:  # no descriptor, or no thread, for the loop: the next request may
+            self._pending.tell(self._queue, QueueEvent.GAVE_UP)
+            self._pending.end(errand)
+            raise
+
+    def _leaves(self, errand: Errand, peer: Peer) -> None:
+        """It waits no longer."""
+        self._pending.end(errand)
+        if not errand.finished:
+            self._send(errand, peer)
+
     def _send(self, errand: Errand, peer: Peer) -> None:
-        left_s = errand.deadline - time.monotonic()
+        # failpoint: link.sending
+        left_s = errand.deadline - runtime.monotonic()
         try:
             assert errand.arguments is not None
             arguments = errand.arguments(self.incarnation)
@@ -316,33 +345,19 @@ class Link:
         )
 
     def _fail(self, errand: Errand, error: BaseException) -> None:
-        # In the reactor: whoever waits may have it parked, and would not see what another thread
-        # completes.
-        self._data_node.reactor.call_soon(partial(errand.set_error, error))
-        if self._closed:
-            errand.set_error(error)  # perhaps it turns no more
+        self._pending.settle(partial(errand.set_error, error))
 
-    def _arm(self, errand: Errand) -> None:
-        if not errand.finished and errand.call is None:
-            errand.timer = self._data_node.reactor.timers.call_at(
-                errand.deadline, partial(self._expire, errand)
-            )
-            errand.add_done_callback(self._disarm)
-
-    def _disarm(self, errand: Future) -> None:
-        assert isinstance(errand, Errand)
-        if errand.timer is not None:
-            self._data_node.reactor.call_soon(errand.timer.cancel)
+    def _refuse(self, errand: Errand) -> None:
+        errand.set_error(errors.Closed(f"{self.task} was not asked: this server was stopped here"))
 
     def _expire(self, errand: Errand) -> None:
-        if errand.call is None:  # else the peer's table sees to it
-            errand.set_error(
-                errors.DeadlineExceeded(
-                    f"{errand.what} was not asked of {self._text} before the deadline: "
-                    f"it is not connected{self._why}; start it, "
-                    "allow a larger timeout_s, or look whether it can be reached"
-                )
+        errand.set_error(
+            errors.DeadlineExceeded(
+                f"{errand.what} was not asked of {self._text} before the deadline: "
+                f"it is not connected{self._why}; start it, "
+                "allow a larger timeout_s, or look whether it can be reached"
             )
+        )
 
     # -- connecting, in the control loop -----------------------------------------------------------
 
@@ -350,7 +365,7 @@ class Link:
         try:
             peer = await self._meet_in_time()
         except errors.NotAPeer as error:  # to wait does not help
-            self._end(
+            self._give_up(
                 errors.ConfigError(
                     f"{error}; start {self.task} with the protocol of this task, "
                     "or mend the cluster"
@@ -359,16 +374,16 @@ class Link:
         except Exception as error:
             # another cluster, another secret, closed, nobody there; or a bug, which those that wait
             # must hear of
-            self._end(self._failure(error))
+            self._give_up(self._failure(error))
         else:
             if peer is not None:
-                await self._leave(peer)
+                self._connected(peer)
 
     async def _meet_in_time(self) -> Peer | None:
         """Try until the task is there; None: nothing waits for it any more. Raises TaskUnreachable
         when its time is over, and what another attempt would not change.
         """
-        patience = Patience(time.monotonic(), self._patience_s)
+        patience = Patience(runtime.monotonic(), self._patience_s)
         while True:
             try:
                 peer = await self._meet()
@@ -379,7 +394,7 @@ class Link:
                 ):
                     raise
                 self._why = f" ({error})"
-                now = time.monotonic()
+                now = runtime.monotonic()
                 text = (
                     f"{self._text} does not answer ({patience.waited_s(now):.1f} s): {error}; "
                     "start it, or allow more time by "
@@ -403,7 +418,7 @@ class Link:
                     logger.info(
                         "%s is connected, after %.3g s",
                         self._text,
-                        patience.waited_s(time.monotonic()),
+                        patience.waited_s(runtime.monotonic()),
                     )
                 return peer
             await sleep(pause_s)
@@ -447,28 +462,21 @@ class Link:
         check_task(facts, self.task, self._control)
         return facts
 
-    async def _leave(self, peer: Peer) -> None:
-        """It is connected: what waits leaves, and then what comes leaves at once."""
-        self.peer = peer  # before anybody can have an answer, and asks what it came over
-        left = Future(self._data_node.waiter)
-        self._data_node.reactor.call_soon(partial(self._send_some, peer, left))
-        await left
+    def _connected(self, peer: Peer) -> None:
+        with self._pending.guard:
+            self._pending.tell(self._queue, QueueEvent.CONNECTED)
+            if self._pending.is_closed:
+                return
+            self.peer = peer  # before anybody can have an answer, and asks what it came over
+        self._data_node.reactor.call_soon(partial(self._drain, peer))
 
-    def _send_some(self, peer: Peer, left: Future) -> None:
-        """In the data's reactor."""
-        with self._guard:
-            errands = (self._waiting or [])[:LEAVE_MAX]
-            if self._waiting:
-                del self._waiting[:LEAVE_MAX]
-            else:
-                self._waiting = None
+    def _drain(self, peer: Peer) -> None:
+        """Some of what waits leaves, in each turn of the data's reactor."""
+        errands = self._pending.take(self._queue, LEAVE_MAX)
         for errand in errands:
-            if not errand.finished:
-                self._send(errand, peer)
+            self._leaves(errand, peer)
         if errands:
-            self._data_node.reactor.call_soon(partial(self._send_some, peer, left))
-        else:
-            left.set_result(None)
+            self._data_node.reactor.call_soon(partial(self._drain, peer))
 
     def _failure(self, error: Exception) -> errors.RpcError:
         """What to tell those that wait, of what no attempt should raise."""
@@ -485,33 +493,26 @@ class Link:
         """After an attempt: what is not patient fails; whether anything else waits. If not,
         whatever comes next begins anew.
         """
-        with self._guard:
-            errands = self._waiting or []
-            hasty = [errand for errand in errands if not errand.is_patient]
-            patient = [errand for errand in errands if errand.is_patient and not errand.finished]
-            self._waiting = patient or None
-        for errand in hasty:
+        with self._pending.guard:
+            failing = self._pending.pick(self._queue, lambda errand: not errand.is_patient)
+            goes_on = len(self._queue) > 0
+            if not goes_on:
+                self._pending.tell(self._queue, QueueEvent.GAVE_UP)
+        for errand in failing:
             self._fail(errand, error)
-        return bool(patient)
+        # failpoint: link.attempted
+        return goes_on
 
-    def _end(self, error: errors.RpcError) -> None:
-        with self._guard:
-            errands, self._waiting = self._waiting or [], None
-        for errand in errands:
+    def _give_up(self, error: errors.RpcError) -> None:
+        for errand in self._pending.tell(self._queue, QueueEvent.GAVE_UP):
             self._fail(errand, error)
 
     def close(self) -> None:
         """Ask no more; what waits fails. While the reactor still turns. From any thread; it does
         not wait.
         """
-        with self._guard:
-            self._closed = True
-            errands, self._waiting = self._waiting or [], None
-            connecting = self._connecting
+        self._pending.close()
+        with self._pending.guard:
+            connecting, self.peer = self._connecting, None
         if connecting is not None:
             connecting.cancel()
-        for errand in errands:
-            errand.set_error(self._closed_error())
-
-    def _closed_error(self) -> errors.Closed:
-        return errors.Closed(f"{self.task} was not asked: this server was stopped here")

@@ -2,14 +2,16 @@
 
 an attempt fails            next
 before the patience is over another attempt, after a pause: each time twice as long, at most
-                            PAUSE_S_MAX, and none that ends after the patience
+                            PAUSE.max_s, and none that ends after the patience
 after it                    given up
 """
 
 from __future__ import annotations
 
+from prpc_engine.rpc.backoff import Backoff
+
 # between attempts: a task that comes up is found soon, one that does not costs little
-PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 1.0
+PAUSE = Backoff(first_s=0.05, max_s=1.0)
 
 
 class Patience:
@@ -20,7 +22,6 @@ class Patience:
     def __init__(self, started: float, patience_s: float) -> None:
         self._started = started
         self._patience_s = patience_s
-        self._pause_s = PAUSE_S_MIN
         self.failed = 0
 
     def waited_s(self, now: float) -> float:
@@ -33,5 +34,4 @@ class Patience:
         left_s = self._patience_s - self.waited_s(now)
         if left_s <= 0.0:
             return None
-        pause_s, self._pause_s = self._pause_s, min(PAUSE_S_MAX, 2 * self._pause_s)
-        return min(pause_s, left_s)
+        return min(PAUSE.bound_s(self.failed), left_s)

@@ -34,7 +34,7 @@ class Message:
         number: int,
         step: int,
         timeout_s: float,
-        under_way: set[Message],
+        under_way: dict[Message, None],
         hurry: Callable[[int], None],
     ) -> None:
         self.number = number  # of the source
@@ -58,7 +58,7 @@ class Message:
         except Exception as error:
             self.end(error)
             return
-        call.add_done_callback(self._answered)
+        call.when_done(self._answered)
         self.given_up()  # perhaps, while it left
 
     def _answered(self, call: Future) -> None:
@@ -85,7 +85,7 @@ class Message:
 
     def _over(self) -> list[Receipt]:
         receipts, self.receipts = self.receipts, []
-        self._under_way.discard(self)
+        self._under_way.pop(self, None)
         return receipts
 
     def given_up(self) -> None:
@@ -113,7 +113,7 @@ class Receipt(Future):
         receipt = cls(waiter, message=message)
         message.receipts.append(receipt)
         # only now: one that was ended while nobody waited for it would be found no more
-        message._under_way.add(message)
+        message._under_way[message] = None
         return receipt
 
     def _hurry(self) -> None:
@@ -137,10 +137,10 @@ class Receipt(Future):
         self._hurry()
         return Future.error(self, timeout_s)
 
-    def add_done_callback(self, callback: Callable[[Future], object]) -> None:
+    def when_done(self, callback: Callable[[Future], object]) -> None:
         """Run callback(self) when it is done."""
         self._hurry()
-        Future.add_done_callback(self, callback)
+        Future.when_done(self, callback)
 
     def __await__(self) -> Generator[Any, None, Any]:
         self._hurry()

@@ -264,7 +264,7 @@ class _Relay:
                 error = call._outcome
                 answer.fail(_raised_again(error))
 
-        call.add_done_callback(pass_on)
+        call.when_done(pass_on)
         return answer
 
     def _peer_lost(self, peer: Peer) -> None:

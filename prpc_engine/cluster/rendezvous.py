@@ -113,8 +113,11 @@ class Rendezvous:
         guard: AbstractContextManager[Any],
         tensors_max: int = TENSORS_MAX,
         bytes_max: int = BYTES_MAX,
+        steps_max: int = STEPS_MAX,
+        entries_max: int = ENTRIES_MAX,
     ) -> None:
         self._guard = guard
+        self._steps_max, self._entries_max = steps_max, entries_max
         self._tensors_max, self._bytes_max = tensors_max, bytes_max
         self._steps: dict[int, Step] = {}  # oldest first
         self._entries = 0
@@ -250,7 +253,7 @@ class Rendezvous:
     def _step(self, step: int) -> Step:
         there = self._steps.get(step)
         if there is None:
-            if len(self._steps) >= STEPS_MAX:
+            if len(self._steps) >= self._steps_max:
                 self._forget_oldest()
             there = self._steps[step] = Step()
         return there
@@ -266,8 +269,8 @@ class Rendezvous:
         if oldest is None:
             raise Backpressure(
                 f"tensors or requests wait in {len(self._steps)} steps, "
-                f"and in {self._entries} entries in all; {STEPS_MAX} steps "
-                f"and {ENTRIES_MAX} entries may: cleanup() steps that are over"
+                f"and in {self._entries} entries in all; {self._steps_max} steps "
+                f"and {self._entries_max} entries may: cleanup() steps that are over"
             )
         self._entries -= len(self._steps.pop(oldest).entries)
 
@@ -279,7 +282,7 @@ class Rendezvous:
             )
         there.waiting += 1  # so that it is not what is forgotten
         try:
-            while self._entries + more > ENTRIES_MAX:
+            while self._entries + more > self._entries_max:
                 self._forget_oldest()
         finally:
             there.waiting -= 1

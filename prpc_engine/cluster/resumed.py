@@ -9,7 +9,6 @@ it takes what is here, and asks the source for the rest  until that is answered;
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 from prpc_engine import errors
 from prpc_engine.cluster.late import Late, Straggler
 from prpc_engine.cluster.rendezvous import Tensor
-from shard import VALUE, Future, Reactor, Waiter, gather
+from shard import VALUE, Future, Reactor, Waiter, gather, runtime
 
 # source, step, keys, seconds: the future of their tensors
 Ask = Callable[[int, int, Sequence[str], float], Future]
@@ -62,13 +61,13 @@ class Resumed(Future, kw_only=True):
             return
         try:
             rest = self.rest = self.ask(
-                self.source, self.step, missing, max(0.0, self.deadline - time.monotonic())
+                self.source, self.step, missing, max(0.0, self.deadline - runtime.monotonic())
             )
         except Exception as error:
             self.late.keep(self.source, self.step, here)
             self.set_error(error)
             return
-        rest.add_done_callback(partial(self._rest_ended, here, missing))
+        rest.when_done(partial(self._rest_ended, here, missing))
         if self.finished:
             rest.cancel()
 
@@ -107,9 +106,9 @@ def resume(
         "what": what,
         "ask": ask,
     }
-    resumed = Resumed(waiter, deadline=time.monotonic() + timeout_s, **fields)
+    resumed = Resumed(waiter, deadline=runtime.monotonic() + timeout_s, **fields)
     if stragglers:
         timer = reactor.call_later(timeout_s, resumed._expire)
-        resumed.add_done_callback(lambda _: reactor.call_soon(timer.cancel))
-    gather(stragglers).add_done_callback(resumed._go_on)
+        resumed.when_done(lambda _: reactor.call_soon(timer.cancel))
+    gather(stragglers).when_done(resumed._go_on)
     return resumed

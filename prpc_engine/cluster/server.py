@@ -21,8 +21,6 @@ import contextlib
 import enum
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +34,7 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import ABORT, RECEIVE
-from prpc_engine.cluster.endpoint import Endpoint, place_from
+from prpc_engine.cluster.endpoint import Endpoint, node_config, place_from
 from prpc_engine.cluster.errors import Duplicate, StepAborted
 from prpc_engine.cluster.fuse import FuseCollector
 from prpc_engine.cluster.late import Late
@@ -55,7 +53,7 @@ from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.config import WAIT_S_MAX, check_seconds, check_timeout
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
 from prpc_engine.settings.network import NetworkSettings
-from shard import Future, SlabStatistics
+from shard import Future, SlabStatistics, runtime
 
 PROTOCOLS = ("prpc", "grpc++")  # two names of one
 STEP_MAX = (1 << 63) - 1
@@ -153,10 +151,14 @@ class Server:
             )
         spec, task = who_am_i(cluster, job_name, task_index, os.environ)
         self.server_def = ServerDef(spec, task.job, task.index, protocol)
-        self.settings = NetworkSettings.for_task(spec, task.job, os.environ)
+        node = node_config(config, task.job, len(spec.addresses))
+        network = node.found_network()
+        self.settings = NetworkSettings.for_task(spec, task.job, os.environ, network)
         for line in self.settings.unread:
             logger.warning("%s", line)
-        self._endpoints, self._map_file = load_data_endpoints(spec, os.environ)
+        self._endpoints, self._map_file = load_data_endpoints(
+            spec, network["endpoint_map_folder"], self.settings.data_port_offset
+        )
         self._names = Names(spec)
         self._task = device(task)
         self._number = self._names.number(self._task)
@@ -167,20 +169,17 @@ class Server:
             spec.addresses[task],
             data,
             config,
-            task.job,
-            len(spec.addresses),
+            node,
         )
-        self._fuses = (
-            self.settings.tensor_fuse if config.tensor_fuse is None else config.tensor_fuse
-        )
-        self._guard = threading.Lock()
-        self._changing = threading.Lock()  # of the state
+        self._fuses = self.settings.tensor_fuse
+        self._guard = runtime.Lock()  # of _links: any thread receives from a task first
+        self._changing = runtime.Lock()  # of the state
         self._table = Rendezvous(
-            threading.Lock(),
-            config.tensors_max or self.settings.flow_control_max or TENSORS_MAX,
+            runtime.Lock(),  # any thread sends and receives, and so do handlers
+            self.settings.flow_control_max or TENSORS_MAX,
             config.bytes_max,
         )
-        self._late = Late(threading.Lock(), config.bytes_max)
+        self._late = Late(runtime.Lock(), config.bytes_max)  # receipts end in any thread
         self._links: dict[int, Link] = {}
         self._methods: dict[str, Callable[..., Any]] = {
             **(methods or {}),
@@ -204,9 +203,9 @@ class Server:
                 raise self._stopped()
             if self.state is State.NEW:
                 self._at = Endpoint(self._place, self._methods, self._peer_lost)
-                self._collector = FuseCollector(
-                    self._fuses, self._at.driver, threading.Lock(), self._leave
-                )
+                # the lock is of what is collected: any thread asks, and waits
+                guard = runtime.Lock()
+                self._collector = FuseCollector(self._fuses, self._at.driver, guard, self._leave)
                 self._at.serve()
                 self.state = State.STARTED
                 self._at.driver.reactor.call_soon(
@@ -354,6 +353,7 @@ class Server:
         when the request leaves: at once, or with others (fuse.py)."""
         number, step = self._check_receive(source, step, timeout_s)
         _check_key(key)
+        # failpoint: cluster.receiving
         return self._collector.receive(number, step, key, timeout_s)
 
     def recv_many(
@@ -411,14 +411,14 @@ class Server:
         what = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         text = f"step {step} was aborted by {self._task}: {what}"
         self._abort_here(step, text)
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         others, untold = (
             [number for number in range(len(self._names.tasks)) if number != self._number],
             [],
         )
         for first in range(0, len(others), ABORTS_AT_ONCE):
             links = [self._link(number) for number in others[first : first + ABORTS_AT_ONCE]]
-            left_s = max(0.0, deadline - time.monotonic())
+            left_s = max(0.0, deadline - runtime.monotonic())
             told = [
                 (
                     link,
@@ -491,7 +491,7 @@ class Server:
         if tensors is not None:
             self._verbs.answer += 1
             return tensors
-        request.answer.add_done_callback(lambda _: self._table.give_up(request))
+        request.answer.when_done(lambda _: self._table.give_up(request))
         return request.answer
 
     def _answer(self, request: TensorRequest) -> None:
@@ -633,7 +633,7 @@ class Server:
 
 
 def _ignore(told: object) -> None:
-    """While nobody wants to know."""
+    """The default of a callback: does nothing."""
 
 
 def _named(keys: Sequence[str]) -> str:

@@ -170,7 +170,17 @@ def run_demo(
                 DIRECTOR,
                 {name: getattr(desk, name) for name in ("ready", "progress", "finished", "failed")},
             )
-            direction = _Direction(service, job, flights, state, desk, cluster, kill_server, show)
+            test = prepare(flights.test, flights.vocabulary)
+            direction = _Direction(
+                service,
+                job,
+                lambda kv: evaluate(kv, test).auc,
+                state,
+                desk,
+                cluster,
+                kill_server,
+                show,
+            )
             auc = direction.run()
     state.phase = "training the baseline in one process"
     baseline = train_baseline(flights, settings, lambda: show(state))
@@ -180,13 +190,13 @@ def run_demo(
 
 
 class _Direction:
-    """Watching one run from start to end."""
+    """Watching one run from start to end. `auc_of` says what the tables know by now."""
 
     def __init__(
         self,
         service: RpcService,
         job: DemoJob,
-        flights: Flights,
+        auc_of: Callable[[TableWorker], float],
         state: RunState,
         desk: _Desk,
         cluster: Cluster,
@@ -195,11 +205,10 @@ class _Direction:
     ) -> None:
         self._service = service
         self._job = job
-        self._flights = flights
+        self._auc_of = auc_of
         self._state = state
         self._desk = desk
         self._kv: TableWorker | None = None
-        self._test = prepare(flights.test, flights.vocabulary)
         self._is_to_kill = kill_server
         self._lost: set[int] = set()
 
@@ -217,9 +226,9 @@ class _Direction:
         self._kv = self._connect()
         self._desk.arrived(DIRECTOR_ITSELF)
         next_evaluation = time.monotonic() + EVALUATE_EVERY_S
-        while not self._is_over():
+        while not self.is_over():
             self._service.serve_forever(timeout_s=LOOK_EVERY_S)
-            self._look()
+            self.look()
             if self._state.phase == "training" and time.monotonic() >= next_evaluation:
                 self._state.auc = self._evaluate()
                 next_evaluation = time.monotonic() + EVALUATE_EVERY_S
@@ -237,7 +246,7 @@ class _Direction:
         self._show(self._state)
         return self._state.auc
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether every worker finished or was lost. One may be both: its end was seen before its
         last word was heard.
         """
@@ -247,7 +256,7 @@ class _Direction:
         """As soon as all servers are there; a look at the processes between tries."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
-            self._look()
+            self.look()
             self._show(self._state)
             try:
                 kv = connect_tables(self._service, self._job, LOOK_EVERY_S)
@@ -261,17 +270,17 @@ class _Direction:
     def _auc(self) -> float:
         """Of the test set, now. In any thread: it looks at no process."""
         assert self._kv is not None
-        return evaluate(self._kv, self._test).auc
+        return self._auc_of(self._kv)
 
     def _evaluate(self) -> float:
         try:
             return self._auc()
         except RpcError:
             self.servers.wait_for_death(DEATH_S)
-            self._look()  # a lost server is the better explanation
+            self.look()  # a lost server is the better explanation
             raise
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """At the processes: raise for a lost server, note a lost worker."""
         if self._kv is not None:
             self.servers.replace_dead(self._state.examples, self._state.notes.append)

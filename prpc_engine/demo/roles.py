@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.client.client import RpcClient
-from prpc_engine.demo.data import load_flights
+from prpc_engine.demo.data import Flights, load_flights
 from prpc_engine.demo.recovery import PARTITIONS_A_SERVER
 from prpc_engine.demo.settings import DENSE_TABLE, DemoSettings
 from prpc_engine.demo.training import create_tables, train
@@ -67,13 +68,18 @@ def connect_tables(service: RpcService, job: DemoJob, timeout_s: float) -> Table
     return TableWorker(service, expected_servers=job.partitions, timeout_s=timeout_s)
 
 
-def run_worker(job: DemoJob, index: int) -> None:
+def run_worker(
+    job: DemoJob,
+    index: int,
+    load: Callable[[], Flights] = load_flights,
+    connect: Callable[[RpcService, DemoJob, float], TableWorker] = connect_tables,
+) -> None:
     """Train this worker's share, and tell the director how it goes."""
-    flights = load_flights()
+    flights = load()
     with RpcService(job.master, polling=job.polling, secret=job.secret) as service:
         director = service.create_client(DIRECTOR, timeout_s=START_TIMEOUT_S)
         try:
-            kv = connect_tables(service, job, START_TIMEOUT_S)
+            kv = connect(service, job, START_TIMEOUT_S)
             create_tables(kv, job.settings)
             # answered when all workers are
             director.call("ready", index, timeout_s=START_TIMEOUT_S)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from prpc_engine.kv.client.future import KVFuture
 from prpc_engine.kv.client.parameters import Parameters
+from prpc_engine.kv.client.partition_client import RequestStatistics
 from prpc_engine.kv.client.session import EpochChanged, Versioned
 from prpc_engine.kv.client.worker import TableWorker
 from prpc_engine.kv.consistency.cache import Cache, CacheStatistics
@@ -121,6 +122,7 @@ __all__ = [
     "Parameters",
     "Polynomial",
     "Postoffice",
+    "RequestStatistics",
     "RowsLost",
     "Schedule",
     "ServerShare",

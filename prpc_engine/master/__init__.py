@@ -9,6 +9,8 @@ journal             the steps on disk, and what a restart makes of them
 protocol            targets and addresses that both sides know
 methods, master     what the master answers; the server around it
 session             a client's session: opened, kept alive, resumed
+session_states      its life, as a table
+opening             whether and when it is tried again
 registration        what a session has registered, and registers again
 watch               deltas of the tree, at the client
 backend             the face another registry (ZooKeeper) would have

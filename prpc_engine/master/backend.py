@@ -4,12 +4,11 @@ Backend.
 
 from __future__ import annotations
 
-import time
 from typing import Any, Protocol
 
 from prpc_engine import errors
 from prpc_engine.dropped import close_dropped
-from prpc_engine.master.master import close_in_reactor, master_error
+from prpc_engine.master.master import CLOSE_TIMEOUT_S, close_in_reactor, master_error
 from prpc_engine.master.namespace import check_root
 from prpc_engine.master.protocol import host_and_port
 from prpc_engine.master.session import MasterSession, check_lease
@@ -19,7 +18,7 @@ from prpc_engine.rpc.method import ENGINE
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import check_timeout
 from prpc_engine.settings.node_config import NodeConfig
-from shard import Driver, Future, Limits, Slab
+from shard import Driver, Future, Limits, Slab, runtime
 
 
 class Backend(Protocol):
@@ -134,7 +133,7 @@ class TcpBackend(SessionBackend):
             False, "prpc-master-client", config.node.stall_budget_s, engine=ENGINE
         )
         self._slab = Slab()
-        started = time.monotonic()
+        started = runtime.monotonic()
         try:
             self._node = Node(
                 self._driver.reactor,
@@ -145,7 +144,14 @@ class TcpBackend(SessionBackend):
         except BaseException:
             self._driver.close()
             raise
-        session = MasterSession(self._node, address, lease_s, heartbeat_s, root, label, timeout_s)
+        try:
+            session = MasterSession(
+                self._node, address, lease_s, heartbeat_s, root, label, timeout_s
+            )
+        except BaseException:  # no descriptor is left to find out who this process is
+            close_in_reactor(self._driver, self._node)
+            self._slab.close()
+            raise
         super().__init__(session)
         self._closed = False
         try:
@@ -162,13 +168,14 @@ class TcpBackend(SessionBackend):
             close_dropped(self, f"MasterClient of {self.address}", self.close, self._node.pid)
 
     def close(self) -> None:
-        """End the watches and the session, then the node and its reactor. A second close does
-        nothing.
+        """End the watches and the session, then the node and its reactor, within CLOSE_TIMEOUT_S,
+        though a callback blocks. A second close does nothing.
         """
         if self._closed:
             return
         self._closed = True
+        give_up_at = runtime.monotonic() + CLOSE_TIMEOUT_S
         super().close()
         self._session.close()
-        close_in_reactor(self._driver, self._node)
+        close_in_reactor(self._driver, self._node, max(0.0, give_up_at - runtime.monotonic()))
         self._slab.close()

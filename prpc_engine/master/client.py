@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from prpc_engine import errors
+from prpc_engine.descriptors import names_shortage
 from prpc_engine.master.backend import Backend, SessionBackend, TcpBackend
 from prpc_engine.master.namespace import component, name_of
 from prpc_engine.master.session import ASK_TIMEOUT_S
@@ -122,6 +123,7 @@ class MasterClient:
     Raises MasterUnreachable, AuthenticationFailed, ConfigError.
     """
 
+    @names_shortage("a MasterClient")
     def __init__(
         self,
         address: str = "",

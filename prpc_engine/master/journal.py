@@ -42,7 +42,7 @@ import msgspec
 
 from prpc_engine.errors import JournalError
 from prpc_engine.master.tree import Change, NodeTree
-from prpc_engine.node.process_identity import this_process
+from shard import runtime
 
 MAGIC = b"PRPCJRNL"
 FORMAT = 1
@@ -65,9 +65,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Transaction)
 
 
-def encode_header() -> bytes:
-    """The first bytes of a file."""
-    begin = HEADER.pack(MAGIC, FORMAT, 0)[:12]
+def encode_header(number: int = FORMAT) -> bytes:
+    """The first bytes of a file, of that format."""
+    begin = HEADER.pack(MAGIC, number, 0)[:12]
     return begin + zlib.crc32(begin).to_bytes(4, "little")
 
 
@@ -221,18 +221,25 @@ class Journal:
           was answered. Without it a kill of the process loses nothing, a power cut the last
           seconds.
 
+    compact_bytes  a journal of so many bytes, and longer than twice its snapshot, is replaced
+
     Raises JournalError when another master serves from the folder, for damage, and when the folder
     cannot be used.
 
     Files and records: the tables at the file's head.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], sync: bool = True) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        sync: bool = True,
+        compact_bytes: int = COMPACT_BYTES,
+    ) -> None:
         # an empty variable of a script; Path would take it for the working directory
         if not os.fspath(folder):
             raise JournalError("a journal in '': the name of a folder is expected")
         self.folder = Path(folder)
-        self._sync = sync
+        self._sync, self._compact_bytes = sync, compact_bytes
         self._broken: OSError | None = None
         try:
             _make_folder(self.folder)
@@ -248,6 +255,7 @@ class Journal:
             ) from error
         self._fd = -1
         _journals.add(self)
+        runtime.close_with_process(self._leave)
 
     def _lock(self) -> int:
         path = self.folder / "lock"
@@ -262,7 +270,7 @@ class Journal:
                 "end it first, or give another folder"
             ) from error
         os.ftruncate(fd, 0)
-        _, pid, started = this_process().rsplit("/", 2)
+        _, pid, started = runtime.this_process().rsplit("/", 2)
         os.pwrite(fd, f"pid {pid}, started at tick {started}\n".encode(), 0)
         return fd
 
@@ -344,7 +352,7 @@ class Journal:
     @property
     def long(self) -> bool:
         """Whether it is time for compact()."""
-        return self._bytes > max(COMPACT_BYTES, 2 * self._snapshot_bytes)
+        return self._bytes > max(self._compact_bytes, 2 * self._snapshot_bytes)
 
     def compact(self, tree: NodeTree) -> None:
         """Write the tree as a snapshot and begin a new journal. A failure leaves the old pair,

@@ -14,11 +14,10 @@ import contextlib
 import logging
 import math
 import os
-import secrets
-import time
 from types import TracebackType
 
 from prpc_engine import errors
+from prpc_engine.descriptors import names_shortage
 from prpc_engine.dropped import close_dropped
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.methods import MasterMethods, MasterStatistics
@@ -30,7 +29,7 @@ from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TlsSettings, check_seconds
 from prpc_engine.settings.node_config import NodeConfig
-from shard import Driver, Future, Limits, Slab, gather
+from shard import Driver, Future, Limits, Slab, gather, runtime
 
 # Without a journal targets begin anywhere below this: whoever still asks for one that an earlier
 # master gave reaches nobody.
@@ -46,7 +45,7 @@ def first_number() -> int:
     long as the host's clock is not set back between the two by more than the first one lived. Below
     2**53 until the year 2255: a float holds them.
     """
-    return time.time_ns() // 1000
+    return runtime.time_ns() // 1000
 
 
 class Master:
@@ -66,6 +65,7 @@ class Master:
     reach without a secret.
     """
 
+    @names_shortage("a Master")
     def __init__(
         self,
         address: str = "127.0.0.1:0",
@@ -92,7 +92,7 @@ class Master:
     def _serve(self, config: NodeConfig) -> None:
         first = first_number()
         if self._journal is None:
-            registry = Registry(FIRST_TARGET + secrets.randbelow(FIRST_TARGET_MAX), first, first)
+            registry = Registry(FIRST_TARGET + runtime.randbelow(FIRST_TARGET_MAX), first, first)
         else:
             registry = Registry(first_token=first)
             self._journal.load(registry.tree)
@@ -117,6 +117,7 @@ class Master:
                 servers=(served,),
                 on_peer_lost=self._methods.peer_lost,
             )
+            # failpoint: master.listening
         except BaseException:
             self._driver.close()
             raise
@@ -180,39 +181,42 @@ class Master:
 CLOSE_TIMEOUT_S = 5.0  # for the reactor to reach the end of its turn: a handler may be running
 
 
-def close_in_reactor(driver: Driver, node: Node) -> None:
+def close_in_reactor(driver: Driver, node: Node, timeout_s: float | None = None) -> None:
     """Close a node in its reactor's thread, then the driver. What its handlers have begun is
-    cancelled in between, and may clean up. Again, or in a fork: does nothing.
+    cancelled in between, and may clean up; one that blocks is waited for, for `timeout_s` seconds
+    in all, by default CLOSE_TIMEOUT_S. Again, or in a fork: does nothing.
     """
     if driver.closing or node.pid != os.getpid():
         return
+    give_up_at = runtime.monotonic() + (CLOSE_TIMEOUT_S if timeout_s is None else timeout_s)
+
+    def left_s() -> float:
+        return max(0.0, give_up_at - runtime.monotonic())
+
     done, closed_by_handler = Future(driver), driver.leads_here()
 
     def close_node() -> None:
         node.close()  # first: whoever called finds a server that is lost, and may ask another
-        begun = [server for server in set(node.servers.values()) if server.jobs.inside]
+        begun = [server for server in dict.fromkeys(node.servers.values()) if server.jobs.inside]
         ended = gather([server.stop() for server in begun])
         for server in begun:
             server.cut(again=False)
         if closed_by_handler:  # which would wait for itself
             done.set_result(None)
         else:
-            ended.add_done_callback(lambda _: done.set_result(None))
+            ended.when_done(lambda _: done.set_result(None))
 
     driver.reactor.call_soon(close_node)
     try:
-        done.result(CLOSE_TIMEOUT_S)
+        done.result(left_s())
     except TimeoutError:
-        logger.warning(
-            "a handler is still running %s s after close(): its peers find out when it returns",
-            CLOSE_TIMEOUT_S,
-        )
+        logger.warning("a handler outlasts close(): its peers find out when it returns")
     except BaseException:  # Ctrl-C: the node is closed all the same
         with contextlib.suppress(TimeoutError):
-            done.result(CLOSE_TIMEOUT_S)
+            done.result(left_s())
         raise
     finally:
-        driver.close()
+        driver.close(left_s())
 
 
 def master_error(address: str, error: errors.RpcError, started: float) -> errors.RpcError:
@@ -220,6 +224,6 @@ def master_error(address: str, error: errors.RpcError, started: float) -> errors
     if isinstance(error, errors.AuthenticationFailed | errors.Rejected):
         return error
     return errors.MasterUnreachable(
-        f"no master answers at {address} ({time.monotonic() - started:.1f} s): {error}; "
+        f"no master answers at {address} ({runtime.monotonic() - started:.1f} s): {error}; "
         f"start one with Master({address!r}), or mend the address"
     )

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import secrets
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from prpc_engine import errors
+from prpc_engine.master.history import History
 from prpc_engine.master.journal import Journal
 from prpc_engine.master.locks_and_barriers import Arrival, LocksAndBarriers, role_of
 from prpc_engine.master.namespace import (
@@ -33,19 +33,14 @@ from prpc_engine.master.namespace import (
 from prpc_engine.master.protocol import WATCH_ROUTE
 from prpc_engine.master.registry import DEFAULT_API, Registry
 from prpc_engine.master.tree import Change, Kind, SessionRecord
-from prpc_engine.node.process_identity import process_is_gone
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.settings.config import TIMEOUT_S_MAX
-from shard import Future, Reactor
+from shard import Future, Reactor, runtime
 
 logger = logging.getLogger("prpc")
 CHANGED = method_key("changed")
 TOKEN_BYTES = 16
-# Changes kept for watchers that come back after a moment; who was away longer gets a snapshot. Some
-# MiB of short values.
-HISTORY_MAX = 16384
-HISTORY_LENGTH_MAX = 64 << 20  # characters of their values
 WATCHES_PER_SESSION_MAX = 4096  # each costs a change a look
 SHOWN_MAX = 200  # characters of a wrong argument in the text of its error
 
@@ -77,6 +72,23 @@ VERBS = (
 )
 MEETING_VERBS = ("forget", "release_lock")
 WAITING = ("acquire_lock", "alloc_role_rank", "barrier", "lookup", "tree_wait")
+# Served a second time they change nothing more: they read, or give back what no other can have got
+# since. Those that wait find by their request what they left here.
+REPEATABLE = frozenset(
+    {
+        "deregister_server",
+        "forget",
+        "get_comm_info",
+        "get_rpc_service_info",
+        "ranks",
+        "register_rpc_service",
+        "release_lock",
+        "services",
+        "tree_look",
+        "tree_node_get",
+        "tree_node_sub",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -160,9 +172,7 @@ class MasterMethods:
         self._watched: defaultdict[int, set[str]] = defaultdict(set)  # and back
         self._pushed: dict[int, int] = {}
         self._pushes = self._pushes_dropped = 0
-        self._history: deque[list[Any]] = deque()
-        self._history_length = 0
-        self._history_from = registry.version  # what came after it is in the history
+        self._history = History(registry.version)
         self._waiting: defaultdict[str, list[Future]] = defaultdict(list)
         self._verbs = {name: _Verb(name, getattr(registry, name), 1) for name in VERBS}
         self._verbs |= {
@@ -171,7 +181,9 @@ class MasterMethods:
         self._waits = {name: _Verb(name, getattr(self, f"_{name}"), 1) for name in WAITING}
         registry.start(reactor.clock())
         for session, known in list(registry.tree.sessions.items()):
-            if process_is_gone(known.record.home):  # it died while there was no master to see it
+            if runtime.process_is_gone(
+                known.record.home
+            ):  # it died while there was no master to see it
                 registry.end(session)
         self._commit()
         self._look()
@@ -230,7 +242,7 @@ class MasterMethods:
         if session:
             self._registry.resume(session, token, now)
         else:
-            token = secrets.token_hex(TOKEN_BYTES)
+            token = runtime.token_hex(TOKEN_BYTES)
             session = self._registry.open(
                 SessionRecord(token, float(lease_s), root, label, home), now
             )
@@ -255,7 +267,9 @@ class MasterMethods:
 
     def heartbeat(self) -> int:
         """The session lives; how many notifications it should have got."""
-        return self._pushed[self._calling()]
+        session = self._calling()
+        # failpoint: master.heartbeat
+        return self._pushed[session]
 
     def end_session(self) -> bool:
         """The client closes: what it owns goes now, and not when its lease is over."""
@@ -282,7 +296,11 @@ class MasterMethods:
             return
         self._unbind(session)
         known = self._registry.tree.sessions.get(session)
-        if known is not None and self._failed is None and process_is_gone(known.record.home):
+        if (
+            known is not None
+            and self._failed is None
+            and runtime.process_is_gone(known.record.home)
+        ):
             self._registry.end(session)
             self._commit_or_log()
 
@@ -308,7 +326,8 @@ class MasterMethods:
                    has none
         timeout_s  how long a verb that waits may wait, in seconds; others do not look at it
 
-        Raises RegistryError and its kin, JournalError.
+        Raises RegistryError and its kin (AnswerForgotten: it may have been served before),
+        JournalError.
         """
         session = self._calling()
         if request:
@@ -329,6 +348,8 @@ class MasterMethods:
                 f"there is no verb {verb!r}; there are "
                 f"{', '.join(sorted({*self._verbs, *self._waits}))}"
             )
+        if request and verb not in REPEATABLE:
+            self._registry.check_remembered(session, request)
         checked = known_verb.arguments(arguments)
         try:
             answer = known_verb.function(session, *checked)
@@ -496,15 +517,10 @@ class MasterMethods:
                 continue
             item = [version, int(change.kind), change.path, change.text, change.number]
             self._history.append(item)
-            self._history_length += len(change.text)
             self._wake(change.path)
             self._wake(change.path.rpartition("/")[0])
             if self._watchers:
                 self._find_watchers(item, pushes)
-        while len(self._history) > HISTORY_MAX or self._history_length > HISTORY_LENGTH_MAX:
-            oldest = self._history.popleft()
-            self._history_from = oldest[0]
-            self._history_length -= len(oldest[3])
         for session, items in pushes.items():
             self._push(session, items)
 
@@ -555,13 +571,14 @@ class MasterMethods:
         watched.add(full)
         self._watchers[full][session] = None
         version, pushed = self._registry.version, self._pushed[session]
-        if not self._history_from <= known <= version:
+        changes = self._history.since(known, version)
+        if changes is None:
             return [version, pushed, True, self._registry.tree_look(session, path)]
         cut = len(self._registry.full_path(session, ""))
         items = [
             [item[0], item[1], item[2][cut:], item[3], item[4]]
-            for item in self._history
-            if item[0] > known and (item[2] == full or item[2].startswith(f"{full}/"))
+            for item in changes
+            if item[2] == full or item[2].startswith(f"{full}/")
         ]
         return [version, pushed, False, items]
 

@@ -11,12 +11,21 @@ written before it is answered.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord, TreeNode
+from prpc_engine.idempotency_window import FORGOTTEN
+from prpc_engine.master.tree import (
+    ANSWERS_MAX,
+    Change,
+    Kind,
+    NodeTree,
+    SessionRecord,
+    TreeNode,
+)
 from prpc_engine.settings.address import NAME_LENGTH_MAX
 from prpc_engine.settings.config import LEASE_S_MAX, LEASE_S_MIN
 
@@ -48,6 +57,21 @@ DIRECTORIES = (
 CLEARED = ("_lock_", "_barrier_")
 
 
+@dataclass(frozen=True)
+class TreeBounds:
+    """How much a tree may hold: `nodes` and `counters` in all, `owned` nodes of one session, and
+    open `sessions`.
+    """
+
+    nodes: int = NODES_MAX
+    counters: int = COUNTERS_MAX
+    owned: int = OWNED_MAX
+    sessions: int = SESSIONS_MAX
+
+
+TREE_BOUNDS = TreeBounds()
+
+
 def check_root(root: object) -> None:
     """A root is a short, non-empty str. Raises ConfigError."""
     if not isinstance(root, str) or not 1 <= len(root) <= NAME_LENGTH_MAX:
@@ -74,6 +98,12 @@ class VersionMismatch(RegistryError):
 
 class TimedOut(RegistryError):
     """What was waited for did not come to pass in time; the text says what is missing."""
+
+
+class AnswerForgotten(RegistryError):
+    """A request was asked again, and its answer, if it was served, is not kept any more.
+    MasterClient raises MaybeExecuted for it.
+    """
 
 
 class SessionExpired(RegistryError):
@@ -108,14 +138,16 @@ class Namespace:
 
     first_number  where ids and sessions begin: above all that an earlier master gave, where nothing
                   is kept of it
+    bounds        of the tree
 
     `session` is the number that open() gave, `now` in seconds of one clock. Not thread-safe: called
     in the master's reactor. What is refused raises RegistryError or one of its kin. States of a
     session: the table at the file's head.
     """
 
-    def __init__(self, first_number: int = 0) -> None:
+    def __init__(self, first_number: int = 0, bounds: TreeBounds = TREE_BOUNDS) -> None:
         self.tree = NodeTree()
+        self.bounds = bounds
         self._first_number = first_number
         self._changes: list[Change] = []
         self._lease_ends: dict[int, float] = {}
@@ -139,17 +171,18 @@ class Namespace:
         """The next number of that key. Keys that begin with "#" are no paths, and those without a
         "/" are the master's own.
 
-        Raises RegistryError for one more of the others than COUNTERS_MAX."""
+        Raises RegistryError for one more of the others than its bound."""
         number = self.tree.counters.get(key, first)
         self._check_counters(key)
         self._make(Change(Kind.COUNT, key, number=number + 1))
         return number
 
     def _check_counters(self, key: str) -> None:
-        if key not in self.tree.counters and len(self.tree.counters) >= COUNTERS_MAX and "/" in key:
+        counters = self.tree.counters
+        if key not in counters and len(counters) >= self.bounds.counters and "/" in key:
             raise RegistryError(
-                f"{COUNTERS_MAX} ids and sequences are counted already: reset some of those ids, "
-                "or clear some paths"
+                f"{self.bounds.counters} ids and sequences are counted already: "
+                "reset some of those ids, or clear some paths"
             )
 
     # -- sessions ----------------------------------------------------------------------------------
@@ -166,17 +199,17 @@ class Namespace:
             raise RegistryError(
                 f"a lease lasts {LEASE_S_MIN} to {LEASE_S_MAX} s, not {record.lease_s}"
             )
-        if len(self.tree.sessions) >= SESSIONS_MAX:
-            raise RegistryError(f"{SESSIONS_MAX} sessions are open: end some")
+        if len(self.tree.sessions) >= self.bounds.sessions:
+            raise RegistryError(f"{self.bounds.sessions} sessions are open: end some")
         if len(record.label) > NAME_LENGTH_MAX or len(record.home) > NAME_LENGTH_MAX:
             raise RegistryError(f"label and home have at most {NAME_LENGTH_MAX} characters")
         root = component(record.root)
         if (
             f"/{root}" not in self.tree.nodes
-            and len(self.tree.nodes) + 1 + len(DIRECTORIES) > NODES_MAX
+            and len(self.tree.nodes) + 1 + len(DIRECTORIES) > self.bounds.nodes
         ):
             raise RegistryError(
-                f"the tree has {len(self.tree.nodes)} nodes of at most {NODES_MAX}: "
+                f"the tree has {len(self.tree.nodes)} nodes of at most {self.bounds.nodes}: "
                 f"no room for another root, {root!r}"
             )
         number = self.count("#sessions", max(1, self._first_number))
@@ -244,8 +277,17 @@ class Namespace:
 
     def answered(self, session: int, request: int) -> list[Any] | None:
         """[the answer] when that request was served before."""
-        answer = self.tree.sessions[session].answers.get(request)
+        answer = self.tree.sessions[session].answers.kept.get(request)
         return None if answer is None else [msgspec.json.decode(answer)]
+
+    def check_remembered(self, session: int, request: int) -> None:
+        """Raises AnswerForgotten for a request that may have been served, as far as is known."""
+        answers = self.tree.sessions[session].answers
+        if answers.find(request) is FORGOTTEN:
+            raise AnswerForgotten(
+                f"it may have been done under request {request}, as only the last {ANSWERS_MAX} "
+                "answers of a session are kept; look before you ask again"
+            )
 
     def note_answer(self, session: int, request: int, answer: object) -> None:
         """Should it be asked again, answer the same. Only what has changed something needs it."""
@@ -299,10 +341,12 @@ class Namespace:
             )
         if full in self.tree.nodes:
             raise NodeExists(f"there is a node {full!r} already")
-        if len(self.tree.nodes) >= NODES_MAX:
-            raise RegistryError(f"the tree has {NODES_MAX} nodes: delete some")
-        if owner and len(self.tree.sessions[owner].owned) >= OWNED_MAX:
-            raise RegistryError(f"session {owner} has {OWNED_MAX} ephemeral nodes: delete some")
+        if len(self.tree.nodes) >= self.bounds.nodes:
+            raise RegistryError(f"the tree has {self.bounds.nodes} nodes: delete some")
+        if owner and len(self.tree.sessions[owner].owned) >= self.bounds.owned:
+            raise RegistryError(
+                f"session {owner} has {self.bounds.owned} ephemeral nodes: delete some"
+            )
         self._make(Change(Kind.PUT, full, value, 0, owner))
 
     def delete(self, full: str) -> None:

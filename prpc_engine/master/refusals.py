@@ -9,6 +9,7 @@ KINDS: dict[str, type[errors.RpcError]] = {
     "NoSuchNode": errors.NoSuchNode,
     "NodeExists": errors.NodeExists,
     "VersionMismatch": errors.VersionMismatch,
+    "AnswerForgotten": errors.MaybeExecuted,
     "RegistryError": errors.Rejected,
     "JournalError": errors.JournalError,
 }

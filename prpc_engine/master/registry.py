@@ -22,9 +22,11 @@ import msgspec
 
 from prpc_engine.master.namespace import (
     OWNED_MAX,
+    TREE_BOUNDS,
     Namespace,
     NodeExists,
     RegistryError,
+    TreeBounds,
     component,
     encoded,
     name_of,
@@ -76,14 +78,20 @@ class Registry(Namespace):
     first_number  of ids and sessions: larger than that of any earlier start
     first_token   of locks: the same, and also where a journal begins
 
+    bounds        of the tree
+
     Not thread-safe: called in the master's reactor. What is refused raises RegistryError. Paths:
     the table at the file's head.
     """
 
     def __init__(
-        self, first_target: int = FIRST_TARGET, first_number: int = 0, first_token: int = 1
+        self,
+        first_target: int = FIRST_TARGET,
+        first_number: int = 0,
+        first_token: int = 1,
+        bounds: TreeBounds = TREE_BOUNDS,
     ) -> None:
-        super().__init__(first_number)
+        super().__init__(first_number, bounds)
         self._first_target = first_target
         self.first_token = first_token
 
@@ -229,8 +237,9 @@ class Registry(Namespace):
             )
             member = Member(rank, tuple(addresses))
         full = self._service(session, api, service)
-        if len(self.tree.sessions[session].owned) >= OWNED_MAX:
-            raise RegistryError(f"a node may have at most {SERVERS_PER_NODE_MAX} servers")
+        if len(self.tree.sessions[session].owned) >= self.bounds.owned:
+            # the node itself is one of what its session owns
+            raise RegistryError(f"a node may have at most {self.bounds.owned - 1} servers")
         taken = self.tree.nodes[full].children if full in self.tree.nodes else {}
         if server_id < 0:
             server_id = next(free for free in itertools.count() if str(free) not in taken)

@@ -1,16 +1,9 @@
 """A client's session at the master: opened, kept by heartbeats, taken up again after a lost
-connection, replaced when it expired.
+connection, replaced when it expired. Its states: session_states.py.
 
-    state  event                      what follows
-    down   connected, session opened  up: what was asked meanwhile is sent
-    down   an attempt failed          down: opening.py says whether and when there is another
-    up     connection lost            down: the keeper connects again; what was not answered waits
-    up     the session expired        the same
-    down   resumed within the lease   up: everything the session owns is still there; what was asked
-                                      is asked again
-    down   lease was over             up with a new session: joined and registered again; see UNSAFE
-                                      for what was asked
-    any    close()                    over: what waits ends with Closed
+What is asked of the master outlives connections. Resumed within the lease, everything that the
+session owns is still there, and what was not answered is asked again. Once the lease was over, a
+new session has joined and registered again before anything else is asked over it; see UNSAFE.
 
     where             what runs there                          what is its own
     control loop      the keeper: connects, opens, waits for   number, token, when to try again
@@ -18,6 +11,8 @@ connection, replaced when it expired.
     the node's        requests: sent, answered, late; what is  the connection in use, the requests,
      reactor          registered again                         the registration
     any thread        submit() enters a request; close()       nothing
+
+The state is changed in all three, under a guard.
 
 So heartbeats go on while a handler has the reactor, and a thread that asks and waits turns the
 reactor itself: its question and its answer change threads for nobody. The control loop hands a
@@ -30,8 +25,6 @@ import contextlib
 import itertools
 import logging
 import os
-import random
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -43,13 +36,20 @@ from prpc_engine.master.protocol import ANSWER_S, MASTER_ROUTE
 from prpc_engine.master.refusals import refusal
 from prpc_engine.master.registration import Registration
 from prpc_engine.master.registry import DEFAULT_API
+from prpc_engine.master.session_states import (
+    SESSIONS,
+    SessionAction,
+    SessionEvent,
+    SessionState,
+)
 from prpc_engine.node.node import Node
-from prpc_engine.node.process_identity import this_process
 from prpc_engine.rpc.marks import marks_of
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.pending import PendingRequests, RequestPlace
+from prpc_engine.rpc.send_queue import QueueAction, QueueEvent, QueueState, SendQueue
 from prpc_engine.settings.config import DEFAULT_ROOT, LEASE_S, LEASE_S_MAX, LEASE_S_MIN
-from shard import CancelledError, Future, Timer, control_loop, sleep
+from shard import CancelledError, Future, control_loop, runtime, sleep
 
 logger = logging.getLogger("prpc")
 HEARTBEATS_PER_LEASE = 5  # so that some may be late on a busy machine
@@ -107,13 +107,10 @@ class _Request:
     number: int
     verb: str
     arguments: tuple[Any, ...]
-    asked: float  # when, by time.monotonic()
+    asked: float  # when, by runtime.monotonic()
     timeout_s: float
     future: Future
-    has_begun: bool = False  # in the reactor; until then it is sent by nobody
-    peer: Peer | None = None  # over which it is on its way
     session: int = 0  # over which it was sent last
-    timer: Timer | None = None
 
     @property
     def deadline(self) -> float:
@@ -130,6 +127,7 @@ class MasterSession:
     open_timeout_s  for that first time: until then it is tried again and again, as the master may
                     start later than its clients. What waiting cannot mend (another secret, another
                     protocol) ends it at once
+    state           by the table of session_states.py; read by anyone
     """
 
     def __init__(
@@ -154,30 +152,42 @@ class MasterSession:
         self._lease_s = float(lease_s)
         self._root = root
         self._open_timeout_s = open_timeout_s
-        self._label = label or f"process {os.getpid()}"
+        self._label = label or f"process {runtime.pid()}"
         self._token = ""
-        self._home = this_process()
-        self._requests: dict[int, _Request] = {}
+        self._home = runtime.this_process()
+        # What is not answered; what comes back after a loss goes before what was asked later.
+        self._pending: PendingRequests[_Request] = PendingRequests(
+            node.reactor, self._overdue, self._refuse
+        )
+        self._queue: SendQueue[_Request] = SendQueue(order=lambda request: request.number)
+        # Of the next two, with the guard of what is pending held: a loss that the reactor finds
+        # must not undo a close() of another thread, and what submit() enters must be there before
+        # close() ends what is, or be refused.
+        self.state = SESSIONS.initial
+        self._peer: Peer | None = None  # the connection in use, while it is UP
         self._numbers = itertools.count(1)
-        self._peer: Peer | None = None
         self._lost = Future()  # done with the connection in use
         self._joined: Registration | None = None
         self._anew = False  # the session is new and what was joined has to be made again
         self._last_error = ""
-        self._closed = False
-        self._closings = itertools.count()  # calls of close(): the first one counts
         node.on_peer_lost = partial(self._peer_lost, node.on_peer_lost)
         self._keeper = control_loop().spawn(self._keep())
+        # failpoint: session.made
 
     @property
     def connected(self) -> bool:
         """Whether there is a connection with a session now."""
-        return self._peer is not None
+        return self.state is SessionState.UP
 
     @property
     def peer(self) -> Peer | None:
         """That connection. In the reactor: there it changes."""
         return self._peer
+
+    def _after(self, event: SessionEvent) -> tuple[SessionAction, ...]:
+        with self._pending.guard:
+            self.state, actions = SESSIONS.after(self.state, event)
+            return actions
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -185,30 +195,29 @@ class MasterSession:
         """The future of a verb's answer. It outlives connections, and ends soon after `timeout_s`
         in any case.
         """
-        if len(self._requests) >= REQUESTS_MAX and verb != GIVING_UP:
-            raise errors.Backpressure(
-                f"{verb!r} was not asked of the master at {self.address}: "
-                f"{len(self._requests)} verbs wait for its answers, "
-                f"{REQUESTS_MAX} may; wait for some of them first"
-            )
-        request = _Request(
-            next(self._numbers),
-            verb,
-            arguments,
-            time.monotonic(),
-            timeout_s,
-            Future(self.node.waiter),
-        )
-        self._requests[request.number] = request
-        # looked at when it is there: close() ends what it finds
-        if self._closed:
-            self._requests.pop(request.number, None)
-            raise errors.Closed(
-                f"{verb!r} was asked of the master at {self.address}, "
-                "but this client was closed before"
-            )
-        self.node.reactor.call_soon(partial(self._begin, request))
-        return request.future
+        self.node.check_process()  # the guard may be held in a fork, for good
+        # failpoint: session.submitting
+        future = Future(self.node.waiter)
+        with self._pending.guard:
+            actions = self._after(SessionEvent.ASKED)
+            if SessionAction.REFUSE in actions:
+                raise errors.Closed(
+                    f"{verb!r} was asked of the master at {self.address}, "
+                    "but this client was closed before"
+                )
+            if len(self._pending) >= REQUESTS_MAX and verb != GIVING_UP:
+                raise errors.Backpressure(
+                    f"{verb!r} was not asked of the master at {self.address}: "
+                    f"{len(self._pending)} verbs wait for its answers, "
+                    f"{REQUESTS_MAX} may; wait for some of them first"
+                )
+            # In one step, so that verbs come to the master in the order of their numbers: it takes
+            # one that is older than all it remembers for one that it has forgotten.
+            number = next(self._numbers)
+            request = _Request(number, verb, arguments, runtime.monotonic(), timeout_s, future)
+            self._pending.hold(request, request.deadline)
+            self.node.reactor.call_soon(partial(self._begin, request))
+        return future
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:
         """As submit(), and wait for it."""
@@ -222,8 +231,8 @@ class MasterSession:
         asked.set_error(
             errors.DeadlineExceeded(
                 f"{verb!r} was not answered by the master at {self.address} in time, and no answer "
-                "could be taken: a handler of this process keeps its reactor; the log of stalls "
-                "names it"
+                "could be taken: a handler of this process, or a callback of a future, keeps its "
+                "reactor; the log of stalls names it"
             )
         )
         return asked.result()
@@ -231,40 +240,49 @@ class MasterSession:
     def _begin(self, request: _Request) -> None:
         if request.verb == "deregister_server" and self._joined is not None:
             request.arguments = (self._joined.take_back(*request.arguments),)
-        request.has_begun = True
-        self._arm(request, request.deadline)
-        self._send(request)
+        self._offer(request)
+
+    def _offer(self, request: _Request) -> None:
+        """It goes over the connection, or waits for the next one, which the keeper sees to."""
+        if QueueAction.SEND in self._pending.offer(request, self._queue):
+            self._send(request)
 
     def _send(self, request: _Request) -> None:
         peer = self._peer
-        is_wanted = request.has_begun and request.number in self._requests
-        if peer is None or request.peer is not None or not is_wanted:
+        if peer is None:  # lost with what went before it, or closed: then _end() ends it
+            self._pending.offer(request, self._queue)
             return
-        moved = request.session not in (0, self.number)
-        request.peer = peer
-        request.session = self.number
-        if moved and request.verb in UNSAFE:
+        if request.session not in (0, self.number) and request.verb in UNSAFE:
             self._finish(request, self._maybe(request, "the session expired meanwhile"))
             return
-        left_s = max(0.0, request.deadline - time.monotonic())
+        if not self._pending.sending(request):
+            return
+        request.session = self.number
+        # failpoint: session.asking
+        left_s = max(0.0, request.deadline - runtime.monotonic())
+        answer_s = ANSWER_S if request.verb in WAITING else 0.0
         asked = (request.number, request.verb, list(request.arguments), left_s)
         try:
-            call = peer.request(MASTER_ROUTE, "ask", ASK, asked, left_s + ANSWER_S, False)
+            call = peer.request(MASTER_ROUTE, "ask", ASK, asked, left_s + answer_s, False)
         except (errors.NotSent, errors.Closed) as error:
-            self._send_over_the_next(request, error)
+            self._send_over_the_next(request, peer, error)
         except errors.RpcError as error:
             self._finish(request, error)
         else:
-            call.add_done_callback(partial(self._answered, request))
+            call.when_done(partial(self._answered, request, peer))
 
-    def _send_over_the_next(self, request: _Request, error: errors.RpcError) -> None:
+    def _send_again(self, request: _Request) -> None:
+        self._pending.hold(request, request.deadline)
+        self._offer(request)
+
+    def _send_over_the_next(self, request: _Request, peer: Peer, error: errors.RpcError) -> None:
         """Its connection is lost: it goes over the next one, which may be there already."""
         self._last_error = str(error)
-        before, request.peer = request.peer, None
-        if self._peer is not before:
-            self._send(request)
+        self._lose(peer)
+        self._send_again(request)
 
-    def _answered(self, request: _Request, call: Future) -> None:
+    def _answered(self, request: _Request, peer: Peer, call: Future) -> None:
+        # failpoint: session.answered
         error = call.error()
         if error is None:
             self._finish(request, None, call.result())
@@ -272,39 +290,32 @@ class MasterSession:
         if isinstance(error, errors.RemoteError):
             kind = error.type_name.rpartition(".")[2]
             if kind == "SessionExpired":
-                request.peer = None
                 # it was refused before it began, or what it waited for went with the session
                 request.session = 0
-                self._connect_anew()
+                self._lose(peer)
+                self._send_again(request)
             else:
                 asked = f"{self._asked(request)} at the master at {self.address}"
-                self._finish(request, refusal(asked, time.monotonic() - request.asked, error))
+                self._finish(request, refusal(asked, runtime.monotonic() - request.asked, error))
         elif isinstance(error, errors.MaybeExecuted | errors.NotSent | errors.Closed):
-            self._send_over_the_next(request, error)
+            self._send_over_the_next(request, peer, error)
         elif isinstance(error, errors.DeadlineExceeded) and request.verb == GIVING_UP:
-            request.peer = None
-            self._send(request)
+            self._renew(request)
+            self._send_again(request)
         elif isinstance(error, errors.DeadlineExceeded):
             self._finish(request, self._late(request))
         else:
             self._finish(request, error)
 
     def _finish(self, request: _Request, error: BaseException | None, answer: Any = None) -> None:
-        if self._requests.pop(request.number, None) is None:
+        if not self._pending.end(request):
             return
-        if request.timer is not None:
-            request.timer.cancel()
         if error is None:
             was_heard = request.future.set_result(answer)
             if not was_heard and request.verb in CLAIMING:  # ask() had waited long enough
                 self._give_up(request)
             return
-        if (
-            request.verb in CLAIMING
-            and request.session
-            and not isinstance(error, errors.Rejected)
-            and not self._closed
-        ):
+        if request.verb in CLAIMING and request.session and not isinstance(error, errors.Rejected):
             self._give_up(request)
         request.future.set_error(error)
 
@@ -317,23 +328,22 @@ class MasterSession:
         except errors.Closed:
             return  # it goes with the session
 
-    def _arm(self, request: _Request, when: float) -> None:
-        if not request.future.finished and not self.node.reactor.closed:
-            request.timer = self.node.reactor.timers.call_at(when, partial(self._expire, request))
-
-    def _expire(self, request: _Request) -> None:
-        now, last = (
-            time.monotonic(),
-            request.deadline + (ANSWER_S if request.verb in WAITING else 0.0),
-        )
-        if request.peer is not None and now < last:
-            self._arm(request, last)
-        elif request.verb == GIVING_UP:
-            # goes on: what it gives up may be a lock that others wait for as long as we live
-            request.asked = now
-            self._arm(request, request.deadline)
+    def _overdue(self, request: _Request) -> None:
+        """Its deadline has come, and it is not under way: of what is, the connection says so."""
+        # failpoint: session.overdue
+        if request.verb == GIVING_UP:
+            self._renew(request)
         else:
             self._finish(request, self._late(request))
+
+    def _renew(self, request: _Request) -> None:
+        """It goes on: what it gives up may be a lock that others wait for as long as we live."""
+        request.asked = runtime.monotonic()
+        self._pending.until(request, request.deadline)
+
+    def _refuse(self, request: _Request) -> None:
+        text = f"this side closed its session at the master at {self.address} meanwhile"
+        self._finish(request, errors.Closed(text))
 
     # -- errors ------------------------------------------------------------------------------------
 
@@ -342,8 +352,8 @@ class MasterSession:
         return f"{request.verb}({shown[:200]})"
 
     def _late(self, request: _Request) -> errors.RpcError:
-        after_s = time.monotonic() - request.asked
-        if request.peer is not None:
+        after_s = runtime.monotonic() - request.asked
+        if self._pending.place(request) is RequestPlace.UNDER_WAY:
             return errors.DeadlineExceeded(
                 f"{self._asked(request)} was not answered by the master at {self.address} after "
                 f"{after_s:.3f} s: it is stopped "
@@ -379,6 +389,7 @@ class MasterSession:
         """
 
         def joined(rank: int) -> None:
+            # failpoint: session.joined
             self._joined = Registration(addresses, shard_of, rank, self.node.servers)
 
         return self._when_noted(
@@ -403,7 +414,8 @@ class MasterSession:
         server = self.node.servers.get(target)
         marks = None if server is None else marks_of(server.describe())
         asked = self.submit("register_server", service, server_id, DEFAULT_API, -1, target, marks)
-        asked.add_done_callback(partial(self._take_back_unheard, target))
+        # failpoint: session.registering
+        asked.when_done(partial(self._take_back_unheard, target))
         return self._when_noted(registered, asked)
 
     def _take_back_unheard(self, target: int, asked: Future) -> None:
@@ -428,7 +440,7 @@ class MasterSession:
             else:
                 ended.set_result(done.result())
 
-        asked.add_done_callback(end)
+        asked.when_done(end)
         return ended
 
     def deregister_server(self, target: int, timeout_s: float = ASK_TIMEOUT_S) -> Future:
@@ -445,7 +457,7 @@ class MasterSession:
     # -- the keeper, in the control loop -----------------------------------------------------------
 
     async def _keep(self) -> None:
-        opening = Opening(time.monotonic(), self._open_timeout_s)
+        opening = Opening(runtime.monotonic(), self._open_timeout_s)
         while True:
             try:
                 peer, lost = await self._open(opening.attempt_s)
@@ -458,15 +470,24 @@ class MasterSession:
                         self.address,
                     )
                 self._last_error = str(error).partition("\n")[0]
-                again = opening.failed(error, time.monotonic(), random.random())
+                is_new = self.state is SessionState.NEW
+                again = opening.failed(error, runtime.monotonic(), runtime.random(), is_new)
                 if again is None:
+                    event = SessionEvent.GIVEN_UP
+                elif not is_new and isinstance(error, errors.AuthenticationFailed):
+                    event = SessionEvent.REFUSED
+                else:
+                    event = SessionEvent.FAILED
+                actions = self._after(event)
+                if SessionAction.TELL in actions:
                     self.node.reactor.call_soon(partial(self.opened.set_error, error))
+                if SessionAction.FAIL in actions:
+                    self.node.reactor.call_soon(partial(self._fail_waiting, error))
+                if again is None or SessionAction.TRY_AGAIN not in actions:
                     return
                 if again.is_first:
                     told = self.address, self._open_timeout_s, self._last_error
                     logger.warning("waiting for the master at %s, for up to %.3g s: %s", *told)
-                if isinstance(error, errors.AuthenticationFailed):
-                    self.node.reactor.call_soon(partial(self._fail_all, error))
                 await sleep(again.delay_s)
             else:
                 opening.opened()
@@ -480,6 +501,7 @@ class MasterSession:
         """Connect, and open the session over that: the connection, and what is done when it is
         lost.
         """
+        # failpoint: session.opening
         peer = await self.node.reach_master(self.address, attempt_s)
         anew = False
         if self.number:
@@ -500,13 +522,17 @@ class MasterSession:
         lost = Future()
         await self._in_reactor(partial(self._take_up, peer, lost, self._anew))
         self._anew = False
+        # failpoint: session.opened
         return peer, lost
 
     async def _open_session(self, peer: Peer, number: int, token: str, attempt_s: float) -> None:
+        # failpoint: session.asking_to_open
         arguments = (number, token, self._lease_s, self._root, self._label, self._home)
         opening = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, attempt_s, False)
         try:
-            self.number, self._token, _ = await opening
+            answer = await opening
+            # failpoint: session.was_opened
+            self.number, self._token, _ = answer
         except errors.DeadlineExceeded:
             # it may be opened yet, over this connection, which can then have no other one
             self.node.reactor.call_soon(peer.connection.close)
@@ -521,7 +547,7 @@ class MasterSession:
             except errors.RpcError as error:  # the next one may get through
                 self._last_error = str(error)
             else:
-                beat.add_done_callback(partial(self._heard_soon, peer))
+                beat.when_done(partial(self._heard_soon, peer))
 
     async def _in_reactor(self, begin: Callable[[Future], object]) -> None:
         """Call begin(done) in the reactor's thread, and await `done`, which it completes, then or
@@ -562,20 +588,33 @@ class MasterSession:
         except Exception as failure:
             done.set_error(failure)
         else:
-            answer.add_done_callback(
-                lambda answered: self._go_on_registering(peer, steps, answered, done)
-            )
+            # failpoint: session.registering_anew
+            answer.when_done(lambda answered: self._go_on_registering(peer, steps, answered, done))
 
     def _take_up(self, peer: Peer, lost: Future, anew: bool, done: Future) -> None:
         """From now on this is the connection; what waits is asked over it."""
-        if peer.lost or self._closed:
+        # failpoint: session.taking_up
+        if peer.lost:
             raise errors.NotSent(f"the connection to the master at {self.address} was lost again")
-        self._peer, self._lost = peer, lost
-        self.on_open(peer, anew)
-        self.opened.set_result(None)
-        for request in list(self._requests.values()):
-            self._send(request)
+        self.on_open(peer, anew)  # first, as it may fail: then the keeper tries again
+        with self._pending.guard:
+            actions = self._after(SessionEvent.OPENED)
+            if SessionAction.SEND in actions:
+                self._peer, self._lost = peer, lost
+                is_awaited = self._queue.state is QueueState.CONNECTING
+                event = QueueEvent.CONNECTED if is_awaited else QueueEvent.FOUND
+                self._pending.tell(self._queue, event)
+        if SessionAction.SEND in actions:
+            self.opened.set_result(None)
+            self.node.reactor.call_soon(self._drain)
         done.set_result(None)
+        # failpoint: session.taken_up
+
+    def _drain(self) -> None:
+        """What waits is asked over the new connection."""
+        while self._queue.state is QueueState.DRAINING:
+            for request in self._pending.take(self._queue):
+                self._send(request)
 
     def _heard_soon(self, peer: Peer, beat: Future) -> None:
         # it may have been answered before the control loop asked to be told
@@ -585,20 +624,25 @@ class MasterSession:
         error = beat.error()
         if error is None:
             self.on_heartbeat(peer, beat.result())
-        elif peer is self._peer and not self._closed:
+        elif peer is self._peer:
             if isinstance(error, errors.RemoteError):
-                self._connect_anew()
+                self._lose(peer)
             elif isinstance(error, errors.DeadlineExceeded):
                 self._last_error = f"no heartbeat was answered within {self._lease_s} s"
                 peer.connection.close()
 
-    def _connect_anew(self) -> None:
-        self._peer = None
+    def _lose(self, peer: Peer) -> None:
+        """That connection is over, or has no session; told more than once."""
+        with self._pending.guard:
+            if peer is not self._peer:
+                return
+            self._peer = None
+            self._after(SessionEvent.LOST)
+            self._pending.tell(self._queue, QueueEvent.LOST)
         self._lost.set_result(None)
 
     def _peer_lost(self, before: Callable[[Peer], None], peer: Peer) -> None:
-        if peer is self._peer:
-            self._connect_anew()
+        self._lose(peer)
         before(peer)
 
     async def direct(self, peer: Peer | None, method: str, *arguments: Any) -> Any:
@@ -607,21 +651,20 @@ class MasterSession:
         """
         if peer is None:
             raise errors.NotSent(f"there is no connection to the master at {self.address} now")
+        # failpoint: session.looking
         return await peer.request(
             MASTER_ROUTE, method, method_key(method), arguments, ANSWER_S, False
         )
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _fail_all(self, error: BaseException) -> None:
-        for request in list(self._requests.values()):
-            self._finish(request, error)
+    def _fail_waiting(self, error: BaseException) -> None:
+        if self._queue.state is QueueState.CONNECTING:
+            for request in self._pending.tell(self._queue, QueueEvent.GAVE_UP):
+                self._finish(request, error)
 
     def _end(self) -> None:
-        self._peer = None
-        self._fail_all(
-            errors.Closed(f"this side closed its session at the master at {self.address} meanwhile")
-        )
+        self._pending.close()
         self.opened.set_error(
             errors.Closed(f"this side was closed while it waited for the master at {self.address}")
         )
@@ -630,13 +673,18 @@ class MasterSession:
         """Tell the master, so that what we own goes at once; end what waits. From any thread, and
         never for long. A second close, or one in a fork, does nothing.
         """
-        if self.node.pid != os.getpid() or next(self._closings):
+        if self.node.pid != os.getpid():
             return
-        self._closed = True
+        with self._pending.guard:
+            actions = self._after(SessionEvent.CLOSE)
+            peer, self._peer = self._peer, None
+            if peer is not None:
+                self._pending.tell(self._queue, QueueEvent.LOST)
+        if SessionAction.END not in actions:
+            return
         may_wait = self.node.waiter is not None and not control_loop().is_here()
-        peer, keeper = self._peer, self._keeper
         try:
-            if peer is not None and not peer.lost:
+            if SessionAction.LEAVE in actions and peer is not None:
                 ending = peer.request(MASTER_ROUTE, "end_session", END, (), CLOSE_TIMEOUT_S, False)
                 if may_wait:
                     ending.result(CLOSE_TIMEOUT_S)
@@ -648,10 +696,10 @@ class MasterSession:
             )
         finally:  # interrupted, too
             self.node.reactor.call_soon(self._end)
-            keeper.cancel()
+            self._keeper.cancel()
         if may_wait:
             with contextlib.suppress(TimeoutError):
-                keeper.error(CLOSE_TIMEOUT_S)
+                self._keeper.error(CLOSE_TIMEOUT_S)
 
 
 def _ignore(*_: Any) -> None:

@@ -14,6 +14,8 @@ nothing), gives the same tree. `version` counts them.
 
 Why answers belong to the state: who asked and lost the connection asks again under the same number,
 of a master that may have been restarted meanwhile, and must be answered the same, not served twice.
+Those of one session are SeenNumbers (idempotency_window.py): its latest answers are kept, and what
+may have been among those before is FORGOTTEN.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import enum
 from collections.abc import Iterator
 
 import msgspec
+
+from prpc_engine.idempotency_window import SeenNumbers
 
 # Answers that one session may ask for again: more than a process has threads, and 100 KiB at most
 # for usual answers.
@@ -48,7 +52,9 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     COUNT   key                              next number; 0: forget the key
     OPEN           a SessionRecord as JSON                    session
     END                                                       session
-    ANSWER         the answer as JSON        request          session
+    ANSWER         the answer as JSON;       request          session
+                   "": it and what was
+                   before it is forgotten
     """
 
     kind: Kind
@@ -67,7 +73,7 @@ class SessionRecord(msgspec.Struct, frozen=True):
     lease_s: float
     root: str  # its paths are below this one
     label: str  # for people: who it is
-    home: str  # host and process; see process_identity.py
+    home: str  # host and process, as runtime.this_process() has it
 
 
 class TreeNode:
@@ -90,7 +96,7 @@ class TreeSession:
     def __init__(self, record: SessionRecord) -> None:
         self.record = record
         self.owned: dict[str, None] = {}
-        self.answers: dict[int, str] = {}
+        self.answers: SeenNumbers[str] = SeenNumbers()
 
 
 class NodeTree:
@@ -125,11 +131,17 @@ class NodeTree:
         elif kind is Kind.END:
             del self.sessions[change.owner]
         else:
-            answers = self.sessions[change.owner].answers
-            answers[change.number] = change.text
-            if len(answers) > ANSWERS_MAX:
-                del answers[next(iter(answers))]
+            self._answer(change)
         self.version += 1
+
+    def _answer(self, change: Change) -> None:
+        answers = self.sessions[change.owner].answers
+        if not change.text:
+            answers.forget(change.number)
+            return
+        answers.keep(change.number, change.text)
+        if len(answers.kept) > ANSWERS_MAX:
+            answers.forget(next(iter(answers.kept)))
 
     def _count(self, change: Change) -> None:
         if change.number:
@@ -172,7 +184,9 @@ class NodeTree:
         """
         for number, session in self.sessions.items():
             yield Change(Kind.OPEN, text=msgspec.json.encode(session.record).decode(), owner=number)
-            for request, answer in session.answers.items():
+            if session.answers.floor:
+                yield Change(Kind.ANSWER, number=session.answers.floor, owner=number)
+            for request, answer in session.answers.kept.items():
                 yield Change(Kind.ANSWER, text=answer, number=request, owner=number)
         for path, node in self.below(""):
             if path:

@@ -197,6 +197,7 @@ class Watches:
                 await self._catch_up(watch)
 
     async def _apply(self, peer: Peer | None, number: int, items: list[Any]) -> None:
+        # failpoint: watches.changed
         if peer is not self._peer or number <= self._heard:
             return  # over a connection that was given up, or part of what we caught up with
         if number > self._heard + 1:
@@ -268,6 +269,7 @@ class Watches:
 
     def _call_soon(self, call: tuple[_Watch, TreeEvent] | Future) -> None:
         self._calls.append(call)
+        # failpoint: watches.queued
         self._node.reactor.call_in_engine(self._call_next)
 
     def _call_next(self) -> None:

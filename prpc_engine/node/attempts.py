@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prpc_engine import errors
-from shard import Future, Task, control_loop
+from shard import ControlLoop, Future, Task
 
 if TYPE_CHECKING:
     from prpc_engine.rpc.peer import Peer
@@ -39,18 +39,19 @@ class PeerAttempt:
     def __init__(self, node: str, asked: str) -> None:
         self.node = node
         self.asked = asked
-        self.wishes: set[Future] = set()
+        self.wishes: dict[Future, None] = {}
         self.task: Task | None = None  # until it has been spawned
 
 
 class Attempts:
     """Those under way, of one Node. From any thread.
 
-    guard  of the node's peers: to find no peer, and to join the attempt, is one step
+    guard         of the node's peers: to find no peer, and to join the attempt, is one step
+    control_loop  where those under way run
     """
 
-    def __init__(self, guard: threading.Lock) -> None:
-        self._guard = guard
+    def __init__(self, guard: threading.Lock, control_loop: Callable[[], ControlLoop]) -> None:
+        self._guard, self._control_loop = guard, control_loop
         self._under_way: dict[str, PeerAttempt] = {}
 
     def join(self, node: str, asked: str) -> tuple[PeerAttempt, Future, bool]:
@@ -61,15 +62,15 @@ class Attempts:
         is_new = attempt is None
         if attempt is None:
             attempt = self._under_way[node] = PeerAttempt(node, asked)
-        wish = control_loop().future()
-        attempt.wishes.add(wish)
+        wish = self._control_loop().future()
+        attempt.wishes[wish] = None
         return attempt, wish, is_new
 
     def begin(self, attempt: PeerAttempt, connecting: Coroutine[Any, Any, None]) -> None:
         """Spawn the task that ends in succeed() or fail(). Raises RuntimeError, OSError where the
         control loop has no thread, or no descriptors.
         """
-        task = control_loop().spawn(connecting)
+        task = self._control_loop().spawn(connecting)
         with self._guard:
             attempt.task = task
             is_over = not self.is_under_way(attempt)
@@ -80,12 +81,12 @@ class Attempts:
         """Whether somebody waits for it. With the guard held."""
         return self._under_way.get(attempt.node) is attempt
 
-    def end(self, attempt: PeerAttempt) -> set[Future]:
+    def end(self, attempt: PeerAttempt) -> list[Future]:
         """It is over; who waits for it. With the guard held: the peer is entered in the same
         step."""
         if self.is_under_way(attempt):
             del self._under_way[attempt.node]
-        return attempt.wishes.copy()
+        return list(attempt.wishes)
 
     def fail(self, attempt: PeerAttempt, error: Exception) -> None:
         """It is over, for all that wait for it."""
@@ -98,7 +99,7 @@ class Attempts:
     def give_up(self, attempt: PeerAttempt, wish: Future) -> None:
         """One waits no longer; the last one ends it."""
         with self._guard:
-            attempt.wishes.discard(wish)
+            attempt.wishes.pop(wish, None)
             is_last = not attempt.wishes and self.is_under_way(attempt)
             if is_last:
                 self.end(attempt)
@@ -115,7 +116,7 @@ class Attempts:
                 one.task.cancel()
 
 
-def give(wishes: set[Future], peer: Peer) -> None:
+def give(wishes: Sequence[Future], peer: Peer) -> None:
     """It has connected."""
     for wish in wishes:
         wish.set_result(peer)

@@ -11,19 +11,19 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import secrets
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.archive import Archive
+from prpc_engine.descriptors import names_shortage
 from prpc_engine.node.attempts import Attempts, PeerAttempt, give
 from prpc_engine.node.ended import Ended
 from prpc_engine.node.node_info import ABOUT_TARGET, about_server
+from prpc_engine.node.ways import CONTROL, make_transports
+from prpc_engine.rpc.local_peer import LocalPeer
 from prpc_engine.rpc.paths import Choice, Paths, Refusal
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
@@ -38,6 +38,7 @@ from shard import (
     AuthenticationError,
     ClosedError,
     Connection,
+    ControlLoop,
     DistributedPort,
     Driver,
     ForeignProtocolError,
@@ -48,16 +49,15 @@ from shard import (
     PeerLostError,
     Reactor,
     ShardError,
-    ShmTransport,
     Slab,
     SocketDistributor,
     TcpListener,
     TcpTransport,
     Transport,
     Trimmer,
-    UnixTransport,
     UnreachableError,
     control_loop,
+    runtime,
 )
 from shard import Node as Identity
 
@@ -77,11 +77,13 @@ class Node:
                   nobody but this process
     servers       are there for whoever connects at once; more may come
     on_peer_lost  called with each peer whose connection is over, in the reactor's thread
+    control_loop  where coroutines connect, and where those of its clients run
 
     Owned by a Master, an RpcService, or a shard that serves; close() by its owner, in the reactor's
     thread. peer_at() may be called from any thread, and blocks. Raises AddressInUse, ConfigError.
     """
 
+    @names_shortage("a node")
     def __init__(
         self,
         reactor: Reactor,
@@ -90,7 +92,9 @@ class Node:
         config: NodeConfig,
         servers: Iterable[ServedObject] = (),
         on_peer_lost: Callable[[Peer], None] | None = None,
+        control_loop: Callable[[], ControlLoop] = control_loop,
     ) -> None:
+        self.control_loop = control_loop
         node, secret, limits = config.node, config.secret, config.limits
         host, port, transports = node.bind.host, node.bind.port, node.transports
         check_exposure(host, secret)
@@ -110,45 +114,42 @@ class Node:
         self._trimmer = Trimmer(slab, reactor)
         self.servers: dict[int, ServedObject] = {server.target: server for server in servers}
         self.servers[ABOUT_TARGET] = about_server(
-            lambda: self.addresses, self.servers, self.traffic, slab, config.allow
+            lambda: self.addresses,
+            self.servers,
+            self.traffic,
+            slab,
+            reactor.statistics,
+            config.allow,
         )
         self.on_peer_lost = on_peer_lost or _ignore
         self._peers: dict[str, Peer] = {}  # by the first address of the other node
-        self._accepted: set[Peer] = set()
+        self._accepted: dict[Peer, None] = {}
         self._ended: dict[str, Ended] = {}  # by transport: what connections did that are over
         # for a better path: no new calls, and closed when the last is answered
-        self._left: set[Peer] = set()
+        self._left: dict[Peer, None] = {}
         self._next_number = itertools.count().__next__  # of a connection, made or accepted
         self._connections_max = limits.connections_max
         self._paths = Paths()
         self._unusable: list[Refusal] = []  # what we may use, and this process cannot
         # Of what is entered into _peers and _attempts, of _paths, _ended and _closed; never held
         # while something waits.
-        self._guard = threading.Lock()
-        self._attempts = Attempts(self._guard)
+        self._guard = runtime.Lock()
+        self._attempts = Attempts(self._guard, control_loop)
         self.pid = os.getpid()
         self._closed = False
         identity = Identity(
             secret=secret,
-            incarnation=secrets.randbits(63) | 1,
+            incarnation=runtime.randbits(63) | 1,
             limits=limits,
             tcp_checksum=config.transport.tcp_checksum,
             secret_name=USER_SECRET if isinstance(secret, UserSecret) else JOB_SECRET,
         )
         self._memory = MemoryTransport(identity, slab)
-        # to a master, whose messages are all small
-        control = replace(identity, limits=replace(limits, connections_per_peer=1))
         self._advertise = node.advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
-        try:
-            self._tcp = TcpTransport(identity, slab, config.tls)
-            self._control = TcpTransport(control, slab, config.tls)
-        except ShardError as error:  # of certificates
-            raise errors.ConfigError(str(error)) from error
-        local: tuple[Transport, ...] = (ShmTransport(identity, slab), UnixTransport(identity, slab))
-        known: dict[str, Transport] = {one.scheme: one for one in (*local, self._tcp)}
-        listen_at = {one.scheme: f"{one.scheme}://" for one in local}
+        self._known = known = make_transports(identity, slab, config.tls)
+        listen_at = {name: f"{name}://" for name in known}
         listen_at["tcp"] = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
         try:
             for name in transports:
@@ -175,6 +176,9 @@ class Node:
         except ShardError as error:
             self._close_listeners()
             raise errors.ConfigError(str(error)) from error
+        except BaseException:
+            self._close_listeners()
+            raise
 
     @property
     def addresses(self) -> list[str]:
@@ -214,7 +218,9 @@ class Node:
 
     def take(self, port: DistributedPort) -> None:
         """Accept what another process's dealer hands over, as if this node listened at its port."""
-        self._listeners.append(self._tcp.listen_on(port, self.reactor, self._accept))
+        tcp = self._known["tcp"]
+        assert isinstance(tcp, TcpTransport), "there is no port to share in a simulation"
+        self._listeners.append(tcp.listen_on(port, self.reactor, self._accept))
 
     # -- peers -------------------------------------------------------------------------------------
 
@@ -222,7 +228,8 @@ class Node:
         """The peer for the master at host:port; over tcp on one lane, whatever the data goes over.
         Raises as peer_at().
         """
-        with self._wish([f"tcp://{address}"], [self._control], timeout_s, "the master") as wish:
+        control = [self._known[CONTROL]]
+        with self._wish([f"tcp://{address}"], control, timeout_s, "the master") as wish:
             peer: Peer = wish.result()
             return peer
 
@@ -238,12 +245,14 @@ class Node:
 
     async def reach_master(self, address: str, timeout_s: float) -> Peer:
         """As master_peer(), for coroutines of the control loop."""
-        with self._wish([f"tcp://{address}"], [self._control], timeout_s, "the master") as wish:
+        control = [self._known[CONTROL]]
+        with self._wish([f"tcp://{address}"], control, timeout_s, "the master") as wish:
             peer: Peer = await wish
             return peer
 
     async def reach(self, addresses: Sequence[str], timeout_s: float, asked: str) -> Peer:
         """As peer_at(), for coroutines of the control loop."""
+        # failpoint: node.reaching
         with self._wish(addresses, self._transports, timeout_s, asked) as wish:
             peer: Peer = await wish
             return peer
@@ -312,7 +321,7 @@ class Node:
                     raise errors.Closed(f"{asked}: this side was closed before")
                 attempt, wish, is_new = self._attempts.join(first, asked)
         if attempt is None:
-            wish = control_loop().future()
+            wish = self.control_loop().future()
             wish.set_result(peer)
             yield wish
             return
@@ -426,7 +435,7 @@ class Node:
             if not peer.lost and (peer.is_idle or not looks):
                 peer.lost = True
                 with self._guard:
-                    self._left.add(peer)
+                    self._left[peer] = None
                     self._forget(peer)
             self._leave_later(peer, LEAVE_S, max(0, looks - 1))
 
@@ -436,6 +445,7 @@ class Node:
         """Its node is not connected to any more; the addresses by which it was known. With the
         guard held: another thread may be about to enter the next peer of that node."""
         addresses = [address for address, one in self._peers.items() if one is peer]
+        # failpoint: node.forgetting
         for address in addresses:
             del self._peers[address]
         return addresses
@@ -468,7 +478,7 @@ class Node:
         """Whether one of these addresses is of this process, or reached without leaving this
         host.
         """
-        near = [transport for transport in self._transports if transport is not self._tcp]
+        near = [transport for transport in self._transports if transport is not self._known["tcp"]]
         return any(
             address.startswith(one.scheme + "://") and one.cannot_reach(address) is None
             for one in near
@@ -506,11 +516,12 @@ class Node:
             )
             connection.close()
             return
-        self._accepted.add(self._peer_over(connection))
+        self._accepted[self._peer_over(connection)] = None
 
     def _peer_over(self, connection: Connection[Any], choice: Choice | None = None) -> Peer:
-        archive = self._make_archive(in_process=connection.transport == MemoryTransport.scheme)
-        return Peer(
+        in_process = connection.transport == MemoryTransport.scheme
+        archive = self._make_archive(in_process=in_process)
+        return (LocalPeer if in_process and self.waiter is not None else Peer)(
             connection,
             self.reactor,
             self.waiter,
@@ -526,8 +537,8 @@ class Node:
         figures = peer.statistics()
         with self._guard:
             self._ended[figures.transport] = self._ended.get(figures.transport, Ended()) + figures
-            self._accepted.discard(peer)
-            self._left.discard(peer)
+            self._accepted.pop(peer, None)
+            self._left.pop(peer, None)
             addresses = self._forget(peer)
         for address in addresses:
             if peer.choice is not None and not isinstance(error, ClosedError):

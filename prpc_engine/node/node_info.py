@@ -4,9 +4,10 @@ what it runs.
     method   arguments  answer
     about               {"version", "python", "process", "addresses", "services", "time_s"}
     ping                None: a round trip, and nothing else
-    statistics          {"process", "peers", "ended", "servers", "slab"}: PeerStatistics, Ended by
-                        transport, ServerStatistics by "service/server id" and SlabStatistics as
-                        they are now, as dicts; a shard answers for itself
+    statistics          {"process", "peers", "ended", "servers", "slab", "classes"}: PeerStatistics,
+                        Ended by transport, ServerStatistics by "service/server id", SlabStatistics
+                        and a list of ClassStatistics as they are now, as dicts; a shard answers for
+                        itself
 
 Every node serves this at ABOUT_TARGET. `prpc doctor --peer` and `prpc top` are who ask.
 """
@@ -14,21 +15,20 @@ Every node serves this at ABOUT_TARGET. `prpc doctor --peer` and `prpc top` are 
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from prpc_engine.node.process_identity import this_process
 from prpc_engine.release import VERSION
 from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.allow import AllowList
+from shard import runtime
 
 if TYPE_CHECKING:
     from prpc_engine.node.ended import Ended
     from prpc_engine.rpc.peer import Peer
-    from shard import Slab
+    from shard import ClassStatistics, Slab
 
 # that are, and by transport what those did that are over
 Connections = tuple[list["Peer"], dict[str, "Ended"]]
@@ -42,6 +42,7 @@ def about_server(
     servers: dict[int, ServedObject],
     traffic: Callable[[], tuple[list[Peer], dict[str, Ended]]],
     slab: Slab,
+    classes: Callable[[], tuple[ClassStatistics, ...]],
     allow: AllowList,
 ) -> ServedObject:
     """The server to put at ABOUT_TARGET of a node that has these."""
@@ -50,18 +51,18 @@ def about_server(
         return {
             "version": VERSION,
             "python": platform.python_version(),
-            "process": this_process(),  # as whereabouts.py has it
+            "process": runtime.this_process(),  # as whereabouts.py has it
             "addresses": addresses(),  # most preferred first
             "services": sorted(
                 {one.service for target, one in servers.copy().items() if target != ABOUT_TARGET}
             ),
-            "time_s": time.time(),
+            "time_s": runtime.time(),
         }
 
     def statistics() -> dict[str, Any]:
         peers, ended = traffic()
         return {
-            "process": this_process(),
+            "process": runtime.this_process(),
             "peers": [asdict(peer.statistics()) for peer in peers],
             "ended": {transport: asdict(one) for transport, one in ended.items()},
             "servers": {
@@ -70,6 +71,7 @@ def about_server(
                 if target != ABOUT_TARGET
             },
             "slab": asdict(slab.statistics()),
+            "classes": [one._asdict() for one in classes()],
         }
 
     verbs = {ABOUT: about, PING: _nothing, STATISTICS: statistics}

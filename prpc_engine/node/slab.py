@@ -4,8 +4,6 @@ they are sent.
 
 from __future__ import annotations
 
-import os
-import threading
 from typing import Any
 
 import numpy as np
@@ -13,39 +11,19 @@ from numpy.typing import DTypeLike, NDArray
 
 from prpc_engine import errors
 from prpc_engine.settings.config import slab_bytes_max
-from shard import ShmFull, Slab
-
-_making = threading.Lock()
-_slab: Slab | None = None
+from shard import ShmFull, Slab, runtime
 
 
 def default_slab() -> Slab:
     """One for all services of the process; PRPC_SLAB_BYTES_MAX bounds it. A process made by fork()
     gets its own.
     """
-    global _slab
-    with _making:
-        if _slab is None:
-            _slab = Slab(slab_bytes_max())
-        return _slab
+    return runtime.own("slab", lambda: Slab(slab_bytes_max()))
 
 
 def use_slab(slab: Slab) -> None:
     """In a shard: empty() and its node share the shard's own slab."""
-    global _slab
-    with _making:
-        _slab = slab
-
-
-def _begin_anew_in_fork() -> None:
-    """The slab is the parent's, and another thread of the parent may have held the lock for ever
-    after.
-    """
-    global _making, _slab
-    _making, _slab = threading.Lock(), None
-
-
-os.register_at_fork(after_in_child=_begin_anew_in_fork)
+    runtime.put("slab", slab)
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:

@@ -39,7 +39,6 @@ reliable.py.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +54,7 @@ from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.reliable import PATIENCE_GROWTH_MAX, Dice
 from prpc_engine.pslite.request import NodePart, Timestamp
 from prpc_engine.pslite.wire import FORGOTTEN, INLINE_BYTES_MAX
-from shard import VALUE, Future
+from shard import VALUE, Future, runtime
 
 ALONE_AFTER_LATE = 4096
 # of their arrays: with their heads, what the engine still packs in one piece
@@ -94,7 +93,7 @@ class Batcher:
         self._is_plain = not self._resend_s and dice is None  # nothing is lost, nothing sent again
         self._succeed, self._fail = answered, failed
         self._no_arrays = ((node, (), 0),)
-        self._lock = threading.RLock()  # a part that fails while it is sent lets the next one go
+        self._lock = runtime.RLock()  # a part that fails while it is sent lets the next one go
         self._outbox: Outbox[NodePart] = Outbox()
         self._unheard: deque[tuple[NodePart, Future]] = (
             deque()
@@ -119,7 +118,12 @@ class Batcher:
                 except Exception as error:
                     call = _failed(error)
                 request = part.request
-                if request.finish is None and len(request.answers) == 1 and not call.finished:
+                if (
+                    request.finish is None
+                    and request.callback is None
+                    and len(request.answers) == 1
+                    and not call.finished
+                ):
                     request.call = call
                     part.arguments, request.parts = (), self._no_arrays  # the engine has them
                     self._settle()  # now that the other side is at work
@@ -158,7 +162,7 @@ class Batcher:
             self._unheard.clear()
         for part, call in unheard:
             part.request.call = None
-            call.add_done_callback(partial(self._answered, part))
+            call.when_done(partial(self._answered, part))
 
     def _admit_among_others(self, part: NodePart, stable: bool) -> tuple[bool, Kind | None]:
         """Whether it may leave at once all the same, and else what it may leave together with.
@@ -202,7 +206,7 @@ class Batcher:
         return sent
 
     def _listen(self, sent: list[tuple[list[NodePart], Future]]) -> None:
-        """Without the lock: what completes meanwhile runs the user's callback here and now."""
+        """Without the lock, which is not for what follows a request's end."""
         for parts, call in sent:
             self._hear(
                 partial(self._answered, parts[0])
@@ -216,7 +220,7 @@ class Batcher:
         if call.finished:
             self._reactor.call_soon(partial(hear, call))
         else:
-            call.add_done_callback(hear)
+            call.when_done(hear)
 
     # -- alone -------------------------------------------------------------------------------------
 

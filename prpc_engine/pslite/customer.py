@@ -3,10 +3,12 @@ have answered, or one failed.
 
     state  event                                                  next
     open   an answer comes, others are missing                    open
-    open   the last answer comes                                  done: finish(timestamp, answers)
-                                                                  runs, then wait() returns
+    open   the last answer comes                                  finish(timestamp, answers) runs;
+                                                                  done, but with a callback: told
+    told   callback(timestamp, answers) has run in an engine      done: wait() returns
+           thread
     open   a part fails: lost peer, deadline, handler raised; or  failed: wait() raises that error;
-           finish() raises                                        answers of others are dropped
+    told   finish() or callback() raises                          answers of others are dropped
 
 Timestamps are 0, 1, 2, ... for each customer. Every part has a deadline, so every wait ends. What
 is done is forgotten; errors are kept for wait(), the last FAILED_MAX of them.
@@ -16,8 +18,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -28,14 +28,14 @@ from prpc_engine.pslite.batcher import Batcher
 from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.reliable import Dice
 from prpc_engine.pslite.request import MISSING, NodePart, Timestamp
-from shard import VALUE, ClosedError
+from shard import VALUE, ClosedError, Future, runtime
 
 # of a request that is given none: servers may wait for other workers before they answer
 REQUEST_TIMEOUT_S = 60.0
 FAILED_MAX = 4096
 
 logger = logging.getLogger("prpc")
-_now = time.monotonic
+_now = runtime.now
 
 
 class Customer:
@@ -58,7 +58,8 @@ class Customer:
         self._timestamps = itertools.count()
         self.new_timestamp = self._timestamps.__next__  # for one request()
         self._given = 0  # at least so many timestamps have been
-        self._guard = threading.Lock()
+        # of what each request lacks, and of failures: any thread asks, answers end them in others
+        self._guard = runtime.Lock()
         self._open: dict[int, Timestamp] = {}
         self._failed: dict[int, BaseException] = {}
         self._lanes: dict[int, Batcher] = {}
@@ -76,9 +77,11 @@ class Customer:
         priority: int = 0,
         timeout_s: float | None = None,
         stable: bool = False,
+        callback: Callable[[int, list[Any]], object] | None = None,
     ) -> int:
         """Send (node, arguments, bytes with the answer) parts; the timestamp. finish(timestamp,
-        answers) runs when all have come, in their order, if it is given.
+        answers) runs when all have come, in their order, if it is given; then callback(timestamp,
+        answers), which is the application's, in an engine thread.
 
         stable  arrays among the arguments stay as they are until it is done: those that have to
                 wait here are not copied
@@ -87,7 +90,7 @@ class Customer:
         count = len(parts)
         answers = [MISSING] * count
         request = self._open[timestamp] = Timestamp(
-            self._driver, 0, None, None, None, timestamp, count, answers, finish, parts
+            *(self._driver, 0, None, None, None, timestamp, count, answers, finish, callback, parts)
         )
         if not count:
             self._complete(request)
@@ -215,6 +218,29 @@ class Customer:
             except Exception as error:
                 self._fail(request, error)
                 return
+        if request.callback is None:
+            self._end(request)
+        else:
+            answered = Future(self._driver)
+            answered.add_done_callback(lambda _: self._call_back(request))
+            answered.set_result(None)
+
+    def _call_back(self, request: Timestamp) -> None:
+        """In an engine thread."""
+        assert request.callback is not None, "it has one"
+        if request.finished:
+            return  # it has failed meanwhile
+        try:
+            request.callback(request.timestamp, request.answers)
+        except Exception as error:
+            self._fail(request, error)
+        except BaseException as error:  # who exits or is interrupted there: said in the log
+            self._fail(request, error)
+            raise
+        else:
+            self._end(request)
+
+    def _end(self, request: Timestamp) -> None:
         request.answers = request.parts = ()  # the arrays go back to whoever lent them
         self._open.pop(request.timestamp, None)
         request.set_result(None)

@@ -10,7 +10,6 @@ A handler gives the answer, or a Future of it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from prpc_engine import errors
 from prpc_engine.pslite.reliable import follow
-from shard import Future, Reactor
+from shard import Future, Reactor, runtime
 
 EARLY_MESSAGES_MAX, EARLY_BYTES_MAX = 4096, 256 << 20  # that wait for a handler
 KV, SIMPLE = "kv", "simple"  # kinds of requests
@@ -37,7 +36,8 @@ class CustomerRouter:
 
     def __init__(self, name: str, reactor: Reactor) -> None:
         self._name, self._reactor = name, reactor
-        self._guard = threading.Lock()
+        # of both: customers come in any thread, requests in the reactor's
+        self._guard = runtime.Lock()
         self.handlers: dict[str, dict[int, Handler]] = {KV: {}, SIMPLE: {}}  # by kind, app id
         # by numbers, which grow
         self.early: dict[tuple[str, int], dict[int, tuple[Future, tuple[Any, ...]]]] = {}
@@ -90,7 +90,7 @@ class CustomerRouter:
         self._early_bytes += nbytes
         self._early_number += 1
         self.early.setdefault(key, {})[self._early_number] = answer, message
-        answer.add_done_callback(partial(self._count_out, key, self._early_number, nbytes))
+        answer.when_done(partial(self._count_out, key, self._early_number, nbytes))
         return answer
 
     def _count_out(self, key: tuple[str, int], number: int, nbytes: int, answer: Future) -> None:

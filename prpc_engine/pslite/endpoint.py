@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from prpc_engine.pslite.reliable import Arrivals, Dice
 from prpc_engine.pslite.wire import FORGOTTEN
 from prpc_engine.rpc.failure_codes import told
 from prpc_engine.rpc.peer import Peer, calling_peer
-from shard import Future, Reactor
+from shard import Future, Reactor, runtime
 
 LATE_MAX = 65536  # answers that are to come later, of requests that came together
 
@@ -43,7 +42,7 @@ class NodeEndpoint:
         self._arrivals, self.meetings = Arrivals(), Barriers()
         self._late: dict[int, Future] = {}
         # those of another process of this node id are others
-        self._numbers = itertools.count(secrets.randbits(62))
+        self._numbers = itertools.count(runtime.randbits(62))
 
     def hello(self) -> None:
         """Connect."""
@@ -133,7 +132,7 @@ class NodeEndpoint:
 
         if peer is not None:
             peer.when_lost.append(lost)
-        call.add_done_callback(leave)
+        call.when_done(leave)
         return call
 
     def _take_kv(self, head: bytes, *arrays: Any) -> Any:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from prpc_engine.errors import Backpressure, Closed
+from shard import runtime
 
 THREADS_MAX = 256
 WAITING_MAX = 65536  # for one thread, before senders are refused
@@ -32,13 +33,13 @@ class HandlerThreads:
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
-        self._guard = threading.Lock()
+        self._guard = runtime.Lock()  # nothing is queued behind the end of a queue
         self._closed = False
         self._queues: list[queue.SimpleQueue[Work | None]] = [
             queue.SimpleQueue() for _ in range(threads)
         ]
         self._threads = [
-            threading.Thread(target=_run, args=(each,), name=f"{name}-{number}", daemon=True)
+            runtime.Thread(target=_run, args=(each,), name=f"{name}-{number}", daemon=True)
             for number, each in enumerate(self._queues)
         ]
         for thread in self._threads:

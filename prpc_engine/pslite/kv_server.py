@@ -27,6 +27,7 @@ from prpc_engine.pslite import ids, wire
 from prpc_engine.pslite.customer_router import KV
 from prpc_engine.pslite.handler_threads import THREADS_MAX, HandlerThreads
 from prpc_engine.pslite.pairs import Keys, KVPairs, Lens, Vals, check_keys, check_vals
+from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.simple_app import Answer, SimpleApp, SimpleHandle
 from prpc_engine.pslite.wire import PULL, PUSH
 
@@ -54,8 +55,8 @@ class KVServer(SimpleApp):
 
     set_request_handle() sets that function; response() answers from any thread. request_handle:
     that of simple messages; None answers "". handler_threads: 0 runs the handle in the reactor's
-    thread, n in n threads, those of one worker in one of them. instance: as of SimpleApp. Raises
-    ConfigError, also at nodes that are no servers.
+    thread, n in n threads, those of one worker in one of them. instance, postoffice: as of
+    SimpleApp. Raises ConfigError, also at nodes that are no servers.
     """
 
     role = "server"
@@ -66,10 +67,11 @@ class KVServer(SimpleApp):
         request_handle: SimpleHandle | None = None,
         handler_threads: int = 0,
         instance: int = 0,
+        postoffice: Postoffice | None = None,
     ) -> None:
         if not 0 <= handler_threads <= THREADS_MAX:
             raise ConfigError(f"handler_threads={handler_threads}: 0 to {THREADS_MAX} are allowed")
-        super().__init__(app_id, 0, request_handle, instance=instance)
+        super().__init__(app_id, 0, request_handle, instance=instance, postoffice=postoffice)
         self._handle: KVHandle | None = None
         self._landings: dict[tuple[int, int], Vals] = {}  # by sender's node id, key
         self._threads: HandlerThreads | None = None
@@ -143,6 +145,7 @@ class KVServer(SimpleApp):
             self._threads.close()
 
     def _on_request(self, head: bytes, fields: tuple[int, ...], arrays: tuple[Any, ...]) -> Any:
+        # failpoint: kv_server.reading
         pairs = wire.read_pairs(head, fields, arrays)
         _, sender, customer_id, cmd, timestamp, _, flags, _, _, n_keys, _ = fields
         if self._is_grouped:

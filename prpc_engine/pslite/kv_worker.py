@@ -17,10 +17,10 @@ np.float32), that is no view of another) is resized to it, in place, and of a lo
 so many elements are filled. lens, empty or one for each key, say how long each value is, and so how
 many came.
 
-Every verb returns a timestamp at once; its callback runs before wait() of it returns. In a
-coroutine: await kv.wait_async(kv.push(keys, vals)). What starts with z does not copy what has to
-wait here. Requests of one worker to one server are sent and handled in order, but for priority: of
-what has to wait here, the higher goes first.
+Every verb returns a timestamp at once; its callback runs in an engine thread, before wait() of it
+returns, which raises what the callback raises. In a coroutine: await kv.wait_async(kv.push(keys,
+vals)). What starts with z does not copy what has to wait here. Requests of one worker to one server
+are sent and handled in order, but for priority: of what has to wait here, the higher goes first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from prpc_engine.pslite.pairs import (
     check_vals,
     is_resizable,
 )
-from prpc_engine.pslite.postoffice import START_TIMEOUT_S
+from prpc_engine.pslite.postoffice import START_TIMEOUT_S, Postoffice
 from prpc_engine.pslite.simple_app import SimpleApp, SimpleHandle
 from prpc_engine.pslite.slicer import Slicer, by_ranges, check_slices
 from prpc_engine.pslite.wire import PULL, PUSH
@@ -71,6 +71,7 @@ class KVWorker(SimpleApp):
     timeout_s          for all servers to be there
     instance           with DMLC_GROUP_SIZE > 1: which one of this process; it talks to the servers'
                        instances of that number
+    postoffice         the place in the job that it belongs to; None: this process's, of start()
 
     Verbs raise BadArguments for arrays that do not fit, Backpressure where too much waits. Raises
     ConfigError, DeadlineExceeded.
@@ -86,6 +87,7 @@ class KVWorker(SimpleApp):
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         timeout_s: float = START_TIMEOUT_S,
         instance: int = 0,
+        postoffice: Postoffice | None = None,
     ) -> None:
         super().__init__(
             app_id,
@@ -93,6 +95,7 @@ class KVWorker(SimpleApp):
             request_handle,
             request_timeout_s=request_timeout_s,
             instance=instance,
+            postoffice=postoffice,
         )
         self._servers: Sequence[int] = self.postoffice.peers(ids.SERVER_GROUP, instance)
         self._ranges = self.postoffice.key_ranges
@@ -121,10 +124,8 @@ class KVWorker(SimpleApp):
         timeout_s: float | None = None,
     ) -> int:
         """Send values to the servers of their keys; the timestamp."""
-        finish = None if callback is None else partial(_call_back, callback)
-        return self._send(
-            PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, False
-        )
+        pairs = check_pairs("push", keys, vals, lens, priority)
+        return self._send(PUSH, pairs, cmd, None, callback, timeout_s, False)
 
     def zpush(
         self,
@@ -138,10 +139,8 @@ class KVWorker(SimpleApp):
     ) -> int:
         """push() of arrays that stay as they are until it is done: what has to wait is not copied.
         Arrays of prpc_engine.empty() are not copied over shared memory either."""
-        finish = None if callback is None else partial(_call_back, callback)
-        return self._send(
-            PUSH, check_pairs("push", keys, vals, lens, priority), cmd, finish, timeout_s, True
-        )
+        pairs = check_pairs("push", keys, vals, lens, priority)
+        return self._send(PUSH, pairs, cmd, None, callback, timeout_s, True)
 
     def pull(
         self,
@@ -221,10 +220,9 @@ class KVWorker(SimpleApp):
             if not is_resizable(lens) or lens.dtype != np.int32:
                 check_lens("pull", keys, lens)
             check_vals("pull", "lens", lens, is_written=True)
-        finish = partial(_fill, "pull", keys, out, lens, callback)
-        return self._send(
-            PULL, KVPairs(keys, NO_VALS, None, priority), cmd, finish, timeout_s, stable, out.nbytes
-        )
+        pairs = KVPairs(keys, NO_VALS, None, priority)
+        finish = partial(_fill, "pull", keys, out, lens)
+        return self._send(PULL, pairs, cmd, finish, callback, timeout_s, stable, out.nbytes)
 
     def _push_pull(
         self,
@@ -240,8 +238,8 @@ class KVWorker(SimpleApp):
     ) -> int:
         pairs = check_pairs("push_pull", keys, vals, lens, priority)
         out = check_vals("push_pull", "outs", outs, is_written=True)
-        finish = partial(_fill, "push_pull", pairs.keys, out, None, callback)
-        return self._send(PUSH | PULL, pairs, cmd, finish, timeout_s, stable, out.nbytes)
+        finish = partial(_fill, "push_pull", pairs.keys, out, None)
+        return self._send(PUSH | PULL, pairs, cmd, finish, callback, timeout_s, stable, out.nbytes)
 
     def _send(
         self,
@@ -249,11 +247,13 @@ class KVWorker(SimpleApp):
         pairs: KVPairs,
         cmd: int,
         finish: Callable[[int, list[Any]], object] | None,
+        callback: Callback | None,
         timeout_s: float | None,
         stable: bool,
         answer_bytes: int = 0,
     ) -> int:
         customer, servers = self._customer, self._servers
+        call_back = None if callback is None else partial(_call_back, callback)
         timestamp = customer.new_timestamp()
         if self._is_whole and len(pairs.keys):
             arguments, nbytes = wire.pack(
@@ -261,7 +261,7 @@ class KVWorker(SimpleApp):
             )
             part = servers[0], arguments, nbytes + answer_bytes
             return customer.request(
-                timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable
+                timestamp, KV, (part,), finish, pairs.priority, timeout_s, stable, call_back
             )
         header = self.app_id, self.node, self.customer_id, cmd, timestamp
         slicer = self._slicer  # another thread may set one meanwhile
@@ -278,7 +278,9 @@ class KVWorker(SimpleApp):
                 parts.append(
                     (server, arguments, nbytes + answer_bytes * len(each.keys) // len(pairs.keys))
                 )
-        return customer.request(timestamp, KV, parts, finish, pairs.priority, timeout_s, stable)
+        return customer.request(
+            timestamp, KV, parts, finish, pairs.priority, timeout_s, stable, call_back
+        )
 
 
 def _first_key(sent: tuple[int, KVPairs | None]) -> int:
@@ -294,7 +296,6 @@ def _fill(
     keys: Keys,
     out: Vals,
     lens: Lens | None,
-    callback: Callback | None,
     timestamp: int,
     packed: list[Any],
 ) -> None:
@@ -325,5 +326,3 @@ def _fill(
         for count, vals, their_lens in answers:
             lens[begin : begin + count] = len(vals) // count if their_lens is None else their_lens
             begin += count
-    if callback is not None:
-        callback()

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 
 from prpc_engine import errors
 from prpc_engine.pslite import ids
 from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.postoffice import BARRIER_TIMEOUT_S, START_TIMEOUT_S, Postoffice
+from shard import runtime
 
 logger = logging.getLogger("prpc")
 LEVELS = logging.WARNING, logging.INFO, logging.DEBUG  # of the log, by PS_VERBOSE
-_changing = threading.RLock()
+_changing = runtime.RLock()  # start and finalize may come from any thread, and call each other
 _postoffice: Postoffice | None = None
 _exit_callback: Callable[[], object] | None = None
 _left_job = 0  # that this process was in before

@@ -23,9 +23,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -42,7 +39,7 @@ from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.service.serving import RpcServer
 from prpc_engine.settings.cluster_spec import PS, WORKER
 from prpc_engine.settings.node_config import NodeConfig
-from shard import ClosedError, Driver, Future
+from shard import ClosedError, Driver, Future, runtime
 
 SERVICE = "pslite"
 # whose variables a role reads, beside its own: a joint one serves, and a scheduler checks them
@@ -77,18 +74,28 @@ class Postoffice:
     timeout_s  for the scheduler to answer, in seconds
     left_job   number of the job that this process has left: its scheduler may still listen for a
                moment, and is not taken
+    answer_s   for who holds a barrier, and ends its wait, to say who is missing, in seconds
+
+    make_service: how it joins the scheduler's cluster
 
     Raises ConfigError, AddressInUse (the scheduler's address is taken), MasterUnreachable (no
     scheduler in timeout_s seconds).
     """
 
     def __init__(
-        self, settings: JobSettings, timeout_s: float = START_TIMEOUT_S, left_job: int = 0
+        self,
+        settings: JobSettings,
+        timeout_s: float = START_TIMEOUT_S,
+        left_job: int = 0,
+        *,
+        answer_s: float = BARRIER_ANSWER_S,
+        make_service: Callable[..., RpcService] = RpcService,
     ) -> None:
         self.settings = settings
+        self._answer_s, self._make_service = answer_s, make_service
         self.role = settings.role
         self.key_ranges = ids.key_ranges(settings.servers)
-        self.incarnation = secrets.randbits(63) | 1
+        self.incarnation = runtime.randbits(63) | 1
         self.job = 0
         self.customers = itertools.count()  # numbers of Customer objects
         self.is_recovery = False
@@ -98,11 +105,12 @@ class Postoffice:
         self._servers: dict[int, RpcServer] = {}
         self._passed: dict[tuple[int, int], int] = {}  # barriers, by customer and group
         self._on_close: list[Callable[[], object]] = []
-        self._guard = threading.Lock()
-        self._meeting = threading.Condition()
+        # of _places, and of what is expected: any thread makes customers
+        self._guard = runtime.Lock()
+        self._meeting = runtime.Condition()  # of _in_barriers: who leaves waits for those inside
         self._in_barriers = 0
         self._expects_requests = False
-        self._changed = threading.Condition()  # a node came or went
+        self._changed = runtime.Condition()  # a node came or went
         self._changes = 0
         self._master: Master | None = None
         if self.role == "scheduler":
@@ -124,11 +132,11 @@ class Postoffice:
         """Connect to the scheduler, as soon as there is one of another job than `left_job`."""
         settings = self.settings
         config = self._node_config()
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         while True:
-            left_s = max(CONNECT_PAUSE_S, deadline - time.monotonic())
+            left_s = max(CONNECT_PAUSE_S, deadline - runtime.monotonic())
             try:
-                service = RpcService(
+                service = self._make_service(
                     str(settings.root), config, timeout_s=min(CONNECT_TIMEOUT_S, left_s)
                 )
             except errors.MasterUnreachable as error:
@@ -144,13 +152,13 @@ class Postoffice:
                         return service
                     why = "the one there is about to end, with the job that this process has left"
                 service.close()
-            if time.monotonic() >= deadline:
+            if runtime.monotonic() >= deadline:
                 raise errors.MasterUnreachable(
                     f"{self.role}: no scheduler at {settings.root} within {timeout_s} s; "
                     "start one with DMLC_ROLE=scheduler, "
                     f"or mend DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT ({why})"
                 )
-            time.sleep(CONNECT_PAUSE_S)
+            runtime.sleep(CONNECT_PAUSE_S)
 
     def _node_config(self) -> NodeConfig:
         """What this node is told: by DMLC_* and PS_*, above the variables of its role and of every
@@ -227,9 +235,9 @@ class Postoffice:
         """
         with self._changed:
             while self._changes == seen:
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                if not self._changed.wait(max(0.0, deadline - runtime.monotonic())):
                     return False
-            return time.monotonic() < deadline
+            return runtime.monotonic() < deadline
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -254,7 +262,7 @@ class Postoffice:
                     "or take another id"
                 )
             self._places.update(dict.fromkeys(places, 0))
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         try:
             for place in places:
                 node = self._take_place(place, rank, deadline, timeout_s)
@@ -402,7 +410,7 @@ class Postoffice:
         in order.
 
         Raises DeadlineExceeded with the names of those that are not."""
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         missing = list(nodes)
         while missing:
             seen = self._changes
@@ -410,7 +418,7 @@ class Postoffice:
                 self.client.refresh()
                 while missing and missing[0] in self.client.server_ids:
                     left_s = min(
-                        CONNECT_TIMEOUT_S, max(CONNECT_PAUSE_S, deadline - time.monotonic())
+                        CONNECT_TIMEOUT_S, max(CONNECT_PAUSE_S, deadline - runtime.monotonic())
                     )
                     self.client.call_to(missing[0], "hello", timeout_s=left_s)
                     del missing[0]
@@ -419,7 +427,7 @@ class Postoffice:
             except (*GONE, errors.DeadlineExceeded):
                 # It is just coming up, or has died, or leaves, and the master does not know yet; or
                 # it, or the scheduler, stands still for longer than one attempt.
-                time.sleep(CONNECT_PAUSE_S)
+                runtime.sleep(CONNECT_PAUSE_S)
                 seen -= 1
             if missing and not self._wait_for_change(seen, deadline):
                 names = ", ".join(map(ids.name_of, missing))
@@ -454,7 +462,7 @@ class Postoffice:
                 group,
                 expected,
                 nodes,
-                time.monotonic() + timeout_s,
+                runtime.monotonic() + timeout_s,
                 ANY if self.is_recovery else passed,
             )
         if missing:
@@ -478,7 +486,7 @@ class Postoffice:
         """
         holder = expected[0]
         while True:
-            patience_s = max(0.0, deadline - time.monotonic())
+            patience_s = max(0.0, deadline - runtime.monotonic())
             endpoint = self._endpoints.get(holder)
             try:
                 if endpoint is not None:
@@ -492,7 +500,7 @@ class Postoffice:
                     nodes,
                     patience_s,
                     passed,
-                    timeout_s=patience_s + BARRIER_ANSWER_S,
+                    timeout_s=patience_s + self._answer_s,
                 )
                 return missing
             except GONE as error:
@@ -509,7 +517,7 @@ class Postoffice:
                     str(error),
                 )
                 with contextlib.suppress(errors.DeadlineExceeded):
-                    self.connect((holder,), max(0.0, deadline - time.monotonic()))
+                    self.connect((holder,), max(0.0, deadline - runtime.monotonic()))
                     continue
                 return (holder,)
             except TimeoutError:  # DeadlineExceeded, too
@@ -529,7 +537,7 @@ class Postoffice:
             lambda: follow(opened, endpoint.barrier(group, nodes, patience_s, passed))
         )
         try:
-            missing: Sequence[int] = opened.result(patience_s + BARRIER_ANSWER_S)
+            missing: Sequence[int] = opened.result(patience_s + self._answer_s)
         except ClosedError:
             raise errors.Closed(
                 f"the barrier of group {group} had not opened when this process left the job"
@@ -577,7 +585,7 @@ class Postoffice:
             self._master.close()
 
     def _wait_until_others_left(self) -> None:
-        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        deadline = runtime.monotonic() + LEAVE_TIMEOUT_S
         everybody = len(self.members(ids.ALL))
         while True:
             seen = self._changes

@@ -11,18 +11,17 @@ before. No I/O here.
                                                  there is one; answers below the floor are forgotten
 
 So order is kept, though any message may be lost, and what is remembered is what a sender still
-waits for.
+waits for: idempotency_window.py, with the answers as outcomes, settled up to the floor.
 """
 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from prpc_engine.errors import Backpressure, BadArguments
+from prpc_engine.idempotency_window import FORGOTTEN, NEW, IdempotencyWindow, SeenNumbers
 from shard import VALUE, Future
 
 LANES_MAX = 4096  # of all senders together; the one that was silent for longest is forgotten
@@ -45,12 +44,26 @@ class Dice:
         return self._random.random() < self._share
 
 
-@dataclass
-class _Lane:
-    floor: int
-    next: int  # to be handled
-    answers: dict[int, Future] = field(default_factory=dict)
-    held: dict[int, Callable[[], Any]] = field(default_factory=dict)
+class _Lane(SeenNumbers[Future]):
+    """Numbered from 0 on. `next`: to be handled; `held`: came before it."""
+
+    __slots__ = ("held", "next")
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+        self.next = 0
+        self.held: dict[int, Callable[[], Any]] = {}
+
+    def settle(self, number: int) -> None:
+        super().settle(number)
+        if self.next <= number:
+            self.next = number + 1
+            self.held = {each: held for each, held in self.held.items() if each > number}
+
+
+class _Lanes(IdempotencyWindow[tuple[int, int], Future]):
+    def _begun(self, sender: tuple[int, int]) -> _Lane:
+        return _Lane()
 
 
 class Arrivals:
@@ -63,8 +76,8 @@ class Arrivals:
     """
 
     def __init__(self, lanes_max: int = LANES_MAX, ahead_max: int = AHEAD_MAX) -> None:
-        self._lanes_max, self._ahead_max = lanes_max, ahead_max
-        self._lanes: OrderedDict[tuple[int, int], _Lane] = OrderedDict()
+        self._ahead_max = ahead_max
+        self._lanes = _Lanes(lanes_max)
 
     def answer(
         self, lane_key: tuple[int, int], sequence: int, floor: int, handle: Callable[[], Any]
@@ -74,25 +87,29 @@ class Arrivals:
 
         Raises BadArguments for one that its sender said it waits for no more, Backpressure for one
         too far ahead."""
-        lane = self._lane(lane_key, floor)
-        if sequence < lane.floor:
+        lane = self._lanes.heard(lane_key)
+        assert isinstance(lane, _Lane)
+        if floor > lane.floor + 1:
+            lane.settle(floor - 1)
+        first_open = lane.floor + 1
+        known = lane.find(sequence)
+        if known is FORGOTTEN:
             raise BadArguments(
                 f"message {sequence} comes after its sender gave it up: "
-                f"it waits from {lane.floor} on"
+                f"it waits from {first_open} on"
             )
-        if sequence - lane.floor >= self._ahead_max:
+        if sequence - first_open >= self._ahead_max:
             raise Backpressure(
-                f"message {sequence} is {sequence - lane.floor} ahead of the first open one, "
+                f"message {sequence} is {sequence - first_open} ahead of the first open one, "
                 f"{self._ahead_max} may"
             )
-        known = lane.answers.get(sequence)
-        if known is None:
-            known = lane.answers[sequence] = Future()
+        if known is NEW:
+            lane.keep(sequence, Future())
             lane.held[sequence] = handle
         again = Future()  # of its own for each request: one that its caller gives up is cancelled
-        follow(again, known)
+        follow(again, lane.kept[sequence])
         while (due := lane.held.pop(lane.next, None)) is not None:
-            answer = lane.answers[lane.next]
+            answer = lane.kept[lane.next]
             lane.next += 1
             try:
                 value = due()
@@ -102,26 +119,11 @@ class Arrivals:
                 follow(answer, value)
         return again
 
-    def _lane(self, key: tuple[int, int], floor: int) -> _Lane:
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = _Lane(floor, floor)
-            if len(self._lanes) > self._lanes_max:
-                self._lanes.popitem(last=False)
-            return lane
-        self._lanes.move_to_end(key)
-        if floor > lane.floor:
-            for sequence in [each for each in lane.answers if each < floor]:
-                del lane.answers[sequence]
-                lane.held.pop(sequence, None)
-            lane.floor, lane.next = floor, max(lane.next, floor)
-        return lane
-
 
 def follow(future: Future, value: Any) -> None:
     """Complete `future` with a value, or as another future is when that is done."""
     if isinstance(value, Future):
-        value.add_done_callback(
+        value.when_done(
             lambda done: (
                 future.set_result(done._outcome)
                 if done.finished == VALUE

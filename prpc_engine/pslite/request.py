@@ -14,13 +14,15 @@ MISSING = object()  # an answer that has not come; None is one
 
 class Timestamp(Future):
     """The state of one ps-lite request from its push or pull until wait() returns: which nodes have
-    not answered yet, and their answers. ps-lite knows it by the number `timestamp`.
+    not answered yet, and their answers. ps-lite knows it by the number `timestamp`. `finish` is the
+    engine's own, `callback` the application's.
     """
 
     timestamp: int = 0
     missing: int = 0
     answers: Any = None  # by part, a list
     finish: Callable[[int, list[Any]], object] | None = None
+    callback: Callable[[int, list[Any]], object] | None = None
     # node, arguments, bytes of each, until it is done
     parts: Sequence[tuple[int, tuple[Any, ...], int]] = ()
     # that alone answers it and that nobody hears of: who wants to know looks there
@@ -29,7 +31,7 @@ class Timestamp(Future):
 
 class NodePart(msgspec.Struct, eq=False):
     """The part of a request that goes to one node, on its way through the outbox. deadline: on
-    time.monotonic(), in seconds.
+    runtime.monotonic(), in seconds.
     """
 
     request: Timestamp

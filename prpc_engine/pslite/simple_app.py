@@ -9,7 +9,6 @@ for it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,10 +20,12 @@ from prpc_engine.errors import BadArguments, ConfigError, Rejected
 from prpc_engine.pslite.customer import REQUEST_TIMEOUT_S, Customer
 from prpc_engine.pslite.customer_router import SIMPLE
 from prpc_engine.pslite.lifecycle import get_postoffice
+from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.rpc.deferred import Deferred
+from shard import runtime
 
 # for all answers: a lock for each would cost more than they ever wait for this one
-_answering = threading.Lock()
+_answering = runtime.Lock()
 
 
 class Answer(msgspec.Struct, eq=False):
@@ -94,6 +95,8 @@ class SimpleApp:
     instance           with DMLC_GROUP_SIZE > 1: which one of this process; it talks to those of its
                        own number
 
+    postoffice         the place in the job that it belongs to; None: this process's, of start()
+
     Raises ConfigError where this process has such an application, or did not start that customer.
     """
 
@@ -107,6 +110,7 @@ class SimpleApp:
         response_handle: SimpleHandle | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         instance: int = 0,
+        postoffice: Postoffice | None = None,
     ) -> None:
         if type(app_id) is not int:
             name = type(self).__name__
@@ -116,7 +120,7 @@ class SimpleApp:
                 f"is {name.replace('KV', 'Table') if name.startswith('KV') else 'TableWorker'}"
             )
         self.app_id, self.customer_id, self.instance = app_id, customer_id, instance
-        self.postoffice = get_postoffice()
+        self.postoffice = postoffice or get_postoffice()
         if self.role is not None and self.role not in self.postoffice.settings.roles:
             raise ConfigError(
                 f"a {type(self).__name__} at a {self.postoffice.role}: "
@@ -138,7 +142,7 @@ class SimpleApp:
         self._request_handle = handle
 
     def set_response_handle(self, handle: SimpleHandle) -> None:
-        """handle(data, app) runs for each answer, before wait() returns."""
+        """handle(data, app) runs for each answer in an engine thread, before wait() returns."""
         self._response_handle = handle
 
     def request(self, head: int, body: str, recv_id: int, timeout_s: float | None = None) -> int:
@@ -153,8 +157,10 @@ class SimpleApp:
         timestamp = self._customer.new_timestamp()
         message = self.app_id, self.node, self.customer_id, timestamp, head, body
         parts = [(node, message, len(body)) for node in nodes]
-        finish = partial(self._on_responses, head, nodes)
-        return self._customer.request(timestamp, SIMPLE, parts, finish, timeout_s=timeout_s)
+        callback = partial(self._on_responses, head, nodes)
+        return self._customer.request(
+            timestamp, SIMPLE, parts, None, timeout_s=timeout_s, callback=callback
+        )
 
     def response(self, data: SimpleData, body: str = "") -> None:
         """Answer a request, from any thread. Raises Rejected the second time."""

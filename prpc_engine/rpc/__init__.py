@@ -1,10 +1,15 @@
 """One call over one connection, from the bytes of a request to the bytes of its answer.
 
 message              the header
-call                 the caller's side
-job                  the server's
+call, call_state     the caller's side; its states
+pending              requests that outlive their connection
+send_queue           what waits for one destination
+job, job_state       the server's, where the answer comes later; its states
+jobs                 which of those run, and which wait for a place
+backoff              how long to pause after failures in a row
 context              on whose behalf a handler runs
 peer                 both sides of a connection
+local_peer           the same, where both are one process
 paths                which connection of several
 server               methods and what becomes of a request
 method, marks        what methods are declared as

@@ -1,13 +1,5 @@
 """Calls in flight: who waits for which reply, and until when. No I/O and no clock here: `now` is
-handed in.
-
-    state      event                     next
-    in flight  reply or failure arrives  done  (the value, or the error it names)
-    in flight  deadline passes           done  (DeadlineExceeded); a late reply is counted and
-                                               dropped
-    in flight  the connection ends       done  (MaybeExecuted), once `sent`: until then its sender
-                                               finds out, and knows more
-    in flight  cancel                    done  (Cancelled); a late reply is counted and dropped
+handed in. What follows what is a table: call_state.py.
 
 Deadlines are kept without an ordered structure: `soonest` is a lower bound of all of them. It falls
 when an earlier one comes in and is made exact when it passes, so a steady stream of calls with
@@ -106,7 +98,8 @@ class Call(Future):
         self.end(
             DeadlineExceeded(
                 f"no answer to {self.asked[0]!r} from {self.asked[1]} in time, and none could be "
-                "taken: a handler of this process keeps its reactor; the log of stalls names it"
+                "taken: a handler of this process, or a callback of a future, keeps its reactor; "
+                "the log of stalls names it"
             )
         )
 
@@ -126,11 +119,6 @@ class Call(Future):
         if figures is not None and not self.is_attempt:
             figures.failed(error)
         return True
-
-    @property
-    def is_in_flight(self) -> bool:
-        """Whether it is in a connection's table, which sees to its deadline."""
-        return self.table is not None and self.call_id in self.table.in_flight
 
     def withdraw(self) -> None:
         """Tell the server that nobody waits: what is queued there is dropped, a task ended, a plain

@@ -32,7 +32,7 @@ from prpc_engine import errors
 from prpc_engine.archive import Archive
 from prpc_engine.errors import text_of
 from prpc_engine.rpc.call import Call
-from prpc_engine.rpc.message import FAILURE, HEADER, Status
+from prpc_engine.rpc.message import FAILURE, HEADER, STATUS_SHIFT, Status
 from shard import traces
 
 # Of one failure, all texts together: it must fit everywhere that a small answer fits, and a person
@@ -194,7 +194,7 @@ def failure_message(
         shortened(more, more_max),
     ]
     body, _ = archive.encode(texts)
-    return HEADER.pack(FAILURE, 0, status, 0, call_id, 0, 0) + body
+    return HEADER.pack(FAILURE | status << STATUS_SHIFT, 0, call_id, 0, 0) + body
 
 
 def error_for(

@@ -55,6 +55,7 @@ class Window:
             raise self._error
         if self._allowed > self.sent:
             return None
+        # failpoint: window.waiting
         future = Future(self._waiter)
         self._waiting.append(future)
         # granted, or closed, after our look
@@ -105,6 +106,7 @@ class Inbox:
         self._ending = False
         self.finished = False
         self._error: BaseException | None = None
+        # Only take() writes it: who wakes the receiver could undo the next one.
         self._arrived: Future | None = None
 
     def put(self, number: int, item: Any) -> bool:
@@ -157,14 +159,14 @@ class Inbox:
             self._wake()
 
     def _wake(self) -> None:
-        arrived, self._arrived = self._arrived, None
-        if arrived is not None:
-            arrived.set_result(None)
+        if self._arrived is not None:
+            self._arrived.set_result(None)
 
     def take(self) -> tuple[bool, Any]:
         """(True, the next item); (False, a future to wait for before asking again). Raises
         StopIteration at the end, or the error that ended it."""
         while True:
+            finished = self.finished  # first: the last item comes before it is set
             if self._items:
                 item = self._items.popleft()
                 self._taken += 1
@@ -172,7 +174,7 @@ class Inbox:
                     granted, self._taken = self._taken, 0
                     self._grant(granted)
                 return True, item
-            if self.finished:
+            if finished:
                 if self._error is not None:
                     try:
                         raise self._error
@@ -181,6 +183,7 @@ class Inbox:
                         # collection of garbage
                         del self
                 raise StopIteration
+            # failpoint: inbox.waiting
             future = self._arrived = Future(self._waiter)
             if not self._items and not self.finished:  # nothing came after our look
                 return False, future

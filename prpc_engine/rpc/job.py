@@ -1,18 +1,9 @@
 """A request that is not answered in the turn it arrived in: queued, then a task, then its answer.
+Its states are a table that runs: job_state.py.
 
-    state    event                            next
-    queued   one of the server's tasks ended  running, or dropped when the deadline has passed
-    queued   CANCEL, the peer is lost         dropped
-    running  it ends, by an error perhaps     answered: HANDLER_RAISED, whatever the error is
-    running  the deadline passes              over: the caller is told DEADLINE
-    queued   its server is closed             dropped: the caller is told STOPPING
-    running  its server was closed before     over: the caller is told CANCELLED
-    running  CANCEL; lost peer of a stream    over: as that; a unary call of a lost peer runs to its
-                                              end if it has a deadline or is `once`, unless its
-                                              Deferred says `ends_with_caller`
-    running  `once`: the caller asks again    running: its peer is the newer one (repeats.py)
-    over     its coroutine ends               ended; the server logs an error that is its own
-    over     its server was closed before     over; CancelledError is raised in it once more
+The loss of its peer ends a job that waits in the queue, a stream, and a unary call without a
+deadline that is not `once`. Any other runs to its end, unless its Deferred says `ends_with_caller`;
+a `once` job whose caller asks again answers the newer peer (repeats.py).
 
 A job that becomes over is answered at once. If it is a coroutine, CancelledError is raised at its
 await, and its `finally` blocks may await: until it has ended it counts among the server's tasks,
@@ -24,7 +15,6 @@ refused, and the caller told.
 
 from __future__ import annotations
 
-import _thread
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -36,8 +26,9 @@ import msgspec
 from prpc_engine.archive import Archive, Handover
 from prpc_engine.errors import DeadlineExceeded
 from prpc_engine.rpc.flow_control import Inbox, Window
+from prpc_engine.rpc.job_state import JobEvent, JobState
 from prpc_engine.rpc.message import END, TO_CALLER, Status
-from shard import Connection, Future, Reactor, Timer
+from shard import Connection, Future, Reactor, Task, Timer
 
 
 class Caller(Protocol):
@@ -45,12 +36,15 @@ class Caller(Protocol):
     one.
     """
 
-    connection: Connection[Any]
     decoder: Archive
     number: int  # of the connection: larger than those of the node's connections before it
     reactor: Reactor
     running: dict[int, Job]  # its requests that are not answered yet, by its call id
     decode_plain: Callable[[memoryview | bytes], Any]
+
+    @property
+    def connection(self) -> Connection[Any]:
+        """What it asks over."""
 
     def reply(self, call_id: int, value: Any) -> bool:
         """Answer with a value; False when it cannot be sent, which the caller is told."""
@@ -85,18 +79,30 @@ class Job(msgspec.Struct, eq=False):
     nbytes: int  # as it arrived
     # while it is queued: what its callers get back when it is dropped
     handovers: Sequence[Handover] = ()
-    is_queued: bool = False
+    state: JobState = JobState.TAKEN_ON
     # its Deferred says so: a lost peer ends it, though it is no stream
     ends_with_caller: bool = False
     is_once: bool = False  # its answer is kept (repeats.py)
-    is_over: bool = False  # it is answered, or nobody waits for an answer
     inbox: Inbox | None = None  # of a stream
     window: Window | None = None
-    # set by the server as the job goes through its states
+    # set by the server until nothing of it is left: what is told that something has happened to it,
+    # and what may decide not to end it: the holder of a Deferred
+    follow: Callable[[Job, JobEvent], object] | None = None
     cancel: Callable[[BaseException], object] | None = None
+    task: Task | None = None  # of its coroutine, once that waits
     # what it was told to end with: by its deadline, its caller or its server's end
     ended_by: BaseException | None = None
     timer: Timer | None = None
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether its handler is still to be called."""
+        return self.state is JobState.QUEUED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is answered, or nobody waits for an answer."""
+        return self.state is JobState.OVER or self.state is JobState.ENDED
 
     def end(self, error: BaseException, again: bool = True) -> None:
         """Have it end before its handler is done, if it can be: what it ends with then is not its
@@ -105,9 +111,12 @@ class Job(msgspec.Struct, eq=False):
         if not self.peer.reactor.serves:
             # who ends it meanwhile, for another reason, has done so
             self.peer.reactor.call_in_engine(partial(self.end, error, again and self.is_over))
-        elif self.cancel is not None and (again or not self.is_over):
+        elif self.follow is not None and (again or not self.is_over):
             self.ended_by = error
-            self.cancel(error)
+            if self.cancel is not None:
+                self.cancel(error)
+            else:
+                self.follow(self, JobEvent.ENDED_EARLY)
 
     def late(self) -> None:
         """Its deadline has passed."""
@@ -141,15 +150,9 @@ def is_a(error: BaseException, kind: type[Kind]) -> TypeGuard[Kind]:
 
 def pass_on_interrupt(error: BaseException, reactor: Reactor) -> None:
     """Ctrl-C in the main thread ends what turns the reactor there, and not only the handler that it
-    met: in the next turn, so that the call is answered first and nothing is left half done."""
+    met: afterwards, so that the call is answered first and nothing is left half done."""
     if is_a(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-        reactor.call_soon(partial(_interrupt, error))
-
-
-def _interrupt(error: KeyboardInterrupt) -> None:
-    if threading.current_thread() is threading.main_thread():
-        raise error
-    _thread.interrupt_main()  # another thread turns the reactor meanwhile
+        reactor.interrupt_soon(error)
 
 
 class _Next(Generator[Any, Any, Any]):

@@ -15,14 +15,16 @@ from collections.abc import Iterable
 
 from prpc_engine import errors
 from prpc_engine.rpc.call import Call
-from prpc_engine.rpc.message import HEADER, OPEN, REQUEST
+from prpc_engine.rpc.message import HEADER, KIND_MASK, OPEN, REQUEST
 from shard import ClosedError, ShardError
 
 
 def calls_of(messages: Iterable[bytes | bytearray | memoryview]) -> frozenset[int]:
     """The ids of those calls that some of these messages, or beginnings of messages, ask for."""
     headers = [HEADER.unpack_from(message) for message in messages]
-    return frozenset(call_id for kind, _, _, _, call_id, _, _ in headers if kind in (REQUEST, OPEN))
+    return frozenset(
+        call_id for what, _, call_id, _, _ in headers if what & KIND_MASK in (REQUEST, OPEN)
+    )
 
 
 def error_of(call: Call, error: ShardError, is_unsent: bool, now: float) -> errors.RpcError:

@@ -3,37 +3,24 @@ here: `now` is handed in.
 
 A call is known by the name of the node that makes it, which that node has proved
 (shard/transport/callers.py), and by its number there, which no other call of that node ever has.
-The floor of a caller is the largest number of a call of it that was forgotten.
+What becomes of it: ONCE_CALLS. What runs or was answered is kept here; of each caller whose answers
+were forgotten, idempotency_window.py keeps up to which number. So an unknown call above that never
+ran, and may; numbers grow, so the next calls of a caller are above it. First attempts are looked up
+as well: one may arrive after its repeat, from what was still to be read of the lost connection.
 
-    state     event                                             next
-    unknown   asked, and refusal() says nothing                 running, by begin(): it never ran
-                                                                here
-    unknown   asked, and its number is not above the floor      unknown: refused, since it may have
-                                                                run
-    unknown   asked again, no floor is known and some are gone  unknown: refused, for the same
-                                                                reason
-    running   asked again                                       running: the newest connection gets
-                                                                the answer
-    running   dropped before its handler ran                    unknown
-    running   answered                                          answered
-    answered  asked again                                       answered, the same; refused where
-                                                                that was too large to keep
-    answered  a bound is reached, and it is the oldest          forgotten: unknown, and its caller's
-                                                                floor is not below it
-
-Invariant: whatever ran is running, or answered, or not above its caller's floor. So an unknown call
-above it never ran, and may; numbers grow, so the next calls of a caller are above its floor. First
-attempts are looked up as well: one may arrive after its repeat, from what was still to be read of
-the lost connection.
-
-One case is left out: the floors that were raised longest ago are dropped (CALLERS_MAX). Repeats of
-callers without a floor are refused from then on; a first attempt has to be taken for one.
+One case is left out: the callers whose answers were forgotten longest ago are forgotten
+(CALLERS_MAX). Repeats of callers of whom nothing is known are refused from then on; a first attempt
+has to be taken for one.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
+from enum import Enum
 from typing import Any, Generic, TypeVar
+
+from prpc_engine.idempotency_window import NEW, IdempotencyWindow
+from shard import StateTable
 
 # Answers kept. Half a second of what the fastest server answers; a repeat follows some 10 ms after
 # its connection was reset.
@@ -45,9 +32,64 @@ ANSWER_SHARE = 4
 # Longer than it takes to find that a peer has vanished (Limits.peer_silent_s) and to connect again,
 # with all backoffs.
 KEEP_S = 120.0
-# Callers whose calls were forgotten: the nodes of a large job, many times over, at some 150 bytes
+# Callers whose calls were forgotten: the nodes of a large job, many times over, at some 300 bytes
 # each.
 CALLERS_MAX = 1 << 14
+
+
+class OnceState(Enum):
+    """What is known of a call marked once, at the server that it was sent to."""
+
+    UNKNOWN = "it never ran here"
+    RUNNING = "it was taken on, and has no answer yet"
+    ANSWERED = "it ran, and its answer is kept"
+    UNKEPT = "it ran, and its answer was too large to keep, or handed memory over"
+    FORGOTTEN = "it may have run: a later call of its caller, or it, was forgotten"
+
+
+class OnceEvent(Enum):
+    """What may happen to such a call."""
+
+    ASKED = "a first attempt or a repeat arrives"
+    DROPPED = "it ends before its handler ran"
+    REPLIED = "its handler has ended, and the answer is kept"
+    REPLIED_UNKEPT = "its handler has ended, and the answer cannot be kept"
+    OVER_A_BOUND = "it is the oldest answer, and there are too many, of too many bytes or too old"
+    PASSED = "a later call of its caller is forgotten"
+    CALLER_GONE = "nothing is kept of its caller any more: then repeats are refused"
+
+
+class OnceAction(Enum):
+    """What the server does."""
+
+    RUN = "its handler runs"
+    MOVE = "the newest connection that asked will get the answer"
+    ANSWER_AGAIN = "the same bytes and blocks are sent"
+    REFUSE_IT = "the server refuses it with Status.FORGOTTEN"
+
+
+ONCE_CALLS = StateTable(
+    "A call marked once, at its server",
+    OnceState.UNKNOWN,
+    {
+        (OnceState.UNKNOWN, OnceEvent.ASKED): (OnceState.RUNNING, (OnceAction.RUN,)),
+        (OnceState.UNKNOWN, OnceEvent.PASSED): (OnceState.FORGOTTEN, ()),
+        (OnceState.RUNNING, OnceEvent.ASKED): (OnceState.RUNNING, (OnceAction.MOVE,)),
+        (OnceState.RUNNING, OnceEvent.PASSED): (OnceState.RUNNING, ()),
+        (OnceState.RUNNING, OnceEvent.DROPPED): (OnceState.UNKNOWN, ()),
+        (OnceState.RUNNING, OnceEvent.REPLIED): (OnceState.ANSWERED, ()),
+        (OnceState.RUNNING, OnceEvent.REPLIED_UNKEPT): (OnceState.UNKEPT, ()),
+        (OnceState.ANSWERED, OnceEvent.ASKED): (OnceState.ANSWERED, (OnceAction.ANSWER_AGAIN,)),
+        (OnceState.ANSWERED, OnceEvent.PASSED): (OnceState.ANSWERED, ()),
+        (OnceState.ANSWERED, OnceEvent.OVER_A_BOUND): (OnceState.FORGOTTEN, ()),
+        (OnceState.UNKEPT, OnceEvent.ASKED): (OnceState.UNKEPT, (OnceAction.REFUSE_IT,)),
+        (OnceState.UNKEPT, OnceEvent.PASSED): (OnceState.UNKEPT, ()),
+        (OnceState.UNKEPT, OnceEvent.OVER_A_BOUND): (OnceState.FORGOTTEN, ()),
+        (OnceState.FORGOTTEN, OnceEvent.ASKED): (OnceState.FORGOTTEN, (OnceAction.REFUSE_IT,)),
+        (OnceState.FORGOTTEN, OnceEvent.PASSED): (OnceState.FORGOTTEN, ()),
+        (OnceState.FORGOTTEN, OnceEvent.CALLER_GONE): (OnceState.UNKNOWN, ()),
+    },
+)
 
 Running = TypeVar("Running")
 Answer = TypeVar("Answer")
@@ -79,7 +121,7 @@ class OnceWindow(Generic[Running, Answer]):
     callers_max  callers of whom it is known up to which number their calls were forgotten
 
     What runs is bounded by who runs it, what was answered here. Owned by a server's Repeats; not
-    thread-safe; `now` is in seconds of one clock. States: the table at the file's head.
+    thread-safe; `now` is in seconds of one clock. States: ONCE_CALLS.
     """
 
     def __init__(
@@ -89,20 +131,13 @@ class OnceWindow(Generic[Running, Answer]):
         keep_s: float = KEEP_S,
         callers_max: int = CALLERS_MAX,
     ) -> None:
-        self.answers_max, self.bytes_max, self.keep_s, self.callers_max = (
-            answers_max,
-            bytes_max,
-            keep_s,
-            callers_max,
-        )
+        self.answers_max, self.bytes_max, self.keep_s = answers_max, bytes_max, keep_s
         self.answer_bytes_max = bytes_max // ANSWER_SHARE
         self.forgotten = 0  # answers that a bound has driven out
         self.nbytes = 0  # of the answers kept
         self._entries: dict[Identity, OnceEntry[Running, Answer]] = {}
         self._answered: deque[Identity] = deque()  # oldest first
-        # by caller; the one raised last is the last
-        self._floors: OrderedDict[int, int] = OrderedDict()
-        self._floors_are_gone = False  # of some callers
+        self._callers: IdempotencyWindow[int, None] = IdempotencyWindow(callers_max)
 
     def __len__(self) -> int:
         """Answers kept."""
@@ -122,8 +157,10 @@ class OnceWindow(Generic[Running, Answer]):
                 return None
             return f"it ran, and its answer of more than {self.answer_bytes_max} bytes was not kept"
         caller, call_id = call
-        floor = self._floors.get(caller)
-        if (call_id > floor) if floor is not None else not (is_repeat and self._floors_are_gone):
+        callers = self._callers
+        if callers.find(caller, call_id) is NEW and not (
+            is_repeat and callers.senders_forgotten and caller not in callers
+        ):
             return None
         return (
             f"it may have run before what is remembered: {len(self)} answers of {self.nbytes} "
@@ -164,7 +201,4 @@ class OnceWindow(Generic[Running, Answer]):
         caller, call_id = call
         self.nbytes -= self._entries.pop(call).nbytes
         self.forgotten += 1
-        self._floors[caller] = max(call_id, self._floors.pop(caller, call_id))
-        if len(self._floors) > self.callers_max:
-            self._floors.popitem(last=False)
-            self._floors_are_gone = True
+        self._callers.heard(caller).forget(call_id)

@@ -21,12 +21,12 @@ one incarnation.
 
     failures in a row     what follows
     up to FAILURES_MAX-1  the path keeps its place
-    FAILURES_MAX          it rests for REST_S, and after each more for twice as long, up to
-                          REST_S_MAX
+    FAILURES_MAX          it rests for REST.first_s, and after each more for twice as long, up
+                          to REST.max_s
     any number            forgotten when a connection lives for HEALTHY_S
 
 A connection that was taken because a preferred path had failed is left again for that path: after
-its rest, REST_S where it has none (Choice.again_s), best when nothing is under way (node.py).
+its rest, REST.first_s where it has none (Choice.again_s), best when nothing is under way (node.py).
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from prpc_engine.rpc.backoff import Backoff
+
 FAILURES_MAX = 3  # one may be chance, and a second its echo
 # connecting anew costs calls that may have run: not every few seconds, and not for ever where it
 # was mended
-REST_S = 30.0
-REST_S_MAX = 600.0
+REST = Backoff(first_s=30.0, max_s=600.0)
 HEALTHY_S = 60.0
 PAIRS_MAX = 4096  # that are remembered: the longest known is forgotten first
 
@@ -81,7 +82,8 @@ class Choice:
         where none has failed.
         """
         return min(
-            (refusal.rests_s or REST_S for refusal in self.refusals if refusal.failed), default=None
+            (refusal.rests_s or REST.first_s for refusal in self.refusals if refusal.failed),
+            default=None,
         )
 
     def __str__(self) -> str:
@@ -162,8 +164,7 @@ def _count(pair: _Pair, transport: str, reason: str, now: float) -> None:
     path.failures += 1
     path.reason = reason
     if path.failures >= FAILURES_MAX:
-        doublings = min(path.failures - FAILURES_MAX, 16)  # no float overflows
-        path.rests_until_s = now + min(REST_S_MAX, REST_S * 2.0**doublings)
+        path.rests_until_s = now + REST.bound_s(path.failures - FAILURES_MAX + 1)
 
 
 def _rest(transport: str, path: _Path | None, now: float) -> Refusal | None:

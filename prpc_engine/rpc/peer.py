@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -30,12 +29,15 @@ from prpc_engine.rpc.message import (
     FROM_CALLER,
     HEADER,
     ITEM,
+    KIND_MASK,
     NO_CREDIT,
     NOTIFY,
     OPEN,
     REPEAT,
     REPLY,
     REQUEST,
+    SIDE_SHIFT,
+    STATUS_SHIFT,
     TO_CALLER,
     WITH_CREDIT,
     Status,
@@ -63,9 +65,9 @@ from shard import (
 
 logger = logging.getLogger("prpc")
 HEADER_BYTES = HEADER.size
-# calls that are ended in one turn because their deadline has passed: some 50 us each, with their
-# callbacks
-EXPIRED_MAX = 32
+# Calls that are ended in one step because their deadline has passed: some 50 us each, with what
+# follows them. A turn has two such steps at most, a timer's and one of those that are ready.
+EXPIRED_MAX = 16
 # Between two looks at the table for such calls, for each call in it: a look takes some 0.1 us a
 # call, a tenth of the time where many calls have deadlines a few microseconds apart.
 LOOK_S_PER_CALL = 1e-6
@@ -158,7 +160,9 @@ class Peer:
         self._calls_max = connection.limits.calls_in_flight_max
         self._send = connection.send
         self.reactor, self._waiter = reactor, waiter
+        self._clock = reactor.clock
         self._servers, self._on_lost = servers, on_lost
+        connection.owner = self
         connection.on_message = self._on_message
         connection.on_close = self._on_close
 
@@ -197,13 +201,17 @@ class Peer:
     ) -> Call:
         """Send one request; `client` hears of its failure first, where it could be sent again.
         Raises NotSent, Backpressure, BadArguments, ShmFull."""
-        if CONTEXT.value is not None:
+        if CONTEXT.others and CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
         wait_ms = WAIT_MS if timeout_s is TIMEOUT_S else wait_in_ms(timeout_s)
         if len(self._in_flight) >= self._calls_max:
             raise self._too_many(method, route)
-        body, blocks = self._encode_arguments(arguments)
-        call_id = self._next_id()
+        if self.connection.asleep[0]:
+            self.connection.wake_peer()  # meanwhile the request is made
+        # fetched before they are called: see RpcClient.call()
+        encode_arguments, next_id, send = self._encode_arguments, self._next_id, self._send
+        body, blocks = encode_arguments(arguments)
+        call_id = next_id()
         if blocks and not stable:
             client = None  # the caller may change its arrays once this returns
         kept = blocks if client is not None else ()
@@ -221,18 +229,24 @@ class Peer:
             kept,
         )
         self._in_flight[call_id] = call
+        # failpoint: peer.sending
         try:
-            self._send(
-                _pack(REQUEST, 0, 0, route.target, call_id, key, wait_ms) + body, blocks, stable
-            )
+            send(_pack(REQUEST, route.target, call_id, key, wait_ms) + body, blocks, stable)
         except BaseException as error:
-            self._in_flight.pop(call_id, None)
-            if isinstance(error, ShardError):
+            is_ours = self._in_flight.pop(call_id, None) is not None
+            if not isinstance(error, ShardError):
+                raise
+            if is_ours:
                 raise self._not_sent(error, method, route) from error
-            raise
+            # This thread stood still, and the reactor has told the call's owner meanwhile: what
+            # becomes of it is that one's.
+        # failpoint: peer.sent
         now = self._set_deadline(call, timeout_s)
         call.overall, call.sent = call.deadline, now
         return call
+
+    # As request(), for a caller that waits for nothing else: the answer may be there at once.
+    request_at_once = request
 
     def resend(
         self, call: Call, route: Destination, timeout_s: float | None, kind: int = REQUEST
@@ -248,19 +262,23 @@ class Peer:
         # those that it has are of the attempt before
         call.deadline, call.sent, sent = NEVER, 0.0, call.sent
         self._in_flight[call_id] = call
+        # failpoint: peer.sending
         wait_ms = wait_in_ms(timeout_s)
         try:
             self._send(
-                _pack(kind, 0, 0, route.target, call_id, method_key(method), wait_ms) + body,
+                _pack(kind, route.target, call_id, method_key(method), wait_ms) + body,
                 blocks,
                 True,
             )
         except BaseException as error:
-            self._in_flight.pop(call_id, None)
-            call.sent = sent
-            if isinstance(error, ShardError):
+            is_ours = self._in_flight.pop(call_id, None) is not None
+            # as in request(): else it may be under way elsewhere already
+            call.sent = sent if is_ours else call.sent or sent
+            if not isinstance(error, ShardError):
+                raise
+            if is_ours:
                 raise self._not_sent(error, method, route) from error
-            raise
+            return
         call.sent = self._set_deadline(call, timeout_s)
 
     def open(
@@ -272,7 +290,7 @@ class Peer:
         timeout_s: float | None,
     ) -> Stream:
         """Begin a stream; it counts as a call in flight. Raises as request()."""
-        if CONTEXT.value is not None:
+        if CONTEXT.others and CONTEXT.value is not None:
             timeout_s = inherited_s(timeout_s, self.reactor.clock)
         body, blocks = self._encode_arguments(arguments)
         call = stream_call(self._waiter, asked=(method, route))
@@ -310,9 +328,12 @@ class Peer:
         client, sent, call.client, call.sent = call.client, call.sent, None, 0.0
         self._streams[call_id] = call.inbox, call.window
         self._in_flight[call_id] = call
+        # failpoint: peer.sending
         try:
             self._send(
-                _pack(OPEN, side, 0, route.target, call_id, key, wait_ms) + body, blocks, stable
+                _pack(OPEN | side << SIDE_SHIFT, route.target, call_id, key, wait_ms) + body,
+                blocks,
+                stable,
             )
         except BaseException as error:
             self._in_flight.pop(call_id, None)
@@ -323,7 +344,7 @@ class Peer:
             raise
         call.sent = self._set_deadline(call, timeout_s)
         call.opened(not may_be_overtaken)
-        call.add_done_callback(self._answered)
+        call.when_done(self._answered)
 
     def _answered(self, call: Future) -> None:
         assert isinstance(call, StreamCall)
@@ -340,13 +361,15 @@ class Peer:
         """One item of a stream, whose window has let it through. Raises NotSent, Backpressure,
         BadArguments, Closed.
         """
+        # failpoint: peer.sending_item
         body, blocks = self._encode(item)
         _, window = self._halves(call_id, side)
         if window is None:
             raise errors.Closed("an item was not sent: the stream is over")
         try:
             self._send(
-                _pack(ITEM, side, 0, window.sent & NUMBER_MASK, call_id, 0, 0) + body, blocks
+                _pack(ITEM | side << SIDE_SHIFT, window.sent & NUMBER_MASK, call_id, 0, 0) + body,
+                blocks,
             )
         except ShardError as error:
             raise self._not_sent(error, "an item of a stream", self.connection.peer) from error
@@ -365,7 +388,8 @@ class Peer:
         run on."""
         send = self._send if kind == CREDIT else self.connection.send_everywhere
         try:
-            send(_pack(kind, side, 0, count & NUMBER_MASK, call_id, 0, 0))
+            # failpoint: peer.noting
+            send(_pack(kind | side << SIDE_SHIFT, count & NUMBER_MASK, call_id, 0, 0))
         except BackpressureError:
             again = partial(self.send_note, kind, call_id, side, count)
             self.reactor.call_soon(partial(self.reactor.call_later, NOTE_AGAIN_S, again))
@@ -375,19 +399,24 @@ class Peer:
     def _set_deadline(self, call: Call, timeout_s: float | None) -> float:
         # The other side is at work: what follows costs the caller nothing. Last it says by `sent`,
         # which is now, that it is done.
-        now = monotonic()
+        clock = self._clock
+        now = clock()
         if timeout_s is not None:
             call.deadline = deadline = now + timeout_s
             if deadline < self.calls.soonest:
-                self.calls.soonest = deadline
-                self.reactor.call_soon(partial(self._arm, deadline))
+                self._watch_deadline(deadline)
         return now
+
+    def _watch_deadline(self, deadline: float) -> None:
+        if deadline < self.calls.soonest:
+            self.calls.soonest = deadline
+            self.reactor.call_soon(partial(self._arm, deadline))
 
     def notify(self, route: Destination, method: str, key: int, arguments: tuple[Any, ...]) -> None:
         """Send one notification: no answer comes. Raises as request()."""
         body, blocks = self._encode_arguments(arguments)
         try:
-            self._send(_pack(NOTIFY, 0, 0, route.target, 0, key, 0) + body, blocks)
+            self._send(_pack(NOTIFY, route.target, 0, key, 0) + body, blocks)
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 
@@ -397,7 +426,7 @@ class Peer:
         """The same, of arguments that waited for this connection."""
         body, blocks = self.decoder.for_peer(body, blocks)
         try:
-            self._send(_pack(NOTIFY, 0, 0, route.target, 0, method_key(method), 0) + body, blocks)
+            self._send(_pack(NOTIFY, route.target, 0, method_key(method), 0) + body, blocks)
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 
@@ -432,10 +461,12 @@ class Peer:
         self._armed = NEVER
         if self.calls.has_late:
             return  # _end_late() is to come again, and looks for the next deadline at its end
+        # failpoint: peer.looking_for_late
         if self.calls.find_late(self.reactor.clock()):
             # before their callers hear of it, who may change their arrays then
             self.connection.own_outbox()
-        self.reactor.call_soon(self._end_late)
+        # at once: who answers in this process at the deadline is no earlier than that
+        self._end_late()
 
     def _end_late(self) -> None:
         now = self.reactor.clock()
@@ -456,7 +487,7 @@ class Peer:
 
     def _on_message(self, body: memoryview, blocks: Blocks = ()) -> None:
         try:
-            kind, side, status, target, call_id, key, wait_ms = _unpack(body)
+            what, target, call_id, key, wait_ms = _unpack(body)
         except struct.error:
             self.connection.close(
                 RemoteProtocolError(
@@ -464,25 +495,20 @@ class Peer:
                 )
             )
             return
-        if kind == REPLY:
+        if what == REPLY:
             call = self._in_flight.pop(call_id, None)
             if call is None:
                 self.calls.dropped_replies += 1
                 return
             try:
-                payload = body[PAYLOAD]
+                payload, decode_plain = body[PAYLOAD], self.decode_plain
                 is_plain = not blocks and len(payload) <= PLAIN_BYTES_MAX
                 call.set_result(
-                    self.decode_plain(payload) if is_plain else self.decoder.decode(payload, blocks)
+                    decode_plain(payload) if is_plain else self.decoder.decode(payload, blocks)
                 )
             except DECODE_ERRORS as error:
-                call.set_error(
-                    errors.RpcError(
-                        f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: "
-                        f"{error}"
-                    )
-                )
-        elif kind == REQUEST or kind == NOTIFY:
+                call.set_error(unreadable(call, error))
+        elif what == REQUEST or what == NOTIFY:
             server = self._servers.get(target)
             if server is None:
                 self.fail(call_id, Status.UNKNOWN_SERVICE, "", "", "")
@@ -490,8 +516,23 @@ class Peer:
                 server.request(self, call_id, key, wait_ms, body[PAYLOAD], blocks)
             else:
                 self._hold(call_id, body, blocks)
-        elif kind == FAILURE:
-            self._on_failure(status, call_id, body[PAYLOAD], blocks)
+        else:
+            self._on_other(what, target, call_id, key, wait_ms, body, blocks)
+
+    def _on_other(
+        self,
+        what: int,
+        target: int,
+        call_id: int,
+        key: int,
+        wait_ms: int,
+        body: memoryview,
+        blocks: Blocks,
+    ) -> None:
+        """Any message but the two that calls are made of."""
+        kind, side = what & KIND_MASK, what >> SIDE_SHIFT & KIND_MASK
+        if kind == FAILURE:
+            self._on_failure(what >> STATUS_SHIFT, call_id, body[PAYLOAD], blocks)
         elif self.reactor.serves or (side == TO_CALLER and kind in OF_STREAMS):
             self._on_rare(kind, side, target, call_id, key, wait_ms, body[PAYLOAD], blocks)
         else:
@@ -569,6 +610,7 @@ class Peer:
     ) -> None:
         try:
             item = self.decoder.decode(payload, blocks)
+            # failpoint: peer.item_read
         except DECODE_ERRORS as error:
             failure = errors.RpcError(
                 f"an item of the stream with {self.connection.peer} cannot be read: {error}"
@@ -593,18 +635,21 @@ class Peer:
 
     def reply(self, call_id: int, value: Any) -> bool:
         """Answer with a value; False when it cannot be sent, which the caller is told."""
+        encode, send = self._encode, self._send
         try:
-            body, blocks = self._encode(value)
-            self._send(_pack(REPLY, 0, 0, 0, call_id, 0, 0) + body, blocks)
+            body, blocks = encode(value)
+            # failpoint: peer.answering
+            send(_pack(REPLY, 0, call_id, 0, 0) + body, blocks)
         except PeerLostError:
             return True  # who asked is gone, and knows that it may have run
         except BaseException as error:  # of what its class does to be sent, too
-            self.fail(
-                call_id, Status.BAD_RESULT, type(error).__qualname__, errors.text_of(error), ""
-            )
-            pass_on_interrupt(error, self.reactor)
+            self._fail_to_reply(call_id, error)
             return False
         return True
+
+    def _fail_to_reply(self, call_id: int, error: BaseException) -> None:
+        self.fail(call_id, Status.BAD_RESULT, type(error).__qualname__, errors.text_of(error), "")
+        pass_on_interrupt(error, self.reactor)
 
     def fail(self, call_id: int, status: Status, name: str, text: str, more: str) -> None:
         """Answer that there is no value, and why. For a notification: log it."""
@@ -614,6 +659,7 @@ class Peer:
             )
             return
         try:
+            # failpoint: peer.answering
             self._send(failure_message(self.decoder, call_id, status, name, text, more))
         except (PeerLostError, ClosedError) as error:  # what it had under way: no line each
             logger.debug(
@@ -644,6 +690,7 @@ class Peer:
         self._untold_timer = None
         while self._untold:
             try:
+                # failpoint: peer.answering
                 self._send(self._untold[0])
             except BackpressureError:
                 self._tell_untold_later()
@@ -715,6 +762,12 @@ class Peer:
         self._on_lost(self)
         for tell in list(self.when_lost):
             tell(self)
+
+
+def unreadable(call: Call, error: Exception) -> errors.RpcError:
+    return errors.RpcError(
+        f"the answer to {call.asked[0]!r} from {call.asked[1]} cannot be read: {error}"
+    )
 
 
 def calling_peer() -> Peer | None:

@@ -102,7 +102,7 @@ class WayBack:
         peer = self._job.peer
         try:
             body, blocks = peer.decoder.encode(value)
-            message = HEADER.pack(REPLY, 0, 0, 0, call_id, 0, 0) + body
+            message = HEADER.pack(REPLY, 0, call_id, 0, 0) + body
             answer, nbytes = self._kept(message, blocks)
             peer.connection.send(message, blocks)
         except PeerLostError:

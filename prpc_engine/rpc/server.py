@@ -16,11 +16,11 @@ themselves: prpc.health and prpc.describe.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
@@ -34,9 +34,10 @@ from prpc_engine.rpc.deferred import Deferred, canceller
 from prpc_engine.rpc.failure_codes import told
 from prpc_engine.rpc.flow_control import Inbox, Window
 from prpc_engine.rpc.job import Caller, Expired, Job, discard, is_a, pass_on_interrupt, pump
+from prpc_engine.rpc.job_state import JobEvent, JobState
+from prpc_engine.rpc.jobs import Jobs
 from prpc_engine.rpc.message import (
     CREDIT,
-    END,
     OPEN,
     REPEAT,
     REQUEST,
@@ -51,7 +52,6 @@ from prpc_engine.rpc.timing import MethodTimer, MethodTiming, Timing
 from prpc_engine.settings.allow import AllowList, permitted
 from shard import (
     CONTEXT,
-    CancelledError,
     Future,
     Gate,
     Gathered,
@@ -68,6 +68,10 @@ TASKS_MAX = 1024
 QUEUE_CALLS_MAX = 65536
 QUEUE_BYTES_MAX = 1 << 30
 
+# looked up once: it costs as much as to ask the table
+NO_PLACE, PLACE, CALLED = JobEvent.NO_PLACE, JobEvent.PLACE, JobEvent.CALLED
+WAITS, DEFERRED, RETURNED = JobEvent.WAITS, JobEvent.DEFERRED, JobEvent.RETURNED
+OVER = JobState.OVER
 _YIELDS = "{!r} yields its results: call it by client.stream()"
 _NOT_ONCE = "it is not marked once, so that nothing is remembered of it"
 HEALTH, DESCRIBE = "prpc.health", "prpc.describe"
@@ -150,14 +154,12 @@ class ServedObject:
         self.target = target
         self.bounds = bounds or Bounds()
         self.jobs = Gate(f"server {server_id} of {service!r}")  # running and queued ones are inside
-        self.requests = self.failures = self.expired = self.cancelled = self.tasks = (
-            self._queue_bytes
-        ) = 0
+        self._jobs = Jobs(
+            service, self.jobs, self._has_place, self._start, self._drop, self._tell_error
+        )
+        self.requests = self.failures = self.cancelled = 0
         self.refused: dict[str, int] = {}  # by reason
         self._timers: dict[str, MethodTimer] = {}
-        self._open_jobs: set[Job] = set()  # those inside the gate
-        self._queue: deque[Job] = deque()
-        self._starting = False
         self._repeats = Repeats(self.bounds.answers_max, self.bounds.answers_bytes_max)
         self._plain: dict[int, Callable[..., Any]] = {}  # what runs at once
         self._others: dict[int, Callable[..., Any]] = {}
@@ -190,10 +192,10 @@ class ServedObject:
             requests=self.requests,
             failures=self.failures,
             rejected=sum(refused.values()),
-            expired=self.expired,
-            cancelled=self.cancelled,
-            tasks=self.tasks,
-            queued=len(self._queue),
+            expired=self._jobs.expired,
+            cancelled=self.cancelled + self._jobs.cancelled_in_queue,
+            tasks=self._jobs.tasks,
+            queued=len(self._jobs.queue),
             repeated=self._repeats.answered,
             forgotten=self._repeats.window.forgotten,
             refused=refused,
@@ -203,7 +205,7 @@ class ServedObject:
     def health(self) -> dict[str, Any]:
         """Whether it takes on work, and how much it has."""
         state = "stopping" if self.jobs.closed else "serving"
-        work = {"tasks": self.tasks, "queued": len(self._queue)}
+        work = {"tasks": self._jobs.tasks, "queued": len(self._jobs.queue)}
         return {"service": self.service, "server_id": self.server_id, "state": state, **work}
 
     def describe(self) -> dict[str, dict[str, Any]]:
@@ -246,20 +248,7 @@ class ServedObject:
         the callers; how many. What clean up after that are inside the gate until they have.
         `again`: those that were cancelled before, too.
         """
-        # queued ones first: or they would begin yet
-        jobs = sorted(
-            (job for job in self._open_jobs if again or not job.is_over),
-            key=lambda job: not job.is_queued,
-        )
-        for job in jobs:
-            if job.is_queued:
-                self._drop(job)
-                job.peer.fail(
-                    job.call_id, Status.STOPPING, "", f"{self.service!r} is stopping here", ""
-                )
-            else:
-                job.end(CancelledError(f"{self.service!r} was closed before it was done"))
-        return len(jobs)
+        return self._jobs.cut(again)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -269,7 +258,7 @@ class ServedObject:
         call_id: int,
         key: int,
         timeout_ms: int,
-        body: memoryview,
+        body: memoryview | bytes,
         blocks: Blocks,
     ) -> None:
         """Handle one request, or with call_id 0 one notification. `body` is good until the handler
@@ -286,8 +275,9 @@ class ServedObject:
                 arguments = peer.decoder.decode(body, blocks)
                 blocks.clear()
             else:
+                decode_plain = peer.decode_plain
                 arguments = (
-                    peer.decode_plain(body)
+                    decode_plain(body)
                     if len(body) <= PLAIN_BYTES_MAX
                     else peer.decoder.decode(body, ())
                 )
@@ -295,7 +285,9 @@ class ServedObject:
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "ArchiveError", str(error))
             return
         self.requests += 1
-        outer, CONTEXT.value = CONTEXT.value, (peer, timeout_ms)
+        me, asked = get_ident(), CONTEXT.others  # as CONTEXT.value, without its calls
+        outer = asked.get(me)
+        asked[me] = peer, timeout_ms
         try:
             value = function(*arguments) if self.inline else Context().run(function, *arguments)
         except BaseException as error:  # whatever it is, it ends this call, and not the reactor
@@ -306,15 +298,19 @@ class ServedObject:
             del arguments
             if type(value) in _LATER:
                 if self._has_room(peer, call_id):
-                    self._answer_later(
-                        self._job(peer, call_id, key, timeout_ms, (), 0, False), value
-                    )
+                    job = self._job(peer, call_id, key, timeout_ms, (), 0, False)
+                    self._jobs.follow(job, CALLED)
+                    self._answer_later(job, value)
                 else:
                     discard(value)
             elif call_id and not peer.reply(call_id, value):
                 self.failures += 1
         finally:
-            CONTEXT.value = outer  # last: once the answer has left, it costs the caller nothing
+            # last: once the answer has left, it costs the caller nothing
+            if outer is None:
+                asked.pop(me, None)
+            else:
+                asked[me] = outer
 
     def open(
         self,
@@ -346,7 +342,7 @@ class ServedObject:
         call_id: int,
         key: int,
         timeout_ms: int,
-        body: memoryview,
+        body: memoryview | bytes,
         blocks: Blocks,
         kind: int,
     ) -> None:
@@ -386,12 +382,14 @@ class ServedObject:
         except MemoryError as error:  # there is none for the arrays
             self._refuse(peer, call_id, Status.BAD_ARGUMENTS, "MemoryError", str(error))
             return
-        if self.tasks >= self.bounds.tasks_max and (
-            len(self._queue) >= self.bounds.queue_calls_max
-            or self._queue_bytes + nbytes > self.bounds.queue_bytes_max
+        jobs = self._jobs
+        has_place = jobs.tasks < self.bounds.tasks_max
+        if not has_place and (
+            len(jobs.queue) >= self.bounds.queue_calls_max
+            or jobs.queue_bytes + nbytes > self.bounds.queue_bytes_max
         ):
             text = (
-                f"{self.tasks} tasks run and {len(self._queue)} calls of {self._queue_bytes} "
+                f"{jobs.tasks} tasks run and {len(jobs.queue)} calls of {jobs.queue_bytes} "
                 f"bytes wait in {self.service!r}"
             )
             self._refuse(peer, call_id, Status.BACKPRESSURE, "", text)
@@ -409,40 +407,26 @@ class ServedObject:
         job = self._job(peer, call_id, key, timeout_ms, arguments, nbytes, kind == OPEN)
         if is_once:
             self._repeats.begin(job)
-        if self.tasks < self.bounds.tasks_max:
-            self._start(job)
-        else:
-            self._queue.append(job)
-            self._queue_bytes += nbytes
-            job.is_queued = True
-            job.handovers = handovers
-            job.cancel = lambda error: self._drop(job)
+        job.handovers = handovers
+        jobs.follow(job, PLACE if has_place else NO_PLACE)
+
+    def _has_place(self) -> bool:
+        return self._jobs.tasks < self.bounds.tasks_max
 
     def _has_room(self, peer: Caller, call_id: int) -> bool:
         """Whether one more plain function may answer later: as many may as run and wait. Else its
-        caller has been told.
+        caller has been told: that the call was cancelled, and not refused, as the function has run.
         """
         if self._is_doubled(peer, call_id):
             return False
         if self.jobs.closed:  # by what ran while the function waited
-            self.cancelled += 1
-            peer.fail(
-                call_id,
-                Status.CANCELLED,
-                "CancelledError",
-                f"{self.service!r} was closed before it was done",
-                "",
-            )
-            return False
-        if self.tasks < self.bounds.tasks_max + self.bounds.queue_calls_max:
+            why = f"{self.service!r} was closed before it was done"
+        elif self._jobs.tasks >= self.bounds.tasks_max + self.bounds.queue_calls_max:
+            why = f"{self._jobs.tasks} calls of {self.service!r} are to be answered later already"
+        else:
             return True
-        self._refuse(
-            peer,
-            call_id,
-            Status.BACKPRESSURE,
-            "",
-            f"{self.tasks} calls of {self.service!r} are to be answered later",
-        )
+        self.cancelled += 1
+        peer.fail(call_id, Status.CANCELLED, "CancelledError", why, "")
         return False
 
     def _is_doubled(self, peer: Caller, call_id: int) -> bool:
@@ -471,33 +455,29 @@ class ServedObject:
         if is_stream:
             job.window = Window(None)
             job.inbox = Inbox(None, lambda items: peer.send_note(CREDIT, call_id, TO_CALLER, items))
-        self.jobs.enter()
-        self._open_jobs.add(job)
-        if call_id:
-            peer.running[call_id] = job
+        self._jobs.enter(job)
         return job
+
+    def _end_early(self, job: Job, error: BaseException) -> None:
+        """It is to end with that error, which job.end() has noted."""
+        self._jobs.follow(job, JobEvent.ENDED_EARLY)
 
     def _start(self, job: Job) -> None:
         """Call its handler."""
         function = self._others.get(job.key) or self._plain[job.key]
         outer, CONTEXT.value = CONTEXT.value, job
         arguments, job.arguments, job.handovers = job.arguments, (), ()
-        job.is_queued, job.cancel = False, None
-        self.tasks += 1
         try:
             value = Context().run(function, *arguments)  # its context is its own
         except BaseException as error:
-            self._leave(job)
-            self._raised(self._way_back(job), job.call_id, error, job.key, arguments)
+            self._jobs.follow(job, RETURNED, self._raised_at_once, job, error, arguments)
             pass_on_interrupt(error, job.peer.reactor)
         else:
             del arguments
             if type(value) in _LATER:
-                self.tasks -= 1  # counted anew
                 self._answer_later(job, value)
             else:
-                self._leave(job)
-                self._answer(job, value)
+                self._jobs.follow(job, RETURNED, self._answer, job, value)
         finally:
             CONTEXT.value = outer
 
@@ -505,30 +485,28 @@ class ServedObject:
         """`value` is a coroutine, a generator, or a future:
         the job is answered when that is done.
         """
-        self.tasks += 1
         outer, CONTEXT.value = CONTEXT.value, job
         try:
             done = Context().run(self._task, job, value)
         except BaseException as error:  # Ctrl-C, in its first step
-            self._cut(job, error)
+            self._jobs.follow(job, RETURNED, self._tell_error, job, error)
             pass_on_interrupt(error, job.peer.reactor)
             return
         finally:
             CONTEXT.value = outer
         if done.finished:  # it never waited
             self._ended(job, done)
-            return
-        if job.timeout_ms:
-            job.timer = job.peer.reactor.timers.call_at(job.deadline, job.late)
-        if isinstance(done, Task):
-            job.cancel = partial(self._cancel, job, done)
-            done.add_done_callback(lambda ended: self._ended(job, ended))
+        elif isinstance(done, Task):
+            job.task = done
+            done.when_done(lambda ended: self._ended(job, ended))
+            self._jobs.follow(job, WAITS)
         else:  # any thread may complete it, and what follows is the reactor's
             job.ends_with_caller = isinstance(done, Deferred) and done.ends_with_caller
             reactor = job.peer.reactor
             soon = reactor.call_soon if self.inline else reactor.call_in_engine
-            job.cancel = canceller(done, partial(self._cut, job))
-            done.add_done_callback(lambda ended: soon(lambda: self._ended(job, ended)))
+            job.cancel = canceller(done, partial(self._end_early, job))
+            done.when_done(lambda ended: soon(lambda: self._ended(job, ended)))
+            self._jobs.follow(job, DEFERRED)
 
     def _task(self, job: Job, value: Any) -> Future:
         if isinstance(value, Future):
@@ -544,109 +522,23 @@ class ServedObject:
             value.__qualname__ = name  # in the log it is the handler
         return job.peer.reactor.spawn(value, queue=class_of(self._others.get(job.key, pump)))
 
-    def _cancel(self, job: Job, task: Task, error: BaseException) -> None:
-        """Answer at once that it was ended: no caller waits for a `finally`. Its place is taken
-        until the coroutine has ended.
-        """
-        if not job.is_over:
-            if job.window is not None and job.window.sent:
-                # ahead of the answer, which may overtake items
-                job.peer.send_note(END, job.call_id, TO_CALLER, job.window.sent)
-            self._cut(job, error, False)
-            job.cancel = partial(self._cancel, job, task)  # again, for one that goes on
-        task.cancel(error)
-        task.step()
-
     def _ended(self, job: Job, done: Future) -> None:
-        """Answer, and start what waits."""
-        if job not in self._open_jobs:
-            return  # cut before; a Deferred's answer comes too late
-        if job.is_over:
-            assert isinstance(done, Task), "others end when they are cut"
-            done.tell_unheard()
-            self._leave(job)
-            return
+        """What it was to bring is there."""
         error = done.error()
-        if error is not None:
-            self._cut(job, error)
+        if job.state is OVER:
+            assert isinstance(done, Task), "others end when they are cut"
+            self._jobs.follow(job, RETURNED, done.tell_unheard)
+        elif error is not None:
+            self._jobs.follow(job, RETURNED, self._tell_error, job, error)
         else:
-            self._leave(job)
-            self._answer(job, done.result())
-
-    def _cut(self, job: Job, error: BaseException, leaves: bool = True) -> None:
-        """It ends with an error; its place is free, if it leaves."""
-        if leaves:
-            self._leave(job)
-        else:
-            self._forget(job)
-        if not job.was_ended(error):
-            self._raised(self._way_back(job), job.call_id, error)
-        elif is_a(error, Expired):
-            self._way_back(job).fail(
-                job.call_id, Status.DEADLINE, "DeadlineExceeded", text_of(error), ""
-            )
-        else:
-            self.cancelled += 1
-            self._way_back(job).fail(
-                job.call_id, Status.CANCELLED, "CancelledError", text_of(error), ""
-            )
-
-    def _leave(self, job: Job) -> None:
-        """The job is over: its place goes to the next one."""
-        self.tasks -= 1
-        self._let_go(job)
-        if self._starting:
-            return  # one that began below ended at once
-        self._starting = True
-        try:
-            self._start_waiting()
-        finally:
-            self._starting = False
-
-    def _start_waiting(self) -> None:
-        while self._queue and self.tasks < self.bounds.tasks_max:
-            waiting = self._queue.popleft()
-            self._queue_bytes -= waiting.nbytes
-            if waiting.timeout_ms and waiting.deadline <= waiting.peer.reactor.clock():
-                self.expired += 1
-                self._let_go(waiting)
-                text = (
-                    f"it waited {waiting.timeout_ms} ms for one of {self.bounds.tasks_max} tasks "
-                    "to end, and did not run"
-                )
-                waiting.peer.fail(waiting.call_id, Status.DEADLINE, "DeadlineExceeded", text, "")
-            else:
-                self._start(waiting)
-
-    def _let_go(self, job: Job) -> None:
-        if not job.is_over:
-            self._forget(job)
-        self._open_jobs.discard(job)
-        self.jobs.leave()
-
-    def _forget(self, job: Job) -> None:
-        """It is answered, or not wanted: nobody asks for it any more."""
-        job.is_over = True
-        if job.call_id:
-            job.peer.running.pop(job.call_id, None)
-        if job.timer is not None:
-            job.timer.cancel()
-        for handover in job.handovers:
-            handover.give_back()
-        if job.is_once and job.is_queued:
-            self._repeats.drop(job)
-        if job.inbox is not None:
-            job.inbox.finish(CancelledError("the call is over"))
-        if job.window is not None:
-            job.window.close(CancelledError("the call is over"))
-        job.cancel = None
+            self._jobs.follow(job, RETURNED, self._answer, job, done.result())
 
     def _drop(self, job: Job) -> None:
-        """A queued job is not wanted any more."""
-        self._queue.remove(job)
-        self._queue_bytes -= job.nbytes
-        self.cancelled += 1
-        self._let_go(job)
+        """It was queued, and never ran."""
+        for handover in job.handovers:
+            handover.give_back()
+        if job.is_once:
+            self._repeats.drop(job)
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -656,6 +548,23 @@ class ServedObject:
     def _answer(self, job: Job, value: Any) -> None:
         if job.call_id and not self._way_back(job).reply(job.call_id, value):
             self.failures += 1
+
+    def _raised_at_once(self, job: Job, error: BaseException, arguments: Sequence[Any]) -> None:
+        self._raised(self._way_back(job), job.call_id, error, job.key, arguments)
+
+    def _tell_error(self, job: Job, error: BaseException) -> None:
+        """Its own, or what it was ended with."""
+        if not job.was_ended(error):
+            self._raised(self._way_back(job), job.call_id, error)
+            return
+        is_late = is_a(error, Expired)
+        self.cancelled += not is_late
+        status, name = (
+            (Status.DEADLINE, "DeadlineExceeded")
+            if is_late
+            else (Status.CANCELLED, "CancelledError")
+        )
+        self._way_back(job).fail(job.call_id, status, name, text_of(error), "")
 
     def _forbids(self, peer: Caller, call_id: int, key: int) -> bool:
         """Whether the caller may not call that method; it has been told so."""
@@ -705,3 +614,8 @@ class ServedObject:
         else:
             self.failures += 1
             way.fail(call_id, Status.HANDLER_RAISED, *told(error))
+
+
+def answers_at_once(server: ServedObject, key: int) -> bool:
+    """Whether any thread that leads may run that method to its end, whoever asks."""
+    return server.inline and server._allow is None and key in server._plain

@@ -166,7 +166,7 @@ def stream_call(waiter: Waiter | None, **fields: Any) -> StreamCall:
     line = StreamLine()
     inbox, window = Inbox(waiter, line.grant), Window(waiter, 0)
     call = StreamCall(waiter, inbox=inbox, window=window, line=line, ready=Future(waiter), **fields)
-    call.add_done_callback(_finish)
+    call.when_done(_finish)
     return call
 
 

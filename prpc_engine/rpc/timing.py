@@ -81,10 +81,14 @@ class MethodTiming:
 
 
 class MethodTimer:
-    """Of one method of one server. Counts in the reactor's thread; statistics() from any."""
+    """Of one method of one server, by a clock of nanoseconds. Counts in the reactor's thread;
+    statistics() from any.
+    """
 
-    def __init__(self, name: str, timing: Timing) -> None:
-        self._name = name
+    def __init__(
+        self, name: str, timing: Timing, clock_ns: Callable[[], int] = perf_counter_ns
+    ) -> None:
+        self._name, self._clock_ns = name, clock_ns
         self._slow_ns = NEVER_NS if timing.slow_call_s is None else int(timing.slow_call_s * 1e9)
         self._buckets = [0] * BUCKETS
         self._total_ns = self._slow = self._untold = self._quiet_until_ns = 0
@@ -95,11 +99,11 @@ class MethodTimer:
 
     def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The handler, timed; marks on it (prpc_idempotent, its class of tasks) stay."""
-        count = self._count
+        count, clock_ns = self._count, self._clock_ns
         if inspect.iscoroutinefunction(function):
 
             async def run(arguments: tuple[Any, ...]) -> Any:
-                start_ns = perf_counter_ns()
+                start_ns = clock_ns()
                 try:
                     return await function(*arguments)
                 finally:
@@ -114,7 +118,7 @@ class MethodTimer:
 
             @functools.wraps(function)
             def timed(*arguments: Any) -> Any:
-                start_ns = perf_counter_ns()
+                start_ns = clock_ns()
                 try:
                     return function(*arguments)
                 finally:
@@ -123,7 +127,7 @@ class MethodTimer:
         return timed
 
     def _count(self, start_ns: int) -> None:
-        now_ns = perf_counter_ns()
+        now_ns = self._clock_ns()
         taken_ns = now_ns - start_ns
         self._buckets[taken_ns.bit_length()] += 1
         self._total_ns += taken_ns

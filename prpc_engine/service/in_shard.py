@@ -145,7 +145,7 @@ def figures_of_shard() -> NodeFigures:
 async def _drain(here: _ShardNode, server: ServedObject, drain_s: float) -> None:
     for wait_s in (drain_s, CUT_TIMEOUT_S):
         over = here.node.reactor.sleep(wait_s)
-        server.stop().add_done_callback(partial(_end, over))
+        server.stop().when_done(partial(_end, over))
         await over
         server.cut()
 

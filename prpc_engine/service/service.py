@@ -14,8 +14,6 @@ import itertools
 import logging
 import math
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from prpc_engine.client.dealer import Dealer
 from prpc_engine.client.hedge import HedgePolicy
 from prpc_engine.client.hedging import HedgingClient
 from prpc_engine.client.retry import RetryPolicy
+from prpc_engine.descriptors import names_shortage
 from prpc_engine.dropped import close_dropped
 from prpc_engine.master.client import MasterClient, SessionBackend
 from prpc_engine.master.master import close_in_reactor, master_error
@@ -46,6 +45,7 @@ from prpc_engine.rpc.server import Bounds
 from prpc_engine.rpc.timing import Timing
 from prpc_engine.service.cores import take_cores
 from prpc_engine.service.in_shard import open_shard
+from prpc_engine.service.lost_leases import LostLeases
 from prpc_engine.service.serving import RpcServer, Servers
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
@@ -63,7 +63,7 @@ from prpc_engine.settings.config import (
 from prpc_engine.settings.network import DEFAULT
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.sections import NodeArguments
-from shard import CoreLocks, Driver, Future, ShardGroup, pin, restore
+from shard import CoreLocks, Driver, Future, ShardGroup, pin, restore, runtime
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,6 +139,7 @@ class RpcService:
     argument that is unknown.
     """
 
+    @names_shortage("an RpcService")
     def __init__(
         self,
         master: str,
@@ -163,7 +164,7 @@ class RpcService:
         self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()
         self._client_numbers = itertools.count(1)
         # of what there is one of: the watch for servers, the client of the master
-        self._making = threading.RLock()
+        self._making = runtime.RLock()
         self._watching = False  # for servers that come and go
         self._news = object()  # another one whenever we hear that some have
         self._cores_before = None if pin is None else _pin_thread(pin)
@@ -188,6 +189,7 @@ class RpcService:
                 root=config.node.root,
                 open_timeout_s=config.node.timeout_s,
             )
+            self._lost_leases = LostLeases(self._node, self._session)
             timing = Timing.of(config.node)
             self._servers = Servers(self._node, self._driver, self._session, config.allow, timing)
             self._join(config.node.timeout_s)
@@ -198,7 +200,7 @@ class RpcService:
             raise
 
     def _join(self, timeout_s: float) -> None:
-        started = time.monotonic()
+        started = runtime.monotonic()
         try:
             self._session.opened.result()
             self._session.join(self._node.addresses, timeout_s=timeout_s).result()
@@ -225,6 +227,7 @@ class RpcService:
         with self._making:
             backend = self._backend_of_master()
             if self._master_client is None:
+                # failpoint: service.making_master_client
                 self._master_client = MasterClient(backend=backend)
             return self._master_client
 
@@ -442,6 +445,7 @@ class RpcService:
         self._check_open()
         news = self._news
         entries = self._lookup(name, expected_servers, timeout_s)
+        # failpoint: service.found
         if len(entries) < expected_servers:
             services = self._ask_master("services")
             raise errors.NoServer(
@@ -458,7 +462,12 @@ class RpcService:
             retry,
             idempotent,
         )
-        client = RpcClient(*settings) if hedge is None else HedgingClient(*settings, hedge=hedge)
+        gone = self._lost_leases.server_gone
+        client = (
+            RpcClient(*settings, on_gone=gone)
+            if hedge is None
+            else HedgingClient(*settings, hedge=hedge, on_gone=gone)
+        )
         self._clients[f"{name}/{next(self._client_numbers)}"] = client
         with self._making:
             is_first, self._watching = not self._watching, True
@@ -478,16 +487,18 @@ class RpcService:
         changed, tell = weakref.WeakMethod(self._servers_changed), weakref.WeakMethod(self._tell)
         # closed meanwhile, or too many wait: a failing call asks again
         with contextlib.suppress(errors.RpcError):
+            # failpoint: service.watching
             begun = self._backend_of_master().watch_soon(
                 SERVERS_PATH, lambda event: (method := changed()) and method(event)
             )
             # of what happened before the watch began
-            begun.add_done_callback(lambda _: (method := tell()) and method(None))
+            begun.when_done(lambda _: (method := tell()) and method(None))
 
     async def _look_again(self, name: str) -> list[ServerEntry]:
         """Who serves now, for coroutines of the control loop. Raises MasterUnreachable, at once
         where the master is known to be away: those known must do then.
         """
+        # failpoint: service.looking
         self._check_open()
         if not self._session.connected:
             raise errors.MasterUnreachable(
@@ -498,10 +509,12 @@ class RpcService:
         except errors.DeadlineExceeded as error:
             # that of the look: a call that waits for it was not sent, and goes on waiting
             raise errors.MasterUnreachable(str(error)) from None
+        # failpoint: service.looked
         return _entries(name, found)
 
     def _servers_changed(self, event: TreeEvent) -> None:
         """A server of some service came or went."""
+        # failpoint: service.servers_changed
         self._tell(event.path.removeprefix(SERVERS_PATH).strip("/").partition("/")[0])
 
     def _tell(self, name: str | None) -> None:
@@ -573,6 +586,7 @@ class RpcService:
 
     def _shut(self) -> None:
         """Each step is taken, in this order, though Ctrl-C comes out of one before it."""
+        # failpoint: service.shutting
         with contextlib.ExitStack() as steps:
             if self._cores_before is not None:
                 steps.callback(restore, self._cores_before)
@@ -605,6 +619,7 @@ class RpcService:
         one of these would be for ever.
         """
         self._closed = self._servers.closed = True
+        # failpoint: service.closing
         if not next(self._closings) and self._pid == os.getpid():
             self._shut()
 

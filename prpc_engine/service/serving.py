@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -22,7 +21,7 @@ from prpc_engine.service.shard_statistics import ShardFigures, ShardReader, tota
 from prpc_engine.service.sharded_servers import ShardedServer, ShardedServers
 from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import SERVER_ID_MAX, check_name, check_number, check_seconds
-from shard import ClosedError, Driver, Future, ShardGroup
+from shard import ClosedError, Driver, Future, ShardGroup, runtime
 
 # for the reactor's turn under way, at the end of a drain; and for the `finally` blocks of what is
 # cancelled then
@@ -193,6 +192,7 @@ class Servers:
         self._check_open()
         while True:
             given, target = self.session.prepare_server(name, server_id).result()
+            # failpoint: serving.prepared
             # Before the master tells clients of it: none of them is faster than this line.
             self.node.servers[target] = ServedObject(
                 name, given, target, served, bounds, self.allow, self.timing, inline
@@ -202,6 +202,7 @@ class Servers:
                 self.session.register_server(name, given, target).result()
             except BaseException as error:
                 self.node.servers.pop(target, None)
+                # failpoint: serving.refused
                 # NodeExists: another one has got that id meanwhile
                 if not isinstance(error, errors.NodeExists):
                     raise
@@ -255,14 +256,16 @@ class Servers:
         server = self.node.servers.get(target)
         if server is not None:
             if not self.closed:
+                # failpoint: serving.deregistering
                 self._deregister(server, target)
+                # failpoint: serving.draining
                 self._drain(server, drain_s)
             self.node.servers.pop(target, None)
 
     def _deregister(self, server: ServedObject, target: int) -> None:
         """Have the master tell clients, before they are refused here."""
         told = self.session.deregister_server(target)
-        give_up_at = time.monotonic() + DEREGISTER_TIMEOUT_S
+        give_up_at = runtime.monotonic() + DEREGISTER_TIMEOUT_S
         while True:
             try:
                 told.result(ABSENT_S)
@@ -287,7 +290,7 @@ class Servers:
                         self.session.address,
                     )
                     return
-                if time.monotonic() >= give_up_at:
+                if runtime.monotonic() >= give_up_at:
                     logger.warning(
                         "server %d of %r is closed, and the master's answer to that cannot be "
                         "taken: a handler keeps the reactor",
@@ -300,7 +303,7 @@ class Servers:
         """Let what has begun go on for so long, then end it."""
         stopped, cut = Future(self.driver), Future(self.driver)
         in_reactor = self.driver.reactor.call_in_engine
-        in_reactor(lambda: server.stop().add_done_callback(lambda _: stopped.set_result(None)))
+        in_reactor(lambda: server.stop().when_done(lambda _: stopped.set_result(None)))
         try:
             stopped.result(drain_s)
         except TimeoutError:

@@ -15,8 +15,6 @@ answered.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -34,6 +32,7 @@ from shard import (
     ShardGroup,
     ShardStatistics,
     SlabStatistics,
+    runtime,
 )
 
 TIMEOUT_S = 1.0  # for all shards to answer: a tenth of what Prometheus waits for a whole scrape
@@ -139,7 +138,7 @@ class ShardReader:
     def __init__(self, group: ShardGroup, ask: Callable[[], NodeFigures]) -> None:
         self._group = group
         self._ask = ask
-        self._guard = threading.Lock()
+        self._guard = runtime.Lock()  # of what follows: any thread asks for figures
         self._asked: dict[int, Future] = {}  # by shard: the question under way, or the last one
         self._last: dict[int, NodeFigures] = {}
         self._past: dict[int, PastFigures] = {}
@@ -148,7 +147,7 @@ class ShardReader:
         """Of every shard, in order; waits for `timeout_s` seconds at most. None once the group is
         closed.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = runtime.monotonic() + timeout_s
         asked = [self._submit(index) for index in range(self._group.size)]
         errors = [self._wait(index, future, deadline) for index, future in enumerate(asked)]
         if self._group.closed:
@@ -180,7 +179,7 @@ class ShardReader:
         if isinstance(asked, ShardError):
             return str(asked)
         try:
-            self._keep(index, asked.result(max(0.0, deadline - time.monotonic())))
+            self._keep(index, asked.result(max(0.0, deadline - runtime.monotonic())))
         except TimeoutError:
             return "it has not answered yet: a handler keeps it"
         except ShardError as error:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from prpc_engine import errors
 from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.server import Bounds
 from prpc_engine.service.in_shard import serve_in_shard, stop_serving_in_shard
-from shard import Future, LocalProtocolError, PeerLostError, ShardError, ShardGroup
+from shard import Future, LocalProtocolError, PeerLostError, ShardError, ShardGroup, runtime
 
 logger = logging.getLogger("prpc")
 
@@ -72,7 +71,7 @@ class ShardedServers:
         """An instance in each shard, once all of them are up. Raises what a factory raises,
         ConfigError for one that cannot be sent, PeerLostError where a shard stays down,
         DeadlineExceeded; then there is none anywhere."""
-        deadline = time.monotonic() + TIMEOUT_S
+        deadline = runtime.monotonic() + TIMEOUT_S
         server = ShardedServer(next(self._numbers), name, factory, bounds)
         self._servers[server.number] = server
         try:
@@ -90,15 +89,15 @@ class ShardedServers:
     ) -> int:
         while True:
             try:
-                self.group.wait_up(max(0.0, deadline - time.monotonic()))
+                self.group.wait_up(max(0.0, deadline - runtime.monotonic()))
                 given, _ = self._submit(server, index, wanted, again=False).result(
-                    max(0.0, deadline - time.monotonic())
+                    max(0.0, deadline - runtime.monotonic())
                 )
             except PeerLostError:
-                if time.monotonic() >= deadline:
+                if runtime.monotonic() >= deadline:
                     raise
                 # raises where it stays down
-                self.group.wait_up(max(0.0, deadline - time.monotonic()))
+                self.group.wait_up(max(0.0, deadline - runtime.monotonic()))
             except TimeoutError as error:
                 where = f"of {server.name!r} in shard {index}"
                 raise errors.DeadlineExceeded(
@@ -131,7 +130,7 @@ class ShardedServers:
             for server in servers:
                 server_id = server.server_ids[index]
                 try:
-                    self._submit(server, index, server_id, again=True).add_done_callback(
+                    self._submit(server, index, server_id, again=True).when_done(
                         partial(self._served, server, index)
                     )
                 except ShardError as error:  # it died again, and will be told of again

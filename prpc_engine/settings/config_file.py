@@ -17,7 +17,7 @@ from prpc_engine.errors import ConfigError
 from prpc_engine.regular_file import read_regular_file
 
 FILE_BYTES_MAX = 1 << 20  # some thousand [[allow]] rules
-SECTIONS = ("node", "shards", "limits", "transport", "tls", "allow")
+SECTIONS = ("node", "shards", "limits", "transport", "network", "tls", "allow")
 TOOL = "tool"
 NAME = "prpc"  # of our table below [tool]
 

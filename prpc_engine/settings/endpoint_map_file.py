@@ -1,9 +1,9 @@
 """Where `.endpoint_map` is read: in one folder, once, when a task starts.
 
-    folder   PRPC_ENDPOINT_MAP, else TF_SEASTAR_ENDPOINT_MAP_PATH, else the working directory
-    no file  in a folder that a variable names: an error; in the working directory: there is none,
-             and another rule holds: PRPC_DATA_PORT_OFFSET, a number of ports, else the tasks tell
-             each other
+    folder   an argument's, else PRPC_ENDPOINT_MAP, else TF_SEASTAR_ENDPOINT_MAP_PATH, else that of
+             section [network], else the working directory
+    no file  in a folder that was named: an error; in the working directory: there is none, and
+             another rule holds: the port offset, a number of ports, else the tasks tell each other
     changed  later: refused. Other tasks hold the addresses that they read, so this one alone cannot
              take others
 
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.endpoint_map import FILE_NAME, DataEndpoints, EndpointMap, data_endpoints
-from prpc_engine.settings.network import DATA_PORT_OFFSET, ENDPOINT_MAP_FOLDER, FoundValue
+from prpc_engine.settings.network import FoundValue
 
 FILE_BYTES_MAX = 16 << 20  # what the 65,536 tasks of the largest job need, three times over
 
@@ -74,13 +73,13 @@ class EndpointMapFile:
 
 
 def load_data_endpoints(
-    cluster: ClusterSpec, environ: Mapping[str, str]
+    cluster: ClusterSpec, folder: FoundValue[str], port_offset: int | None
 ) -> tuple[DataEndpoints, EndpointMapFile]:
     """Where the data of the cluster goes, and the file to ask check_unchanged() of later. Raises
     ConfigError.
     """
-    file = EndpointMapFile.read(ENDPOINT_MAP_FOLDER.find(environ))
-    return data_endpoints(cluster, file.parse(), DATA_PORT_OFFSET.find(environ).value), file
+    file = EndpointMapFile.read(folder)
+    return data_endpoints(cluster, file.parse(), port_offset), file
 
 
 def _read(path: str) -> str | None:

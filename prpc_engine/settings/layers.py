@@ -17,6 +17,7 @@ from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.settings.sections import LIMITS, SECTIONS, SETTING_OF, SHARDS_MAX
 from shard import Limits, usable_cores
 
+ENDPOINT_MAP = "network.endpoint_map_folder"
 CORES, COUNT, ARGUMENT_OF_COUNT = "cores", "shards.count", "shards"
 
 
@@ -75,13 +76,16 @@ def of_file(file: ConfigFile) -> dict[str, Found]:
             if name not in names:
                 raise one.refused(f"unknown; allowed are {', '.join(names)}")
             found[f"{section}.{name}"] = one
+    folder = found.get(ENDPOINT_MAP)
+    if folder is not None and isinstance(folder.value, str) and folder.value:
+        found[ENDPOINT_MAP] = folder._replace(value=str(Path(file.path).parent / folder.value))
     paths = {name: found.pop(f"tls.{name}") for name in TLS_VARIABLES if f"tls.{name}" in found}
     for one in paths.values():
         if not isinstance(one.value, str) or not one.value:
             raise one.refused(f"paths are allowed for {', '.join(TLS_VARIABLES)}")
     if paths:
-        where, folder = file.where("tls"), Path(file.path).parent
-        files = {name: str(folder / one.value) for name, one in paths.items()}
+        where, beside = file.where("tls"), Path(file.path).parent
+        files = {name: str(beside / one.value) for name, one in paths.items()}
         found["tls"] = Found(TlsSettings(**{"cert": "", "key": "", **files}), where, where)
     if "allow" in file.content:
         where = file.where("allow")

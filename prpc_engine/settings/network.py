@@ -7,6 +7,10 @@ role, as GRPC++ has them, cut to what a cluster can use. No I/O here.
     whether they are pinned   PRPC_PIN_CORES       the same                     see sections.py
     transports                PRPC_TRANSPORTS      names with commas            shm, unix, tcp
 
+The settings connection_timeout_s, endpoint_map_folder, data_port_offset, flow_control_max and
+tensor_fuse may also stand in section [network] of the file that PRPC_CONFIG names, which these
+variables go before (node_config.py).
+
 Each variable of GRPC++ has a twin of ours. Ours is looked at first; both are allowed when they say
 the same. They are read once, when the task or server starts, and go before those of every node.
 Those of other roles are not read. tensor_fuse has no variable there: it is a field of ConfigProto.
@@ -62,6 +66,7 @@ from prpc_engine.settings.address import PORT_MAX
 from prpc_engine.settings.cluster_spec import CHIEF, EVALUATOR, PS, WORKER, ClusterSpec
 
 INT64_MAX = (1 << 63) - 1
+CONNECTION_TIMEOUT_S = 120.0
 CONNECTION_TIMEOUT_MS_MAX = 86_400_000  # a day: who sets more means another unit
 _NUMBER = re.compile(r"[+-]?[0-9]{1,4000}")  # no more than Python reads
 # as shard.polling_enabled has them
@@ -149,6 +154,10 @@ def _ports(name: str, text: str) -> int:
     return ports
 
 
+def _milliseconds(name: str, text: str) -> float:
+    return _whole(1, CONNECTION_TIMEOUT_MS_MAX)(name, text) / 1e3
+
+
 def _shards(name: str, text: str) -> int | str:
     if text.strip().lower() == "auto":
         return "auto"
@@ -186,10 +195,10 @@ PS_UNPINNED = Variable(("PRPC_PS_DISABLE_PIN_CORES", "PS_DISABLE_PIN_CORES"), _s
 WORKER_UNPINNED = Variable(
     ("PRPC_WORKER_DISABLE_PIN_CORES", "WORKER_DISABLE_PIN_CORES"), _switch, True
 )
-CONNECTION_TIMEOUT_MS = Variable(
+CONNECTION_TIMEOUT = Variable(
     ("PRPC_MAX_CONNECTION_TIMEOUT", "NETWORK_MAX_CONNECTION_TIMEOUT"),
-    _whole(1, CONNECTION_TIMEOUT_MS_MAX),
-    120_000,
+    _milliseconds,
+    CONNECTION_TIMEOUT_S,
 )
 ENDPOINT_MAP_FOLDER = Variable(
     ("PRPC_ENDPOINT_MAP", "TF_SEASTAR_ENDPOINT_MAP_PATH"), lambda name, text: text, ""
@@ -205,6 +214,14 @@ FLOW_CONTROL_MAX: Variable[int | None] = Variable(
     None,
 )
 TENSOR_FUSE = Variable(("PRPC_TENSOR_FUSE",), _switch, False)
+# Of every role, and settings of NodeConfig: section [network].
+OF_NETWORK: dict[str, Variable[Any]] = {
+    "network.connection_timeout_s": CONNECTION_TIMEOUT,
+    "network.endpoint_map_folder": ENDPOINT_MAP_FOLDER,
+    "network.data_port_offset": DATA_PORT_OFFSET,
+    "network.flow_control_max": FLOW_CONTROL_MAX,
+    "network.tensor_fuse": TENSOR_FUSE,
+}
 
 
 class RoleVariables(NamedTuple):
@@ -237,6 +254,7 @@ def found_in(environ: Mapping[str, str], role: str = "") -> dict[str, FoundValue
             "shards.pin_cores": FoundValue(not unpinned.value, unpinned.origin),
         }
         found.update({name: one for name, one in asked.items() if one.origin != DEFAULT})
+        found.update({name: variable.find(environ) for name, variable in OF_NETWORK.items()})
     return {name: one for name, one in found.items() if one.origin != DEFAULT}
 
 
@@ -272,10 +290,15 @@ class NetworkSettings:
 
     @classmethod
     def for_task(
-        cls, cluster: ClusterSpec, job_name: str, environ: Mapping[str, str]
+        cls,
+        cluster: ClusterSpec,
+        job_name: str,
+        environ: Mapping[str, str],
+        network: Mapping[str, FoundValue[Any]] = MappingProxyType({}),
     ) -> NetworkSettings:
-        """What a task of that job uses. Raises ConfigError: name, value and what is allowed; also
-        for a job that is not there.
+        """What a task of that job uses. `network`: what holds of the settings in section [network],
+        by name, where more than the environment was asked. Raises ConfigError: name, value and what
+        is allowed; also for a job that is not there.
         """
         jobs = dict.fromkeys((*cluster.jobs, EVALUATOR))
         if job_name not in jobs:
@@ -287,19 +310,16 @@ class NetworkSettings:
             f"{asked.origin}: min({asked.value}, {connections} tasks in the cluster)",
         )
         off = FoundValue(False, DEFAULT)
-        timeout_ms = CONNECTION_TIMEOUT_MS.find(environ)
         found: dict[str, FoundValue[Any]] = {
             "cores": cores,
             "polling": of_cores.get("shards.polling", off),
             "pin_cores": of_cores.get("shards.pin_cores", off),
-            "connection_timeout_s": FoundValue(timeout_ms.value / 1e3, timeout_ms.origin),
-            "endpoint_map_folder": ENDPOINT_MAP_FOLDER.find(environ),
-            "data_port_offset": DATA_PORT_OFFSET.find(environ),
             "task_index": TASK_INDEX.find(environ),
             "ps_graph_fusion": PS_GRAPH_FUSION.find(environ),
-            "flow_control_max": FLOW_CONTROL_MAX.find(environ),
-            "tensor_fuse": TENSOR_FUSE.find(environ),
         }
+        for name, variable in OF_NETWORK.items():
+            field = name.partition(".")[2]
+            found[field] = network.get(field) or variable.find(environ)
         return cls(
             **{name: setting.value for name, setting in found.items()},
             origins=MappingProxyType({name: setting.origin for name, setting in found.items()}),

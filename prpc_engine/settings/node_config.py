@@ -17,6 +17,7 @@ A later layer replaces an earlier one, setting by setting.
                                                        WORKER_ENABLE_POLLING
     shards.pin_cores  pin_cores   PRPC_PIN_CORES       PS_DISABLE_PIN_CORES
                                                        WORKER_DISABLE_PIN_CORES
+    network           by name                          those of every role: network.py
     secret            secret      PRPC_SECRET_FILE, PRPC_SECRET
     tls               tls         PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA
 
@@ -44,6 +45,7 @@ import msgspec
 from msgspec.structs import replace
 
 from prpc_engine.errors import ConfigError, is_number
+from prpc_engine.prepared import prepare
 from prpc_engine.settings import layers
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.allow import AllowList
@@ -57,13 +59,14 @@ from prpc_engine.settings.config import (
 )
 from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.settings.layers import Found, is_count
-from prpc_engine.settings.network import DEFAULT
+from prpc_engine.settings.network import DEFAULT, OF_NETWORK, FoundValue
 from prpc_engine.settings.sections import (
     AUTO,
     LIMITS,
     SECTIONS,
     SHARDS_MAX,
     WHOLE,
+    NetworkSection,
     NodeArguments,
     NodeSection,
     ShardsSection,
@@ -80,6 +83,8 @@ from shard import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+prepare(*SECTIONS.values(), Limits)
+
 
 class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a node is told before it starts. Made by load(), which checks it.
@@ -95,6 +100,7 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     node: NodeSection
     shards: ShardsSection
     transport: TransportSection
+    network: NetworkSection
     limits: Limits
     secret: bytes
     tls: TlsSettings | None
@@ -148,6 +154,13 @@ class NodeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def limited_to(self, limits: Limits) -> NodeConfig:
         """The same with other limits."""
         return replace(self, limits=limits)
+
+    def found_network(self) -> dict[str, FoundValue[Any]]:
+        """Section [network] by name, with where each setting comes from."""
+        return {
+            name: FoundValue(getattr(self.network, name), self.origins[f"network.{name}"])
+            for name in NetworkSection.__struct_fields__
+        }
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Each setting and its value, by name."""
@@ -205,6 +218,21 @@ def value_of(name: str, found: Mapping[str, Found]) -> Any:
     return getattr(
         _section(section, SECTIONS[section], {name: found[name]} if name in found else {}), field
     )
+
+
+def network_of_process(environ: Mapping[str, str]) -> dict[str, FoundValue[Any]]:
+    """Section [network] as the file and these variables have it, by name. Raises ConfigError."""
+    found = layers.of_file(ConfigFile.read(environ.get("PRPC_CONFIG", "")))
+    for name, variable in OF_NETWORK.items():
+        one = variable.find(environ)
+        if one.origin != DEFAULT:
+            found[name] = Found(one.value, one.origin, one.origin)
+    return {
+        name.partition(".")[2]: FoundValue(
+            value_of(name, found), found[name].origin if name in found else DEFAULT
+        )
+        for name in OF_NETWORK
+    }
 
 
 def _section(section: str, kind: type[msgspec.Struct], found: Mapping[str, Found]) -> Any:
@@ -294,6 +322,12 @@ def _stall_budget(one: Found) -> float:
     return float(seconds)
 
 
+def _port_offset(one: Found) -> Any:
+    if one.value == 0:
+        raise one.refused(_allowed(NetworkSection, "data_port_offset"))
+    return _plain(one)
+
+
 def _restart(one: Found) -> RestartPolicy:
     if isinstance(one.value, RestartPolicy):
         return one.value
@@ -314,6 +348,8 @@ _READERS = {
     "shards.polling": _switch,
     "shards.pin_cores": _switch,
     "shards.restart": _restart,
+    "network.data_port_offset": _port_offset,
+    "network.tensor_fuse": _switch,
 }
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, TypedDict
 
 import msgspec
 
-from prpc_engine.settings.address import NAME_LENGTH_MAX, Address
+from prpc_engine.settings.address import NAME_LENGTH_MAX, PORT_MAX, Address
 from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import (
     DEFAULT_ROOT,
@@ -22,6 +22,7 @@ from prpc_engine.settings.config import (
     TRANSPORTS,
     TlsSettings,
 )
+from prpc_engine.settings.network import CONNECTION_TIMEOUT_MS_MAX, CONNECTION_TIMEOUT_S, INT64_MAX
 from shard import STALL_BUDGET_S, Limits, RestartPolicy
 
 SHARDS_MAX = 64
@@ -56,6 +57,27 @@ SlowCall = Annotated[
     msgspec.Meta(
         gt=0, le=sys.float_info.max, description="more than 0 seconds are allowed, or None"
     ),
+]
+ConnectionTimeout = Annotated[
+    float,
+    msgspec.Meta(
+        ge=1e-3,
+        le=CONNECTION_TIMEOUT_MS_MAX / 1e3,
+        description=f"0.001 to {CONNECTION_TIMEOUT_MS_MAX // 1000} seconds are allowed",
+    ),
+]
+Folder = Annotated[str, msgspec.Meta(description='a folder is allowed, or "" for the working one')]
+PortOffset = Annotated[
+    int,
+    msgspec.Meta(
+        ge=-PORT_MAX,
+        le=PORT_MAX,
+        description=f"a whole number from -{PORT_MAX} to {PORT_MAX} is allowed, but for 0: "
+        "data and control would share a port",
+    ),
+]
+FlowControl = Annotated[
+    int, msgspec.Meta(ge=1, le=INT64_MAX, description="a whole number from 1 on is allowed")
 ]
 Compression = Annotated[str, msgspec.Meta(description='"zlib", "zstd" and "lz4" are allowed')]
 
@@ -116,11 +138,33 @@ class TransportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     tcp_checksum: Switch = False
 
 
+class NetworkSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[network]: what a task of a cluster, and who does the same elsewhere, has beside that. A node
+    without a role takes no notice of it.
+
+    connection_timeout_s  how long a call waits for a connection to come back, when it has no
+                          timeout of its own
+    endpoint_map_folder   where `.endpoint_map` is; "": the working directory. In a file, relative
+                          to that file
+    data_port_offset      ports from control to data, where there is no `.endpoint_map`; None: tasks
+                          tell each other
+    flow_control_max      tensors and requests that may wait at a task; None: its own bound
+    tensor_fuse           receives of one source and step leave together
+    """
+
+    connection_timeout_s: ConnectionTimeout = CONNECTION_TIMEOUT_S
+    endpoint_map_folder: Folder = ""
+    data_port_offset: PortOffset | None = None
+    flow_control_max: FlowControl | None = None
+    tensor_fuse: Switch = False
+
+
 class NodeArguments(TypedDict, total=False):
     """What a program may pass, by name. None is as good as nothing: the file and the environment
     say.
 
-    Meanings: the docstrings of NodeSection, ShardsSection, TransportSection and NodeConfig.
+    Meanings: the docstrings of NodeSection, ShardsSection, TransportSection, NetworkSection and
+    NodeConfig.
     """
 
     shards: int | str | None
@@ -138,6 +182,11 @@ class NodeArguments(TypedDict, total=False):
     slow_call_s: float | None
     allow_pickle: bool | None
     compression: str | None
+    connection_timeout_s: float | None
+    endpoint_map_folder: str | None
+    data_port_offset: int | None
+    flow_control_max: int | None
+    tensor_fuse: bool | None
     secret: bytes | str | None
     limits: Limits | None
     tls: TlsSettings | None
@@ -149,6 +198,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "node": NodeSection,
     "shards": ShardsSection,
     "transport": TransportSection,
+    "network": NetworkSection,
 }
 LIMITS = [field.name for field in fields(Limits)]
 SETTING_OF = {  # argument -> setting
@@ -157,6 +207,7 @@ SETTING_OF = {  # argument -> setting
     "polling": "shards.polling",
     "pin_cores": "shards.pin_cores",
     "restart": "shards.restart",
+    **{name: f"network.{name}" for name in NetworkSection.__struct_fields__},
     **{name: name for name in ("limits", *WHOLE)},
 }
 assert SETTING_OF.keys() == NodeArguments.__annotations__.keys()

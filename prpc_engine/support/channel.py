@@ -47,9 +47,10 @@ class Channel(Generic[T]):
         self.name = name
         self._items: deque[T] = deque()
         self._openers = 1
+        # of the items: senders and receivers are threads of the application
         lock = threading.Lock()
-        self._has_room = threading.Condition(lock)
-        self._has_items = threading.Condition(lock)
+        self._has_room = threading.Condition(lock)  # senders sleep in it
+        self._has_items = threading.Condition(lock)  # receivers sleep in it
 
     def __len__(self) -> int:
         """How many items wait now."""

@@ -77,6 +77,7 @@ class Monitor:
 
     def __init__(self, name: str = "prpc-monitor") -> None:
         self.name = name
+        # of the tasks: its thread sleeps in it, any may add and remove
         self._changed = threading.Condition()
         self._tasks: dict[str, _Task] = {}
         self._thread: threading.Thread | None = None

@@ -173,7 +173,7 @@ class Programs:
         run = self._running[step] = _Run(
             blocks, step, self._engine(), self._threads, calling_peer(), options
         )
-        run.answer.add_done_callback(lambda _: self._over(run))
+        run.answer.when_done(lambda _: self._over(run))
         run.start(timeout_s)
         return run.answer
 
@@ -258,7 +258,7 @@ class _Run:
                 while self._next_receipt < len(receipts):
                     receipt = receipts[self._next_receipt]
                     if not receipt.finished:
-                        receipt.add_done_callback(self._go_on)
+                        receipt.when_done(self._go_on)
                         return
                     self._take(block.receives[self._next_receipt], receipt.result())
                     self._next_receipt += 1

@@ -109,7 +109,7 @@ class WaitingPart:
 
     def __init__(self, runtime: Runtime, part: GraphPart, scope: str) -> None:
         self._runtime, self._part, self._scope = runtime, part, scope
-        self._guard = threading.Lock()
+        self._guard = threading.Lock()  # of the copies: several runs of one part at a time
         # now: what is wrong with the graph is to be found when it is loaded
         self._idle = [self._copy()]
         self._runs: dict[object, _Copy | None] = {}  # by owner; None: expected
@@ -194,7 +194,7 @@ class Runtime:
         del own.device_filters[:]
         self.graph = ops.Graph()
         self.session = tf_sessions.Session("", graph=self.graph, config=own)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the graph: one thread at a time may add to it
         self._numbers = 0
         # the operation, by session ("": of all) and definition
         self._fixed: dict[tuple[str, bytes], Any] = {}

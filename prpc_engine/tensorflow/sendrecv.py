@@ -330,7 +330,7 @@ class SendRecvPlane(StarPlane):
                 task, programs.STEP, f"its part of step {number}", arguments, False
             )
             self._programs += 1
-            call.add_done_callback(going.replied)
+            call.when_done(going.replied)
         for op in step.receives:
             try:
                 receipt = self.engine.submit_recv_many(

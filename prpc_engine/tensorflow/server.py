@@ -31,7 +31,7 @@ PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names
 RESET_TIMEOUT_S = 60.0  # for a task to drop its containers
 
 logger = logging.getLogger("prpc")
-_guard = threading.Lock()
+_guard = threading.Lock()  # of the next one: any thread of the application makes a server
 _by_target: dict[str, TaskServer] = {}
 
 

@@ -289,7 +289,7 @@ class Stages:
         self._runs += 1
         answer, peer = Deferred(), calling_peer()
         self._running[answer] = _Run(stage, session, peer)
-        answer.add_done_callback(self._over)
+        answer.when_done(self._over)
         late: list[Deferred] = []  # this one, once its time is over
         if isinstance(stage.loaded, WaitingPart):
             stage.loaded.expect(answer)

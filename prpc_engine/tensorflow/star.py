@@ -157,7 +157,7 @@ class Run:
         """It asked for that."""
         self._calls.add(call)
         self._called.add(stage)
-        call.add_done_callback(partial(self._answered, stage))
+        call.when_done(partial(self._answered, stage))
         if self._error is not None:  # it may have come before this was there
             call.cancel(self._error)
 
@@ -255,6 +255,7 @@ class StarPlane:
         self.traffic = StepTraffic()
         self._steps: dict[Any, StarStep] = {}
         self._era = object()  # another one after forget()
+        # of steps: TensorFlow runs those of a session in many threads
         self._making = threading.Lock()
         self._graph: tuple[int, Graph] | None = None  # of which version
         config = session._config
@@ -483,7 +484,7 @@ class StarPlane:
         self._calls += 1
         call = self._server.engine.ask(task, method, what, lambda _: arguments, left_s, is_patient)
         self._under_way.add(call)
-        call.add_done_callback(self._under_way.discard)
+        call.when_done(self._under_way.discard)
         if self._ended is not None:  # close() may have looked before it was there
             call.cancel(engine_errors.Cancelled(self._ended[1]))
         return call

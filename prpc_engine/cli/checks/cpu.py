@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import time
 from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import format_ranges, read_topology, usable_cores
+from shard import format_ranges, read_topology
 
 CLOCK_READS = 10_000
 CLOCK_NS_SLOW = 300  # time.monotonic() takes 30-60 ns where the clock is read without a system call
@@ -22,7 +21,7 @@ _MEMBARRIER_X86_64, _MEMBARRIER_QUERY, _MEMBARRIER_GLOBAL_EXPEDITED = 324, 0, 2
 
 def machine(host: Host) -> Iterator[Finding]:
     """Only machines that keep stores in order can have rings in shared memory."""
-    name = platform.machine()
+    name = host.machine()
     if name in ("x86_64", "AMD64"):
         yield Finding("machine", name)
     else:
@@ -36,7 +35,7 @@ def machine(host: Host) -> Iterator[Finding]:
 
 def cores(host: Host) -> Iterator[Finding]:
     """Those that this process may run on."""
-    usable = usable_cores()
+    usable = host.usable_cores()
     value = f"{len(usable)} of {os.cpu_count()} ({format_ranges(usable)})"
     if len(usable) == 1:
         advice = (
@@ -50,7 +49,7 @@ def cores(host: Host) -> Iterator[Finding]:
 
 def siblings(host: Host) -> Iterator[Finding]:
     """Hyper-threads: cores that are one physical core take its time from each other."""
-    there_is = read_topology(usable_cores(), host.root)
+    there_is = read_topology(host.usable_cores(), host.root)
     usable, physical = len(there_is.cores), there_is.physical_count
     if physical == usable:
         yield Finding("physical cores", f"{physical}, without hyper-threads")
@@ -64,8 +63,8 @@ def siblings(host: Host) -> Iterator[Finding]:
 
 def quota(host: Host) -> Iterator[Finding]:
     """What the cgroup lets this process use of its cores."""
-    limit = read_topology(usable_cores(), host.root).quota_cores
-    usable = len(usable_cores())
+    limit = read_topology(host.usable_cores(), host.root).quota_cores
+    usable = len(host.usable_cores())
     if limit is None:
         yield Finding("cgroup quota", "none")
     elif limit < usable:
@@ -80,7 +79,7 @@ def quota(host: Host) -> Iterator[Finding]:
 
 def numa(host: Host) -> Iterator[Finding]:
     """Memory nodes of the usable cores."""
-    there_is = read_topology(usable_cores(), host.root)
+    there_is = read_topology(host.usable_cores(), host.root)
     members = {
         node: [core.number for core in there_is.cores if core.node == node]
         for node in there_is.nodes
@@ -105,10 +104,10 @@ def clock(host: Host) -> Iterator[Finding]:
         host.read("sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
     )
     read = time.monotonic
-    started = time.perf_counter_ns()
+    started = host.clock_ns()
     for _ in range(CLOCK_READS):
         read()
-    each_ns = (time.perf_counter_ns() - started) / CLOCK_READS
+    each_ns = (host.clock_ns() - started) / CLOCK_READS
     value = f"{source}, {each_ns:.0f} ns to read"
     if each_ns > CLOCK_NS_SLOW:
         advice = (
@@ -124,7 +123,7 @@ def fence(host: Host) -> Iterator[Finding]:
     """membarrier(GLOBAL_EXPEDITED):
     what makes going to sleep safe without a fence in every send.
     """
-    if platform.machine() not in ("x86_64", "AMD64"):
+    if host.machine() not in ("x86_64", "AMD64"):
         return
     offered = ctypes.CDLL(None, use_errno=True).syscall(_MEMBARRIER_X86_64, _MEMBARRIER_QUERY, 0, 0)
     if offered > 0 and offered & _MEMBARRIER_GLOBAL_EXPEDITED:

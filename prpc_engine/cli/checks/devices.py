@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
 
-NVIDIA_SMI_TIMEOUT_S = 10.0  # it takes some seconds where the driver has to wake a device first
-
 
 def rdma(host: Host) -> Iterator[Finding]:
     """Libraries, and devices with the state of their ports."""
@@ -39,7 +37,7 @@ def rdma(host: Host) -> Iterator[Finding]:
 def cuda(host: Host) -> Iterator[Finding]:
     """The driver, and the devices that nvidia-smi names."""
     driver = host.read("proc/driver/nvidia/version")
-    names = _cuda_devices()
+    names = _cuda_devices(host.patience_s)
     if driver is None and not names:
         yield Finding("CUDA", "none")
         return
@@ -53,7 +51,7 @@ def cuda(host: Host) -> Iterator[Finding]:
     )
 
 
-def _cuda_devices() -> list[str]:
+def _cuda_devices(timeout_s: float) -> list[str]:
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -62,7 +60,7 @@ def _cuda_devices() -> list[str]:
             [command, "--query-gpu=name", "--format=csv,noheader"],
             capture_output=True,
             text=True,
-            timeout=NVIDIA_SMI_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:

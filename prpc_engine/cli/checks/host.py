@@ -1,18 +1,52 @@
-"""The machine as files: /proc and /sys, or a copy of them somewhere else."""
+"""The machine as files, /proc and /sys or a copy of them somewhere else, and as what it answers."""
 
 from __future__ import annotations
 
+import platform
+import resource
+import socket
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from shard import find_garbage, usable_cores
+
+
+def version_of(distribution: str) -> str | None:
+    """Of an installed distribution; None: it is not installed."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
 class Host:
-    """The machine that `prpc doctor` examines, by its files. `root` is where they lie: tests show
-    it a machine that is not there.
+    """The machine that `prpc doctor` examines: tests show it one that is not there.
+
+    root          where its files lie
+    usable_cores  those that this process may run on
+    machine       its architecture
+    clock_ns      by which the reading of another clock is timed
+    limit         the soft and the hard limit of a resource; -1: there is none
+    garbage       named segments of dead processes
+    listen        a socket that listens at an address
+    version_of    an installed distribution's version
+    patience_s    for a program that is run; nvidia-smi takes some seconds where the driver has to
+                  wake a device first
     """
 
     root: Path = Path("/")
+    usable_cores: Callable[[], list[int]] = usable_cores
+    machine: Callable[[], str] = platform.machine
+    clock_ns: Callable[[], int] = time.perf_counter_ns
+    limit: Callable[[int], tuple[int, int]] = resource.getrlimit
+    garbage: Callable[[], list[str]] = find_garbage
+    listen: Callable[[tuple[str, int]], socket.socket] = socket.create_server
+    version_of: Callable[[str], str | None] = version_of
+    patience_s: float = 10.0
 
     def path(self, name: str) -> Path:
         """`name` as on that machine, such as "proc/cpuinfo"."""

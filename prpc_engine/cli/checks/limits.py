@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 def open_files(host: Host) -> Iterator[Finding]:
     """RLIMIT_NOFILE."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = host.limit(resource.RLIMIT_NOFILE)
     value = f"{_amount(soft)} (hard limit {_amount(hard)})"
     raise_it = "raise it: ulimit -n 65536, LimitNOFILE= of systemd, docker --ulimit nofile=65536"
     if soft != resource.RLIM_INFINITY and soft < NOFILE_TOO_SMALL:
@@ -40,7 +40,7 @@ def locked_memory(host: Host) -> Iterator[Finding]:
     """RLIMIT_MEMLOCK; only RDMA devices need it, and only where there are any is it worth a
     word.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    soft, _ = host.limit(resource.RLIMIT_MEMLOCK)
     value = "no limit" if soft == resource.RLIM_INFINITY else f"{soft / MIB:.0f} MiB"
     if soft != resource.RLIM_INFINITY and host.entries("sys/class/infiniband"):
         yield Finding(
@@ -80,7 +80,7 @@ def loopback(host: Host) -> Iterator[Finding]:
     """Can this process listen on 127.0.0.1 and reach itself?"""
     try:
         with (
-            socket.create_server(("127.0.0.1", 0)) as listener,
+            host.listen(("127.0.0.1", 0)) as listener,
             socket.create_connection(listener.getsockname(), 2.0),
         ):
             port_range = host.read("proc/sys/net/ipv4/ip_local_port_range")

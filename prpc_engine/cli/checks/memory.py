@@ -10,7 +10,6 @@ from prpc_engine.cli.checks.host import Host
 from shard import (
     ShardError,
     Slab,
-    find_garbage,
     huge_page_policy,
     read_huge_page_offer,
     read_memory_room,
@@ -78,7 +77,7 @@ def _size(count: int) -> str:
 
 def garbage(host: Host) -> Iterator[Finding]:
     """Named rings whose process is gone."""
-    names = find_garbage()
+    names = host.garbage()
     if names:
         yield Finding(
             "leftovers", f"{len(names)} segments of dead processes", "warn", "run `prpc gc`"

@@ -16,7 +16,6 @@ from prpc_engine import errors
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.visitor import visiting_node
 from prpc_engine.node.node_info import ABOUT, ABOUT_ROUTE, PING
-from prpc_engine.node.process_identity import this_process
 from prpc_engine.release import VERSION
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.paths import Refusal
@@ -24,6 +23,7 @@ from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TRANSPORTS
 from prpc_engine.settings.node_config import NodeConfig
+from shard import runtime
 
 PINGS = 200
 # leases and deadlines go by each node's own clock: this is for who reads two logs side by side
@@ -57,8 +57,9 @@ def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
         asked_s = time.time()
         about = _ask(peer, ABOUT)
         answered_s = time.time()
+        # failpoint: doctor.answered
     yield from _identity(text, about)
-    yield _clock(about["time_s"], asked_s, answered_s)
+    yield compare_clocks(about["time_s"], asked_s, answered_s)
     addresses, is_lost = _reachable(about["addresses"], address)
     if is_lost and "master" not in about["services"]:
         yield Finding(
@@ -73,7 +74,7 @@ def examine_peer(text: str, secret: bytes) -> Iterator[Finding]:
 
 def _identity(text: str, about: dict[str, Any]) -> Iterator[Finding]:
     host, pid = about["process"].rpartition("/")[0].rsplit("/", 1)
-    ours = this_process().rsplit("/", 2)[0]
+    ours = runtime.this_process().rsplit("/", 2)[0]
     if host == ours:
         where = "of this host"
     elif host.partition("/")[0] == ours.partition("/")[0]:
@@ -94,7 +95,8 @@ def _identity(text: str, about: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("its version", value)
 
 
-def _clock(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
+def compare_clocks(theirs_s: float, asked_s: float, answered_s: float) -> Finding:
+    """How far its clock is from ours: it read that between our asking and its answer's arrival."""
     ahead_s = theirs_s - (asked_s + answered_s) / 2
     value = (
         f"{abs(ahead_s) * 1e3:.1f} ms {'ahead of' if ahead_s > 0 else 'behind'} ours, give or take "

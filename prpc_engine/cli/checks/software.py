@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Iterator
 
@@ -25,7 +24,7 @@ def packages(host: Host) -> Iterator[Finding]:
     """What of each extra is installed."""
     yield Finding("python", f"{platform.python_version()} ({platform.python_implementation()})")
     for extra, names in EXTRAS.items():
-        found = {name: _version(name) for name in names}
+        found = {name: host.version_of(name) for name in names}
         missing = [name for name, version in found.items() if version is None]
         value = ", ".join(
             f"{name} {version}" for name, version in found.items() if version is not None
@@ -40,10 +39,3 @@ def packages(host: Host) -> Iterator[Finding]:
             )
         else:
             yield Finding(f"extra {extra}", value)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -70,7 +70,11 @@ class TableCut:
     """
 
     def __init__(
-        self, table: Table, changed: Changed | None = None, used: Array | None = None
+        self,
+        table: Table,
+        changed: Changed | None = None,
+        used: Array | None = None,
+        segment_rows: int = SEGMENT_ROWS,
     ) -> None:
         assert table.before_change is None, "a table has one cut at a time"
         self._table = table
@@ -93,6 +97,7 @@ class TableCut:
         self._kept = 0
         # of a row in the segments, counted from 1; 0: not kept
         self._places: npt.NDArray[np.uint32] | None = None
+        self._segment_rows = segment_rows
         self._segments: dict[str, list[Array]] = {name: [] for name in columns}
         # rows from _rest_begin on, after a change of all
         self._rest: dict[str, Array] | None = None
@@ -181,12 +186,12 @@ class TableCut:
         columns = self._table.columns()
         done = 0
         while done < len(rows):
-            used = self._kept % SEGMENT_ROWS
-            some = rows[done : done + SEGMENT_ROWS - used]
+            used = self._kept % self._segment_rows
+            some = rows[done : done + self._segment_rows - used]
             for name, array in columns.items():
                 if not used:
                     self._segments[name].append(
-                        np.empty((SEGMENT_ROWS, *array.shape[1:]), array.dtype)
+                        np.empty((self._segment_rows, *array.shape[1:]), array.dtype)
                     )
                 self._segments[name][-1][used : used + len(some)] = array[some]
             done += len(some)
@@ -195,8 +200,8 @@ class TableCut:
     def _lay_kept_over(self, piece: dict[str, Array], places: npt.NDArray[np.uint32]) -> None:
         kept = np.flatnonzero(places)
         at = places[kept].astype(np.int64) - 1
-        segments = at // SEGMENT_ROWS
+        segments = at // self._segment_rows
         for number in np.unique(segments):
             here = segments == number
             for name, out in piece.items():
-                out[kept[here]] = self._segments[name][number][at[here] % SEGMENT_ROWS]
+                out[kept[here]] = self._segments[name][number][at[here] % self._segment_rows]

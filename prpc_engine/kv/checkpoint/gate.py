@@ -92,5 +92,5 @@ def _hand_on(inner: Deferred, answer: Deferred) -> None:
         else:
             answer.reply(done.result())
 
-    inner.add_done_callback(answered)
-    answer.add_done_callback(lambda done: inner.cancel())
+    inner.when_done(answered)
+    answer.when_done(lambda done: inner.cancel())

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,6 +42,7 @@ from prpc_engine.kv.checkpoint.read import (
 from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
 from prpc_engine.kv.table import partition
 from prpc_engine.kv.table.table import DenseTable, SparseTable
+from shard import runtime
 
 # read into memory that stays in the second-level cache, from there to the rows
 PIECE_BYTES = 2 << 20
@@ -168,17 +169,20 @@ def _read_whole(path: Path, step: int, known: dict[str, str]) -> tuple[ChainLink
 def _fault_in_bytes(link: ChainLink) -> str:
     try:
         for stored in link.manifest.stored():
+            # failpoint: checkpoint.checking
             check_bytes(link.path, stored)
     except CheckpointError as error:
         return str(error)
     return ""
 
 
-def load_tables(path: Path, wanted: Mapping[str, TableSpec]) -> dict[str, SparseTable | DenseTable]:
+def load_tables(
+    path: Path, wanted: Mapping[str, TableSpec], clock: Callable[[], float] = runtime.now
+) -> dict[str, SparseTable | DenseTable]:
     """New tables as `wanted` cuts them up, with what the checkpoint at `path` (found whole before)
-    has for them.
+    has for them. clock: gives seconds, to them.
     """
-    tables = {name: spec.make() for name, spec in wanted.items()}
+    tables = {name: spec.make(clock) for name, spec in wanted.items()}
     chain = read_chain(path)
     piles = [
         (pile, from_dict(pile[0][1].spec)) for pile in layers([link.manifest for link in chain])

@@ -38,6 +38,7 @@ import msgspec
 
 from prpc_engine.errors import ConfigError, DeadlineExceeded, RpcError
 from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec, from_dict
+from prpc_engine.prepared import prepare
 
 FORMAT = 3
 FORMATS_READ = (1, 2, 3)  # 1 had neither base nor extras, 2 neither stamps nor singles
@@ -195,6 +196,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             spec = from_dict(each.spec)
             found.setdefault(spec.table, []).append(spec)
         return found
+
+
+prepare(Manifest)  # and what is in it; a server reads it in a thread for each restore
 
 
 def check_step(step: object) -> int:

@@ -40,10 +40,9 @@ be 16 hexadecimal digits.
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +71,7 @@ from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.kv.table.changes import Changed, Changes
 from prpc_engine.kv.table.table import DenseTable, SparseTable
 from prpc_engine.rpc.peer import calling_peer
+from shard import runtime
 
 # A worker that is there needs one round to all servers between enter and cut; this is for one that
 # is stopped or far away.
@@ -90,10 +90,19 @@ class CheckpointMethods:
     verbs.
 
     checkpoint_root: folders of checkpoints are below it, links followed; None: anywhere that this
-    process may write.
+    process may write. hold_s: for so many seconds pushes are held at most; None: HOLD_S_MAX.
+    clock: gives seconds, to the tables.
     """
 
-    def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint_root: str | None = None,
+        files: Files | None = None,
+        hold_s: float | None = None,
+        clock: Callable[[], float] = runtime.now,
+    ) -> None:
+        self.hold_s = HOLD_S_MAX if hold_s is None else hold_s
+        self._clock = clock
         if checkpoint_root is not None:
             checked_folder(checkpoint_root, None)
         self._checkpoint_root = checkpoint_root
@@ -109,7 +118,7 @@ class CheckpointMethods:
         self._waiting: Waiting | None = None  # pushes, while they are held
         self._committing = set[str]()  # the ids of the saves that this server commits
         # one after the other: each takes the number after the newest
-        self._commits = threading.Lock()
+        self._commits = runtime.Lock()
         # of the save that is not committed yet: its id, its folder
         self._cut_at: tuple[str, Path, Epochs] | None = None
         # the checkpoint since which changes are known
@@ -172,7 +181,7 @@ class CheckpointMethods:
         self._name_tables()
         peer = calling_peer()
         if peer is not None:
-            peer.reactor.call_later(HOLD_S_MAX, lambda: self._hold_is_over(waiting))
+            peer.reactor.call_later(self.hold_s, lambda: self._hold_is_over(waiting))
         known = self._known
         return msgspec.to_builtins(known[1]) if known is not None and known[0] == path else None
 
@@ -192,7 +201,8 @@ class CheckpointMethods:
         """
         if self._save_id != save_id or self._waiting is None:
             raise Busy(
-                f"the cut came more than {HOLD_S_MAX} s after pushes were held, so they were let go"
+                f"the cut came more than {self.hold_s} s after pushes were held, "
+                "so they were let go"
             )
         cuts: list[tuple[TableSpec, TableCut]] = []
         try:
@@ -289,6 +299,7 @@ class CheckpointMethods:
         """
         path = checked_folder(folder, self._checkpoint_root)
         found: ChainLink = await in_background(newest_whole, path)
+        # failpoint: checkpoint.found
         specs = found.manifest.specs()
         return (
             found.path.name,
@@ -310,7 +321,7 @@ class CheckpointMethods:
             raise ConfigError(f"checkpoint {name!r}: a name that checkpoint_find gave is allowed")
         wanted = {table: from_dict(spec) for table, spec in specs.items()}
         self._check_specs(wanted)
-        tables = await in_background(load_tables, path / name, wanted)
+        tables = await in_background(load_tables, path / name, wanted, self._clock)
         self._loaded = (
             load_id,
             wanted,

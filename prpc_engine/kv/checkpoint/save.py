@@ -38,10 +38,8 @@ import errno
 import json
 import logging
 import math
-import secrets
 import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ from prpc_engine.kv.checkpoint.manifest import (
 )
 from prpc_engine.kv.checkpoint.read import check_sizes, read_chain
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
-from shard import Future
+from shard import Future, runtime
 
 # Copied in one step of the shard's thread (some 1.5 ms) and written by the save's: two such buffers
 # are all the memory it takes.
@@ -89,7 +87,7 @@ class Background:
     """One thread that does what a shard's own must not wait for. Owned by one save or load."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prpc-checkpoint")
+        self._pool = runtime.Threads(1, thread_name_prefix="prpc-checkpoint")
 
     def run(self, function: Callable[..., Any], *args: Any) -> Future:
         """Its result, for a task to await. In the order asked."""
@@ -449,7 +447,7 @@ def discard(files: Files, folder: Path) -> None:
 
     Renamed first: of this and a commit() of the same folder, here or on another server, one finds
     it gone, and what is half removed is never taken for a checkpoint, nor kept for long."""
-    gone = folder.with_name(f"removed-{secrets.token_hex(8)}")
+    gone = folder.with_name(f"removed-{runtime.token_hex(8)}")
     try:
         files.rename(folder, gone)
     except FileNotFoundError:

@@ -22,7 +22,6 @@ holds what, and from which restore (placement.py), and the master is told which 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -37,6 +36,7 @@ from prpc_engine.kv.schema.beginnings import Beginning, Beginnings, as_read, nex
 from prpc_engine.kv.schema.layout import Dense, Sparse, layout_of, sliced
 from prpc_engine.kv.schema.schema import Schemas
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
+from shard import runtime
 
 # of a spec: what differs between partitions
 PARTITIONED = ("partition", "partitions", "begin", "end")
@@ -76,7 +76,7 @@ class Catalog:
 
     def create(self, specs: Specs, timeout_s: float, cache: RowCache | None = None) -> None:
         """Make the table, or find it. Raises ConfigError."""
-        until = time.monotonic() + timeout_s
+        until = runtime.monotonic() + timeout_s
         beginning: Beginning | None = None
         self._note(specs, until, False)
         while True:
@@ -92,7 +92,7 @@ class Catalog:
                     raise ConfigError(f"{self._name!r} refused: {error.remote_message}") from error
                 if not is_remote(error, Outdated) or _left(until) <= HEAL_PAUSE_S:
                     raise
-            time.sleep(HEAL_PAUSE_S)
+            runtime.sleep(HEAL_PAUSE_S)
         self._note(specs, until, True)
         lost = [index for index, is_new in zip(specs, made, strict=True) if is_new is None]
         table = _table(specs)
@@ -198,7 +198,7 @@ class Catalog:
         """The epochs that tables begin with a restore of the checkpoint of that step."""
         if self._beginnings is None:
             return {}
-        until = time.monotonic() + timeout_s
+        until = runtime.monotonic() + timeout_s
         self._coming = {
             table: (self._next_epoch(self._beginnings, table, until), step)
             for table in _by_table(found)
@@ -221,7 +221,7 @@ class Catalog:
         """Servers have these tables from the checkpoint of that step now, under the epochs of the
         last next_epochs().
         """
-        until = time.monotonic() + timeout_s
+        until = runtime.monotonic() + timeout_s
         for table, specs in _by_table(found).items():
             epoch, _ = self._coming.get(table, (0, step))
             self._take(table, specs, epoch, getattr(self.layouts.get(table), "cache", None))
@@ -234,14 +234,15 @@ class Catalog:
         """Begin these tables, or all that are known, anew and empty; the master is told.
 
         Raises ConfigError where tables have no epochs, BadArguments for a table that is not known,
-        CheckpointError where a server says so, RowsLost when a server ends meanwhile.
+        CheckpointError where a server says so, RowsLost when a server ends meanwhile, EpochChanged
+        when another worker has begun a table anew meanwhile.
         """
         if self._beginnings is None:
             raise ConfigError(
                 f"reset of tables of {self._name!r}: only TableServers that have a master lose "
                 "rows in that way; elastic tables say so with EpochChanged and go on"
             )
-        until = time.monotonic() + timeout_s
+        until = runtime.monotonic() + timeout_s
         names = list(tables) or sorted(self._specs)
         unknown = [table for table in names if table not in self._specs]
         if unknown:
@@ -259,6 +260,8 @@ class Catalog:
                     raise CheckpointError(
                         f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
                     ) from error
+                if is_remote(error, Outdated):  # of two that reset it at a time one is later
+                    raise self.began_again(error.remote_message) from error
                 raise
             if None in made:
                 raise RowsLost(
@@ -327,7 +330,7 @@ class Catalog:
 
 
 def _left(until: float) -> float:
-    return max(0.001, until - time.monotonic())
+    return max(0.001, until - runtime.monotonic())
 
 
 def _table(specs: Specs) -> str:

@@ -21,9 +21,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
-import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -59,10 +56,12 @@ from prpc_engine.kv.client.future import PartFuture
 from prpc_engine.kv.client.partition_client import is_moved
 from prpc_engine.kv.consistency.epochs import RowsLost
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
+from prpc_engine.rpc.backoff import Backoff
+from shard import runtime
 
 MOVED_PAUSE_S = 0.05  # a hand-over takes some tens of milliseconds
 # a copy or a save takes seconds to minutes, and each attempt holds pushes for a round
-BUSY_PAUSE_S_MAX = 0.5
+BUSY_PAUSE = Backoff(first_s=MOVED_PAUSE_S, max_s=0.5, certain=0.5)
 UNDO_TIMEOUT_S = 10.0  # for what is asked after a failure, perhaps of a server that has just died
 BEFORE_IT = "the checkpoints before it are as they were"  # of a save
 AGAIN = "restore again"
@@ -104,7 +103,7 @@ class Rounds:
     ) -> None:
         self._submit, self._locate, self._asked_of = submit, locate, asked_of
         self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
-        self._timeout_s, self._until = timeout_s, time.monotonic() + timeout_s
+        self._timeout_s, self._until = timeout_s, runtime.monotonic() + timeout_s
         # of the commit that was not answered: the save's id, the manifest's CRC-32
         self._in_doubt: tuple[str, int] | None = None
 
@@ -131,7 +130,7 @@ class Rounds:
         if self._in_doubt is not None and newest is not None and newest.crc32 == self._in_doubt[1]:
             save_id, saved = self._in_doubt[0], msgspec.to_builtins(newest)
         else:
-            save_id = secrets.token_hex(8)
+            save_id = runtime.token_hex(8)
             saved = self._write(save_id, folder, step, keep, newest, full_every)
         if is_chained:
             try:
@@ -237,7 +236,7 @@ class Rounds:
         saved: dict[str, Any],
     ) -> int:
         specs = layout({table: [from_dict(spec) for spec in each] for table, each in saved.items()})
-        load_id = secrets.token_hex(8)
+        load_id = runtime.token_hex(8)
         try:
             plain = [
                 {table: spec.to_dict() for table, spec in specs[server_id].items()}
@@ -269,47 +268,47 @@ class Rounds:
                 raise Busy("a server was lost as soon as its partitions had been restored")
             if all(settled):
                 return
-            if time.monotonic() + MOVED_PAUSE_S >= self._until:
+            if runtime.monotonic() + MOVED_PAUSE_S >= self._until:
                 logger.warning(
                     "the checkpoint is restored, but not all replicas have all of it at the "
                     "deadline: if a server is lost before they have, its rows are lost, too"
                 )
                 return
-            time.sleep(MOVED_PAUSE_S)
+            runtime.sleep(MOVED_PAUSE_S)
             self._find_partitions()
 
     def _until_done(self, failed: str, then: str, attempt: Callable[[], Value]) -> Value:
         """attempt(), again and again as the table at the head says. For errors: `failed` tells what
         was not done, `then` what holds then."""
-        pause_s, lost_until = MOVED_PAUSE_S, 0.0
+        pauses, lost_until = 1, 0.0  # of growing length
         reason: RpcError
         while True:
             try:
                 self._find_partitions()
                 return attempt()
             except Busy as error:
-                pause_s, lost_until, reason = min(BUSY_PAUSE_S_MAX, 2 * pause_s), 0.0, error
+                pauses, lost_until, reason = pauses + 1, 0.0, error
             except DeadlineExceeded as error:
                 raise self._too_late(failed, then, error) from error
             except RpcError as error:
                 if not _is_passing(error):
                     raise
-                pause_s, reason = MOVED_PAUSE_S, error
+                pauses, reason = 1, error
                 if is_moved(error):
                     lost_until = 0.0
                 elif not lost_until:
-                    lost_until = time.monotonic() + self._lost_s
+                    lost_until = runtime.monotonic() + self._lost_s
                     logger.warning(
                         "%s yet: a server was lost; trying again: %s",
                         failed,
                         _line(error),
                     )
-            now = time.monotonic() + pause_s
+            now = runtime.monotonic() + BUSY_PAUSE.bound_s(pauses)
             if now >= self._until:
                 raise self._too_late(failed, then, reason) from reason
             if lost_until and now >= lost_until:
                 raise CheckpointError(f"{self._told(failed)}: {_line(reason)}; {then}") from reason
-            time.sleep(random.uniform(0.5, 1.0) * pause_s)
+            runtime.sleep(BUSY_PAUSE.delay_s(pauses, runtime.random()))
 
     def _find_partitions(self) -> None:
         try:
@@ -343,7 +342,7 @@ class Rounds:
     def _ask(
         self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
-        left_s = max(0.001, self._until - time.monotonic())
+        left_s = max(0.001, self._until - runtime.monotonic())
         asked, answers = list[PartFuture](), []
         failed: Exception | None = None
         refused: Exception | None = None

@@ -6,7 +6,6 @@ merges arrays.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,6 +14,7 @@ from prpc_engine.kv.client.partition_client import PartitionRequest
 from prpc_engine.kv.consistency.consistency import WorkersBehind
 from prpc_engine.kv.consistency.epochs import Outdated, RowsLost, is_remote
 from prpc_engine.settings.config import check_timeout
+from shard import runtime
 
 Value = TypeVar("Value")
 
@@ -57,9 +57,9 @@ class KVFuture(Generic[Value]):
             if timeout_s is None:
                 return self._assemble([part.result() for part in self._parts])
             check_timeout(timeout_s)
-            until = time.monotonic() + timeout_s
+            until = runtime.monotonic() + timeout_s
             return self._assemble(
-                [part.result(max(0.0, until - time.monotonic())) for part in self._parts]
+                [part.result(max(0.0, until - runtime.monotonic())) for part in self._parts]
             )
         except RemoteError as error:
             raise self._named(error) from error.__cause__

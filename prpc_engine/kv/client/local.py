@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -19,7 +18,7 @@ import numpy as np
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.errors import ConfigError, NoServer, RemoteError
 from prpc_engine.kv.schema.tree import MasterTree
-from shard import Future
+from shard import Future, runtime
 
 HANDLER_S_MAX = 600.0  # of one wait of an `async def` handler: for the disk
 
@@ -134,8 +133,8 @@ def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> Any:
             awaited = coroutine.send(None)
         except StopIteration as stop:
             return stop.value
-        done = threading.Event()
-        awaited.add_done_callback(lambda _, done=done: done.set())
+        done = runtime.Event()  # the thread sleeps: no reactor runs that coroutine's future
+        awaited.when_done(lambda _, done=done: done.set())
         if not done.wait(HANDLER_S_MAX):
             coroutine.close()
             raise TimeoutError(

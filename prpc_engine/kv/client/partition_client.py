@@ -13,6 +13,9 @@ loss; pushes are numbered.
     lost, not  another worker has restored a checkpoint  settled, by EpochChanged (locator.py)
       done
 
+What is lost is held as any request without a connection is (prpc_engine/rpc/pending.py), with one
+queue for the lane, which is up while nothing is lost.
+
 A push keeps its number and its arrays until it is settled, and the partition's ledger knows it by
 that number: so it may be sent as often as needed, and is applied once. What is kept is bounded in
 numbers (ledger.WINDOW from the oldest to the newest) and in bytes.
@@ -24,9 +27,8 @@ for the call itself.
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from prpc_engine.errors import (
@@ -45,7 +47,9 @@ from prpc_engine.errors import (
 from prpc_engine.kv.consistency.epochs import Behind, is_remote, parsed
 from prpc_engine.kv.consistency.ledger import WINDOW
 from prpc_engine.kv.schema.services import TableClient
-from shard import ClosedError, Future
+from prpc_engine.rpc.pending import PendingRequests
+from prpc_engine.rpc.send_queue import QueueAction, QueueEvent, QueueState, SendQueue
+from shard import ClosedError, Future, runtime
 
 next_order = itertools.count(1).__next__  # of requests of all lanes, as they are asked
 # of the newest in the moving mean of answers' times: it follows within some tens of pushes
@@ -55,6 +59,7 @@ KEPT_BYTES_MAX = 1 << 28
 # Of lost requests, in one turn of the reactor: it copies them in some milliseconds, between other
 # requests.
 REPEATS_MAX, REPEAT_BYTES_MAX = 64, 4 << 20
+_UP = QueueState.UP
 
 
 class PartitionAddress(NamedTuple):
@@ -62,6 +67,20 @@ class PartitionAddress(NamedTuple):
 
     server_id: int
     arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class RequestStatistics:
+    """What became of the requests of one worker to all its partitions; a snapshot."""
+
+    unanswered: int
+    """Pushes without an answer."""
+    repeats: int
+    """Requests that were sent again after a loss, so far."""
+    lost: int
+    """Partitions with requests that wait to be sent again, as their server is lost or elsewhere."""
+    is_recovering: bool
+    """Whether it looks for those partitions' servers now, or did until a moment ago."""
 
 
 def fixed(client: TableClient, name: str, expected_servers: int) -> list[PartitionAddress]:
@@ -84,8 +103,8 @@ class PartitionRequest:
     future of the first call until that is lost; after that PartitionClient sends the request
     again, and `settled` has the outcome.
 
-    deadline: on time.monotonic(), in seconds. sequence: the push's number, 0 of a request that is
-    none.
+    deadline: on the monotonic clock, in seconds. sequence: the push's number, 0 of a request that
+    is none.
     """
 
     __slots__ = (
@@ -137,7 +156,7 @@ class PartitionRequest:
         """The answer; raises the error it was settled with, TimeoutError when neither is there in
         time.
         """
-        started = time.monotonic()
+        started = runtime.monotonic()
         if self.settled is None:
             assert self.call is not None
             try:
@@ -149,7 +168,7 @@ class PartitionRequest:
         else:
             settled = self.settled
         if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s - (time.monotonic() - started))
+            timeout_s = max(0.0, timeout_s - (runtime.monotonic() - started))
         try:
             return settled.result(timeout_s)
         except ClosedError as error:
@@ -218,20 +237,22 @@ class PartitionClient:
         self._mend = mend
         self._push_method = push_method
         self._waiter = waiter
-        self._sending = threading.Lock()  # held while something is sent again
-        self._lock = threading.Lock()  # of what follows
+        self._sending = runtime.Lock()  # held while something is sent again
+        # of what follows; a loss after close() is settled, and so forgotten, where it is told
+        self._lock = runtime.RLock()
         self._sequence = 0  # of the newest push
         self._unacknowledged: dict[int, PartitionRequest] = {}
         self._kept_bytes = 0
-        self._lost: list[PartitionRequest] = []
-        self._is_broken = False  # some are lost: what is new goes behind them
         self._reason: BaseException | None = None  # of the last loss
+        # those that are lost; made at the first loss, as the waiter is known then
+        self._pending: PendingRequests[PartitionRequest] | None = None
+        self._queue: SendQueue[PartitionRequest] = SendQueue(_order, is_up=True)
 
     # -- requests ----------------------------------------------------------------------------------
 
     def ask(self, method: str, timeout_s: float, *args: Any) -> PartitionRequest:
         """What may be done twice: a pull, or making a table."""
-        request = PartitionRequest(self, 0, method, args, time.monotonic() + timeout_s, 0)
+        request = PartitionRequest(self, 0, method, args, runtime.monotonic() + timeout_s, 0)
         self._begin(request, timeout_s)
         return request
 
@@ -260,7 +281,7 @@ class PartitionClient:
             self._sequence = sequence
             args = (self._identity, sequence, verb, table, *arrays)
             request = PartitionRequest(
-                self, sequence, self._push_method, args, time.monotonic() + timeout_s, nbytes
+                self, sequence, self._push_method, args, runtime.monotonic() + timeout_s, nbytes
             )
             unacknowledged[sequence] = request
             self._kept_bytes += nbytes
@@ -270,15 +291,15 @@ class PartitionClient:
             self.forget(request)
             raise
         if request.call is not None:
-            request.call.add_done_callback(request_answered(request, request.deadline - timeout_s))
+            request.call.when_done(request_answered(request, request.deadline - timeout_s))
         return request
 
     def _begin(self, request: PartitionRequest, timeout_s: float) -> None:
-        if self._is_broken:
+        if self._queue.state is not _UP:  # is_whole, in every request
             with self._lock:
-                if self._is_broken:
+                if not self.is_whole:
                     request.settled, request.may_be_in = Future(self._waiter), False
-                    self._lost.append(request)
+                    self._wait(request)
                     return
         address = self.address
         try:
@@ -295,7 +316,8 @@ class PartitionClient:
             self.lose(request, error)
             return
         request.call = call
-        self._waiter = call.waiter
+        if self._waiter is None:
+            self._waiter = call.waiter
 
     def unanswered(self) -> int:
         """Pushes without an answer."""
@@ -309,6 +331,11 @@ class PartitionClient:
             )
 
     # -- losses ------------------------------------------------------------------------------------
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is lost: what is new is sent at once."""
+        return self._queue.state is _UP
 
     def is_loss(self, error: BaseException) -> bool:
         """Whether what ended with that error is to be sent again: also where no other server may
@@ -331,11 +358,28 @@ class PartitionClient:
             if settled is not None:
                 return settled
             settled = request.settled = Future(self._waiter)
-            request.may_be_in = _may_be_in(error)
-            self._lost.append(request)
-            self._is_broken, self._reason = True, error
-        self._mend(self)
+            request.may_be_in, self._reason = _may_be_in(error), error
+            is_first = self._wait(request)
+        if is_first:
+            self._mend(self)
         return settled
+
+    def _wait(self, request: PartitionRequest) -> bool:
+        """It is lost, and waits to be sent; whether it is the first one, and somebody is to mend
+        the lane. With the lock held.
+        """
+        if self._pending is None:
+            self._pending = PendingRequests(
+                self._waiter.reactor,
+                lambda late: self.settle(late, self._late(late)),
+                lambda left: self.settle(left, self.closed(left)),
+            )
+        pending = self._pending
+        with pending.guard:
+            if self.is_whole and not pending.is_closed:
+                pending.tell(self._queue, QueueEvent.LOST)
+            pending.hold(request, request.deadline, request.nbytes)
+            return QueueAction.CONNECT in pending.offer(request, self._queue)
 
     def repeat(self) -> Future:
         """Send what is lost to where the partition is now, in order; the future of whether the lane
@@ -362,36 +406,45 @@ class PartitionClient:
         """One turn of repeat(): whether the lane is whole; None: there is more to send. `sent`:
         what was, in turns before.
         """
-        with self._lock:
-            requests = sorted(self._lost, key=lambda request: request.order)
-            if not requests:
-                self._is_broken = False
-                return True
-            some = nbytes = 0
-            while some < min(len(requests), REPEATS_MAX) and nbytes < REPEAT_BYTES_MAX:
-                nbytes += requests[some].nbytes
-                some += 1
-            # refused at once: the next round asks where the partition is
-            if not sent.isdisjoint(requests[:some]):
-                return False
-            requests, self._lost = requests[:some], requests[some:]
+        pending = self._pending
+        if pending is None or self.is_whole:
+            return True
+        if self._queue.state is QueueState.CONNECTING:
+            pending.tell(self._queue, QueueEvent.CONNECTED)
+        requests = pending.take(self._queue, REPEATS_MAX, REPEAT_BYTES_MAX)
+        if not requests:
+            return True
+        # refused at once: the next round asks where the partition is
+        if not sent.isdisjoint(requests):
+            self._put_back(requests)
+            return False
         sent.update(requests)
         for number, request in enumerate(requests):
-            left_s = request.deadline - time.monotonic()
+            left_s = request.deadline - runtime.monotonic()
             if left_s <= 0:
                 self.settle(request, self._late(request))
             elif not self._send_again(request, left_s):
-                with self._lock:
-                    self._lost += requests[number:]
+                self._put_back(requests[number:])
                 return False
         return None
+
+    def _put_back(self, requests: list[PartitionRequest]) -> None:
+        """They wait for the next round."""
+        with self._lock:
+            for request in requests:
+                if request.settled is not None and not request.settled.done():
+                    self._wait(request)
+            assert self._pending is not None, "they were taken from it"
+            self._pending.tell(self._queue, QueueEvent.LOST)
 
     def _send_again(self, request: PartitionRequest, left_s: float) -> bool:
         address = self.address
         assert request.settled is not None
         try:
             with self._sending:
-                if request.settled.done():  # given up meanwhile
+                assert self._pending is not None, "it waited there"
+                # given up meanwhile
+                if request.settled.done() or not self._pending.sending(request):
                     return True
                 call = self._client.submit_to(
                     address.server_id,
@@ -407,7 +460,7 @@ class PartitionClient:
             self.settle(request, self._final(request, error))
             return True
         self.repeats += 1
-        call.add_done_callback(lambda done: self._answered_again(request, done))
+        call.when_done(lambda done: self._answered_again(request, done))
         return True
 
     def _answered_again(self, request: PartitionRequest, call: Future) -> None:
@@ -418,9 +471,10 @@ class PartitionClient:
                 if request.settled.done():  # given up meanwhile
                     return
                 request.may_be_in |= _may_be_in(error)
-                self._lost.append(request)
-                self._is_broken, self._reason = True, error
-            self._mend(self)
+                self._reason = error
+                is_first = self._wait(request)
+            if is_first:
+                self._mend(self)
             return
         self.forget(request)
         if error is None:
@@ -428,39 +482,34 @@ class PartitionClient:
         else:
             request.settled.set_error(self._final(request, error))
 
-    def expire(self, now: float) -> float:
-        """Settle those of the lost whose deadline is over; the next deadline."""
-        with self._lock:
-            late = [request for request in self._lost if request.deadline <= now]
-            self._lost = [request for request in self._lost if request.deadline > now]
-            soonest = min((request.deadline for request in self._lost), default=float("inf"))
-        for request in late:
-            self.settle(request, self._late(request))
-        return soonest
-
     def refuse(self, before: int, error: BaseException) -> bool:
         """Settle the lost pulls and pushes that no server has done, and that were asked before that
         one, with that error: whether there were any."""
-        with self._lock:
-            refused = {
-                request
-                for request in self._lost
-                if request.order < before
+
+        def is_refused(request: PartitionRequest) -> bool:
+            return (
+                request.order < before
                 and not request.may_be_in
-                and (request.sequence or request.method.startswith("pull"))
-            }
-            self._lost = [request for request in self._lost if request not in refused]
+                and (bool(request.sequence) or request.method.startswith("pull"))
+            )
+
+        refused = [] if self._pending is None else self._pending.pick(self._queue, is_refused)
         for request in refused:
             self.settle(request, error)
         return bool(refused)
 
-    def fail(self, error: BaseException) -> None:
-        """Settle all that are lost with that error."""
-        with self._lock:
-            lost, self._lost = self._lost, []
-            self._is_broken = False
-        for request in lost:
-            self.settle(request, error)
+    def close(self) -> None:
+        """This side is closed: settle all that are lost, and whatever will be."""
+        pending = self._pending
+        if pending is None:
+            return
+        with pending.guard:
+            if self._queue.state is QueueState.DRAINING:
+                pending.tell(self._queue, QueueEvent.LOST)
+            if self._queue.state is QueueState.CONNECTING:
+                pending.tell(self._queue, QueueEvent.GAVE_UP)
+                pending.tell(self._queue, QueueEvent.FOUND)  # what is new finds out by itself
+        pending.close()
 
     def settle(self, request: PartitionRequest, error: BaseException) -> None:
         """End a lost request with an error, in the reactor's thread: whoever waits for it may have
@@ -474,7 +523,6 @@ class PartitionClient:
     def give_up(self, request: PartitionRequest) -> None:
         """Cancel that request, whose caller will change its arrays: it is not sent again."""
         with self._lock:
-            self._lost = [each for each in self._lost if each is not request]
             settled = request.settled = request.settled or Future(self._waiter)
             settled.cancel()  # a loss from now on is nobody's
         with self._sending:  # by now nobody reads its arrays
@@ -485,6 +533,8 @@ class PartitionClient:
         request.
         """
         request.args = ()
+        if request.settled is not None and self._pending is not None:
+            self._pending.end(request)
         with self._lock:
             if self._unacknowledged.pop(request.sequence, None) is not None:
                 self._kept_bytes -= request.nbytes
@@ -498,6 +548,8 @@ class PartitionClient:
         """What a request that was lost once ends with:
         it may have run then, whatever is said now.
         """
+        if isinstance(error, DeadlineExceeded):  # it knows of the last attempt alone
+            return self._late(request, error)
         if not request.sequence or not isinstance(error, NotSent | Rejected):
             return error
         return MaybeExecuted(
@@ -505,10 +557,14 @@ class PartitionClient:
             f"no server can be asked: {error}"
         )
 
-    def _late(self, request: PartitionRequest) -> DeadlineExceeded:
+    def _late(
+        self, request: PartitionRequest, error: DeadlineExceeded | None = None
+    ) -> DeadlineExceeded:
+        """What a lost request ends with at its deadline; `error`: of the attempt under way then."""
         said = self._unanswered(request, "at its deadline")
+        last = self._reason if error is None else f"{error}; before that: {self._reason}"
         return DeadlineExceeded(
-            f"{said}. Last: {self._reason}. Look at that server, or allow a larger timeout_s"
+            f"{said}. Last: {last}. Look at that server, or allow a larger timeout_s"
         )
 
     @property
@@ -544,10 +600,14 @@ def request_answered(request: PartitionRequest, sent: float) -> Callable[[Future
             lane.lose(request, error)
         else:
             lane.forget(request)
-            took_s = time.monotonic() - sent
+            took_s = runtime.monotonic() - sent
             lane.answer_s += (took_s - lane.answer_s) * (ANSWER_SHARE if lane.answer_s else 1.0)
 
     return answered
+
+
+def _order(request: PartitionRequest) -> int:
+    return request.order
 
 
 def _may_be_in(error: BaseException) -> bool:

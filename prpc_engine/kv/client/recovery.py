@@ -10,9 +10,7 @@ has none of this in it.
     a round     asks where the lost lanes'       pause: as recovery_pace.py says
                   partitions are now, sends
                   what is lost there, in turns
-                  of the data's reactor, and
-                  settles what is past its
-                  deadline
+                  of the data's reactor
     pause       its end; something is lost       a round
     pause       its end; nothing is lost         idle
     any         the service is closed            idle: all that is lost ends with that
@@ -21,16 +19,13 @@ has none of this in it.
 from __future__ import annotations
 
 import logging
-import random
-import threading
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from prpc_engine.errors import Closed
 from prpc_engine.kv.client.partition_client import PartitionClient
 from prpc_engine.kv.client.recovery_pace import RecoveryPace
-from shard import ClosedError, control_loop, sleep
+from shard import ClosedError, control_loop, runtime, sleep
 
 logger = logging.getLogger("prpc")
 
@@ -49,7 +44,7 @@ class Recovery:
         self._locate = locate
         # of what follows: add() comes from any thread, and must see either a coroutine that will
         # look again, or none
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._lanes: dict[int, PartitionClient] = {}  # lost, by partition
         self.is_running = False  # whether some are, or were until now
 
@@ -71,17 +66,16 @@ class Recovery:
         return lanes
 
     async def _run(self) -> None:
-        pace = RecoveryPace(time.monotonic())
+        pace = RecoveryPace(runtime.monotonic())
         while lanes := self._take():
             broken = await self._round(lanes)
-            now = time.monotonic()
+            now = runtime.monotonic()
             if broken and pace.tells(now):
                 logger.warning(
                     "requests wait, until their deadlines, for %s",
                     "; ".join(lane.waits_for for lane in broken),
                 )
-            deadline = min((lane.expire(now) for lane in broken), default=float("inf"))
-            await sleep(pace.pause_s(now, random.random(), deadline))
+            await sleep(pace.pause_s(runtime.random()))
             with self._lock:
                 self._lanes.update({lane.partition: lane for lane in broken})
 
@@ -91,9 +85,9 @@ class Recovery:
             await self._locate(lanes)
             whole = [(lane, lane.repeat()) for lane in lanes]  # all at once
             return [lane for lane, done in whole if not await done]
-        except (Closed, ClosedError) as error:
+        except (Closed, ClosedError):
             for lane in lanes:
-                lane.fail(error)
+                lane.close()
             return []
         except Exception as error:
             # whatever it is, those who wait for these lanes are told at their deadlines

@@ -30,7 +30,6 @@ version.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prpc_engine.errors import RpcError
+from shard import runtime
 
 Values = npt.NDArray[np.float32]
 
@@ -93,7 +93,7 @@ class Session:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()  # answers come in any thread, and any may pull
         self._floors: dict[str, Floors] = {}
         self.news: deque[EpochChanged] = deque()  # to be raised, each once
         # times that state went back, as far as it is known: a cache begins anew then

@@ -20,8 +20,6 @@ partition asked; what versions say, and when EpochChanged is raised, stands in s
 from __future__ import annotations
 
 import math
-import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -37,7 +35,12 @@ from prpc_engine.kv.client.catalog import Catalog
 from prpc_engine.kv.client.checkpoint_rounds import Folder, Rounds
 from prpc_engine.kv.client.future import KVFuture, PartFuture, finish, partitions_of
 from prpc_engine.kv.client.locator import Locator
-from prpc_engine.kv.client.partition_client import PartitionClient, PartitionRequest, fixed
+from prpc_engine.kv.client.partition_client import (
+    PartitionClient,
+    PartitionRequest,
+    RequestStatistics,
+    fixed,
+)
 from prpc_engine.kv.client.recovery import Recovery
 from prpc_engine.kv.client.session import Session, Versioned
 from prpc_engine.kv.client.snapshot import kept
@@ -70,7 +73,7 @@ from prpc_engine.kv.table.optimizer import Optimizer
 from prpc_engine.kv.table.table import TableStatistics
 from prpc_engine.service.service import SERVERS_PATH
 from prpc_engine.settings.config import check_seconds, check_timeout
-from shard import control_loop
+from shard import control_loop, runtime
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -101,6 +104,7 @@ class TableWorker:
     promoted replica may have less: no pull or push_pull shows less of a partition than this worker
     has seen of it, EpochChanged is raised instead, once. It costs an integer and a check a
     partition, so it is not the default; with ack="replicated" a replica never has less.
+    clock: gives the seconds by which rows of a cache grow old.
     There is no ack "received": a push that waits at a server is in no ledger yet and could be lost;
     submit_push() waits for none.
     """
@@ -115,8 +119,10 @@ class TableWorker:
         elastic: bool = False,
         ack: str = "applied",
         monotonic: bool = False,
+        clock: Callable[[], float] = runtime.now,
     ) -> None:
         self.name, self._service = name, service
+        self._clock = clock
         check_seconds("call_timeout_s", call_timeout_s)
         self.call_timeout_s = call_timeout_s
         if ack not in ACKS or (ack == "replicated" and not elastic):
@@ -124,7 +130,7 @@ class TableWorker:
                 f"TableWorker of {name!r}: ack={ack!r}; allowed: applied, durable, "
                 "of elastic tables replicated"
             )
-        self._session, identity = Session(name), secrets.randbits(62)
+        self._session, identity = Session(name), runtime.randbits(62)
         servers = 1 if elastic else expected_servers
         # A lane looks for the partition elsewhere as soon as its server cannot be reached, and
         # keeps the deadline itself.
@@ -209,7 +215,11 @@ class TableWorker:
         policies: Any = (admission, eviction, compression, consistency, nonfinite)
         whole = SparseSpec(table, 0, len(self._lanes), optimizer, start, dim, dtype, *policies)  # type: ignore[arg-type]
         made = RowCache.made(
-            table, cache, dim, "monotonic" if self._is_monotonic else whole.consistency
+            table,
+            cache,
+            dim,
+            "monotonic" if self._is_monotonic else whole.consistency,
+            self._clock,
         )
         self._catalog.create(spread(whole, len(self._lanes)), self._timeout(timeout_s), made)
 
@@ -251,7 +261,8 @@ class TableWorker:
 
         What servers still hold of them goes, too. Other workers are told by EpochChanged; what they
         pushed meanwhile is refused. Raises BadArguments for a table that this worker has not
-        created, ConfigError where tables are elastic.
+        created, ConfigError where tables are elastic, RowsLost when a server ends meanwhile,
+        EpochChanged when another worker has reset or restored meanwhile.
         """
         self._catalog.reset(tables, self._timeout(timeout_s))
 
@@ -305,14 +316,14 @@ class TableWorker:
             return found
 
         check_timeout(timeout_s)
-        until = time.monotonic() + timeout_s
+        until = runtime.monotonic() + timeout_s
         # of two that come together, the tables would be of both
         with self.alone("restore", timeout_s):
-            left_s = max(0.001, until - time.monotonic())
+            left_s = max(0.001, until - runtime.monotonic())
             step = self._rounds(left_s).restore(
                 folder, layout, lambda step: self._catalog.next_epochs(step, found, left_s)
             )
-            self._catalog.restored(found, step, max(0.001, until - time.monotonic()))
+            self._catalog.restored(found, step, max(0.001, until - runtime.monotonic()))
         return step
 
     def _rounds(self, timeout_s: float) -> Rounds:
@@ -478,13 +489,24 @@ class TableWorker:
             if isinstance(each, Sparse) and each.cache is not None
         }
 
+    def request_statistics(self) -> RequestStatistics:
+        """How many requests of this worker have no answer, and what it does about those that were
+        lost: where to look when a verb takes long. It asks no server.
+        """
+        return RequestStatistics(
+            unanswered=sum(lane.unanswered() for lane in self._lanes),
+            repeats=sum(lane.repeats for lane in self._lanes),
+            lost=sum(not lane.is_whole for lane in self._lanes),
+            is_recovering=self._recovery.is_running,
+        )
+
     def balance(self, *, timeout_s: float | None = None) -> Balance:
         """Who has more than its share, and who is late, of servers and workers (skew.py), asked of
         all servers now.
         """
         tables = self.statistics(timeout_s=timeout_s)
         parts = [lane.ask("workers", self._timeout(timeout_s)) for lane in self._lanes]
-        workers = self._looks.shares(time.monotonic(), KVFuture(parts, list).result())
+        workers = self._looks.shares(runtime.monotonic(), KVFuture(parts, list).result())
         lanes: dict[int, list[float]] = {server_id: [] for server_id in tables}
         for lane in self._lanes:
             lanes.setdefault(lane.address.server_id, []).append(lane.answer_s)
@@ -492,11 +514,8 @@ class TableWorker:
             share_of(server_id, answers_s, tables.get(server_id, {}))
             for server_id, answers_s in lanes.items()
         ]
-        repeats, unanswered = (
-            sum(lane.repeats for lane in self._lanes),
-            sum(lane.unanswered() for lane in self._lanes),
-        )
-        return balance_of(shares, workers, repeats, unanswered)
+        requests = self.request_statistics()
+        return balance_of(shares, workers, requests.repeats, requests.unanswered)
 
     # Parts
 

@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -37,11 +36,11 @@ from prpc_engine.errors import Backpressure, BadArguments, RpcError
 from prpc_engine.kv.consistency.consistency import Clocks, Consistency, Ssp, Sync, WorkersBehind
 from prpc_engine.kv.consistency.progress import Lags
 from prpc_engine.node.node_info import ABOUT, ABOUT_ROUTE
-from prpc_engine.node.process_identity import process_is_gone
 from prpc_engine.rpc.context import remaining_s
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import calling_peer
+from shard import runtime
 
 if TYPE_CHECKING:
     from prpc_engine.rpc.peer import Peer
@@ -91,8 +90,11 @@ class BarrierScheduler:
     theirs that wait.
     """
 
-    def __init__(self, table: str, consistency: Consistency) -> None:
+    def __init__(
+        self, table: str, consistency: Consistency, clock: Callable[[], float] = runtime.now
+    ) -> None:
         self._table = table
+        self.clock = clock  # gives seconds
         self._consistency = consistency
         self._peers: dict[int, set[Peer]] = {}  # of each worker that has pushed: its connections
         self._missed: dict[int, Timer] = {}  # of each that has lost them all: when it is gone
@@ -125,17 +127,18 @@ class BarrierScheduler:
                     missed.cancel()
         if worker not in self.clocks:
             self.clocks.enter(worker, name, len(self._queues.get(worker, ())))
-            self.lags.look_again(monotonic(), self._somebody_waits)
+            self.lags.look_again(self.clock(), self._somebody_waits)
         return worker
 
     def _ask_process(self, worker: int, peer: Peer) -> None:
         with suppress(RpcError):  # it goes already, or has no room: then it has GRACE_S
             answer = peer.request(ABOUT_ROUTE, ABOUT, method_key(ABOUT), (), ABOUT_TIMEOUT_S, False)
-            answer.add_done_callback(partial(self._has_said, worker))
+            answer.when_done(partial(self._has_said, worker))
 
     def _has_said(self, worker: int, answer: Future) -> None:
         if answer.error() is None and worker in self._peers:
             self._processes[worker] = answer.result()["process"]
+        # failpoint: barrier.said
 
     def _lost(self, peer: Peer) -> None:
         worker = peer.connection.peer_incarnation
@@ -143,7 +146,7 @@ class BarrierScheduler:
         peers.discard(peer)
         if not peers:
             name = str(peer.connection.peer)
-            grace_s = 0.0 if process_is_gone(self._processes.get(worker, "")) else GRACE_S
+            grace_s = 0.0 if runtime.process_is_gone(self._processes.get(worker, "")) else GRACE_S
             self._missed[worker] = peer.reactor.call_later(
                 grace_s, lambda: self._gone(worker, name)
             )
@@ -154,11 +157,11 @@ class BarrierScheduler:
         self.clocks.leave(worker)
         logger.warning("%s is gone: table %r waits for it no longer", name, self._table)
         self._left(worker)
-        self.lags.look_again(monotonic(), self._somebody_waits)
+        self.lags.look_again(self.clock(), self._somebody_waits)
 
     def _pushed(self, worker: int) -> None:
         self.clocks.tick(worker)
-        self.lags.pushed(worker, monotonic())
+        self.lags.pushed(worker, self.clock())
 
     @property
     def _somebody_waits(self) -> bool:
@@ -197,7 +200,7 @@ class BarrierScheduler:
                 f"table {self._table!r}: it waits for {self.clocks.behind()}, "
                 "and there is only this process"
             )
-        left_s = remaining_s(monotonic)
+        left_s = remaining_s(self.clock)
         after_s = WAIT_S_MAX if left_s is None else WAIT_SHARE * left_s
         timer = peer.reactor.call_later(after_s, lambda: verb.answer.fail(self._behind(after_s)))
 
@@ -206,8 +209,8 @@ class BarrierScheduler:
             if verb.queue is not None:
                 self._taken_back(worker, verb)
 
-        verb.answer.add_done_callback(is_over)
-        self.lags.look(monotonic(), True)
+        verb.answer.when_done(is_over)
+        self.lags.look(self.clock(), True)
         return verb.answer
 
     def _behind(self, waited_s: float) -> WorkersBehind:
@@ -221,7 +224,7 @@ class BarrierScheduler:
         assert verb.queue is not None
         verb.queue.remove(verb)
         verb.queue = None
-        self.lags.look_again(monotonic(), self._somebody_waits)
+        self.lags.look_again(self.clock(), self._somebody_waits)
 
 
 def _answered(verb: Waiting) -> bool:
@@ -245,8 +248,10 @@ class Bound(BarrierScheduler):
     too much of its caller's time is over.
     """
 
-    def __init__(self, table: str, consistency: Ssp) -> None:
-        super().__init__(table, consistency)
+    def __init__(
+        self, table: str, consistency: Ssp, clock: Callable[[], float] = runtime.now
+    ) -> None:
+        super().__init__(table, consistency, clock)
         self._bound = consistency.bound
 
     def pull(self, run: Callable[[], Any]) -> Any:
@@ -275,7 +280,7 @@ class Bound(BarrierScheduler):
         self._pushed(worker)
         if self.clocks.slowest != slowest:
             self._go_on()
-            self.lags.look(monotonic(), self._somebody_waits)
+            self.lags.look(self.clock(), self._somebody_waits)
 
     def _go_on(self) -> None:
         """Run what may run now; that may let others run."""
@@ -306,8 +311,10 @@ class Steps(BarrierScheduler):
     applied when all were gone.
     """
 
-    def __init__(self, table: str, consistency: Sync) -> None:
-        super().__init__(table, consistency)
+    def __init__(
+        self, table: str, consistency: Sync, clock: Callable[[], float] = runtime.now
+    ) -> None:
+        super().__init__(table, consistency, clock)
         self._is_mean = consistency.reduce == "mean"
         self._applied = 0
 
@@ -322,7 +329,7 @@ class Steps(BarrierScheduler):
         self._go_on()
         if verb.queue is not None:
             return self._bounded(worker, verb)
-        self.lags.look(monotonic(), self._somebody_waits)
+        self.lags.look(self.clock(), self._somebody_waits)
         return verb.answer
 
     def _go_on(self) -> None:

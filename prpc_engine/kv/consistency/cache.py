@@ -38,8 +38,6 @@ come again: between four and five hits pay for a miss.
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +48,7 @@ import numpy.typing as npt
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.table.index import KeyIndex
 from prpc_engine.kv.table.spec import checked_count, checked_number, configured
+from shard import runtime
 
 ROWS_MAX = 2**31 - 1
 WINDOW = 1024  # places that the hand looks at together: some us
@@ -109,12 +108,10 @@ class RowCache:
     with what servers sent; a push calls forget(). Which rows stay: the tables at the file's head.
     """
 
-    def __init__(
-        self, settings: Cache, dim: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: Cache, dim: int, clock: Callable[[], float] = runtime.now) -> None:
         self.settings = settings
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()  # any thread pulls, and what comes in changes rows
         self._keys = np.empty(settings.rows, np.int64)
         self._values = np.empty((settings.rows, dim), np.float32)
         self._pulls = self._hits = self._misses = self._stale = self._evicted = 0
@@ -131,7 +128,14 @@ class RowCache:
         self._hand = 0
 
     @classmethod
-    def made(cls, table: str, settings: object, dim: int, bound: object) -> RowCache | None:
+    def made(
+        cls,
+        table: str,
+        settings: object,
+        dim: int,
+        bound: object,
+        clock: Callable[[], float] = runtime.now,
+    ) -> RowCache | None:
         """Of Cache(...) or its plain form; None -> None. bound: what says how stale this worker's
         pulls may be, else None.
 
@@ -144,7 +148,7 @@ class RowCache:
                 f"table {table!r}: a cache shows older rows than {bound} allows; "
                 "leave one of them out"
             )
-        return cls(configured(f"table {table!r}: cache", Cache, settings), dim)
+        return cls(configured(f"table {table!r}: cache", Cache, settings), dim, clock)
 
     def look_up(self, keys: Keys, losses: int) -> CachedRows:
         """What is here of those keys (none twice), as of when state had gone back `losses`

@@ -46,7 +46,7 @@ class Durable:
         answer = Deferred()
         self._pushes += 1
         self._waiting[self._pushes] = answer, value
-        answer.add_done_callback(partial(self._ended, self._pushes))
+        answer.when_done(partial(self._ended, self._pushes))
         return answer
 
     def _ended(self, number: int, answer: object) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from prpc_engine.kv.consistency.progress import Lag
 from prpc_engine.kv.table.checks import check_keys
 from prpc_engine.kv.table.compression import Compressor, received
 from prpc_engine.kv.table.table import DenseTable, SparseTable
+from shard import runtime
 
 Keys = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -44,7 +44,7 @@ class Paced:
 
     def lags(self) -> dict[int, tuple[str, Lag]]:
         """{present worker: its name, its lag}."""
-        return self._pace.lags.lags(monotonic())
+        return self._pace.lags.lags(self._pace.clock())
 
 
 class SspDense(Paced, DenseTable):
@@ -149,28 +149,39 @@ class SyncSparse(Paced, SparseTable):
 
 
 def dense_table(
-    table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any
+    table: str,
+    consistency: Consistency | None,
+    compression: Compressor | None,
+    clock: Callable[[], float] = runtime.now,
+    **settings: Any,
 ) -> DenseTable:
     """A DenseTable(compression=compression, **settings) of that name, in the model that
-    `consistency` says.
+    `consistency` says. clock: gives seconds, by which a worker is late.
     """
     if isinstance(consistency, Sync):
-        return SyncDense(Steps(table, consistency), compression, name=table, **settings)
+        return SyncDense(Steps(table, consistency, clock), compression, name=table, **settings)
     if isinstance(consistency, Ssp):
-        return SspDense(Bound(table, consistency), compression=compression, name=table, **settings)
+        pace = Bound(table, consistency, clock)
+        return SspDense(pace, compression=compression, name=table, **settings)
     return DenseTable(compression=compression, name=table, **settings)
 
 
 def sparse_table(
-    table: str, consistency: Consistency | None, compression: Compressor | None, **settings: Any
+    table: str,
+    consistency: Consistency | None,
+    compression: Compressor | None,
+    clock: Callable[[], float] = runtime.now,
+    **settings: Any,
 ) -> SparseTable:
     """A SparseTable(compression=compression, **settings) of that name, in the model that
-    `consistency` says.
+    `consistency` says. clock: gives seconds, by which rows grow old and a worker is late.
     """
+    settings["clock"] = clock
     if isinstance(consistency, Sync):
-        return SyncSparse(Steps(table, consistency), compression, name=table, **settings)
+        return SyncSparse(Steps(table, consistency, clock), compression, name=table, **settings)
     if isinstance(consistency, Ssp):
-        return SspSparse(Bound(table, consistency), compression=compression, name=table, **settings)
+        pace = Bound(table, consistency, clock)
+        return SspSparse(pace, compression=compression, name=table, **settings)
     return SparseTable(compression=compression, name=table, **settings)
 
 

@@ -33,6 +33,6 @@ def with_version(table: HasVersion, values: Any) -> Deferred | list[Any]:
         else:
             both.reply([table.version, done.result()])
 
-    values.add_done_callback(answered)
-    both.add_done_callback(lambda done: values.cancel())
+    values.when_done(answered)
+    both.when_done(lambda done: values.cancel())
     return both

@@ -207,7 +207,7 @@ class ElasticServer:
             unanswered=sum(each.unanswered for each in hosted),
             hand_overs=self._reconciler.hand_overs,
             requests_refused=self._host.requests_refused,
-            clients_forgotten=sum(each.shard.ledger.clients_forgotten for each in hosted),
+            clients_forgotten=sum(each.shard.ledger.senders_forgotten for each in hosted),
         )
 
     def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> None:

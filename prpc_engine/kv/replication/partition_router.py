@@ -16,7 +16,6 @@ that.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from prpc_engine.kv.checkpoint.manifest import Busy
 from prpc_engine.kv.replication.replica import Moved, Replica, Send
 from prpc_engine.kv.schema.placement import Placed, Placement
 from prpc_engine.kv.server.server import TableShard
+from shard import runtime
 
 CHECKPOINT = tuple(name for name in dir(TableShard) if name.startswith("checkpoint_"))
 
@@ -44,7 +44,7 @@ class PartitionRouter:
         self,
         make_shard: Callable[[], TableShard],
         changed: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = runtime.now,
     ) -> None:
         self.make_shard = make_shard
         self.server_id = -1  # before it is known who we are, and before anything is held

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -56,6 +55,7 @@ from shard import (
     Waiter,
     control_loop,
     run_blocking,
+    runtime,
     sleep,
 )
 
@@ -64,7 +64,9 @@ CHANGE_ATTEMPTS_MAX = 16  # others change the placement at the same time; the ne
 COPY_TIMEOUT_S = 30.0  # of one piece, from a primary that may be busy
 # pushes wait so long for a replica to answer what is on its way: some ms, unless it is in trouble
 HAND_OVER_LEASES = 0.1
-RETRY_S = 0.05  # after a copy that failed, mostly because the placement has changed meanwhile
+# After a copy that failed, mostly because the placement has changed meanwhile; and after a replica
+# that could not be reached, which may be dead.
+RETRY_S = 0.05
 REACTOR_TIMEOUT_S = 30.0  # at the end, for a turn of our own reactor
 LOAD_ID = "0" * 16
 logger = logging.getLogger("prpc")
@@ -111,6 +113,7 @@ class Reconciler:
         self._waiter = waiter
         self._task: Task | None = None  # the reconciler; the others end with it
         self._wake = Future()  # done: look again. Made anew before each look
+        self._soon: Task | None = None  # calls look() in a while
         # whatever the placement says: there may be none yet, or one that took us for dead
         self._is_leaving = False
         self._jobs: deque[tuple[int, Placed]] = deque()
@@ -183,20 +186,25 @@ class Reconciler:
             while await self._looked():
                 await self._wake
         finally:
-            for other in others:
-                other.cancel()
+            for other in (*others, self._soon):
+                if other is not None:
+                    other.cancel()
 
     async def _look_often(self) -> None:
         while True:
             await sleep(self._lease_s / LOOKS_PER_LEASE)
             self.look()
 
+    async def _look_soon(self) -> None:
+        await sleep(RETRY_S)
+        self.look()
+
     async def _looked(self) -> bool:
         """Whether to look again."""
         # before it: what happens from now on is seen by the next
         self._wake = Future()
         try:
-            await self._look()
+            await self.look_once()
         except (Closed, ClosedError):
             return False
         except (RpcError, ShardError, TimeoutError) as error:
@@ -214,8 +222,11 @@ class Reconciler:
             )
         return True
 
-    async def _look(self) -> None:
-        asked = time.monotonic()
+    async def look_once(self) -> None:
+        """One look: what start() has done each time that something has happened. A coroutine of
+        the control loop; raises what the master's client does.
+        """
+        asked = runtime.monotonic()
         changed = await self._change(self._planned)
         if changed is None:
             alive = list(await self._node.servers())
@@ -269,7 +280,7 @@ class Reconciler:
         """Change one partition, if its epoch and its heir are still what they were, and tell the
         host: as it is then.
         """
-        asked = time.monotonic()
+        asked = runtime.monotonic()
 
         async def decide(placement: Placement) -> Placement:
             now = placement.partitions[index]
@@ -325,7 +336,11 @@ class Reconciler:
                 index, placed, partial(places.replaced, restored=restored, step=step)
             )
             return  # that is seen by all, and looked at again
-        caught_up, broken = await self._now(lambda: hosted.look_at_streams(time.monotonic()))
+        caught_up, broken, is_in_doubt = await self._now(
+            lambda: hosted.look_at_streams(runtime.monotonic())
+        )
+        if is_in_doubt and (self._soon is None or self._soon.finished):
+            self._soon = control_loop().spawn(self._look_soon())
         for server in broken:
             if server in placed.replicas:
                 await self._change_one(index, placed, partial(_if_replica, places.demoted, server))

@@ -1,16 +1,4 @@
-"""One partition at one of the servers that hold it.
-
-    role          event                                next
-    (none)        filled, as joining                   replica
-    (none)        loaded a checkpoint, or began empty  primary
-    replica       a forward of its epoch               replica: applied in order of the numbers, and
-                                                       answered
-    replica       the placement names it               primary, of a new epoch
-    primary       a push                               primary: applied, forwarded to every stream
-    primary       its heir is a replica                handing over: pushes wait; pulls are answered
-    handing over  every stream has everything, and     replica; the pushes that waited are told to
-                  the placement says so                go to the new primary
-    any           the placement does not name it       gone: what waits is told to go elsewhere
+"""One partition at one of the servers that hold it. Its role is a table that runs: replica_role.py.
 
 The primary alone decides which keys get rows and which rows go, and sees pulls. It forwards
 `replay`, a push with what was decided for it; `catch_up`, what was decided and used beside; and
@@ -35,6 +23,14 @@ from typing import Any
 
 from prpc_engine.errors import BadArguments, ConfigError, RpcError
 from prpc_engine.kv.consistency.ledger import nobody
+from prpc_engine.kv.replication.replica_role import (
+    HOLDS_PUSHES,
+    PRIMARIES,
+    REPLICA_ROLES,
+    ReplicaRole,
+    RoleAction,
+    RoleEvent,
+)
 from prpc_engine.kv.replication.replication_log import ReplicationLog
 from prpc_engine.kv.replication.state_transfer import OutgoingCopy
 from prpc_engine.kv.schema.placement import Placed
@@ -60,7 +56,7 @@ class Replica:
     Owned by a PartitionRouter; all of it runs in the reactor's thread. applied: how many changes
     are in `shard`, from the partition's beginning. send: calls a method of another server; changed:
     is called when somebody should look at `streams` and what they say. Who asks the wrong server is
-    answered by Moved. Roles: the table at the file's head.
+    answered by Moved. `role`: what it is for now.
     """
 
     def __init__(
@@ -83,7 +79,8 @@ class Replica:
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
         # the id of a restore that the master is to be told of, and the step of its checkpoint
         self.restored = "", -1
-        self._handed: Future | None = None  # while it is handed over
+        # of who asked for handing it over last: done when it is known whether the heir may
+        self._handed: Future = Future()
         self._server_id = server_id
         self._send = send
         self._changed = changed
@@ -92,12 +89,13 @@ class Replica:
         self._held: list[Deferred] = []  # pushes that came while it is handed over
         self._early: dict[int, tuple[Deferred, tuple[Any, ...]]] = {}
         self._tables = tables_of(shard)  # as they are now: asked with each push
-        self._take_role()
+        self.role = REPLICA_ROLES.initial
+        self._learn_role()
 
     @property
     def is_primary(self) -> bool:
         """By the placement known here."""
-        return self.placed.primary == self._server_id
+        return self.role in PRIMARIES
 
     @property
     def unanswered(self) -> int:
@@ -114,10 +112,9 @@ class Replica:
         if before.epoch != placed.epoch:
             self.promised.clear()
             # else it is of the one before
-            if not self.is_primary or placed.restored == self.restored[0]:
+            if placed.primary != self._server_id or placed.restored == self.restored[0]:
                 self.restored = "", -1
-            self._drop_everything("it has another primary, or was restored from a checkpoint")
-            self._take_role()
+            self._learn_role("it has another primary, or was restored from a checkpoint")
         for server, stream in list(self.streams.items()):
             # one that is demoted drops what it has (partition_router.py)
             is_demoted = server in before.replicas and server not in placed.replicas
@@ -132,30 +129,51 @@ class Replica:
                 table.stop_telling()
         self._look(False)
 
-    def _take_role(self) -> None:
-        for table in self._tables.values():
-            if not self.is_primary:
-                table.take_back()
-            table.stop_telling()
-        self.shard.on_applied = self._on_applied if self.is_primary else None
-        # a replica's caller is the primary
-        self.shard.ledger.pusher = pushing_node if self.is_primary else nobody
-        if self.is_primary:
-            self.began = {name: table.version for name, (_, table) in self.shard.tables.items()}
-            # Those that were replicas of the one before have exactly what this one has: it was
-            # handed over.
-            for server in self.placed.replicas:
-                self._open(server, None)
-
     def leave(self, why: str = "it is held by others") -> None:
         """The placement does not name this server any more, or it closes."""
-        self._drop_everything(why)
+        self._become(RoleEvent.LEFT, why)
 
-    def _drop_everything(self, why: str) -> None:
+    def _learn_role(self, why: str = "") -> None:
+        """By a placement of another epoch."""
+        is_primary = self.placed.primary == self._server_id
+        self._become(RoleEvent.NAMED_PRIMARY if is_primary else RoleEvent.NAMED_REPLICA, why)
+
+    def _become(self, event: RoleEvent, why: str = "") -> None:
+        """`why`: for those that are told to go elsewhere."""
+        self.role, actions = REPLICA_ROLES.after(self.role, event)
+        do: dict[RoleAction, Callable[[], object]] = {
+            RoleAction.REFUSE_WAITING: partial(self._refuse_waiting, why),
+            RoleAction.FOLLOW: self._begin_following,
+            RoleAction.SERVE: self._begin_serving,
+            RoleAction.TELL_NEWS: self._tell_news,
+            RoleAction.LOOK: partial(self._look, False),
+            RoleAction.ANSWER_YES: partial(self._handed.set_result, True),
+            RoleAction.ANSWER_NO: partial(self._handed.set_result, False),
+            RoleAction.SEND_BACK: self._send_back,
+        }
+        for action in actions:
+            do[action]()
+
+    def _begin_following(self) -> None:
+        for table in self._tables.values():
+            table.take_back()
+            table.stop_telling()
         self.shard.on_applied = None
-        if self._handed is not None:
-            self._handed.set_result(False)
-            self._handed = None
+        self.shard.ledger.pusher = nobody  # a replica's caller is the primary
+
+    def _begin_serving(self) -> None:
+        for table in self._tables.values():
+            table.stop_telling()
+        self.shard.on_applied = self._on_applied
+        self.shard.ledger.pusher = pushing_node
+        self.began = {name: table.version for name, (_, table) in self.shard.tables.items()}
+        # Those that were replicas of the one before have exactly what this one has: it was handed
+        # over.
+        for server in self.placed.replicas:
+            self._open(server, None)
+
+    def _refuse_waiting(self, why: str) -> None:
+        self.shard.on_applied = None
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()
@@ -193,7 +211,7 @@ class Replica:
         value = self.apply(*push)
         answer = Deferred()
         if type(value) is Deferred:
-            value.add_done_callback(lambda done: self._applied_later(done, answer))
+            value.when_done(lambda done: self._applied_later(done, answer))
         else:
             self._answer_replicated(answer, value)
         return answer
@@ -248,13 +266,17 @@ class Replica:
     def _tell(self, table: str) -> None:
         """Forward what was decided beside pushes, and what pulls have left. Not while it is handed
         over: its heir may have taken over already."""
-        if self.streams and self._handed is None:
+        if self.role is ReplicaRole.PRIMARY:
+            self._catch_up(table)
+
+    def _catch_up(self, table: str) -> None:
+        if self.streams:
             self._forward("catch_up", table, self._table(table).take_decision())
 
-    def _tell_all(self) -> None:
+    def _tell_news(self) -> None:
         for name, table in self._tables.items():
             if table.has_news:
-                self._tell(name)
+                self._catch_up(name)
 
     def _forward(self, *message: Any) -> None:
         self.applied += 1
@@ -285,8 +307,8 @@ class Replica:
     def _look(self, is_notable: bool) -> None:
         """A stream has got further, or broke."""
         self._release()
-        if self._handed is not None and self._can_hand_over():
-            self._handed.set_result(True)
+        if self.role is ReplicaRole.HANDING_OVER and self._can_hand_over():
+            self._become(RoleEvent.REPLICAS_HAVE_ALL)
         if is_notable:
             self._changed()
 
@@ -304,15 +326,17 @@ class Replica:
     def _send_forward(self, server: int, number: int, message: tuple[Any, ...]) -> Future:
         return self._send(server, "follow", self.index, self.placed.epoch, number, *message)
 
-    def look_at_streams(self, now: float) -> tuple[list[int], list[int]]:
-        """The servers that have caught up, and the replicas that are sent nothing now; interrupted
-        streams go on, and what pulls have left is told."""
-        self._tell_all()
+    def look_at_streams(self, now: float) -> tuple[list[int], list[int], bool]:
+        """The servers that have caught up, and the replicas that are sent nothing now; whether to
+        look again soon. Interrupted streams go on, and what pulls have left is told."""
+        if self.role is ReplicaRole.PRIMARY:
+            self._tell_news()
         for stream in list(self.streams.values()):
             stream.resume(now)
         caught_up = [server for server, stream in self.streams.items() if stream.has_caught_up]
         live = {server for server, stream in self.streams.items() if stream.is_live}
-        return caught_up, [server for server in self.placed.replicas if server not in live]
+        lost = [server for server in self.placed.replicas if server not in live]
+        return caught_up, lost, any(stream.is_in_doubt for stream in self.streams.values())
 
     def begin_copy(self, server: int) -> dict[str, Any]:
         """Cut the tables for that server;
@@ -369,16 +393,16 @@ class Replica:
 
     def hand_over(self, handed: Future) -> None:
         """Take no more pushes. `handed` is done when every replica has everything, so that the heir
-        may take over: True then.
+        may take over: True then. False: it may not. Asked again, the future before is done, too.
         """
-        self._tell_all()
-        self._handed = handed
-        self._look(False)
+        before, self._handed = self._handed, handed
+        before.set_result(False)
+        self._become(RoleEvent.HAND_OVER_ASKED)
 
     @property
     def is_handing_over(self) -> bool:
         """Whether pushes wait for that."""
-        return self._handed is not None
+        return self.role in HOLDS_PUSHES
 
     def _can_hand_over(self) -> bool:
         if self.shard.is_holding or self.placed.heir not in self.placed.replicas:
@@ -391,12 +415,12 @@ class Replica:
 
     def keep(self) -> None:
         """It is not handed over after all; what was held comes again."""
-        if self._handed is not None:
-            self._handed.set_result(False)
-            self._handed = None
-            held, self._held = self._held, []
-            for answer in held:
-                answer.fail(Moved(f"partition {self.index} stays here: send it again"))
+        self._become(RoleEvent.KEPT)
+
+    def _send_back(self) -> None:
+        held, self._held = self._held, []
+        for answer in held:
+            answer.fail(Moved(f"partition {self.index} stays here: send it again"))
 
     # -- a replica ---------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ each with its number.
     live         something is applied                 live: it is sent at once, and kept until it is
                                                       answered
     live         it has all that was kept             has_caught_up: it may count as a replica
-    live         a connection was lost                interrupted: what is applied is kept
+    live         a connection was lost                interrupted: what is applied is kept; the
+                                                      reconciler is called, but for an attempt that
+                                                      has failed as the one before
     interrupted  resume(): the reconciler looks       live: all that has no answer is sent again
     interrupted  for INTERRUPTED_S_MAX                broken
     any          refused, or KEPT_BYTES_MAX are kept  broken: it is filled anew
@@ -78,6 +80,13 @@ class ReplicationLog:
         """Whether the other one has all that was acknowledged without it."""
         return self.is_live and self.acked >= self._live_from
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it has gone on after an interruption, and nothing was answered since: to be
+        looked at again in a while.
+        """
+        return self._interrupted is not None and not self.failure
+
     def forward(self, number: int, message: Message) -> None:
         """Send what has just been applied, or keep it."""
         if self.failure:
@@ -132,7 +141,7 @@ class ReplicationLog:
         except RpcError as error:
             self._lost(error)
         else:
-            call.add_done_callback(lambda done: self._answered(number, done))
+            call.when_done(lambda done: self._answered(number, done))
 
     def _answered(self, number: int, call: Future) -> None:
         error = call.error()
@@ -154,7 +163,8 @@ class ReplicationLog:
             self.fail(str(error).partition("\n")[0])
         elif not self._is_interrupted:
             self._is_interrupted = True
-            self._changed(True)
+            # Of a server that died each attempt fails at once: the next one comes by `is_in_doubt`.
+            self._changed(self._interrupted is None)
 
     def fail(self, why: str) -> None:
         """It cannot follow any more."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from typing import Any, Protocol
 
 import msgspec
@@ -18,6 +17,7 @@ from prpc_engine.errors import ConfigError, NodeExists, NoSuchNode, RpcError, Ve
 from prpc_engine.kv.schema.tree import MasterTree
 from prpc_engine.master.namespace import component
 from prpc_engine.master.watch import TreeEvent
+from shard import runtime
 
 FOLDER = "/_epochs_"
 # for a master that a whole job asks at once, as it starts, or as the master is back
@@ -44,7 +44,7 @@ def next_epoch(before: int) -> int:
     """One that is greater than that, and than what a master knew that has forgotten it: the clock
     goes on.
     """
-    return max(before + 1, time.time_ns())
+    return max(before + 1, runtime.time_ns())
 
 
 def as_read(spec: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ of a new epoch, instead of being told that there is no such table.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from prpc_engine.kv.schema.layout import sliced, spread
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec, from_dict
 from prpc_engine.kv.schema.tree import ASK_TIMEOUT_S, MasterTree
 from prpc_engine.master.namespace import component
+from shard import runtime
 
 FOLDER = "/_schemas_"
 
@@ -65,12 +65,12 @@ class Schemas:
 
     def note(self, specs: Mapping[int, TableSpec], until: float, is_agreed: bool) -> None:
         """There is, or is to be, that table. is_agreed: whatever is noted. until: seconds of
-        time.monotonic().
+        runtime.monotonic().
         """
         schema, path = schema_of(specs), self._node(specs[min(specs)].table)
         text = msgspec.json.encode(schema).decode()
         while True:
-            left_s = max(0.001, until - time.monotonic())
+            left_s = max(0.001, until - runtime.monotonic())
             try:
                 found = self._tree.tree_node_get(path, timeout_s=left_s)
                 if is_agreed and msgspec.json.decode(found.value, type=Schema) != schema:

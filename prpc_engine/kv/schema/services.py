@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv.schema.tree import MasterTree
-from shard import Future
+from shard import Future, runtime
 
 
 class TableClient(Protocol):
@@ -76,7 +75,7 @@ class ServingService(Protocol):
         """
 
 
-_ALONE = threading.RLock()  # of tables without a master, which are all in this process
+_ALONE = runtime.RLock()  # of tables without a master, which are all in this process
 
 
 def alone(service: CallingService, name: str, timeout_s: float) -> AbstractContextManager[object]:

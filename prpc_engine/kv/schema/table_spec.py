@@ -9,7 +9,6 @@ by a model that does not learn.
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from prpc_engine.kv.table.partition import PARTITIONS_MAX
 from prpc_engine.kv.table.spec import build, checked_count
 from prpc_engine.kv.table.storage import checked_storage, storage_dtype
 from prpc_engine.kv.table.table import DenseTable, SparseTable
+from shard import runtime
 
 DIM_MAX = 65536  # columns of a sparse row: 256 KiB a key; wider things are dense tensors
 # of a dense tensor: 4 TiB; a bound on what one request may make a server allocate
@@ -80,8 +80,10 @@ class TableSpec(ABC):
             raise ConfigError(f"table {self.table!r}: {error}") from error
 
     @abstractmethod
-    def make(self, clock: Callable[[], float] = time.monotonic) -> DenseTable | SparseTable:
-        """A new table of this kind. clock: gives seconds, for rows that live for so many."""
+    def make(self, clock: Callable[[], float] = runtime.now) -> DenseTable | SparseTable:
+        """A new table of this kind. clock: gives seconds, by which
+        rows grow old and workers are late.
+        """
 
     def to_dict(self) -> dict[str, Any]:
         """Scalars, strings, lists and dicts only; from_dict() makes an equal spec."""
@@ -125,7 +127,7 @@ class SparseSpec(TableSpec):
                 "cast, int8"
             )
 
-    def make(self, clock: Callable[[], float] = time.monotonic) -> SparseTable:
+    def make(self, clock: Callable[[], float] = runtime.now) -> SparseTable:
         return sparse_table(
             self.table,
             self.consistency,
@@ -212,11 +214,12 @@ class DenseSpec(TableSpec):
         """Rows of the whole tensor."""
         return self.shape[0] if self.shape else 1
 
-    def make(self, clock: Callable[[], float] = time.monotonic) -> DenseTable:
+    def make(self, clock: Callable[[], float] = runtime.now) -> DenseTable:
         return dense_table(
             self.table,
             self.consistency,
             self.compression,
+            clock,
             shape=(self.end - self.begin, *self.shape[1:]),
             optimizer=self.optimizer,
             initializer=self.initializer,

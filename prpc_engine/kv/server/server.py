@@ -16,13 +16,12 @@ push in it after:
                                              gate holds it
     NEW              it is held by a gate    is not applied again: both are answered when it has
                                              been
-    APPLIED                                  is answered as it would be now
+    SEEN                                     is answered as it would be now
     FORGOTTEN                                is refused
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -31,14 +30,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from prpc_engine.descriptors import names_shortage
 from prpc_engine.errors import BadArguments, ConfigError, Forgotten
+from prpc_engine.idempotency_window import FORGOTTEN, SEEN
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.gate import HeldTable
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.consistency.durable import Durable
 from prpc_engine.kv.consistency.epochs import Behind, RowsLost, outdated, parsed
-from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, WINDOW, Ledger, LedgerNode
+from prpc_engine.kv.consistency.ledger import WINDOW, Ledger, LedgerNode
 from prpc_engine.kv.consistency.paced_table import Paced
 from prpc_engine.kv.consistency.versions import with_version
 from prpc_engine.kv.schema.beginnings import beginnings_of
@@ -48,7 +49,7 @@ from prpc_engine.kv.table.table import DenseTable, SparseTable
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import calling_peer
 from prpc_engine.settings.cluster_spec import PS
-from shard import Future
+from shard import Future, runtime
 
 Keys = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -69,6 +70,7 @@ class TableServer:
     process may write.
     """
 
+    @names_shortage("a TableServer")
     def __init__(
         self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None
     ) -> None:
@@ -91,11 +93,17 @@ class TableShard(CheckpointMethods):
     that do not fit.
     """
 
-    def __init__(self, checkpoint_root: str | None = None, files: Files | None = None) -> None:
-        super().__init__(checkpoint_root, files)
+    def __init__(
+        self,
+        checkpoint_root: str | None = None,
+        files: Files | None = None,
+        hold_s: float | None = None,
+        clock: Callable[[], float] = runtime.now,
+    ) -> None:
+        super().__init__(checkpoint_root, files, hold_s, clock)
         self.ledger = Ledger(pusher=pushing_node)
         self.durable = Durable()
-        self.life = secrets.randbits(62)
+        self.life = runtime.randbits(62)
         # told of each push that apply() has applied, in that order
         self.on_applied: Applied | None = None
         # (client, sequence) of pushes that a gate holds
@@ -178,7 +186,7 @@ class TableShard(CheckpointMethods):
 
     def _put(self, spec: TableSpec, epoch: int) -> None:
         """An empty table, in the place of what is there."""
-        table, name = spec.make(), spec.table
+        table, name = spec.make(self._clock), spec.table
         if name in self._specs:
             self._known = self._cut_at = None
             self._sparse.pop(name, None)
@@ -204,10 +212,10 @@ class TableShard(CheckpointMethods):
         if changes is None:
             raise BadArguments(f"verb {verb!r}: {', '.join(self._changes)} are allowed")
         known = self.ledger.find(client, sequence)
-        if known == APPLIED:
+        if known is SEEN:
             self._comes_again(table)
             return self._applied_before(verb, table, arrays)
-        if known == FORGOTTEN:
+        if known is FORGOTTEN:
             raise Forgotten(
                 f"push {sequence} of worker {client:x} is more than {WINDOW} pushes old: "
                 "whether it was applied is not remembered"
@@ -221,9 +229,7 @@ class TableShard(CheckpointMethods):
         answer = changes(table, *arrays)
         if type(answer) is Deferred:
             self._held[client, sequence] = answer
-            answer.add_done_callback(
-                lambda done: self._let_go(done, client, sequence, verb, table, arrays)
-            )
+            answer.when_done(lambda done: self._let_go(done, client, sequence, verb, table, arrays))
             return answer
         self.ledger.note(client, sequence)
         if self.on_applied is not None:
@@ -236,7 +242,7 @@ class TableShard(CheckpointMethods):
         if type(value) is not Deferred:
             return self.durable.wait(value)
         answer = Deferred()
-        value.add_done_callback(lambda done: self._applied_later(done, answer))
+        value.when_done(lambda done: self._applied_later(done, answer))
         return answer
 
     def _applied_later(self, done: Future, answer: Deferred) -> None:
@@ -419,4 +425,4 @@ def follow(first: Future, second: Deferred) -> None:
         else:
             second.fail(error)
 
-    first.add_done_callback(answered)
+    first.when_done(answered)
