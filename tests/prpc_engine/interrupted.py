@@ -2,35 +2,41 @@
 
     python -m tests.prpc_engine.interrupted serve MASTER
     python -m tests.prpc_engine.interrupted call MASTER VERB SIGNAL HITS SEED
+    python -m tests.prpc_engine.interrupted nested MASTER VERB CALLS SEED
 
 The first serves Handlers and tables until its input ends. The second uses one verb again and again
 until HITS of its uses were interrupted, by an interval timer or by Ctrl-C from a thread, each after
 a random time, and prints what came of it as one line of JSON. An interrupted use may have had its
-effect or not; all others have had it once, and answers belong to their questions.
+effect or not; all others have had it once, and answers belong to their questions. The third uses a
+verb until the handler of an interval timer has made CALLS calls of its own, or one more, in the
+middle of it, and prints how they ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import queue
 import random
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 import numpy as np
 
 from prpc_engine import RpcClient, RpcService, empty
+from prpc_engine.errors import RpcError
 from prpc_engine.kv import TableServer, TableWorker
 from tests.prpc_engine.handlers import Handlers
 
 TIMEOUT_S = 20.0
 # How long an uninterrupted use takes at most, in seconds: interrupts come up to then.
-LASTS_S = {"call": 60e-6, "array": 2e-3, "submit": 4e-4, "stream": 1e-3, "push": 4e-4}
+LASTS_S = {"call": 60e-6, "own": 2e-5, "array": 2e-3, "submit": 4e-4, "stream": 1e-3, "push": 4e-4}
 ELEMENTS = 200_000
 PIPELINED = 5
 
@@ -85,7 +91,10 @@ class Uses:
     those that were interrupted.
     """
 
-    def __init__(self, service: RpcService) -> None:
+    def __init__(self, service: RpcService, verb: str) -> None:
+        if verb == "own":  # else the process only calls
+            service.create_server("own", {"same": operator.index}, inline=True)
+            self.own: RpcClient = service.create_client("own")
         self.client: RpcClient = service.create_client("handlers")
         self.kv = TableWorker(service)
         self.kv.create_dense("sums", (4,), {"name": "add"})
@@ -98,6 +107,11 @@ class Uses:
     def call(self) -> None:
         number = self.next
         assert self.client.call("echo", number, timeout_s=TIMEOUT_S) == number
+
+    def own_call(self) -> None:
+        """Answered by this thread itself."""
+        number = self.next
+        assert self.own.call("same", number, timeout_s=TIMEOUT_S) == number
 
     def array(self) -> None:
         """One that is copied, and one that is lent."""
@@ -124,8 +138,8 @@ class Uses:
 
 def call(master: str, verb: str, number: str, hits: str, seed: str) -> None:
     with RpcService(master=master) as service:
-        uses = Uses(service)
-        use: Callable[[], None] = getattr(uses, verb)
+        uses = Uses(service, verb)
+        use: Callable[[], None] = uses.own_call if verb == "own" else getattr(uses, verb)
         use()
         before = uses.effects()
         interrupts = Interrupts(signal.Signals[number], LASTS_S[verb], int(seed))
@@ -143,6 +157,30 @@ def call(master: str, verb: str, number: str, hits: str, seed: str) -> None:
         print(json.dumps({"done": uses.done + 1, "hit": uses.hit, "grown": grown}), flush=True)
 
 
+def nested(master: str, verb: str, calls: str, seed: str) -> None:
+    with RpcService(master=master) as service:
+        uses = Uses(service, verb)
+        use: Callable[[], None] = uses.own_call if verb == "own" else getattr(uses, verb)
+        chance = random.Random(int(seed))
+        ended = Counter[str]()
+
+        def call_inside(number: int, frame: FrameType | None) -> None:
+            asked = ended.total()
+            try:
+                answer = uses.client.call("echo", asked, timeout_s=TIMEOUT_S)
+                ended["right" if answer == asked else "wrong"] += 1
+            except RpcError as error:
+                ended[type(error).__name__] += 1
+
+        signal.signal(signal.SIGALRM, call_inside)
+        while ended.total() < int(calls):
+            uses.next += PIPELINED
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, LASTS_S[verb]))
+            use()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(ended), flush=True)
+
+
 def serve(master: str) -> None:
     with RpcService(master=master) as service:
         service.create_server("handlers", Handlers(service))
@@ -153,4 +191,4 @@ def serve(master: str) -> None:
 
 
 if __name__ == "__main__":
-    {"serve": serve, "call": call}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "call": call, "nested": nested}[sys.argv[1]](*sys.argv[2:])

@@ -45,11 +45,12 @@ class Pair:
         self.slab = Slab()
         one, two = pair(limits, self.slab)
         self.lost: list[Peer] = []
+        self.servers = {TARGET: server}  # of the side that serves
         self.client = Peer(
             one, self.reactor, waiter, {}, self.lost.append, Archive(in_process=True)
         )
         self.served = Peer(
-            two, self.reactor, None, {TARGET: server}, self.lost.append, Archive(in_process=True)
+            two, self.reactor, None, self.servers, self.lost.append, Archive(in_process=True)
         )
         for connection in (one, two):
             connection.attach(self.reactor)

@@ -230,8 +230,11 @@ class Handlers:
 
     async def cancels_a_call_by_a_timeout(self) -> str:
         assert self.client is not None
+        waits = asyncio.ensure_future(self._wait_over_there())
+        while await self.client.submit("what_was_seen") != ["began"]:
+            continue  # else it may be withdrawn before it runs
         try:
-            await asyncio.wait_for(self._wait_over_there(), 0.05)
+            await asyncio.wait_for(waits, 0.05)
         except asyncio.TimeoutError:
             return "timeout"
         return "answered"
@@ -387,6 +390,7 @@ def master() -> Iterator[Master]:
 def test_a_cancelled_handler_cleans_up_with_awaits_of_asyncio(
     world: World, method: str, seen: list[str], how: str
 ) -> None:
+    assert world.far.call("what_was_seen") == []  # connected: what follows leaves at once
     call = world.far.submit(method, timeout_s=None if how == "cancel" else 0.2)
     if how == "cancel":
         wait_until(lambda: world.far.call("what_was_seen") == ["began"])

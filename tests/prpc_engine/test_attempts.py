@@ -15,7 +15,7 @@ from prpc_engine import Master, RpcService
 from prpc_engine.errors import Closed, NotSent
 from prpc_engine.node.node import Node
 from shard import CancelledError, ShardError, Task, control_loop
-from tests.prpc_engine.inside import node_of
+from tests.prpc_engine.inside import accepted_by, attempts_of, node_of
 from tests.prpc_engine.processes import wait_until
 
 PATIENCE_S = 30.0
@@ -63,7 +63,7 @@ def reach(node: Node, addresses: list[str]) -> Task:
 
 def wait_for_wishes(node: Node, addresses: list[str], count: int) -> None:
     def are_there() -> bool:
-        attempt = node._attempts._under_way.get(addresses[0])
+        attempt = attempts_of(node).get(addresses[0])
         return attempt is not None and len(attempt.wishes) == count
 
     wait_until(are_there, f"{count} wait for one attempt")
@@ -91,8 +91,8 @@ def test_threads_and_coroutines_that_want_one_node_share_one_connection(
         tasks = [reach(node, addresses) for _ in range(WAITING)]
         peers = {one.result(PATIENCE_S) for one in [*threads, *tasks]}
     assert len(peers) == 1
-    wait_until(lambda: len(node_of(serving)._accepted) == 1, "it is accepted")
-    assert not node._attempts._under_way
+    wait_until(lambda: len(accepted_by(node_of(serving))) == 1, "it is accepted")
+    assert not attempts_of(node)
 
 
 def test_they_share_its_error_each_with_one_of_its_own(calling: RpcService, silent: Silent) -> None:
@@ -131,7 +131,7 @@ def test_the_last_that_gives_up_ends_it_and_the_next_begins_another(
         for task in tasks:
             give_up(task)
         assert until_hung_up(sock).startswith(b"PRPC"), "its socket is closed"
-    assert not node._attempts._under_way
+    assert not attempts_of(node)
     again = reach(node, silent.addresses)
     with silent.accept():
         wait_for_wishes(node, silent.addresses, 1)
@@ -168,7 +168,7 @@ def test_a_thread_of_the_control_loop_may_not_wait_for_a_connection(
     error = control_loop().spawn(block()).error(PATIENCE_S)
     assert isinstance(error, ShardError)
     assert "must not wait for itself" in str(error)
-    wait_until(lambda: not node._attempts._under_way, "it is given up")
+    wait_until(lambda: not attempts_of(node), "it is given up")
 
 
 def test_a_node_of_this_process_is_there_at_once_for_a_coroutine_too(calling: RpcService) -> None:
@@ -202,4 +202,4 @@ def test_who_wants_a_peer_while_the_one_before_gives_up_has_a_connection(
 
         node.reactor.call_soon(hang_up)
         assert ended.wait(PATIENCE_S)
-    wait_until(lambda: not node_of(serving)._accepted, "none is left that nobody wanted")
+    wait_until(lambda: not accepted_by(node_of(serving)), "none is left that nobody wanted")

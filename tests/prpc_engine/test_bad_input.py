@@ -28,7 +28,7 @@ from shard.transport.handshake import HELLO, PROOF_BYTES, Connector
 from tests.ports import address_of, hold_port
 from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
-from tests.prpc_engine.inside import entries_of, node_of
+from tests.prpc_engine.inside import entries_of, looks_up, node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
 BOUND_S = 20.0  # far above what any of these takes, below the default timeouts of 30 s
@@ -117,7 +117,10 @@ def test_when_the_only_server_was_taken_back_there_is_none_to_be_found(world: Wo
         entries = entries_of(world.service, "brief", 1, PATIENCE_S)
         # Of its own, as the service's are told of the end, perhaps before they call.
         with RpcClient(
-            "brief", node_of(world.service), entries, lambda: world.service._look_again("brief")
+            "brief",
+            node_of(world.service),
+            entries,
+            looks_up(lambda: entries_of(world.service, "brief", 0, PATIENCE_S)),
         ) as client:
             assert client.call("echo", 1) == 1
             server.close()

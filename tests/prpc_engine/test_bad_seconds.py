@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from prpc_engine import Master, MasterClient, RetryPolicy, RpcClient, RpcService, errors
-from prpc_engine.client.balance import Backoff
+from prpc_engine.rpc.backoff import Backoff
 from shard import Future
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.processes import PATIENCE_S

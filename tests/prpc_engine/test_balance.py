@@ -20,10 +20,8 @@ from prpc_engine.client.balance import (
     LOCAL_ADVANTAGE,
     POLICIES,
     PROBE_S_MAX,
-    RECONNECT,
     WEIGHT_EJECTED,
     WEIGHTS,
-    Backoff,
     Balancer,
     Outcome,
     outcome_of,
@@ -440,47 +438,3 @@ def test_an_error_says_what_it_says_about_the_server(
     error: BaseException | None, outcome: Outcome | None
 ) -> None:
     assert outcome_of(error) is outcome
-
-
-# -- backoff ---------------------------------------------------------------------------------------
-
-
-def test_a_backoff_doubles_up_to_its_bound_and_starts_from_nothing() -> None:
-    backoff = Backoff(first_s=0.1, max_s=1.0)
-    assert [backoff.bound_s(failures) for failures in range(7)] == [
-        0.0,
-        0.1,
-        0.2,
-        0.4,
-        0.8,
-        1.0,
-        1.0,
-    ]
-    assert backoff.bound_s(100_000) == 1.0
-
-
-@given(failures=st.integers(0, 10_000), start=st.integers(0, 2**32), certain=st.floats(0.0, 1.0))
-def test_a_delay_is_a_random_part_of_the_bound_and_its_certain_share_at_least(
-    failures: int, start: int, certain: float
-) -> None:
-    backoff = Backoff(first_s=0.05, max_s=5.0, certain=certain)
-    bound_s = backoff.bound_s(failures)
-    assert (
-        certain * bound_s * 0.999999
-        <= backoff.delay_s(failures, Random(start))
-        <= bound_s * 1.000001
-    )
-
-
-def test_a_hundred_clients_who_reconnect_come_spread_over_the_whole_bound(seed: int) -> None:
-    delays = sorted(RECONNECT.delay_s(8, Random(f"{seed} {client}")) for client in range(100))
-    assert RECONNECT.bound_s(8) == RECONNECT.max_s
-    assert delays[10] < RECONNECT.max_s * 0.35 and delays[90] > RECONNECT.max_s * 0.65
-
-
-@pytest.mark.parametrize(
-    ("first_s", "max_s", "certain"), [(-1.0, 1.0, 0.0), (2.0, 1.0, 0.0), (0.1, 1.0, 1.5)]
-)
-def test_a_backoff_that_cannot_be_is_refused(first_s: float, max_s: float, certain: float) -> None:
-    with pytest.raises(errors.ConfigError, match="0 <= first_s <= max_s and 0 <= certain <= 1"):
-        Backoff(first_s, max_s, certain)

@@ -13,22 +13,27 @@ from typing import Any
 import pytest
 
 from prpc_engine import Deferred, Master, MasterClient, RpcService, TreeEvent, errors
-from prpc_engine.master import methods, namespace, session, watch
-from prpc_engine.master.namespace import RegistryError
+from prpc_engine.master import session
+from prpc_engine.master.methods import WATCHES_PER_SESSION_MAX
+from prpc_engine.master.namespace import RegistryError, TreeBounds
 from prpc_engine.master.protocol import MASTER_ROUTE, WATCH_TARGET
 from prpc_engine.master.registry import Registry
-from prpc_engine.master.session import HEARTBEAT, OPEN
-from prpc_engine.master.tree import SessionRecord
+from prpc_engine.master.session import ASK, HEARTBEAT, OPEN
+from prpc_engine.master.tree import ANSWERS_MAX, SessionRecord
+from prpc_engine.master.watch import EVENTS_MAX
 from prpc_engine.node.node_info import ABOUT_TARGET
 from prpc_engine.rpc.message import HEADER, REQUEST, method_key
 from prpc_engine.rpc.server import Bounds, ServedObject
 from shard import CancelledError, Future, Limits
+from tests.held import at
+from tests.ports import address_of, hold_port
 from tests.prpc_engine.inside import node_of, session_of, watches_of
 from tests.prpc_engine.master_processes import MasterProcess
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 CALLS_MAX = 3
+WATCH = method_key("watch")
 
 
 class Handlers:
@@ -96,8 +101,8 @@ def test_answers_that_plain_functions_owe_have_a_bound(world: World) -> None:
     world.server.bounds = Bounds(tasks_max=1, queue_calls_max=1)
     first, second, third = (world.ask("later") for _ in range(3))
     world.turn()
-    with pytest.raises(errors.Backpressure, match="2 calls of 'test' are to be answered later"):
-        third.result()
+    with pytest.raises(errors.Cancelled, match="2 calls of 'test' are to be answered later"):
+        third.result()  # not refused: its function has run
     assert world.handlers.deferred[2].done(), "whoever has it is told that nobody waits"
     for answer in world.handlers.deferred[:2]:
         assert answer.reply("in the end")
@@ -135,7 +140,7 @@ def test_a_number_that_is_used_again_before_its_answer_ends_the_connection(
     """Else the first of two jobs would never be found again, and its place never free."""
     call = world.ask(method, timeout_s=None)
     world.turn()
-    request = HEADER.pack(REQUEST, 0, 0, TARGET, call.call_id, method_key(method), 0) + b"\x90"
+    request = HEADER.pack(REQUEST, TARGET, call.call_id, method_key(method), 0) + b"\x90"
     world.client.connection.send(request)
     world.turn()
     assert world.served.lost
@@ -155,10 +160,9 @@ def opened(registry: Registry, root: str = "root") -> int:
     return registry.open(SessionRecord("token", 5.0, root, "", ""), 0.0)
 
 
-def test_ids_have_a_bound_and_one_that_is_reset_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry()
+def test_ids_have_a_bound_and_one_that_is_reset_makes_room() -> None:
+    registry = Registry(bounds=TreeBounds(counters=made_by_one_session()[1] + 1))
     asker = opened(registry)
-    monkeypatch.setattr(namespace, "COUNTERS_MAX", len(registry.tree.counters) + 1)
     assert registry.generate_id(asker, "a") == 0
     with pytest.raises(RegistryError, match="reset some of those ids"):
         registry.generate_id(asker, "b")
@@ -172,29 +176,31 @@ def test_ids_have_a_bound_and_one_that_is_reset_makes_room(monkeypatch: pytest.M
     opened(registry)  # what the master itself counts goes on
 
 
-def test_roots_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_by_one_session() -> tuple[int, int]:
+    """How many nodes and counters there are once it was opened."""
     registry = Registry()
     opened(registry)
-    monkeypatch.setattr(namespace, "NODES_MAX", len(registry.tree.nodes))
+    return len(registry.tree.nodes), len(registry.tree.counters)
+
+
+def test_roots_have_a_bound() -> None:
+    registry = Registry(bounds=TreeBounds(nodes=made_by_one_session()[0]))
+    opened(registry)
     with pytest.raises(RegistryError, match="no room for another root, 'second'"):
         opened(registry, "second")
     opened(registry)
 
 
-def test_sessions_nodes_and_what_a_session_owns_have_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    registry = Registry()
+def test_sessions_nodes_and_what_a_session_owns_have_a_bound() -> None:
+    bounds = TreeBounds(nodes=made_by_one_session()[0] + 2, owned=1, sessions=2)
+    registry = Registry(bounds=bounds)
     asker = opened(registry)
-    monkeypatch.setattr(namespace, "OWNED_MAX", 1)
     registry.tree_node_add(asker, "/mine", "", True)
     with pytest.raises(RegistryError, match=f"session {asker} has 1 ephemeral nodes: delete some"):
         registry.tree_node_add(asker, "/more", "", True)
-    monkeypatch.setattr(namespace, "NODES_MAX", len(registry.tree.nodes) + 1)
     registry.tree_node_add(asker, "/stays", "", False)
     with pytest.raises(RegistryError, match=r"the tree has [0-9]+ nodes: delete some"):
         registry.tree_node_add(asker, "/more", "", False)
-    monkeypatch.setattr(namespace, "SESSIONS_MAX", 2)
     opened(registry)
     with pytest.raises(RegistryError, match="2 sessions are open: end some"):
         opened(registry)
@@ -202,41 +208,59 @@ def test_sessions_nodes_and_what_a_session_owns_have_a_bound(
     opened(registry)
 
 
-def test_watches_of_a_session_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods, "WATCHES_PER_SESSION_MAX", 2)
+def test_watches_of_a_session_have_a_bound() -> None:
     with (
         Master() as master,
         MasterClient(master.address) as client,
         MasterClient(master.address) as other,
     ):
-        client.tree_watch("/a", print)
         handle = client.tree_watch("/b", print)
-        with pytest.raises(errors.Rejected, match="watches 2 nodes: watch one above them instead"):
+        peer = session_of(client).peer
+        assert peer is not None
+        asked = [
+            peer.request(MASTER_ROUTE, "watch", WATCH, (f"/a/{number}", -1), PATIENCE_S, False)
+            for number in range(WATCHES_PER_SESSION_MAX - 1)
+        ]
+        for one in asked:
+            one.result(PATIENCE_S)
+        refused = f"watches {WATCHES_PER_SESSION_MAX} nodes: watch one above them instead"
+        with pytest.raises(errors.Rejected, match=refused):
             client.tree_watch("/c", print)
         other.tree_watch("/c", print)
         client.cancel_watch(handle)
-        wait_until(lambda: master.statistics().watches == 2, "the end of a watch")
+        wait_until(
+            lambda: master.statistics().watches == WATCHES_PER_SESSION_MAX, "the end of a watch"
+        )
         client.tree_watch("/c", print)
 
 
-@pytest.mark.parametrize(("name", "most"), [("HISTORY_MAX", 4), ("HISTORY_LENGTH_MAX", 40)])
-def test_what_is_kept_for_watchers_that_come_back_has_a_bound(
-    monkeypatch: pytest.MonkeyPatch, name: str, most: int
-) -> None:
-    monkeypatch.setattr(methods, name, most)
+def test_a_verb_whose_answer_is_not_kept_any_more_is_not_served_twice() -> None:
     with Master() as master, MasterClient(master.address) as client:
-        client.tree_node_add("/a")
-        for number in range(100):
-            client.tree_node_set("/a", str(number) * 10)
-        kept = master._methods._history
-        assert 1 <= len(kept) <= 4
-        assert sum(len(item[3]) for item in kept) <= 80
+        client.tree_node_add("/q")
+        peer = session_of(client).peer
+        assert peer is not None
+
+        def ask(request: int, verb: str, *arguments: Any) -> Any:
+            asked = request, verb, list(arguments), PATIENCE_S
+            return peer.request(MASTER_ROUTE, "ask", ASK, asked, PATIENCE_S, False).result()
+
+        last = 1001 + ANSWERS_MAX
+        made = {n: ask(n, "tree_node_gen", "/q", "", False) for n in range(1000, last + 1)}
+        assert ask(last, "tree_node_gen", "/q", "", False) == made[last]
+        with pytest.raises(errors.RemoteError, match="done under request 1001") as refused:
+            ask(1001, "tree_node_gen", "/q", "", False)
+        assert refused.value.type_name.endswith("AnswerForgotten")
+        assert len(ask(1001, "tree_node_sub", "/q")) == len(made), "to look does no harm"
+        # its numbers are below those
+        with pytest.raises(errors.MaybeExecuted, match="look before you ask again"):
+            client.tree_node_add("/new")
+        assert len(client.tree_node_sub("/q")) == len(made)
 
 
 def test_a_connection_has_one_session() -> None:
     with Master() as master, MasterClient(master.address) as client:
         own: session.MasterSession = session_of(client)
-        peer = own._peer
+        peer = own.peer
         assert peer is not None
         arguments = (0, "", 5.0, "root", "", "")
         second = peer.request(MASTER_ROUTE, "open_session", OPEN, arguments, PATIENCE_S, False)
@@ -271,19 +295,21 @@ def test_a_server_that_is_registered_again_and_again_has_two_targets() -> None:
         master.end(signal.SIGTERM)
 
 
-def test_verbs_that_wait_for_the_master_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "REQUESTS_MAX", 2)
-    with Master() as master, MasterClient(master.address) as client:
-        own: session.MasterSession = session_of(client)
-        waits = [
-            own.submit("tree_wait", f"/never{number}", timeout_s=PATIENCE_S) for number in range(2)
-        ]
-        with pytest.raises(
-            errors.Backpressure, match=r"'services' was not asked of the master at .*: 2 verbs wait"
-        ):
-            own.ask("services")
-        own.submit(session.GIVING_UP, 1)  # makes room, and so is always possible
-    assert all(isinstance(one.error(), errors.Closed) for one in waits)
+def test_verbs_that_wait_for_the_master_have_a_bound() -> None:
+    with hold_port() as held:
+        master = Master(address_of(held))
+        with MasterClient(master.address) as client:
+            own: session.MasterSession = session_of(client)
+            master.close()
+            wait_until(lambda: not own.connected, "the loss of the connection")
+            waits = [own.submit("ranks", timeout_s=PATIENCE_S) for _ in range(session.REQUESTS_MAX)]
+            with pytest.raises(
+                errors.Backpressure,
+                match=r"'services' was not asked of the master at .*: 65536 verbs wait",
+            ):
+                own.ask("services")
+            own.submit(session.GIVING_UP, 1)  # makes room, and so is always possible
+    assert {type(one.error()) for one in waits} == {errors.Closed}
 
 
 # -- watches ---------------------------------------------------------------------------------------
@@ -304,9 +330,9 @@ class Slow:
 
 
 def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(watch, "EVENTS_MAX", 4)
+    many = 2 * EVENTS_MAX
     with (
         Master() as master,
         MasterClient(master.address) as other,
@@ -314,25 +340,26 @@ def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
     ):
         slow = Slow(client)
         client.tree_watch("/_context_", slow)
-        watches = watches_of(client)
         other.add_context(0, "x")
         assert slow.entered.wait(PATIENCE_S)
-        for number in range(1, 20):
-            other.add_context(number, "x")
-        wait_until(lambda: watches._waits, "an event that is dropped")
-        assert len(watches._calls) == 4
+        with at("watches.queued", of=watches_of(client)) as queued:
+            for number in range(1, many):
+                other.add_context(number, "x")
+            behind = f"are {EVENTS_MAX} events behind: a callback takes too long"
+            wait_until(lambda: behind in caplog.text, "an event that is dropped")
+            assert queued.count == EVENTS_MAX
         with pytest.raises(
-            errors.Backpressure, match="4 events wait for callbacks of other watches"
+            errors.Backpressure, match=f"{EVENTS_MAX} events wait for callbacks of other watches"
         ):
             client.tree_watch("/_model_", slow)
         other.tree_node_add("/go_on")
-        assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(20)] == [
-            f"/_context_/{n}" for n in range(20)
-        ]
-        other.add_context(20, "x")
-        assert slow.events.get(timeout=PATIENCE_S).path == "/_context_/20"
+        # those that were dropped are read anew, in the order of their names
+        assert {slow.events.get(timeout=PATIENCE_S).path for _ in range(many)} == {
+            f"/_context_/{n}" for n in range(many)
+        }
+        other.add_context(many, "x")
+        assert slow.events.get(timeout=PATIENCE_S).path == f"/_context_/{many}"
         assert slow.events.empty()
-    assert "are 4 events behind: a callback takes too long" in caplog.text
 
 
 @pytest.mark.usefixtures("patient_sessions")  # with such heartbeats nobody would look again
@@ -344,18 +371,19 @@ def test_connections_that_come_while_a_callback_waits_are_taken_up_meanwhile() -
     ):
         slow = Slow(client)
         client.tree_watch("/_context_", slow)
-        watches = watches_of(client)
         own: session.MasterSession = session_of(client)
         other.add_context(0, "x")
         assert slow.entered.wait(PATIENCE_S)
         for _ in range(3):
-            before = own._peer
+            wait_until(lambda: own.peer is not None, "a connection")
+            before = own.peer
             assert before is not None
-            own.node.reactor.call_soon(before.connection.close)
-            wait_until(lambda before=before: own._peer not in (None, before), "another connection")
-        wait_until(lambda: watches._peer is own._peer, "the watch over the last of them")
-        other.add_context(1, "y")
-        wait_until(lambda: watches._calls, "the news of it")
+            with at("session.looking", of=own) as looked:
+                own.node.reactor.call_soon(before.connection.close)
+                looked.wait()  # the watch over another one
+        with at("watches.queued", of=watches_of(client)) as queued:
+            other.add_context(1, "y")
+            queued.wait()
         other.tree_node_add("/go_on")
         assert [slow.events.get(timeout=PATIENCE_S).path for _ in range(2)] == [
             "/_context_/0",

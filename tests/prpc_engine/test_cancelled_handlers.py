@@ -216,7 +216,8 @@ def test_a_service_closes_when_its_cancelled_handlers_have_cleaned_up(
             await sleep(0.05)
             handlers.clean.set_result(None)
 
-        ours._node.reactor.call_in_engine(lambda: ours._node.reactor.spawn(let_them()))
+        reactor = ours.driver.reactor
+        reactor.call_in_engine(lambda: reactor.spawn(let_them()))
         (server if closed == "server" else ours).close()
         assert handlers.seen == ["CancelledError", "cleaned up"]
         # a service that goes is lost for its callers: another one may be asked
@@ -342,6 +343,7 @@ def test_a_handler_may_call_while_it_cleans_up_after_its_deadline(master: Master
         with Program("tests.prpc_engine.test_cancelled_handlers", master.address) as program:
             assert program.read_line() == "ready"
             far = service.create_client("far")
+            assert far.call("what_was_seen") == []  # connected: what follows leaves at once
             with pytest.raises(errors.DeadlineExceeded):
                 far.call("nap", timeout_s=0.1)
             wait_until(lambda: far.call("what_was_seen") == ["Expired", "hello"])

@@ -203,12 +203,14 @@ def test_a_message_put_before_the_wait_is_received_without_one() -> None:
 
 
 def test_a_dealer_that_never_receives_is_told_to(
-    nodes: tuple[RpcService, RpcService], monkeypatch: pytest.MonkeyPatch
+    nodes: tuple[RpcService, RpcService],
 ) -> None:
-    monkeypatch.setattr("prpc_engine.client.dealer.REQUESTS_MAX", 3)
     server = nodes[0].create_server("unheard")
     answering = server.create_dealer()
-    with nodes[1].create_client("unheard") as client, client.create_dealer() as dealer:
+    with (
+        nodes[1].create_client("unheard") as client,
+        Dealer("unheard", nodes[1].driver, client, requests_max=3) as dealer,
+    ):
         for _ in range(3):
             dealer.send_request(RpcRequest())
         answering.send_response(RpcResponse(answering.recv_request(PATIENCE_S)))
@@ -229,7 +231,7 @@ def test_who_receives_nothing_again_and_again_leaves_nothing_behind() -> None:
     for _ in range(3):
         with pytest.raises(TimeoutError):
             mailbox.get(0.0)
-    assert not mailbox._waiting
+    assert not mailbox.waiting
 
 
 def test_a_wait_that_was_terminated_ends_although_others_go_on_at_once() -> None:

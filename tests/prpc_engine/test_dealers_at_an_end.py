@@ -87,7 +87,7 @@ def test_a_request_past_its_deadline_is_not_received_before_the_reactor_has_seen
     asking.send_request(RpcRequest("hasty again"), timeout_s=500.0)
     wait_until(lambda: world.queued == 2, "the other requests")
     now = time.monotonic()
-    monkeypatch.setattr("prpc_engine.client.dealer.time.monotonic", lambda: now + 700.0)
+    monkeypatch.setattr("shard.runtime.monotonic", lambda: now + 700.0)
     assert received(answering) == ["patient"]
     assert not answering.send_response(RpcResponse(kept, "too late"))
 
@@ -254,22 +254,21 @@ def test_a_wait_in_another_thread_ends_at_once_with_closed(world: World, way: st
 
 
 def test_a_wait_that_is_under_way_ends_when_its_dealer_does_and_those_of_others_go_on() -> None:
-    mailbox, ending = Mailbox("it", None), Ending()
-    assert not mailbox._waiting
+    ending = Ending()
 
     class Waiter:
         def wait(self, future: Any, timeout_s: float | None) -> bool:
             ending.end(Terminated("closed here"))
             return bool(future.finished)
 
-    mailbox._waiter = Waiter()  # type: ignore[assignment]
+    mailbox = Mailbox("it", Waiter())  # type: ignore[arg-type]
     with pytest.raises(Terminated, match="closed here"):
         mailbox.get(None, ending)
     mailbox.put("for others")
     with pytest.raises(Terminated, match="closed here"):
         mailbox.get(None, ending)
     assert mailbox.get(None, Ending()) == "for others"
-    assert not mailbox._waiting
+    assert not mailbox.waiting
 
 
 def test_a_closed_dealer_withdraws_what_it_has_in_flight_and_sends_nothing_more(

@@ -168,14 +168,14 @@ def test_a_drain_waits_for_what_ends_and_takes_nothing_new_meanwhile() -> None:
             retry=prpc_engine.RetryPolicy(attempts_max=1, unsent_max=1),
         )
         call = client.submit("wait", timeout_s=None)
-        served = node_of(service).servers[server._target]
-        wait_until(lambda: served.tasks, "the call's begin")
+        (served,) = (one for one in node_of(service).servers.values() if one.service == "test")
+        wait_until(lambda: served.statistics().tasks, "the call's begin")
         closing = threading.Thread(target=server.close, args=(PATIENCE_S,))
         closing.start()
         wait_until(lambda: served.jobs.closed, "the drain's begin")
         with pytest.raises(errors.RpcError):
             client.call("has_ended", timeout_s=PATIENCE_S)
-        service._driver.reactor.call_soon(lambda: handlers.gate.set_result("in time"))
+        service.driver.reactor.call_soon(lambda: handlers.gate.set_result("in time"))
         assert call.result(PATIENCE_S) == "in time"
         closing.join(PATIENCE_S)
         assert not closing.is_alive()

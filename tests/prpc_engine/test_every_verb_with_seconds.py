@@ -22,6 +22,7 @@ from prpc_engine import (
     RpcRequest,
     RpcService,
     Server,
+    ServerConfig,
     accumulator,
     cluster,
     errors,
@@ -139,6 +140,10 @@ MAKERS: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
     "Master": lambda world, seconds: Master(**seconds),
     "MasterClient": lambda world, seconds: MasterClient(world["Master"].address, **seconds),
     "RpcService": lambda world, seconds: RpcService(world["Master"].address, **seconds),
+    # which a Server checks that it is given to
+    "ServerConfig": lambda world, seconds: Server(
+        {"ps": ["h:1"]}, "ps", 0, config=ServerConfig(**seconds), start=False
+    ),
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,9 @@ from prpc_engine import (
     once,
 )
 from prpc_engine.client import dispatcher
-from prpc_engine.master.backend import SessionBackend
-from shard import Future
+from tests.held import at
 from tests.program import Program
-from tests.prpc_engine.inside import dispatcher_of
+from tests.prpc_engine.inside import dispatcher_of, session_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 
 pytestmark = pytest.mark.usefixtures("patient_describe", "patient_sessions")
@@ -193,7 +192,7 @@ def test_a_full_server_is_backpressure_after_a_few_tries(world: World) -> None:
 
 def test_a_client_is_told_of_servers_that_come_and_go(world: World) -> None:
     with world.client() as client:
-        third = RpcService(world.caller._master)
+        third = RpcService(session_of(world.caller).address)
         server = third.create_server("shop", Shop("three"))
         wait_until(lambda: len(client.server_ids) == 3, "the client knows of three servers")
         server.close()
@@ -201,53 +200,31 @@ def test_a_client_is_told_of_servers_that_come_and_go(world: World) -> None:
         third.close()
 
 
-def test_a_client_hears_of_a_server_that_went_before_its_watch_began(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin, late = SessionBackend.watch_soon, list[Callable[[], object]]()
-
-    def begin_late(self: SessionBackend, *watch: Any) -> Future:
-        begun = Future()
-        late.append(lambda: begin(self, *watch).add_done_callback(begun.set_result))
-        return begun
-
-    monkeypatch.setattr(SessionBackend, "watch_soon", begin_late)
-    with world.client() as client:
-        world.services[0].close()
-        assert client.server_ids == (0, 1)
-        for begin_now in late:
-            begin_now()
+def test_a_client_hears_of_a_server_that_went_before_its_watch_began(world: World) -> None:
+    with (
+        at("service.watching", world.services[0].close) as watching,
+        world.client() as client,
+    ):
+        assert watching.count == 1
         wait_until(lambda: client.server_ids == (1,), "the client knows of one server")
 
 
-def test_a_client_hears_of_a_server_that_went_while_it_was_made(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lookup = RpcService._lookup
+def test_a_client_hears_of_a_server_that_went_while_it_was_made(world: World) -> None:
     with world.client() as other:
 
-        def look_and_lose(self: RpcService, name: str, expected: int, timeout_s: float) -> Any:
-            found = lookup(self, name, expected, timeout_s)
-            if expected:  # else it is the other client that looks, once its watch has begun
-                monkeypatch.setattr(RpcService, "_lookup", lookup)
-                news = self._news
-                world.services[0].close()
-                wait_until(
-                    lambda: self._news is not news and other.server_ids == (1,),
-                    "the other client knows of one server",
-                )
-            return found
+        def lose() -> None:
+            world.services[0].close()
+            wait_until(lambda: other.server_ids == (1,), "the other client knows of one server")
 
         assert other.call("who") in ("one", "two")
-        monkeypatch.setattr(RpcService, "_lookup", look_and_lose)
-        with world.client() as client:
+        with at("service.found", lose, of=world.caller), world.client() as client:
             wait_until(lambda: client.server_ids == (1,), "the new client knows of one server")
 
 
 def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is_there(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    def refuse(self: SessionBackend, *watch: Any) -> Future:
+    def refuse() -> None:
         raise errors.NotSent("nobody watches")
 
     def asked() -> tuple[int, ...]:
@@ -255,8 +232,7 @@ def test_a_call_to_one_server_that_cannot_be_reached_lets_the_client_look_who_is
             client.call_to(0, "who", timeout_s=PATIENCE_S)
         return client.server_ids
 
-    monkeypatch.setattr(SessionBackend, "watch_soon", refuse)
-    with world.client() as client:
+    with at("service.watching", refuse), world.client() as client:
         world.services[0].close()
         wait_until(lambda: asked() == (1,), "the client knows of one server")
 

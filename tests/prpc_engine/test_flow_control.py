@@ -4,8 +4,11 @@ there.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
+from collections import deque
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +17,9 @@ from prpc_engine.rpc import flow_control
 from prpc_engine.rpc.flow_control import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.rpc.stream import Stream, stream_call
 from shard import Future
+from tests.held import at
 from tests.helpers import ManualWaiter
+from tests.preempted import preempted
 
 
 def taken(inbox: Inbox) -> list[Any]:
@@ -146,37 +151,64 @@ def test_who_gives_up_waiting_for_credit_again_and_again_leaves_nothing_behind()
     assert futures() == before
 
 
-def test_credit_granted_between_the_look_and_the_wait_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_credit_granted_between_the_look_and_the_wait_is_not_lost() -> None:
     """The sender would wait for a grant that has come already."""
-    for event in ("grant", "close"):
-        window = Window(None, credit=0)
+    window = Window(None, credit=0)
+    for event in (partial(window.grant, 1), partial(window.close, RuntimeError("gone"))):
+        with at("window.waiting", event):
+            waits = window.take()
+        assert waits is not None
+        assert waits.done()
+        window.sent += 1
 
-        def future(waiter: Any, window: Window = window, event: str = event) -> Future:
-            if event == "grant":
+
+def test_an_item_that_comes_between_the_look_and_the_wait_is_taken() -> None:
+    inbox = new_inbox()
+    with at("inbox.waiting", lambda: inbox.put(0, "a")):
+        assert inbox.take() == (True, "a")
+
+
+@pytest.mark.parametrize("is_taken_first", [False, True])
+def test_who_waits_for_an_item_is_woken_wherever_the_other_thread_stood_still(
+    is_taken_first: bool,
+) -> None:
+    for case in preempted(flow_control.__name__):
+        inbox, waits = new_inbox(), list[Future]()
+
+        def take_all(inbox: Inbox = inbox, waits: list[Future] = waits) -> None:
+            while not waits:
+                is_there, taken = inbox.take()
+                if not is_there:
+                    waits.append(taken)
+
+        def put(inbox: Inbox = inbox) -> None:
+            inbox.put(0, "a")
+
+        case.run(*((take_all, put) if is_taken_first else (put, take_all)))
+        inbox.put(1, "b")
+        assert waits[0].done(), case.after
+
+
+@pytest.mark.parametrize("is_taken_first", [False, True])
+@pytest.mark.parametrize("what", ["grant", "close"])
+def test_who_waits_for_credit_is_woken_wherever_the_other_thread_stood_still(
+    what: str, is_taken_first: bool
+) -> None:
+    for case in preempted(flow_control.__name__):
+        window, waits = Window(None, 0), list[Future | None]()
+
+        def take(window: Window = window, waits: list[Future | None] = waits) -> None:
+            with contextlib.suppress(RuntimeError):
+                waits.append(window.take())
+
+        def wake(window: Window = window) -> None:
+            if what == "grant":
                 window.grant(1)
             else:
                 window.close(RuntimeError("gone"))
-            return Future(waiter)
 
-        monkeypatch.setattr(flow_control, "Future", future)
-        waits = window.take()
-        assert waits is not None
-        assert waits.done()
-
-
-def test_an_item_that_comes_between_the_look_and_the_wait_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    inbox = new_inbox()
-
-    def future(waiter: Any) -> Future:
-        assert inbox.put(0, "a")
-        return Future(waiter)
-
-    monkeypatch.setattr(flow_control, "Future", future)
-    assert inbox.take() == (True, "a")
+        case.run(*((take, wake) if is_taken_first else (wake, take)))
+        assert all(future is None or future.done() for future in waits), case.after
 
 
 def test_a_closed_window_raises_what_closed_it() -> None:
@@ -194,3 +226,21 @@ def test_a_stream_ends_once_and_by_what_ended_it_first() -> None:
     inbox.cut(RuntimeError("third"))
     assert inbox.put(0, "late"), "given up here, and not known there yet"
     assert taken(inbox) == ["first"]
+
+
+def test_the_last_item_and_the_end_that_come_while_the_receiver_looks_are_both_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Late(deque[Any]):
+        """Has the last item and the end come right after a look that found nothing."""
+
+        def __bool__(self) -> bool:
+            was_there = len(self) > 0
+            if not inbox.finished:
+                inbox.put(0, "last")
+                inbox.finish()
+            return was_there
+
+    monkeypatch.setattr(flow_control, "deque", Late)
+    inbox = new_inbox()
+    assert taken(inbox) == ["last", "end"]

@@ -16,7 +16,7 @@ import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, errors
 from prpc_engine.rpc.server import TASKS_MAX
-from tests.prpc_engine.inside import routes_of
+from tests.held import at
 from tests.prpc_engine.processes import (
     PATIENCE_S,
     Program,
@@ -193,23 +193,19 @@ def test_a_stream_that_is_dropped_before_it_was_opened_ends_at_the_server(
 
 
 def test_a_stream_with_an_item_that_cannot_be_read_ends_at_the_server(
-    client: RpcClient, monkeypatch: pytest.MonkeyPatch
+    client: RpcClient,
 ) -> None:
-    stream = client.stream("rows", MANY_ROWS)
-    assert next(stream) == 0
-    archive = next(iter(routes_of(client).values())).peer.decoder  # type: ignore[union-attr]
-    decode = archive.decode
-
-    def spoilt(*message: Any) -> Any:
-        item = decode(*message)
+    def spoil(item: Any) -> None:
         if item == 50:
             raise ValueError("a spoilt item")
-        return item
 
-    monkeypatch.setattr(archive, "decode", spoilt)
-    with pytest.raises(errors.RpcError, match="cannot be read: a spoilt item"):
+    stream = client.stream("rows", MANY_ROWS)
+    assert next(stream) == 0
+    with (
+        at("peer.item_read", spoil),
+        pytest.raises(errors.RpcError, match="cannot be read: a spoilt item"),
+    ):
         list(stream)
-    monkeypatch.undo()
     ended(client, 1)
 
 

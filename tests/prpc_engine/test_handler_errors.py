@@ -204,6 +204,7 @@ def world(request: pytest.FixtureRequest, master: Master) -> Iterator[World]:
 def registered_stubborn() -> Iterator[None]:
     register(Stubborn, pack=lambda one: one.value, unpack=Stubborn.unpack)
     yield
+    Stubborn.refuses = False
     del by_name[by_class.pop(Stubborn).name]
 
 
@@ -256,9 +257,9 @@ def test_a_result_that_cannot_even_be_named_is_answered_for(world: World) -> Non
 
 
 def test_values_whose_class_refuses_them_in_its_own_way_are_answered_for(
-    world: World, monkeypatch: pytest.MonkeyPatch, registered_stubborn: None
+    world: World, registered_stubborn: None
 ) -> None:
-    monkeypatch.setattr(Stubborn, "refuses", True)
+    Stubborn.refuses = True
     with pytest.raises(BadArguments, match="CancelledError: not here"):
         world.client.call("echo", Stubborn(1), timeout_s=PATIENCE_S)
     with pytest.raises(RpcError, match=r"cannot be read.*CancelledError: not here"):
@@ -425,8 +426,8 @@ def test_what_the_waiting_thread_was_handling_stays_in_its_process(master: Maste
             try:
                 raise LookupError("the password is swordfish")
             except LookupError:
-                served._driver.run(0.0)
-                wait_until(lambda: bool(served._driver.run(0.01)) or asked.done(), "the answer")  # noqa: B023
+                served.driver.run(0.0)
+                wait_until(lambda: bool(served.driver.run(0.01)) or asked.done(), "the answer")  # noqa: B023
             error = asked.error(PATIENCE_S)
             assert isinstance(error, RemoteError)
             assert "mine" in error.remote_traceback

@@ -18,7 +18,7 @@ from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.allow import AllowList, Rule
 from shard import Future
 from shard.transport.identity import PeerIdentity
-from tests.prpc_engine.inside import node_of, routes_of
+from tests.prpc_engine.inside import node_of, numbered, routes_of
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S
 
@@ -48,7 +48,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RpcService, RpcServ
         RpcService(master.address, transports=["shm", "tcp"], allow=ALLOW) as serving,
     ):
         serving.create_server("vault", Vault())
-        monkeypatch.setattr("prpc_engine.node.node.secrets.randbits", lambda bits: 4711)
+        monkeypatch.setattr("shard.runtime.randbits", lambda bits: 4711)
         with (
             RpcService(master.address, transports=["shm"]) as victim,
             RpcService(master.address, transports=["tcp"]) as attacker,
@@ -64,7 +64,7 @@ def ask(service: RpcService, kind: int, call_id: int, method: str, value: int) -
         peer = node_of(service).peer_at(route.addresses, PATIENCE_S, "the vault")
         body, blocks = peer.decoder.encode_arguments((value,))
         call = Call(
-            peer._waiter,
+            node_of(service).waiter,
             table=peer.calls,
             call_id=call_id,
             asked=(method, route),
@@ -72,9 +72,8 @@ def ask(service: RpcService, kind: int, call_id: int, method: str, value: int) -
             blocks=blocks,
         )
         call.overall = NEVER
-        usual, peer._next_id = peer._next_id, lambda: call_id
-        peer.resend(call, route, PATIENCE_S, kind)
-        peer._next_id = usual
+        with numbered(peer, call_id):
+            peer.resend(call, route, PATIENCE_S, kind)
         call.error(PATIENCE_S)
         return call
 
@@ -128,9 +127,9 @@ def test_a_repeat_of_another_method_or_of_another_certificate_gets_no_answer() -
 
 def repeat(pair: Pair, kind: int, method: str) -> Call:
     body, blocks = pair.client.decoder.encode_arguments((7,))
-    pair.client._next_id = lambda: 9
     call = Call(asked=(method, Route()), body=body, blocks=blocks, call_id=9, overall=NEVER)
-    pair.client.resend(call, Route(), PATIENCE_S, kind)
+    with numbered(pair.client, 9):
+        pair.client.resend(call, Route(), PATIENCE_S, kind)
     pair.turn()
     return call
 

@@ -19,7 +19,7 @@ def test_connections_calls_and_tables_stay_whole(
 ) -> None:
     with Program("tests.prpc_engine.interrupted", "serve", master.address) as server:
         assert server.read_line() == "ready"
-        for verb in ("call", "array", "submit", "stream", "push"):
+        for verb in ("call", "own", "array", "submit", "stream", "push"):
             with (
                 subtests.test(verb=verb),
                 Program(
@@ -33,3 +33,21 @@ def test_connections_calls_and_tables_stay_whole(
                 most = came["done"] + came["hit"] if verb == "push" else 0
                 assert all(least <= one <= most for one in came["grown"])
                 assert len(set(came["grown"])) == 1
+
+
+def test_calls_that_signal_handlers_make_in_the_middle_of_others_are_answered(
+    master: Master, seed: int, subtests: pytest.Subtests
+) -> None:
+    with Program("tests.prpc_engine.interrupted", "serve", master.address) as server:
+        assert server.read_line() == "ready"
+        for verb in ("call", "own", "array", "submit", "stream", "push"):
+            with (
+                subtests.test(verb=verb),
+                Program(
+                    *("tests.prpc_engine.interrupted", "nested", master.address),
+                    *(verb, str(HITS), str(seed)),
+                ) as caller,
+            ):
+                ended = json.loads(caller.read_line())
+                assert list(ended) == ["right"]
+                assert ended["right"] >= HITS  # one more may come between two uses

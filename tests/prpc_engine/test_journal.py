@@ -8,9 +8,15 @@ import os
 import queue
 import re
 import resource
+import struct
+import sys
 import tempfile
+import threading
+import zlib
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -18,9 +24,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from prpc_engine import Master
 from prpc_engine.errors import JournalError
-from prpc_engine.master import journal as journal_module
+from prpc_engine.idempotency_window import FORGOTTEN, NEW, SEEN
 from prpc_engine.master.client import MasterClient, TreeEvent
 from prpc_engine.master.journal import (
+    COMPACT_BYTES,
     HEADER,
     RECORD,
     Journal,
@@ -31,8 +38,10 @@ from prpc_engine.master.journal import (
     replay,
     snapshot_records,
 )
+from prpc_engine.master.namespace import VALUE_LENGTH_MAX
 from prpc_engine.master.registry import Registry, RegistryError
-from prpc_engine.master.tree import Change, Kind, NodeTree, SessionRecord
+from prpc_engine.master.tree import ANSWERS_MAX, Change, Kind, NodeTree, SessionRecord
+from tests.examples import examples
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 State = list[Change]
@@ -150,8 +159,84 @@ class AnyHistory(RuleBasedStateMachine):
         assert state(tree) == state(self.registry.tree)
 
 
-AnyHistory.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
+AnyHistory.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=25)
 TestAnyHistory = AnyHistory.TestCase
+
+
+def test_the_answers_in_journals_are_read_as_ever() -> None:
+    """By hand: a session opens, and is answered under 2 and 1 in one record, under 7 in another."""
+
+    def record(version: int, *changes: list[Any]) -> bytes:
+        body = msgspec.msgpack.encode([version, changes])
+        length = struct.pack("<I", len(body))
+        return length + struct.pack("<II", zlib.crc32(length), zlib.crc32(body)) + body
+
+    begin = struct.pack("<8sI", b"PRPCJRNL", 1)
+    opened = '{"token":"t","lease_s":5.0,"root":"root","label":"","home":""}'
+    tree = restored(
+        begin
+        + struct.pack("<I", zlib.crc32(begin))
+        + record(3, [4, "", opened, 0, 1], [6, "", "[]", 2, 1], [6, "", "17", 1, 1])
+        + record(4, [6, "", '"/q/0000000000"', 7, 1])
+    )
+    answers = tree.sessions[1].answers
+    assert list(answers.kept.items()) == [(2, "[]"), (1, "17"), (7, '"/q/0000000000"')]
+    assert [answers.find(request) for request in (1, 2, 3, 7, 8)] == [SEEN, SEEN, NEW, SEEN, NEW]
+    assert [[*map(str, msgspec.to_builtins(change))] for change in tree.snapshot()][1:] == [
+        ["6", "", "[]", "2", "1"],
+        ["6", "", "17", "1", "1"],
+        ["6", "", '"/q/0000000000"', "7", "1"],
+    ]
+
+
+def test_verbs_of_many_threads_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """By which the master tells a first request from one whose answer it has forgotten."""
+    with Master(journal=tmp_path) as master, MasterClient(master.address) as client:
+
+        def ask() -> None:
+            asked = [client.submit("generate_id", "k") for _ in range(100)]
+            for each in asked:
+                each.result(PATIENCE_S)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        interval_s = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # between a verb's number and its entry, too
+        try:
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+        finally:
+            sys.setswitchinterval(interval_s)
+    transactions, _ = decode((tmp_path / "journal-0").read_bytes(), "journal-0")
+    changes = [change for _, several in transactions for change in several]
+    answered = [change.number for change in changes if change.kind is Kind.ANSWER]
+    assert len(answered) == 400
+    assert answered == sorted(answered)
+
+
+def test_which_answers_were_forgotten_outlives_replay_and_snapshot() -> None:
+    registry = Registry()
+    session = registry.open(SessionRecord("t", 5.0, "root", "", ""), 0.0)
+    last = 2 * ANSWERS_MAX
+    for request in (*range(2, last), 1):  # that waited meanwhile
+        registry.note_answer(session, request, request)
+    changes = registry.take_changes()
+    by_replay, by_snapshot = NodeTree(), NodeTree()
+    replay([(registry.version, changes)], by_replay, "file", b"")
+    load_snapshot(b"".join(snapshot_records(registry.tree)), by_snapshot, "snapshot")
+    for tree in (by_replay, by_snapshot):
+        answers = tree.sessions[session].answers
+        told = {request: answers.find(request) for request in range(1, last + 1)}
+        assert told == {
+            request: SEEN
+            if request in (1, *range(last - ANSWERS_MAX + 1, last))
+            else FORGOTTEN
+            if request < last
+            else NEW
+            for request in told
+        }
+        assert state(tree) == state(registry.tree)
 
 
 def test_a_journal_that_was_closed_goes_on(tmp_path: Path) -> None:
@@ -206,12 +291,8 @@ def test_damage_in_the_middle_is_refused_with_its_place(tmp_path: Path) -> None:
             journal.close()
 
 
-def test_another_format_is_refused_by_its_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "FORMAT", 2)
-    later = encode_header()
-    monkeypatch.undo()
+def test_another_format_is_refused_by_its_number() -> None:
+    later = encode_header(2)
     with pytest.raises(JournalError, match="format 2, this version reads format 1"):
         decode(later, "file")
     with pytest.raises(JournalError, match="no header of a journal"):
@@ -238,11 +319,8 @@ def test_a_second_master_on_the_folder_is_refused_and_told_who_the_first_is(tmp_
     Journal(tmp_path).close()
 
 
-def test_a_long_journal_becomes_a_snapshot_and_a_short_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_module, "COMPACT_BYTES", 2000)
-    journal, registry = Journal(tmp_path, sync=False), Registry()
+def test_a_long_journal_becomes_a_snapshot_and_a_short_one(tmp_path: Path) -> None:
+    journal, registry = Journal(tmp_path, sync=False, compact_bytes=2000), Registry()
     journal.load(registry.tree)
     session = registry.open(SessionRecord("t", 5.0, "root", "", ""), 0.0)
     registry.tree_node_add(session, "/x", "", False)
@@ -295,7 +373,9 @@ def test_old_files_that_cannot_be_removed_do_not_keep_a_change_from_being_told(
     with Master(journal=tmp_path, sync=False) as master, MasterClient(master.address) as client:
         client.tree_watch("/a", heard.put)
         monkeypatch.setattr(Path, "unlink", refuse)
-        monkeypatch.setattr(Journal, "long", True)
+        client.tree_node_add("/b")
+        for _ in range(COMPACT_BYTES // VALUE_LENGTH_MAX + 1):
+            client.tree_node_set("/b", "x" * VALUE_LENGTH_MAX)
         client.tree_node_add("/a")
         assert heard.get(timeout=PATIENCE_S).path == "/a"
         wait_until(

@@ -20,6 +20,7 @@ from prpc_engine.master.client import TreeEvent
 from tests.program import Program, halt
 from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
+from tests.prpc_engine.inside import registry_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LEASE_S = 0.5
@@ -57,7 +58,7 @@ def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:
         sharded.create_server("test", Plain, sharded=True)
         assert peer.create_client("test", timeout_s=PATIENCE_S).call("echo", 1) == 1
         assert two.master_client.get_rpc_service_info("RpcService") == []
-        sessions = master._methods._registry.tree.sessions.values()
+        sessions = registry_of(master).tree.sessions.values()
         assert sorted((one.record.root, one.record.lease_s) for one in sessions) == [
             ("one", 5.0),
             ("one", 60.0),

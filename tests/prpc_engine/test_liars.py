@@ -26,6 +26,8 @@ from prpc_engine.rpc.message import (
     REPEAT,
     REPLY,
     REQUEST,
+    SIDE_SHIFT,
+    STATUS_SHIFT,
     Status,
     method_key,
 )
@@ -169,9 +171,7 @@ def test_whatever_kinds_numbers_and_values_a_member_sends_others_are_served(
         key = method_key(chance.choice(METHODS))
         status = chance.choice([*Status, 0, 99])
         header = HEADER.pack(
-            kind,
-            chance.choice([0, 1, 2, 255]),
-            status,
+            kind | chance.choice([0, 1, 2, 255]) << SIDE_SHIFT | status << STATUS_SHIFT,
             target,
             call_id,
             key,
@@ -197,8 +197,8 @@ def test_whatever_kinds_numbers_and_values_a_member_sends_others_are_served(
     [
         b"",
         bytes(23),
-        HEADER.pack(0, 0, 0, 0, 1, 0, 0),
-        HEADER.pack(200, 0, 0, 0, 1, 0, 0),
+        HEADER.pack(0, 0, 1, 0, 0),
+        HEADER.pack(200, 0, 1, 0, 0),
     ],
 )
 def test_what_is_no_message_ends_its_connection_with_one_line_at_most(
@@ -221,7 +221,10 @@ def test_a_failure_whose_texts_are_none_ends_its_call_by_name(
     connection, peer = world.lie(), world.peer
     call = peer.request(AnyRoute(), "add", method_key("add"), (1,), PATIENCE_S, False)
     body, _ = archive.Archive().encode(texts)
-    sends(connection, HEADER.pack(FAILURE, 0, Status.HANDLER_RAISED, 0, call.call_id, 0, 0) + body)
+    sends(
+        connection,
+        HEADER.pack(FAILURE | Status.HANDLER_RAISED << STATUS_SHIFT, 0, call.call_id, 0, 0) + body,
+    )
     assert "cannot be read" in str(call.error(PATIENCE_S))
     assert not peer.lost
     assert world.is_served()
@@ -233,7 +236,7 @@ def test_answers_to_calls_that_were_never_made_are_counted_and_dropped(world: Wo
     connection, peer = world.lie(), world.peer
     body, _ = archive.Archive().encode(1)
     for number in range(100):
-        sends(connection, HEADER.pack(REPLY, 0, 0, 0, number, 0, 0) + body)
+        sends(connection, HEADER.pack(REPLY, 0, number, 0, 0) + body)
     wait_until(lambda: peer.statistics().replies_dropped == 100)
     assert world.is_served()
     connection.close()
@@ -244,7 +247,7 @@ def test_a_flood_of_notifications_that_fail_and_of_answers_that_nobody_reads_is_
 ) -> None:
     connection, peer = world.lie(), world.peer
     body, _ = archive.Archive().encode([1])
-    notify = HEADER.pack(NOTIFY, 0, 0, world.target, 0, method_key("no such method"), 0) + body
+    notify = HEADER.pack(NOTIFY, world.target, 0, method_key("no such method"), 0) + body
     sent = 0
     while sent < 20_000 and sends(connection, notify):
         sent += 1

@@ -459,9 +459,9 @@ def test_a_lost_connection_is_made_again_and_what_the_session_owns_stays(
     client.tree_node_add("/e", "", ephemeral=True)
     client.tree_watch("/_context_", seen.events.put)
     session = session_of(client)
-    lost = session._peer
+    lost = session.peer
     session.node.reactor.call_soon(lost.connection.close)
-    wait_until(lambda: session._peer not in (lost, None), "another connection")
+    wait_until(lambda: session.peer not in (lost, None), "another connection")
     other.add_context(1, "x")
     assert other.tree_node_get("/e").ephemeral
     assert seen.next() == ("/_context_/1", "x")

@@ -4,7 +4,6 @@ arrival that went meanwhile.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,14 @@ from typing import Any
 import pytest
 
 from prpc_engine import Master, errors
-from prpc_engine.master import watch
 from prpc_engine.master.client import MasterClient, SessionBackend, TreeEvent
+from prpc_engine.master.protocol import MASTER_ROUTE
 from prpc_engine.master.registration import Registration
-from prpc_engine.master.session import MasterSession
+from prpc_engine.master.session import END
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.server import ServedObject
 from shard import control_loop
+from tests.held import at
 from tests.prpc_engine.inside import session_of, watches_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -32,12 +32,13 @@ def client(master: Master) -> Iterator[MasterClient]:
         yield made
 
 
-def expire(master: Master, client: MasterClient) -> None:
+def expire(client: MasterClient) -> None:
     """Its session ends at the master, and the client has another one."""
     session = session_of(client)
-    ended = session.number
-    registry = master._methods._registry
-    master._driver.reactor.call_soon(lambda: registry._lease_ends.update({ended: -math.inf}))
+    ended, peer = session.number, session.peer
+    assert peer is not None
+    peer.request(MASTER_ROUTE, "end_session", END, (), PATIENCE_S, False).result()
+    peer.reactor.call_soon(peer.connection.close)
     wait_until(lambda: session.number != ended and session.connected, "another session")
 
 
@@ -54,7 +55,7 @@ def test_who_lost_a_lock_does_not_release_it_for_another_thread_that_holds_it_si
             ),
             client.lock("l") as token,
         ):
-            expire(master, client)
+            expire(client)
             assert (
                 other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S)
                 == token + 1
@@ -65,11 +66,11 @@ def test_who_lost_a_lock_does_not_release_it_for_another_thread_that_holds_it_si
 
 
 def test_who_lost_a_lock_is_told_so_when_it_releases_what_another_thread_holds_since(
-    master: Master, client: MasterClient
+    client: MasterClient,
 ) -> None:
     with ThreadPoolExecutor(1) as other_thread:
         token = client.acquire_lock("l")
-        expire(master, client)
+        expire(client)
         assert (
             other_thread.submit(client.acquire_lock, "l", PATIENCE_S).result(PATIENCE_S)
             == token + 1
@@ -99,21 +100,15 @@ def test_who_waits_at_a_barrier_that_is_cleared_away_is_told_so_at_once(
 
 
 def test_a_session_that_was_opened_unheard_does_not_keep_its_client_from_another_one(
-    master: Master, client: MasterClient, monkeypatch: pytest.MonkeyPatch
+    client: MasterClient,
 ) -> None:
-    open_session, unheard = MasterSession._open_session, []
+    def be_slow(peer: Peer) -> None:
+        peer.reactor.call_soon(peer.connection.close)
+        raise errors.DeadlineExceeded("the master was slow")
 
-    async def slow(session: MasterSession, peer: Peer, number: int, *rest: Any) -> None:
-        if number == 0 and not unheard:
-            unheard.append(peer)
-            await open_session(session, peer, number, *rest)
-            session.node.reactor.call_soon(peer.connection.close)
-            raise errors.DeadlineExceeded("the master was slow")
-        await open_session(session, peer, number, *rest)
-
-    monkeypatch.setattr(MasterSession, "_open_session", slow)
-    expire(master, client)
-    assert unheard
+    with at("session.was_opened", be_slow, when=lambda number: number == 0, times=1) as unheard:
+        expire(client)
+    assert unheard.count == 1
     assert client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
@@ -171,19 +166,16 @@ def test_a_watch_that_is_cancelled_while_the_end_of_another_is_looked_at_harms_n
 
         __hash__ = str.__hash__
 
-    watches, session = watches_of(client), session_of(client)
+    watches = watches_of(client)
     first, middle, last = (client.tree_watch(path, lambda _: None) for path in ("/a", "/b", "/c"))
     watches._watches[middle].path = Cancelling("/b")
     client.cancel_watch(first)
-    watched = master._methods._watched
-    wait_until(
-        lambda: watched.get(session.number) == {"/root/b"}, "the master watches what is left"
-    )
+    wait_until(lambda: master.statistics().watches == 1, "the master watches what is left")
     assert not caplog.records
 
 
 def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
-    client: MasterClient, monkeypatch: pytest.MonkeyPatch
+    client: MasterClient,
 ) -> None:
     user = MasterClient(backend=SessionBackend(session_of(client)))
     held = threading.Event()
@@ -193,13 +185,15 @@ def test_a_watch_that_had_not_begun_when_its_client_was_closed_never_calls(
         held.set()
         client.tree_wait("/go_on", timeout_s=PATIENCE_S)
 
-    monkeypatch.setattr(watch, "CLOSE_TIMEOUT_S", 0.0)
     user.tree_watch("/a", hold)
     client.tree_node_add("/a")
     assert held.wait(PATIENCE_S)
-    with ThreadPoolExecutor(1) as pool:
+    with (
+        at("watches.queued", of=watches_of(user)) as queued,
+        ThreadPoolExecutor(1) as pool,
+    ):
         late = pool.submit(user.tree_watch, "/a", called.append, True)
-        wait_until(lambda: len(watches_of(user)._calls) == 2, "it waits for the other's callback")
+        queued.wait(2)  # it waits for the other's callback
         user.close()
         client.tree_node_add("/go_on")
         with pytest.raises(errors.Closed, match=r"watching '/a' .* was closed meanwhile"):

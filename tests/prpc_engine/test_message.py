@@ -16,6 +16,7 @@ from prpc_engine.rpc.message import (
     REPEAT,
     REPLY,
     REQUEST,
+    STATUS_SHIFT,
     TIMEOUT_S_MAX,
     Status,
     method_key,
@@ -23,7 +24,9 @@ from prpc_engine.rpc.message import (
 
 
 def test_the_header_is_as_its_table_says() -> None:
-    packed = HEADER.pack(REQUEST, 0, 0x0203, 0x04050607, 0x08090A0B0C0D0E0F, 0x10111213, 0x14151617)
+    packed = HEADER.pack(
+        REQUEST | 0x0203 << STATUS_SHIFT, 0x04050607, 0x08090A0B0C0D0E0F, 0x10111213, 0x14151617
+    )
     assert (
         packed.hex()
         == "01" + "00" + "0302" + "07060504" + "0f0e0d0c0b0a0908" + "13121110" + "17161514"
@@ -67,4 +70,4 @@ def test_a_method_goes_by_the_crc_32_of_its_name(name: str, key: int) -> None:
 
 
 def test_the_longest_timeout_fits_its_field() -> None:
-    HEADER.pack(REQUEST, 0, 0, 0, 1, 0, int(TIMEOUT_S_MAX * 1000) + 1)
+    HEADER.pack(REQUEST, 0, 1, 0, int(TIMEOUT_S_MAX * 1000) + 1)

@@ -17,12 +17,13 @@ from prpc_engine.settings.address import Address
 from prpc_engine.settings.allow import AllowList, Rule
 from prpc_engine.settings.config_file import SECTIONS
 from prpc_engine.settings.node_config import NodeConfig
-from prpc_engine.settings.sections import SETTING_OF
+from prpc_engine.settings.sections import SETTING_OF, NetworkSection
 from shard import DEFAULT_LIMITS, Limits, RestartPolicy
 
 CORES = 4  # of this machine, as these tests have it
 SECRET = "nobody-may-read-this"
-TABLE_NAMES = [name for variable in network.OF_NODES.values() for name in variable.names]
+IN_SECTIONS = network.OF_NODES | network.OF_NETWORK
+TABLE_NAMES = [name for variable in IN_SECTIONS.values() for name in variable.names]
 ROLE_NAMES = [
     name for role in ("ps", "worker") for one in network.of_role(role) for name in one.names
 ]
@@ -73,6 +74,33 @@ def test_each_layer_goes_before_the_one_below_it(
     assert config.origins["shards.polling"] == f"{file}: [shards]", "each setting by itself"
 
 
+def test_section_network_is_for_roles_and_goes_below_their_variables(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text(
+        "[network]\nconnection_timeout_s = 30\ntensor_fuse = true\nflow_control_max = 9\n"
+    )
+    network = NodeConfig.load("worker").network
+    assert (network.connection_timeout_s, network.tensor_fuse, network.flow_control_max) == (
+        *(30.0, True, 9),
+    )
+    monkeypatch.setenv("NETWORK_MAX_CONNECTION_TIMEOUT", "1500")
+    monkeypatch.setenv("PRPC_DATA_PORT_OFFSET", "-5")
+    config = NodeConfig.load("worker", tensor_fuse=False)
+    assert config.network == NetworkSection(
+        connection_timeout_s=1.5, data_port_offset=-5, flow_control_max=9
+    )
+    assert {name: one.origin for name, one in config.found_network().items()} == {
+        "connection_timeout_s": "NETWORK_MAX_CONNECTION_TIMEOUT='1500'",
+        "endpoint_map_folder": "default",
+        "data_port_offset": "PRPC_DATA_PORT_OFFSET='-5'",
+        "flow_control_max": f"{file}: [network]",
+        "tensor_fuse": "argument tensor_fuse",
+    }
+    monkeypatch.setenv("PRPC_DATA_PORT_OFFSET", "garbage")
+    assert NodeConfig.load().network.connection_timeout_s == 30.0, "no role: no such variable"
+
+
 def test_none_as_an_argument_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRPC_SHARDS", "2")
     config = NodeConfig.load(**dict.fromkeys(SETTING_OF))  # type: ignore[arg-type]
@@ -118,6 +146,31 @@ def test_sections_in_both_places_of_a_file_are_refused_and_both_are_named(
     ("text", "said"),
     [
         ("[shards]\ncount = -1", r"\[shards\] count = -1: a whole number from 0 on is allowed"),
+        ("[network]\ncore_number = 1", r"\[network\] core_number = 1: unknown; allowed are connec"),
+        (
+            "[network]\nconnection_timeout_s = 0",
+            r"\[network\] connection_timeout_s = 0: 0\.001 to 86400 secon",
+        ),
+        (
+            "[network]\ndata_port_offset = 0",
+            r"\[network\] data_port_offset = 0: a whole number from -65535 to",
+        ),
+        (
+            "[network]\ndata_port_offset = 70000",
+            r"\[network\] data_port_offset = 70000: a whole number from -6",
+        ),
+        (
+            "[network]\nendpoint_map_folder = 1",
+            r"\[network\] endpoint_map_folder = 1: a folder is allowed",
+        ),
+        (
+            "[network]\nflow_control_max = 0",
+            r"\[network\] flow_control_max = 0: a whole number from 1 on is",
+        ),
+        (
+            "[network]\ntensor_fuse = 'no'",
+            r"\[network\] tensor_fuse = 'no': true and false are allowed",
+        ),
         ('[shards]\ncount = "all"', r"\[shards\] count = 'all': a whole number .* or \"auto\""),
         ('[shards]\npolling = "on"', r"\[shards\] polling = 'on': true and false are allowed"),
         ("[shards]\ncounts = 1", r"\[shards\] counts = 1: unknown; allowed are count, polling"),

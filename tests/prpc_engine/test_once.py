@@ -44,7 +44,7 @@ from prpc_engine.rpc.server import ServedObject
 from shard import Future
 from tests.faults.zygote import Life
 from tests.helpers import ManualClock
-from tests.prpc_engine.inside import nap, node_of
+from tests.prpc_engine.inside import accepted_by, nap, node_of, numbered
 from tests.prpc_engine.peers import TARGET, Pair, Route
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -90,7 +90,7 @@ class Till:
         """Loses the way that its answer would go."""
         self.add(number)
         assert self._service is not None
-        for peer in list(node_of(self._service)._accepted):
+        for peer in list(accepted_by(node_of(self._service))):
             cut_socket(peer)
         return np.full(ARRAY_BYTES, number, np.uint8)
 
@@ -368,9 +368,9 @@ def send(pair: Pair, kind: int, call_id: int, method: str, *args: Any) -> Call:
     before.
     """
     body, blocks = pair.client.decoder.encode_arguments(args)
-    pair.client.calls.next_id = pair.client._next_id = lambda: call_id
     call = Call(asked=(method, Route()), body=body, blocks=blocks, call_id=call_id, overall=NEVER)
-    pair.client.resend(call, Route(), PATIENCE_S, kind)
+    with numbered(pair.client, call_id):
+        pair.client.resend(call, Route(), PATIENCE_S, kind)
     pair.turn()
     return call
 

@@ -4,13 +4,21 @@ is kept.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prpc_engine.rpc.once import ANSWER_SHARE, Identity, OnceWindow
+from prpc_engine.rpc.once import (
+    ANSWER_SHARE,
+    ONCE_CALLS,
+    Identity,
+    OnceEvent,
+    OnceState,
+    OnceWindow,
+)
 
 CALLER = 77
 
@@ -117,6 +125,36 @@ def test_once_callers_are_forgotten_an_unknown_repeat_is_refused_and_a_new_call_
     assert window.refusal((3, 2), True) is None, "of this one it is known"
 
 
+FORGETS = {OnceEvent.OVER_A_BOUND, OnceEvent.PASSED, OnceEvent.CALLER_GONE}
+
+
+def states_of(window: OnceWindow[str, Identity]) -> dict[Identity, OnceState]:
+    """Of each call that the steps below may make."""
+    found = {}
+    for call in itertools.product(range(1, 5), range(1, 13)):
+        entry, refusal = window.find(call), window.refusal(call, False)
+        if entry is None:
+            found[call] = OnceState.UNKNOWN if refusal is None else OnceState.FORGOTTEN
+        elif entry.running is not None:
+            found[call] = OnceState.RUNNING
+        else:
+            found[call] = OnceState.ANSWERED if refusal is None else OnceState.UNKEPT
+    return found
+
+
+def follows(before: OnceState, after: OnceState, events: set[OnceEvent]) -> bool:
+    """Whether the table leads from one to the other by these events."""
+    reached, left = {before}, [before]
+    while left:
+        state = left.pop()
+        for event in events.intersection(ONCE_CALLS.events(state)):
+            following, _ = ONCE_CALLS.after(state, event)
+            if following not in reached:
+                reached.add(following)
+                left.append(following)
+    return after in reached
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["ask", "ask", "answer", "drop"]),
@@ -133,7 +171,7 @@ STEPS = st.lists(
 def test_nothing_runs_twice_and_what_is_known_is_right(
     steps: list[tuple[str, int, int, int, bool]], answers_max: int, callers_max: int
 ) -> None:
-    """Against a model that forgets nothing."""
+    """Against a model that forgets nothing, and the table of states."""
     window: OnceWindow[str, Identity] = OnceWindow(answers_max, 100, 30.0, callers_max)
     running: set[Identity] = set()
     ran: set[Identity] = set()
@@ -141,6 +179,7 @@ def test_nothing_runs_twice_and_what_is_known_is_right(
     for what, caller, number, value, is_new in steps:
         now += value / 10
         call = caller, number
+        before, events = states_of(window), {OnceEvent.ASKED}
         entry = window.find(call)
         assert (entry is not None and entry.running is not None) == (call in running)
         if entry is not None and entry.running is None:
@@ -155,11 +194,15 @@ def test_nothing_runs_twice_and_what_is_known_is_right(
             running.discard(call)
             if what == "answer":
                 ran.add(call)
-                window.answered(
-                    call, call if value <= window.answer_bytes_max else None, value, now
-                )
+                is_kept = value <= window.answer_bytes_max
+                window.answered(call, call if is_kept else None, value, now)
+                events = {OnceEvent.REPLIED if is_kept else OnceEvent.REPLIED_UNKEPT}
             else:
                 window.drop(call)
+                events = {OnceEvent.DROPPED}
+        for each, state in states_of(window).items():
+            allowed = FORGETS | events if each == call else FORGETS
+            assert follows(before[each], state, allowed), (each, before[each], state, events)
         assert len(window) <= answers_max
         assert window.nbytes <= 100
     assert window.forgotten == len(ran) - len(window)

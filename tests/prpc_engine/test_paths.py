@@ -8,8 +8,7 @@ from prpc_engine.rpc.paths import (
     FAILURES_MAX,
     HEALTHY_S,
     PAIRS_MAX,
-    REST_S,
-    REST_S_MAX,
+    REST,
     Choice,
     Paths,
     Refusal,
@@ -67,7 +66,7 @@ def test_one_that_rests_says_why_and_for_how_long(resting: Paths) -> None:
                 "shm",
                 "failed 3 times in a row, tried again in 20 s: bytes were wrong",
                 True,
-                REST_S - 10.0,
+                REST.first_s - 10.0,
             ),
         ),
     ]
@@ -76,19 +75,19 @@ def test_one_that_rests_says_why_and_for_how_long(resting: Paths) -> None:
 def test_after_its_rest_it_comes_first_again_and_each_failure_more_doubles_the_rest(
     resting: Paths,
 ) -> None:
-    now, rest_s = 0.0, REST_S
+    now, rest_s = 0.0, REST.first_s
     for _ in range(40):
         assert order(resting, now + rest_s - 1) == ["tcp", "shm"]
         now += rest_s
         assert order(resting, now) == ["shm", "tcp"]
         resting.broke(NODE, over("shm", now), "again", now)
-        rest_s = min(2 * rest_s, REST_S_MAX)
-    assert rest_s == REST_S_MAX
+        rest_s = min(2 * rest_s, REST.max_s)
+    assert rest_s == REST.max_s
 
 
 def test_a_connection_that_lived_makes_up_for_failures_before_it(resting: Paths) -> None:
-    resting.broke(NODE, over("shm", REST_S), "its peer went", REST_S + HEALTHY_S)
-    assert order(resting, REST_S + HEALTHY_S) == ["shm", "tcp"]
+    resting.broke(NODE, over("shm", REST.first_s), "its peer went", REST.first_s + HEALTHY_S)
+    assert order(resting, REST.first_s + HEALTHY_S) == ["shm", "tcp"]
 
 
 def test_what_does_not_connect_counts_when_another_path_does(paths: Paths) -> None:
@@ -99,7 +98,7 @@ def test_what_does_not_connect_counts_when_another_path_does(paths: Paths) -> No
     assert order(paths, 5.0) == ["tcp", "shm"]
     (rest,) = [refusal for _, refusal in paths.arrange(NODE, BOTH, 6.0) if refusal is not None]
     paths.took(NODE, over("tcp", 6.0, rest))
-    assert order(paths, 5.0 + REST_S) == ["shm", "tcp"], "resting is no failure"
+    assert order(paths, 5.0 + REST.first_s) == ["shm", "tcp"], "resting is no failure"
 
 
 def test_what_cannot_lead_there_is_no_failure(paths: Paths) -> None:
@@ -135,6 +134,6 @@ def test_a_choice_tells_all_of_it_in_a_line() -> None:
 def test_a_connection_taken_for_want_of_a_better_one_is_to_be_left_again(resting: Paths) -> None:
     assert over("tcp", 0.0).again_s is None
     assert over("tcp", 0.0, Refusal("shm", "another user (5)", False)).again_s is None
-    assert over("tcp", 0.0, Refusal("shm", "no room", True)).again_s == REST_S
+    assert over("tcp", 0.0, Refusal("shm", "no room", True)).again_s == REST.first_s
     (rest,) = [refusal for _, refusal in resting.arrange(NODE, BOTH, 10.0) if refusal is not None]
-    assert over("tcp", 10.0, rest).again_s == REST_S - 10.0
+    assert over("tcp", 10.0, rest).again_s == REST.first_s - 10.0

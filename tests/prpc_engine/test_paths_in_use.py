@@ -13,11 +13,8 @@ import pytest
 
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import MaybeExecuted, RemoteError
-from shard import Connection, RemoteProtocolError
-from shard.memory.ring import TAIL_WORD
-from shard.transport.shm_connection import ShmConnection
-from shard.transport.socket_lane import SocketLane
-from tests.prpc_engine.inside import node_of, peers_by_address
+from shard import Connection
+from tests.prpc_engine.inside import accepted_by, make_unreadable, node_of, peers_by_address
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_until
 from tests.shard.small_memory import run_with_memory
 
@@ -30,22 +27,8 @@ def connection_of(service: RpcService, who_connected: str) -> Connection[Any]:
             peer for first, peer in peers_by_address(node).items() if first.startswith("memory://")
         ]
     else:
-        (peer,) = node._accepted
+        (peer,) = accepted_by(node)
     return peer.connection
-
-
-def break_at(end: str, connection: Connection[Any]) -> None:
-    """Bytes that cannot be, for this side to find or for the other."""
-    if isinstance(connection, ShmConnection):
-        words = connection._incoming_words if end == "here" else connection._outgoing_words
-        words[TAIL_WORD] += 1 << 40  # more than a ring holds
-        if end == "there":
-            connection.notes.ring()
-    elif end == "here":
-        connection.close(RemoteProtocolError("bytes that are no frame"))
-    else:
-        assert isinstance(connection, SocketLane)
-        connection._sock.send(b"\xff" * 64)
 
 
 def in_flight(service: RpcService, count: int) -> bool:
@@ -70,7 +53,7 @@ def test_a_connection_that_breaks_ends_its_own_calls_and_both_sides_go_on_over_a
         wait_until(lambda: service.statistics().servers["here/0"].tasks == 1, "their call")
         connection = connection_of(service, who_connected)
         assert connection.transport == transport
-        node_of(service).reactor.call_soon(lambda: break_at(end, connection))
+        node_of(service).reactor.call_soon(lambda: make_unreadable(connection, end))
         if who_connected == "we":
             assert [type(call.error(PATIENCE_S)) for call in (ours, theirs)] == [
                 MaybeExecuted,

@@ -7,14 +7,15 @@ from __future__ import annotations
 import pytest
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.master import namespace
 from prpc_engine.master.namespace import (
     LEASE_S_MAX,
     NAME_LENGTH_MAX,
     VALUE_LENGTH_MAX,
+    AnswerForgotten,
     NodeExists,
     NoSuchNode,
     SessionExpired,
+    TreeBounds,
     VersionMismatch,
     check_root,
     component,
@@ -376,6 +377,23 @@ def test_a_request_that_was_served_is_answered_the_same_again() -> None:
         registry.note_answer(a, request, None)
     assert registry.answered(a, 7) is None, "bounded"
     assert registry.answered(a, 8) == [None]
+    for request in (3, 7):
+        with pytest.raises(AnswerForgotten, match=f"it may have been done under request {request}"):
+            registry.check_remembered(a, request)
+        registry.check_remembered(b, request)
+    registry.check_remembered(a, 8)
+    registry.check_remembered(a, 8 + ANSWERS_MAX)
+
+
+def test_an_answer_that_was_noted_late_is_kept_as_long_as_others() -> None:
+    """Of a barrier, whose request is older than those that were served while it waited."""
+    registry, (a,) = joined(1)
+    for request in range(8, 8 + ANSWERS_MAX):
+        registry.note_answer(a, request, None)
+    registry.note_answer(a, 7, "late")
+    assert registry.answered(a, 8) is None
+    assert registry.answered(a, 7) == ["late"]
+    registry.check_remembered(a, 7)
 
 
 def test_every_change_is_a_new_version_and_is_told_once() -> None:
@@ -428,35 +446,40 @@ def test_a_root_is_a_short_text_that_is_not_empty(root: object) -> None:
         check_root(root)
 
 
-def test_sequence_nodes_end_where_their_digits_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_nodes_end_where_their_digits_do() -> None:
     """More would be sorted before the first ones."""
-    monkeypatch.setattr(namespace, "SEQUENCE_DIGITS", 1)
     registry = Registry()
     session = opened(registry)
     registry.tree_node_add(session, "/queue", "", False)
-    names = [registry.tree_node_gen(session, "/queue", "", False) for _ in range(10)]
-    assert len(set(names)) == 10
-    with pytest.raises(RegistryError, match="has had all its 10 sequence nodes"):
+    assert registry.tree_node_gen(session, "/queue", "", False) == "_0000000000"
+    registry.tree.counters[registry.full_path(session, "/queue")] = 10**10 - 1
+    assert registry.tree_node_gen(session, "/queue", "", False) == "_9999999999"
+    with pytest.raises(RegistryError, match="has had all its 10000000000 sequence nodes"):
         registry.tree_node_gen(session, "/queue", "", False)
 
 
-def test_labels_and_counts_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = Registry()
+def test_labels_and_counts_have_bounds() -> None:
     with pytest.raises(RegistryError, match="label and home have at most"):
-        opened(registry, label="l" * (NAME_LENGTH_MAX + 1))
+        opened(Registry(), label="l" * (NAME_LENGTH_MAX + 1))
+    registry = Registry(bounds=TreeBounds(nodes=nodes_of_a_root(), sessions=1))
     session = opened(registry)
-    monkeypatch.setattr(namespace, "NODES_MAX", len(registry.tree.nodes))
     with pytest.raises(RegistryError, match="delete some"):
         registry.tree_node_add(session, "/a", "", False)
-    with pytest.raises(RegistryError, match="no room for another root"):
-        opened(registry, root="another")
-    monkeypatch.setattr(namespace, "SESSIONS_MAX", 1)
     with pytest.raises(RegistryError, match="1 sessions are open"):
         opened(registry)
+    registry.end(session)
+    with pytest.raises(RegistryError, match="no room for another root"):
+        opened(registry, root="another")
+
+
+def nodes_of_a_root() -> int:
+    registry = Registry()
+    opened(registry)
+    return len(registry.tree.nodes)
 
 
 def test_what_changes_nothing_keeps_no_answer() -> None:
     registry = Registry()
     session = opened(registry)
     registry.note_answer(session, 0, "of a request without a number")
-    assert registry.tree.sessions[session].answers == {}
+    assert registry.tree.sessions[session].answers.kept == {}

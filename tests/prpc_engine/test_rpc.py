@@ -32,10 +32,11 @@ class World(NamedTuple):
 
 def make_world(transport: str, mode: str) -> Iterator[World]:
     with Master() as master:
-        if transport == "memory":
+        if transport in ("memory", "inline"):
+            inline = transport == "inline"  # where a call may need no message
             with RpcService(master=master.address) as service:
-                service.create_server("test", Handlers(service))
-                yield World(transport, service, service.create_client("test"), master)
+                service.create_server("test", Handlers(service), inline=inline)
+                yield World("memory", service, service.create_client("test"), master)
         else:
             with (
                 ServerProcess(master.address, "test", transport, mode),
@@ -47,7 +48,7 @@ def make_world(transport: str, mode: str) -> Iterator[World]:
                 yield World(transport, service, client, master)
 
 
-@pytest.fixture(params=["shm", "tcp", "memory"])
+@pytest.fixture(params=["shm", "tcp", "memory", "inline"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield from make_world(request.param, "progress")
 

@@ -5,6 +5,7 @@ told in either case.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -21,21 +22,20 @@ from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import Cancelled, ConfigError, MaybeExecuted, NotSent
 from prpc_engine.node import node
 from prpc_engine.rpc import paths
+from prpc_engine.rpc.backoff import Backoff
 from prpc_engine.rpc.paths import FAILURES_MAX, Choice
 from prpc_engine.rpc.peer import Peer
 from shard import (
     Future,
     Limits,
     PeerLostError,
-    RemoteProtocolError,
-    ShmFull,
     UnreachableError,
     control_loop,
 )
-from shard.memory.ring import TAIL_WORD
 from shard.transport import shm, shm_connection
 from tests.connecting import connect
-from tests.prpc_engine.inside import node_of, peers_by_address
+from tests.held import at
+from tests.prpc_engine.inside import make_unreadable, node_of, peers_by_address, session_of
 from tests.prpc_engine.processes import PATIENCE_S, ROOT, ServerProcess, wait_connected, wait_until
 from tests.shard.small_memory import run_with_memory
 from tests.transport_contract import World as ShmWorld
@@ -67,7 +67,7 @@ def choice_of(service: RpcService) -> Choice:
     (choice,) = [
         peer.choice
         for peer in service.statistics().peers
-        if peer.choice is not None and not peer.choice.node.endswith(service._master)
+        if peer.choice is not None and not peer.choice.node.endswith(session_of(service).address)
     ]
     return choice
 
@@ -88,8 +88,8 @@ def hang_up(service: RpcService) -> None:
     wait_until(lambda: peer.lost, "the end of the connection")
 
 
-def no_room(capacity_bytes: int) -> None:
-    raise ShmFull("/dev/shm has no room")
+def find_no_room() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 # -- what is there ---------------------------------------------------------------------------------
@@ -191,14 +191,14 @@ def test_the_environment_chooses_where_the_program_does_not(
 
 
 def test_without_room_for_rings_unix_is_taken_at_once_and_the_log_warns_once(
-    master: Master, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    master: Master, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shm, "make_rings", no_room)
-    with world(master) as (service, client):
+    with at("segment.opened", find_no_room), world(master) as (service, client):
         client.call("echo", 1)
         choice = choice_of(service)
         assert choice.transport == "unix"
-        assert [str(refusal) for refusal in choice.refusals] == ["shm: /dev/shm has no room"]
+        (refusal,) = choice.refusals
+        assert str(refusal).startswith("shm: no memory for a segment")
         hang_up(service)
         client.call("echo", 2)
     assert lines(caplog) == [("WARNING", f"server 0 of 'test' (rank 0): {choice}")]
@@ -258,15 +258,7 @@ if __name__ == "__main__":
 def break_it(service: RpcService) -> None:
     """Over shared memory a ring that cannot be: more was written to it than it holds."""
     peer = peer_of(service)
-    connection = peer.connection
-
-    def corrupt() -> None:
-        if isinstance(connection, shm_connection.ShmConnection):
-            connection._incoming_words[TAIL_WORD] = connection._consumer.head + (1 << 40)
-        else:
-            connection.close(RemoteProtocolError("bytes that are no frame"))
-
-    node_of(service).reactor.call_soon(corrupt)
+    node_of(service).reactor.call_soon(lambda: make_unreadable(peer.connection, "here"))
     wait_until(lambda: peer.lost, "the loss")
 
 
@@ -292,15 +284,19 @@ def test_a_broken_path_is_tried_again_until_it_broke_too_often_then_the_next_is_
 
 @pytest.fixture
 def _short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "REST_S", 0.01)
+    monkeypatch.setattr(paths, "REST", Backoff(first_s=0.01, max_s=600.0))
     monkeypatch.setattr(node, "LEAVE_S", 0.01)
+
+
+def over_unix(service: RpcService) -> list[Peer]:
+    return [one for one in node_of(service).peers() if one.connection.transport == "unix"]
 
 
 def goes_over(service: RpcService, transport: str) -> bool:
     return any(
         way.startswith(f"{transport} to")
         for at, way in service.transports.items()
-        if not at.endswith(service._master)
+        if not at.endswith(session_of(service).address)
     )
 
 
@@ -313,23 +309,22 @@ def test_when_its_rest_is_over_calls_come_back_to_the_preferred_path(master: Mas
         wait_until(
             lambda: client.call("echo", 2) == 2 and goes_over(service, "shm"), "shared memory again"
         )
-        wait_until(lambda: not node_of(service)._left, "the end of the connection over unix")
+        wait_until(lambda: not over_unix(service), "the end of the connection over unix")
 
 
 @pytest.mark.usefixtures("_short_rests")
 def test_a_connection_that_is_left_ends_no_call(
-    master: Master, monkeypatch: pytest.MonkeyPatch
+    master: Master,
 ) -> None:
     with world(master) as (service, client):
-        with monkeypatch.context() as patched:
-            patched.setattr(shm, "make_rings", no_room)
+        with at("segment.opened", find_no_room):
             nap = client.submit("nap", 3600.0, timeout_s=None)
             wait_until(lambda: goes_over(service, "unix"), "unix")
         wait_until(
             lambda: client.call("echo", 1) == 1 and goes_over(service, "shm"), "shared memory"
         )
         assert not nap.done()
-        (left,) = node_of(service)._left
+        (left,) = over_unix(service)
         nap.cancel()
         wait_until(lambda: left.connection.error, "its end")
         assert [type(error) for error in (nap.error(0.0), left.connection.error)] == [
@@ -386,15 +381,14 @@ def test_arrays_of_a_segment_that_cannot_be_mapped_are_copied_and_the_log_says_w
 ) -> None:
     with world(master) as (_, client):
         client.call("echo", 1)
-        attach = shm_connection.Segment.attach
 
         def no_descriptor(*args: object, **kwargs: object) -> None:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr(shm_connection.Segment, "attach", no_descriptor)
-        assert client.call("double", np.ones(100_000)).sum() == 200_000
+        with monkeypatch.context() as patched:
+            patched.setattr(shm_connection.Segment, "attach", no_descriptor)
+            assert client.call("double", np.ones(100_000)).sum() == 200_000
         assert "MiB cannot be mapped (Too many open files): its arrays" in caplog.text
-        monkeypatch.setattr(shm_connection.Segment, "attach", attach)
         assert client.call("double", np.ones(100_000)).sum() == 200_000
 
 
@@ -479,7 +473,7 @@ def test_descriptors_that_run_out_while_connecting_are_a_named_error(
         resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
         try:
             with pytest.raises(
-                NotSent, match=r"shm: .*Too many open files.*; tcp: .*Too many open files"
+                NotSent, match=r"shm: .*Too many open files.*; tcp: .*no file descriptors left"
             ):
                 client.call("echo", 1, timeout_s=1.0)
         finally:

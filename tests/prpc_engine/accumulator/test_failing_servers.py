@@ -27,11 +27,11 @@ from prpc_engine.accumulator import (
     Sum,
     snapshot_file,
 )
-from prpc_engine.accumulator import outbox as outbox_module
 from prpc_engine.accumulator import sender as sender_module
 from prpc_engine.accumulator.client import SERVICE_NAME
-from prpc_engine.accumulator.outbox import WriteEntry
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
+from shard import runtime
+from tests.held import at, held_at
 from tests.program import halt
 from tests.prpc_engine.accumulator.processes import NEVER_S, Process
 from tests.prpc_engine.inside import routes_of
@@ -89,39 +89,28 @@ def test_without_a_server_values_are_kept_and_wait_empty_ends_in_time() -> None:
                 assert one.read().value == 10_000
 
 
-def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_adds_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    counters, looks = CounterSet(), 0
-
-    class Watched(WriteEntry):
-        """As the sender looks at it among those that wait, another thread collects a new counter,
-        if it gets the lock.
-        """
-
-        def __getattribute__(self, name: str) -> Any:
-            nonlocal looks
-            if name == "writes" and threading.current_thread().name.startswith("blocking"):
-                looks += any(entry is self for entry in outbox._pending.values())
-                if looks == 1 and client._sender._lock.acquire(False):
-                    late.write(10)
-                    client._sender._collect([counters.all()[-1]], 0.0)
-                    client._sender._lock.release()
-            return super().__getattribute__(name)
-
+def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_adds_to_it() -> None:
+    counters = CounterSet()
     with Master() as master, RpcService(master=master.address) as service:
         server = AccumulatorServer(service)
         with AccumulatorClient(service, counters=counters) as client:
-            outbox = client._sender.servers[0].outbox
-            one, two, late = (
-                Accumulator(name, Sum, 1, NEVER_S, counters) for name in ("one", "two", "late")
-            )
+            one, two = (Accumulator(name, Sum, 1, NEVER_S, counters) for name in ("one", "two"))
             server.close()
             one.write(1)
             wait_until(lambda: client.statistics().failures, "a push that nobody answers")
-            monkeypatch.setattr(outbox_module, "WriteEntry", Watched)
-            two.write(2)
-            wait_until(lambda: looks, "a look at what waits behind it")
+            other = threading.Thread(target=client.statistics)
+            kept_out: list[bool] = []
+
+            def look() -> None:
+                other.start()
+                other.join(0.05)
+                kept_out.append(other.is_alive())
+
+            with at("sender.looking", look, times=1) as looked:
+                two.write(2)
+                looked.wait()
+            other.join(PATIENCE_S)
+            assert kept_out == [True], "another thread waits while the sender looks"
             with AccumulatorServer(service):
                 client.wait_empty(PATIENCE_S)
                 assert (one.read().value, two.read().value) == (1, 2)
@@ -221,15 +210,17 @@ def test_a_client_is_its_parents_in_a_fork_whatever_happens_there() -> None:
                 client.wait_empty(PATIENCE_S)
             assert client.close() == 0
 
-        with client._sender._lock:  # as another thread may have it, which no fork takes along
+        # as another thread may have the lock, which no fork takes along
+        with held_at("sender.draining") as held, ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(client.wait_empty, PATIENCE_S)
+            held.wait()
             assert in_fork(in_child) == 0
-        client.wait_empty(PATIENCE_S)
+            held.release()
+            waiting.result(PATIENCE_S)
         assert one.read().value == 7
 
 
-def test_a_sender_for_which_there_is_no_thread_sends_once_there_is_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sender_for_which_there_is_no_thread_sends_once_there_is_one() -> None:
     """As the interpreter ends there is none, and close() comes last."""
     counters, ended = CounterSet(), ThreadPoolExecutor(1)
     ended.shutdown()
@@ -239,9 +230,13 @@ def test_a_sender_for_which_there_is_no_thread_sends_once_there_is_one(
         AccumulatorServer(service) as server,
     ):
         client = AccumulatorClient(service, counters=counters)
-        monkeypatch.setattr("shard.loop.waits._pool", ended)
         Accumulator("one", Sum, 1, NEVER_S, counters).write(7)
-        assert client.close() == 0
+        threads = runtime.own("blocking threads", lambda: ThreadPoolExecutor(1))
+        runtime.put("blocking threads", ended)
+        try:
+            assert client.close() == 0
+        finally:
+            runtime.put("blocking threads", threads)
         assert server.generate_output_info() == {"one": "7"}
 
 
@@ -350,54 +345,36 @@ def test_a_server_that_is_closed_and_comes_back_loses_nothing_while_others_write
 
 
 def test_what_is_being_saved_as_a_server_closes_comes_before_its_last_snapshot(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    path, save = tmp_path / "snapshot", snapshot_file.save
-    begun_to, go_on = threading.Event(), threading.Event()
-    saved: list[int] = []
-
-    def save_late(where: Path, states: list[dict[str, Any]]) -> None:
-        begun_to.set()
-        assert go_on.wait(PATIENCE_S)
-        saved.append(len(states[0]["counters"]))
-        save(where, states)
-
-    counters = CounterSet()
+    path, counters = tmp_path / "snapshot", CounterSet()
     with Master() as master, RpcService(master=master.address) as service:
         server = AccumulatorServer(service, snapshot_path=path, snapshot_s=0.01)
-        with AccumulatorClient(service, counters=counters) as client:
-            monkeypatch.setattr(snapshot_file, "save", save_late)
-            assert begun_to.wait(PATIENCE_S)
-            Accumulator("one", Sum, 1, NEVER_S, counters).write(7)
-            client.wait_empty(PATIENCE_S)
-        closing = begun(server.close)
-        wait_until(lambda: server._is_closing, "the begin of the close")
-        go_on.set()
-        closing.result(PATIENCE_S)
-        assert saved[-1] == 1
+        with held_at("snapshot.saving") as saving, at("snapshot.retiring") as retiring:
+            saving.wait()
+            with AccumulatorClient(service, counters=counters) as client:
+                Accumulator("one", Sum, 1, NEVER_S, counters).write(7)
+                client.wait_empty(PATIENCE_S)
+            closing = begun(server.close)
+            retiring.wait()
+            saving.release()
+            closing.result(PATIENCE_S)
         assert len(snapshot_file.load(path)[0]["counters"]) == 1
 
 
-def test_a_server_that_two_threads_close_at_once_is_saved_and_closed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_two_threads_close_at_once_is_saved_and_closed_once(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot"
     with Master() as master, RpcService(master=master.address) as service:
-        server = AccumulatorServer(service, snapshot_path=tmp_path / "snapshot")
+        server = AccumulatorServer(service, snapshot_path=path)
 
-        others: list[threading.Thread] = []
-        save_and_close = server._save_and_close
-
-        def late() -> None:
+        def close_it_too() -> None:
             """Another thread closes the server before the first who does has begun to."""
-            if not others:
-                others.append(threading.Thread(target=server.close))
-                others[0].start()
-                others[0].join(PATIENCE_S)
-            save_and_close()
+            begun(server.close).result(PATIENCE_S)
 
-        monkeypatch.setattr(server, "_save_and_close", late)
-        server.close()
-        assert snapshot_file.load(tmp_path / "snapshot")[0]["counters"] == []
+        with at("snapshot.closing", close_it_too, times=1), at("snapshot.retiring") as saved:
+            server.close()
+        assert saved.count == 1
+        assert snapshot_file.load(path)[0]["counters"] == []
 
 
 def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path) -> None:

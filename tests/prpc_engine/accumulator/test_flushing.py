@@ -7,8 +7,7 @@ import pytest
 from prpc_engine.accumulator.counter import Counter
 from prpc_engine.accumulator.flushing import (
     IDLE_S_MAX,
-    RETRY_S_MAX,
-    RETRY_S_MIN,
+    RETRY,
     PushTarget,
     rest_s,
 )
@@ -35,11 +34,11 @@ def test_a_push_is_made_again_ever_later_until_it_is_answered() -> None:
         pauses.append(one.retry_at_s - now_s)
         now_s = one.retry_at_s
         assert one.batch(now_s) is first
-    assert pauses[:3] == pytest.approx([RETRY_S_MIN * 2**each for each in range(3)])
-    assert max(pauses) == RETRY_S_MAX
+    assert pauses[:3] == pytest.approx([RETRY.first_s * 2**each for each in range(3)])
+    assert max(pauses) == RETRY.max_s
     assert one.failure == "no answer"
     one.answered(7)
-    assert (one.epoch, one.failure, one.retry_s) == (7, None, RETRY_S_MIN)
+    assert (one.epoch, one.failure, one.failures) == (7, None, 0)
     assert one.batch(0.0) is first
 
 

@@ -12,6 +12,7 @@ from prpc_engine.accumulator.numeric import Sum
 from prpc_engine.accumulator.outbox import ENTRIES_MAX, WriteBatch, WriteOutbox
 from prpc_engine.accumulator.window import APPLY, DUPLICATE, UNKNOWN, Verdict, WriteWindow
 from prpc_engine.archive import Decoder, encode
+from prpc_engine.errors import BadArguments
 
 
 def nobody() -> None:
@@ -171,6 +172,27 @@ def test_a_client_that_was_forgotten_is_refused_only_where_a_push_might_count_tw
     assert window.judge(ANN, 1, True, True) == Verdict(UNKNOWN)
     assert window.judge(ANN, 2, False, True) == Verdict(APPLY)
     assert window.judge(BOB, 1, True, True) == Verdict(DUPLICATE)
+
+
+def test_the_window_in_snapshots_is_read_and_written_as_ever() -> None:
+    """By hand: id, incarnation, last number, what was refused of that push."""
+    saved = [[2, 2, 9, {}], [1, 1, 4, {0: "why"}], [3, 3, 0, {}]]
+    window = WriteWindow(clients_max=3)
+    window.deserialize(saved)
+    assert [list(one) for one in window.serialize()] == saved
+    assert window.judge(ANN, 4, True, True) == Verdict(DUPLICATE)
+    assert window.judge(ANN, 3, True, True) == Verdict(DUPLICATE)
+    assert (window.refused(ANN, 4), window.refused(ANN, 3)) == ({0: "why"}, {})
+    assert window.judge(ANN, 5, True, True) == Verdict(APPLY)
+    assert window.judge(BOB, 12, True, True) == Verdict(APPLY, lost=2)
+    window.record((4, 4), 1, {})
+    assert window.judge(BOB, 9, True, True) == Verdict(UNKNOWN), "it was the first in the file"
+
+
+@pytest.mark.parametrize("wrong", [["1", 1, 4, {}], [1, 1, 4, []], [1, 1, -1, {}]])
+def test_a_window_of_somebody_elses_making_is_refused(wrong: list[object]) -> None:
+    with pytest.raises(BadArguments, match="a window of pushes"):
+        WriteWindow().deserialize([wrong])
 
 
 def test_a_window_comes_back_from_a_snapshot() -> None:

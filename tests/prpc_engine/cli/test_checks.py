@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import errno
 import resource
 import socket
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from prpc_engine.cli.checks import cpu, devices, examine, limits, memory, software
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import ShmFull, Slab
+from tests.held import at
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -39,16 +39,12 @@ def test_every_check_survives_a_machine_without_files(tmp_path: Path) -> None:
 # The cgroup's quota, which shard reads
 
 
-def test_a_quota_below_the_cores_is_worth_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_below_the_cores_is_worth_a_warning(tmp_path: Path) -> None:
     write(tmp_path, "proc/self/cgroup", "0::/")
     write(tmp_path, "sys/fs/cgroup/cpu.max", "150000 100000")
-    monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1])
-    finding = only(list(cpu.quota(Host(tmp_path))))
+    finding = only(list(cpu.quota(Host(tmp_path, lambda: [0, 1]))))
     assert (finding.verdict, finding.value) == ("warn", "1.5 of 2 cores")
-    monkeypatch.setattr(cpu, "usable_cores", lambda: [0])
-    assert only(list(cpu.quota(Host(tmp_path)))).verdict == "ok"
+    assert only(list(cpu.quota(Host(tmp_path, lambda: [0])))).verdict == "ok"
 
 
 # Cores, nodes, clock, machine
@@ -59,57 +55,47 @@ def test_a_quota_below_the_cores_is_worth_a_warning(
     [([0, 1, 2, 5], "0-2,5", "ok"), ([3], "3", "warn"), ([0, 2, 4], "0,2,4", "ok")],
 )
 def test_cores_are_named_as_the_kernel_names_them(
-    usable: list[int], ranges: str, verdict: str, monkeypatch: pytest.MonkeyPatch
+    usable: list[int], ranges: str, verdict: str
 ) -> None:
-    monkeypatch.setattr(cpu, "usable_cores", lambda: usable)
-    finding = only(list(cpu.cores(Host())))
+    finding = only(list(cpu.cores(Host(usable_cores=lambda: usable))))
     assert f"({ranges})" in finding.value
     assert finding.verdict == verdict
 
 
-def test_a_machine_that_reorders_stores_is_told_what_still_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    finding = only(list(cpu.machine(Host())))
+def test_a_machine_that_reorders_stores_is_told_what_still_works() -> None:
+    host = Host(machine=lambda: "aarch64")
+    finding = only(list(cpu.machine(host)))
     assert finding.verdict == "warn"
     assert "tcp" in finding.advice
-    assert not list(cpu.fence(Host()))  # the number of the system call is that of x86-64
+    assert not list(cpu.fence(host))  # the number of the system call is that of x86-64
 
 
-def test_hyper_threads_are_counted_beside_the_physical_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1, 2, 3])
-    assert only(list(cpu.siblings(Host(tmp_path)))).value == "4, without hyper-threads"
+def test_hyper_threads_are_counted_beside_the_physical_cores(tmp_path: Path) -> None:
+    host = Host(tmp_path, lambda: [0, 1, 2, 3])
+    assert only(list(cpu.siblings(host))).value == "4, without hyper-threads"
     for number in range(4):
         name = f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
         write(tmp_path, name, f"{number % 2},{number % 2 + 2}")
-    finding = only(list(cpu.siblings(Host(tmp_path))))
+    finding = only(list(cpu.siblings(host)))
     assert finding.value == "2, 4 hyper-threads on them"
     assert "more than 2 that poll" in finding.advice
 
 
 def test_memory_nodes_of_our_cores_are_worth_a_warning_when_there_are_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     write(tmp_path, "sys/devices/system/node/node0/cpulist", "0-1,4-5")
     write(tmp_path, "sys/devices/system/node/node1/cpulist", "2-3,6-7")
-    monkeypatch.setattr(cpu, "usable_cores", lambda: [0, 1, 2, 4])
-    finding = only(list(cpu.numa(Host(tmp_path))))
+    finding = only(list(cpu.numa(Host(tmp_path, lambda: [0, 1, 2, 4]))))
     assert (finding.value, finding.verdict) == ("2 (node 0: cores 0-1,4, node 1: cores 2)", "warn")
-    monkeypatch.setattr(cpu, "usable_cores", lambda: [2, 3])
-    finding = only(list(cpu.numa(Host(tmp_path))))
+    finding = only(list(cpu.numa(Host(tmp_path, lambda: [2, 3]))))
     assert (finding.value, finding.verdict) == ("1", "ok")
 
 
-def test_a_clock_that_is_slow_to_read_is_worth_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_slow_to_read_is_worth_a_warning(tmp_path: Path) -> None:
     write(tmp_path, "sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet")
     times = iter([0, cpu.CLOCK_READS * 1500])
-    monkeypatch.setattr(cpu.time, "perf_counter_ns", lambda: next(times))
-    finding = only(list(cpu.clock(Host(tmp_path))))
+    finding = only(list(cpu.clock(Host(tmp_path, clock_ns=lambda: next(times)))))
     assert (finding.value, finding.verdict) == ("hpet, 1500 ns to read", "warn")
 
 
@@ -122,12 +108,12 @@ def test_a_machine_without_dev_shm_lacks_named_rings_alone(tmp_path: Path) -> No
     assert only(list(memory.shared_memory(Host(tmp_path)))).verdict == "ok"
 
 
-def test_no_room_for_shared_memory_is_bad_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Slab, shape: int, dtype: str) -> None:
-        raise ShmFull("no memory for a segment")
+def test_no_room_for_shared_memory_is_bad_and_says_why() -> None:
+    def be_full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Slab, "empty", full)
-    finding = only(list(memory.shared_memory(Host())))
+    with at("segment.opened", be_full):
+        finding = only(list(memory.shared_memory(Host())))
     assert finding.verdict == "bad"
     assert "no memory" in finding.value
     assert "--memory" in finding.advice
@@ -142,9 +128,9 @@ def test_a_small_cgroup_is_worth_a_warning_and_named(tmp_path: Path) -> None:
     assert finding.value == "84 MiB may be taken of 128 MiB (cgroup /job)"
 
 
-def test_leftovers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "find_garbage", lambda: ["/prpc.0.0.1.1.a", "/prpc.0.0.1.1.b"])
-    finding = only(list(memory.garbage(Host())))
+def test_leftovers_are_counted() -> None:
+    left = ["/prpc.0.0.1.1.a", "/prpc.0.0.1.1.b"]
+    finding = only(list(memory.garbage(Host(garbage=lambda: left))))
     assert (finding.value, finding.verdict) == ("2 segments of dead processes", "warn")
 
 
@@ -193,28 +179,25 @@ def test_where_no_huge_pages_are_offered_the_doctor_says_how_unless_nobody_wants
 @pytest.mark.parametrize(
     ("soft", "verdict"), [(64, "bad"), (512, "warn"), (65536, "ok"), (resource.RLIM_INFINITY, "ok")]
 )
-def test_few_open_files_are_found(soft: int, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, resource.RLIM_INFINITY))
-    assert only(list(limits.open_files(Host()))).verdict == verdict
+def test_few_open_files_are_found(soft: int, verdict: str) -> None:
+    host = Host(limit=lambda which: (soft, resource.RLIM_INFINITY))
+    assert only(list(limits.open_files(host))).verdict == verdict
 
 
 @pytest.mark.parametrize("has_device", [False, True])
-def test_locked_memory_matters_only_beside_an_rdma_device(
-    tmp_path: Path, has_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_memory_matters_only_beside_an_rdma_device(tmp_path: Path, has_device: bool) -> None:
     if has_device:
         (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
-    finding = only(list(limits.locked_memory(Host(tmp_path))))
+    host = Host(tmp_path, limit=lambda which: (8 << 20, 8 << 20))
+    finding = only(list(limits.locked_memory(host)))
     assert (finding.value, finding.verdict) == ("8 MiB", "warn" if has_device else "ok")
 
 
-def test_a_loopback_that_is_down_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loopback_that_is_down_is_bad() -> None:
     def refuse(address: tuple[str, int]) -> socket.socket:
         raise OSError(99, "Cannot assign requested address")
 
-    monkeypatch.setattr(socket, "create_server", refuse)
-    finding = only(list(limits.loopback(Host())))
+    finding = only(list(limits.loopback(Host(listen=refuse))))
     assert (finding.value, finding.verdict) == ("Cannot assign requested address", "bad")
 
 
@@ -255,7 +238,10 @@ def test_a_cuda_driver_is_shown_with_its_version(
         "proc/driver/nvidia/version",
         "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5",
     )
-    monkeypatch.setattr(devices, "_cuda_devices", lambda: ["NVIDIA H200"])
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho NVIDIA H200\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert only(list(devices.cuda(Host(tmp_path)))).value == "driver 550.54.15; NVIDIA H200"
 
 
@@ -266,14 +252,11 @@ def test_nvidia_smi_that_hangs_is_named_and_ended(
     command.write_text("#!/bin/sh\nexec sleep 600\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(devices, "NVIDIA_SMI_TIMEOUT_S", 0.2)
-    assert "TimeoutExpired" in only(list(devices.cuda(Host(tmp_path)))).value
+    assert "TimeoutExpired" in only(list(devices.cuda(Host(tmp_path, patience_s=0.2)))).value
 
 
-def test_missing_packages_are_named_with_the_extra_that_brings_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(software, "_version", lambda name: "1.0" if name == "pyzmq" else None)
-    bench = next(finding for finding in software.packages(Host()) if finding.fact == "extra bench")
+def test_missing_packages_are_named_with_the_extra_that_brings_them() -> None:
+    host = Host(version_of=lambda name: "1.0" if name == "pyzmq" else None)
+    bench = next(finding for finding in software.packages(host) if finding.fact == "extra bench")
     assert bench.value == "pyzmq 1.0; not installed: pynng, grpcio, mpi4py, mpich, iceoryx2"
     assert "prpc-engine[bench]" in bench.advice

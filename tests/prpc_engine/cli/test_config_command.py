@@ -16,7 +16,7 @@ from prpc_engine import cli
 from prpc_engine.cli import settings
 from prpc_engine.cli.checks.host import Host
 from prpc_engine.cli.checks.settings import settings as settings_check
-from prpc_engine.settings import layers, network
+from prpc_engine.settings import layers
 from prpc_engine.settings.layers import Found
 from shard import Limits
 from tests.prpc_engine.cli.test_commands import prpc
@@ -30,7 +30,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (
         *settings._ENGINE,
         *settings.SECRET_VARIABLES,
-        *(name for one in network.OF_NODES.values() for name in one.names),
+        *(name for one in settings.IN_SECTIONS.values() for name in one.names),
         "PRPC_CONFIG",
         "TF_CONFIG",
         "PRPC_PS_CORE_NUMBER",

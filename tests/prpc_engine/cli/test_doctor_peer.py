@@ -8,13 +8,15 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.cli.checks import peer
-from prpc_engine.cli.checks.peer import examine_peer, peer_address
+from prpc_engine.cli.checks.peer import compare_clocks, examine_peer, peer_address
 from prpc_engine.errors import ConfigError
+from prpc_engine.release import VERSION
+from tests.held import at
 from tests.prpc_engine.cli.test_commands import prpc
 from tests.prpc_engine.inside import node_of
 from tests.shard.small_memory import run_with_memory
@@ -185,18 +187,20 @@ def test_the_secret_may_come_from_a_file(service: RpcService, tmp_path: Path) ->
     assert alone.returncode == 2
 
 
-def test_another_version_and_another_time_are_warnings(
-    master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peer, "VERSION", "9.9.9")
-    monkeypatch.setattr(peer, "CLOCK_S_MAX", -1000.0)
-    report = {finding.fact: finding for finding in examine_peer(master.address, SECRET.encode())}
+def test_another_version_and_another_time_are_warnings(master: Master) -> None:
+    def be_another(about: dict[str, Any]) -> None:
+        about["version"] = "9.9.9"
+        about["time_s"] -= 3600.0
+
+    with at("doctor.answered", be_another):
+        findings = list(examine_peer(master.address, SECRET.encode()))
+    report = {finding.fact: finding for finding in findings}
     assert report["its version"].verdict == report["its clock"].verdict == "warn"
-    assert "this is prpc 9.9.9" in report["its version"].advice
+    assert f"this is prpc {VERSION}" in report["its version"].advice
 
 
 def test_an_answer_that_took_long_is_no_difference_of_the_clocks() -> None:
-    late, other = peer._clock(10.0, 10.0, 14.0), peer._clock(14.1, 10.0, 12.0)
+    late, other = compare_clocks(10.0, 10.0, 14.0), compare_clocks(14.1, 10.0, 12.0)
     assert (late.verdict, late.value) == ("ok", "2000.0 ms behind ours, give or take 2000.0 ms")
     assert (other.verdict, other.value) == (
         "warn",

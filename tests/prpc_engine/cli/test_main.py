@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from prpc_engine import cli
-from prpc_engine.cli import gc
 from prpc_engine.errors import ConfigError, MasterUnreachable, RemoteError
 from shard import PeerLostError
+from tests.held import at
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,18 @@ def test_an_error_with_a_name_is_one_line_and_an_exit_code(
     error: BaseException,
     code: int,
     line: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(dry_run: bool) -> int:
+    def fail() -> None:
         raise error
 
-    monkeypatch.setattr(gc.run, "callback", fail)
-    assert cli.main(["gc"]) == code
+    with at("cli.running", fail):
+        assert cli.main(["gc"]) == code
     captured = capsys.readouterr()
     assert captured.err == line + "\n"
     assert captured.out == ""
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc.run, "callback", lambda dry_run: 1 // 0)
-    with pytest.raises(ZeroDivisionError):
+def test_a_bug_keeps_its_traceback() -> None:
+    with at("cli.running", lambda: 1 // 0), pytest.raises(ZeroDivisionError):
         cli.main(["gc"])

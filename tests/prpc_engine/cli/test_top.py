@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.cli.top_table import HEADINGS, NodeAnswer, Row, cells, rows
+from prpc_engine.cli.top_table import HEADINGS, ClassRow, NodeAnswer, Row, cells, rows
+from shard import BULK, in_class
 from tests.prpc_engine.cli.test_commands import ROOT, prpc
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -45,7 +46,12 @@ def figures(
         else {},
         "servers": {"kv/0": {**SERVER, "requests": requests, **server}},
         "slab": SLAB,
+        "classes": [class_figures("LATENCY")],
     }
+
+
+def class_figures(name: str, steps: int = 0, busy_ns: int = 0, waiting: int = 0) -> dict[str, Any]:
+    return {"name": name, "steps": steps, "busy_ns": busy_ns, "waiting": waiting}
 
 
 ONE = ("memory://1", "tcp://here:1")
@@ -103,6 +109,43 @@ def test_percentiles_are_of_the_handlers_between_the_looks_alone() -> None:
         1.0,
     )
     assert (quiet.p50_us, quiet.p99_us) == (None, None)
+
+
+def test_classes_of_work_have_their_part_of_the_time_their_steps_and_what_waits() -> None:
+    before, now = figures(), figures()
+    before["classes"] += [class_figures("BULK", 100, 2_000_000_000, 7), class_figures("mine")]
+    now["classes"] = [
+        class_figures("LATENCY", 500, 100_000_000),
+        class_figures("BULK", 300, 3_500_000_000, 4),
+        class_figures("mine"),
+        class_figures("new", 1, 20_000_000),
+    ]
+    (row,) = rows([NodeAnswer("rank 0", ONE, before)], [NodeAnswer("rank 0", ONE, now)], 2.0)
+    assert row.classes == {
+        "LATENCY": ClassRow(5.0, 250.0, 0),
+        "BULK": ClassRow(75.0, 100.0, 4),
+        "new": ClassRow(1.0, 0.5, 0),
+    }
+    (shown,) = [cell for cell in cells(row) if "BULK" in cell]
+    assert "LATENCY (5.0 %, 250/s, 0 wait), BULK (75.0 %, 100/s, 4 wait)" in shown
+    (new,) = rows([], [NodeAnswer("rank 0", ONE, now)], 2.0)
+    assert new.classes["BULK"] == ClassRow(None, None, 4)
+
+
+@in_class(BULK)
+def one() -> int:
+    return 1
+
+
+def test_classes_of_a_job_are_those_of_its_processes(master: Master) -> None:
+    with RpcService(master.address) as service, RpcService(master.address) as calling:
+        service.create_server("bulk", {"one": one})
+        assert calling.create_client("bulk").call("one") == 1
+        (line,) = one_look(master, "--json").splitlines()
+        found = {row["who"]: row["classes"] for row in json.loads(line)["rows"]}
+    assert found["rank 0"].keys() >= {"bulk"}
+    assert found["rank 0"]["bulk"].keys() == {"busy_pct", "steps_per_s", "waiting"}
+    assert found["master"] == {}
 
 
 def test_who_waits_for_whom_is_told_by_rank_where_it_is_known() -> None:

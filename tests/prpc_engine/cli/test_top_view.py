@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import pytest
 
 from prpc_engine import Master, cli
-from prpc_engine.cli.top_table import Row
+from prpc_engine.cli.top_table import ClassRow, Row
 from prpc_engine.cli.top_view import COLUMNS, View, arranged, blocks, first_row, fitting, pressed
 from tests.prpc_engine.cli.test_commands import ROOT, TIMEOUT_S
 
+BUSY = ClassRow(99.0, 10.0, 0)
 ROWS = [
     Row("rank 0", 1, served_per_s=5.0, waits_for={"rank 1": 2, "rank 2": 2}),
     Row("rank 1", 2, served_per_s=None, waits_for={"rank 0": 3}),
@@ -51,6 +52,14 @@ def test_a_column_sorts_its_largest_first_and_what_has_no_value_last() -> None:
 def test_waiting_sorts_by_the_number_of_calls() -> None:
     assert names(View("waits_for")) == "0123"
     assert names(View("waits_for", reverse=True)) == "2103"
+
+
+def test_classes_sort_by_what_waits_in_them() -> None:
+    waiting = [
+        Row(str(number), classes={"BULK": ClassRow(None, None, number), "other": BUSY})
+        for number in range(3)
+    ]
+    assert [row.who for row in arranged(waiting, View("classes"))] == ["2", "1", "0"]
 
 
 def test_s_goes_through_all_columns_and_back_to_ranks() -> None:

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,18 +15,16 @@ import pytest
 from prpc_engine import Master, Server, ServerConfig, empty
 from prpc_engine.cluster import (
     Duplicate,
-    Receipt,
     StepAborted,
     TaskLost,
     TaskRestarted,
     TaskUnreachable,
 )
-from prpc_engine.cluster.endpoint import Endpoint
-from prpc_engine.cluster.link import Errand, Link
 from prpc_engine.errors import AuthenticationFailed, Cancelled, Closed, DeadlineExceeded
-from prpc_engine.node.node import Node
 from prpc_engine.rpc.peer import Peer
+from prpc_engine.rpc.send_queue import QueueState
 from shard import run_blocking
+from tests.held import at
 from tests.prpc_engine.cluster.tasks import TaskProcess, cluster_at, fresh_host, rule_environment
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -140,7 +137,7 @@ def pair(host: str) -> Iterator[tuple[TaskProcess, Server]]:
         ps.do("send", key="first", value=1, to=WORKER0, step=0)
         assert worker.recv("first", source=PS0, step=0) == 1
         wait_until(
-            lambda: worker._links[0]._waiting is None,
+            lambda: worker._links[0].state is QueueState.UP,
             "the end of connecting: what is asked now leaves at once",
         )
         yield ps, worker
@@ -305,6 +302,21 @@ def test_a_ps_that_does_not_come_up_is_named_after_the_connection_timeout(
         worker.recv("first", source=PS0, step=0)
 
 
+def test_the_settings_file_and_above_it_an_argument_say_the_connection_timeout(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text("[network]\nconnection_timeout_s = 0.04\n")
+    monkeypatch.setenv("PRPC_CONFIG", str(file))
+    cluster = cluster_at(host, ps=1, worker=1)
+    for config, bound_ms in ((None, 40), (ServerConfig(connection_timeout_s=0.03), 30)):
+        with (
+            Server(cluster, "worker", 0, config=config) as worker,
+            pytest.raises(TaskUnreachable, match=rf"does not answer .* which is {bound_ms} ms"),
+        ):
+            worker.recv("first", source=PS0, step=0)
+
+
 def test_a_deadline_ends_a_wait_for_a_ps_that_is_not_up(
     host: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,32 +357,23 @@ def test_stopping_ends_what_waits_here_and_there(host: str) -> None:
         assert isinstance(there.error(PATIENCE_S), TaskLost)
 
 
-def test_a_receive_that_begins_as_its_server_is_stopped_ends_with_closed(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
-        receive = worker._collector.receive
-
-        def stop_first(*arguments: Any) -> Receipt:
-            worker.stop()
-            return receive(*arguments)
-
-        monkeypatch.setattr(worker._collector, "receive", stop_first)
+def test_a_receive_that_begins_as_its_server_is_stopped_ends_with_closed(host: str) -> None:
+    with (
+        Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker,
+        at("cluster.receiving", lambda: worker.stop()),
+    ):
         assert isinstance(worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), Closed)
 
 
-def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(
-    host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker:
-        receive = worker._collector.receive
+def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(host: str) -> None:
+    def abort_first() -> None:
+        # it is not there, and does not know
+        assert worker.abort(0, "the loss is NaN") == (PS0,)
 
-        def abort_first(*arguments: Any) -> Receipt:
-            # it is not there, and does not know
-            assert worker.abort(0, "the loss is NaN") == (PS0,)
-            return receive(*arguments)
-
-        monkeypatch.setattr(worker._collector, "receive", abort_first)
+    with (
+        Server(cluster_at(host, ps=1, worker=1), "worker", 0) as worker,
+        at("cluster.receiving", abort_first),
+    ):
         assert isinstance(
             worker.submit_recv("a", source=PS0, step=0).error(PATIENCE_S), StepAborted
         )
@@ -379,11 +382,7 @@ def test_a_receive_that_begins_as_its_step_is_aborted_ends_with_it(
 def test_a_task_started_again_while_it_is_connected_to_is_not_taken_for_the_one_before(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, config, reach = (
-        cluster_at(host, ps=1, worker=1),
-        ServerConfig(transports=["tcp"]),
-        Node.reach,
-    )
+    cluster, config = cluster_at(host, ps=1, worker=1), ServerConfig(transports=["tcp"])
     for name, value in rule_environment("offset", cluster, tmp_path).items():
         monkeypatch.setenv(name, value)
 
@@ -391,17 +390,19 @@ def test_a_task_started_again_while_it_is_connected_to_is_not_taken_for_the_one_
         servers.pop().stop()
         servers.append(Server(cluster, "ps", 0, config=config))
 
-    async def start_again_first(
-        node: Node, addresses: Sequence[str], timeout_s: float, what: str
-    ) -> Peer:
-        if what.startswith("data of"):
-            monkeypatch.setattr(Node, "reach", reach)
-            await run_blocking(start_again)
-        return await reach(node, addresses, timeout_s, what)
+    async def start_again_first() -> None:
+        await run_blocking(start_again)
 
     servers = [Server(cluster, "ps", 0, config=config)]
-    monkeypatch.setattr(Node, "reach", start_again_first)
-    with Server(cluster, "worker", 0, config=config) as worker:
+    with (
+        at(
+            "node.reaching",
+            start_again_first,
+            when=lambda asked: asked.startswith("data of"),
+            times=1,
+        ),
+        Server(cluster, "worker", 0, config=config) as worker,
+    ):
         receipt = worker.submit_recv("a", source=PS0, step=0)
         wait_until(
             lambda: worker.statistics().links[PS0].state == "up", "a connection to the second one"
@@ -412,58 +413,46 @@ def test_a_task_started_again_while_it_is_connected_to_is_not_taken_for_the_one_
 
 
 def test_who_asks_a_server_that_still_starts_and_goes_away_again_takes_nothing_with_it(
-    host: str, monkeypatch: pytest.MonkeyPatch
+    host: str,
 ) -> None:
     cluster = cluster_at(host, ps=1, worker=1)
-    serve = Endpoint.serve
 
-    def serve_and_lose(at: Endpoint) -> None:
-        serve(at)
-        monkeypatch.undo()
+    def come_and_go() -> None:
         with TaskProcess(cluster, "worker", 0) as worker:
             worker.begin("recv", key="weights", source=PS0, step=0)
             wait_until(lambda: ps.statistics().waiting == 1)
             worker.kill()
         wait_until(lambda: ps.statistics().waiting == 0)
 
-    monkeypatch.setattr(Endpoint, "serve", serve_and_lose)
-    with Server(cluster, "ps", 0, start=False) as ps:
+    with Server(cluster, "ps", 0, start=False) as ps, at("endpoint.serving", come_and_go):
         ps.start()
 
 
 def test_what_is_asked_of_a_task_as_it_is_lost_ends_with_task_lost(
-    pair: tuple[TaskProcess, Server], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[TaskProcess, Server],
 ) -> None:
     ps, worker = pair
-    link = worker._links[0]
 
-    def lose_first(errand: Errand, peer: Peer) -> None:
+    def lose_first(peer: Peer) -> None:
         ps.kill()
         wait_until(lambda: peer.lost, "the loss of the ps")
-        send(errand, peer)
 
-    send = link._send
-    monkeypatch.setattr(link, "_send", lose_first)
-    with pytest.raises(TaskLost, match=f"'late' of step 0 was asked of {PS0}"):
+    with (
+        at("link.sending", lose_first, times=1),
+        pytest.raises(TaskLost, match=f"'late' of step 0 was asked of {PS0}"),
+    ):
         worker.recv("late", source=PS0, step=0, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_link_is_up_before_its_first_answer_is_there(
-    transport: str, host: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_is_up_before_its_first_answer_is_there(transport: str, host: str) -> None:
     cluster, config = cluster_at(host, ps=1, worker=1), ServerConfig(transports=[transport])
-    seen, send = list[str](), Link._send
-
-    def look_and_send(link: Link, errand: Errand, peer: Peer) -> None:
-        seen.append(link.statistics().transport)
-        send(link, errand, peer)
-
+    seen: list[str] = []
     with (
         Server(cluster, "ps", 0, config=config) as ps,
         Server(cluster, "worker", 0, config=config) as worker,
     ):
         ps.send("weights", np.zeros(1), to=WORKER0, step=0)
-        monkeypatch.setattr(Link, "_send", look_and_send)
-        worker.recv("weights", source=PS0, step=0)
+        with at("link.sending", lambda self: seen.append(self.statistics().transport)):
+            worker.recv("weights", source=PS0, step=0)
         assert seen == [transport]

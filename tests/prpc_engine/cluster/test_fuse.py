@@ -11,9 +11,9 @@ import pytest
 from prpc_engine import Server, ServerConfig
 from prpc_engine.cluster import StepAborted
 from prpc_engine.cluster.fuse import FUSED_MAX, FuseCollector
-from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.errors import Closed, RemoteError
-from shard import Driver, Future, Waiter
+from shard import Driver, Future
+from tests.held import at
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -158,18 +158,12 @@ def test_one_cancelled_receive_takes_nothing_from_the_others(
 
 
 def test_a_receive_made_as_its_step_is_cleaned_up_is_found_by_who_aborts_the_step(
-    cluster: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    cluster: dict[str, list[str]],
 ) -> None:
-    of = Receipt.of
-
-    def late(message: Message, waiter: Waiter) -> Receipt:
-        worker.cleanup(0)
-        return of(message, waiter)
-
     with Server(cluster, "worker", 0) as worker:
-        monkeypatch.setattr(Receipt, "of", late)
-        receipt = worker.submit_recv("k", source=PS0, step=0, timeout_s=2.0)  # of whom nobody hears
-        monkeypatch.undo()
+        with at("fuse.receiving", lambda: worker.cleanup(0)):
+            # of whom nobody hears
+            receipt = worker.submit_recv("k", source=PS0, step=0, timeout_s=2.0)
         worker.abort(0, "enough", timeout_s=0.0)
         with pytest.raises(StepAborted, match="enough"):
             receipt.result(PATIENCE_S)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from prpc_engine import Server, ServerConfig
-from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, late
+from prpc_engine.cluster import Duplicate, StepAborted, TaskLost
 from prpc_engine.cluster.late import Late
 from prpc_engine.cluster.link import Errand
 from prpc_engine.errors import Cancelled, DeadlineExceeded
@@ -211,13 +211,11 @@ def test_both_errors_say_that_a_tensor_was_lost_with_its_connection(
 # -- what keeps them -------------------------------------------------------------------------------
 
 
-def keeper(bytes_max: int = 1000) -> Late:
-    return Late(contextlib.nullcontext(), bytes_max)
+def keeper(bytes_max: int = 1000, **more: int) -> Late:
+    return Late(contextlib.nullcontext(), bytes_max, **more)
 
 
-def test_what_there_is_no_room_for_is_lost_and_said_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_there_is_no_room_for_is_lost_and_said_so(caplog: pytest.LogCaptureFixture) -> None:
     there = keeper(bytes_max=2 * ONE.nbytes)
     for key in "abc":
         there.settle(there.expect(1, 0, [key]), [ONE])
@@ -226,7 +224,7 @@ def test_what_there_is_no_room_for_is_lost_and_said_so(
         "16 bytes of such tensors wait, 16 may" in caplog.text
     )
     assert list(there.take(1, 0, ["a", "b", "c"])) == ["a", "b"]
-    monkeypatch.setattr(late, "TENSORS_MAX", 1)
+    there = keeper(tensors_max=1)
     there.keep(1, 0, {"dead": None})
     there.keep(1, 0, {"dead too": None})
     assert there.take(1, 0, ["dead", "dead too"]) == {"dead": None}

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from prpc_engine import Deferred, Server
-from prpc_engine.cluster.link import LEAVE_MAX, Link
+from prpc_engine.cluster.link import LEAVE_MAX
 from prpc_engine.cluster.receipt import Receipt
-from prpc_engine.errors import Closed, DeadlineExceeded, RpcError
-from prpc_engine.node.node import Node
+from prpc_engine.errors import Closed, DeadlineExceeded
 from prpc_engine.rpc.job import Job
-from prpc_engine.rpc.peer import Peer
-from shard import ControlLoop, Future, Task
+from shard import Future
+from tests.held import at
 from tests.prpc_engine.cluster.tasks import cluster_at, fresh_host
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 
-def test_a_request_that_comes_as_nobody_waits_any_more_begins_anew(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_comes_as_nobody_waits_any_more_begins_anew(seed: int) -> None:
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     late: list[Receipt] = []
-    goes_on = Link._goes_on
 
-    def and_then_ask(link: Link, error: RpcError) -> bool:
-        answer = goes_on(link, error)
-        if not answer and not late:
+    def ask(goes_on: bool) -> None:
+        if not goes_on and not late:
             late.append(worker.submit_recv("late", source="/job:ps/task:0", step=0))
-        return answer
 
-    monkeypatch.setattr(Link, "_goes_on", and_then_ask)
-    with Server(cluster, "worker", 0) as worker:
+    with Server(cluster, "worker", 0) as worker, at("link.attempted", ask):
         worker.submit_recv("given up", source="/job:ps/task:0", step=0).cancel()
         wait_until(lambda: late, "the end of the attempts for it")
         with Server(cluster, "ps", 0) as ps:
@@ -68,19 +60,17 @@ def test_who_is_asked_gives_up_at_the_askers_deadline_though_its_own_comes_later
         wait_until(held[0].done, "its end")
 
 
-def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_room(loop: ControlLoop, coroutine: Coroutine[Any, Any, Any]) -> Task:
-        coroutine.close()
+def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(seed: int) -> None:
+    def no_room() -> None:
         raise RuntimeError("can't start new thread")
 
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     with Server(cluster, "ps", 0) as ps, Server(cluster, "worker", 0) as worker:
-        with monkeypatch.context() as patched:
-            patched.setattr(ControlLoop, "spawn", no_room)
-            with pytest.raises(RuntimeError, match="can't start new thread"):
-                worker.recv("late", source="/job:ps/task:0", step=0)
+        with (
+            at("link.connecting", no_room),
+            pytest.raises(RuntimeError, match="can't start new thread"),
+        ):
+            worker.recv("late", source="/job:ps/task:0", step=0)
         assert worker.statistics().links["/job:ps/task:0"].state == "down"
         ps.send("late", np.ones(3), to="/job:worker/task:0", step=0)
         assert worker.recv(
@@ -88,17 +78,9 @@ def test_a_thread_that_could_not_be_started_is_started_for_the_next_request(
         ).tolist() == [1, 1, 1]
 
 
-def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(seed: int) -> None:
     def asked_of_ps() -> Any:
         return worker.ask("/job:ps/task:0", "who", "its name", lambda _: (), PATIENCE_S)
-
-    send = Link._send
-
-    def late(link: Link, *request: Any) -> None:
-        worker.stop()
-        send(link, *request)
 
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     with (
@@ -106,26 +88,22 @@ def test_a_request_that_is_about_to_leave_as_its_server_is_stopped_ends_closed(
         Server(cluster, "worker", 0) as worker,
     ):
         assert asked_of_ps().result(PATIENCE_S) == "ps"
-        monkeypatch.setattr(Link, "_send", late)
-        with pytest.raises(Closed):
+        with at("link.sending", lambda: worker.stop()), pytest.raises(Closed):
             asked_of_ps().result(PATIENCE_S)
 
 
-def test_a_server_that_is_stopped_while_it_connects_gives_that_up(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_stopped_while_it_connects_gives_that_up(seed: int) -> None:
     begun, given_up = threading.Event(), threading.Event()
 
-    async def never(node: Node, addresses: Sequence[str], timeout_s: float, what: str) -> Peer:
+    async def never() -> None:
         begun.set()
         try:
             await Future()
         finally:
             given_up.set()
-        raise AssertionError("that future has no result")
 
-    monkeypatch.setattr(Node, "reach", never)
-    with Server(cluster_at(fresh_host(seed), ps=1, worker=1), "worker", 0) as worker:
+    cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
+    with at("node.reaching", never), Server(cluster, "worker", 0) as worker:
         receipt = worker.submit_recv("weights", source="/job:ps/task:0", step=0)
         assert begun.wait(PATIENCE_S)
         assert not receipt.done()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from prpc_engine.cluster.patience import PAUSE_S_MAX, PAUSE_S_MIN, Patience
+from prpc_engine.cluster.patience import PAUSE, Patience
 
 
 def test_attempts_are_made_ever_more_rarely_until_the_patience_is_over() -> None:
@@ -13,8 +13,8 @@ def test_attempts_are_made_ever_more_rarely_until_the_patience_is_over() -> None
     while (pause_s := patience.pause_s(now)) is not None:
         pauses.append(pause_s)
         now += pause_s
-    assert pauses[:5] == [PAUSE_S_MIN * 2**each for each in range(5)]
-    assert max(pauses) == PAUSE_S_MAX
+    assert pauses[:5] == [PAUSE.first_s * 2**each for each in range(5)]
+    assert max(pauses) == PAUSE.max_s
     assert now == pytest.approx(130.0)  # the last one is made as it ends
     assert patience.failed == len(pauses) + 1
 

@@ -81,8 +81,7 @@ def test_tensors_and_errors_come_through_a_shard(tasks: tuple[Server, Server]) -
     np.testing.assert_array_equal(received, large)  # type: ignore[arg-type]
     assert dead is None
     assert worker.statistics().links[PS0].transport == "tcp"
-    # they are the shards
-    assert all(peer.connection.transport == "shm" for peer in ps._at.data.peers() if not peer.lost)
+    assert sum(ps.statistics().shard_connections) == 1
     with pytest.raises(Duplicate, match="'dead' of step 0 was sent to its receiver before"):
         worker.recv("dead", source=PS0, step=0)
     wait = worker.submit_recv("never", source=PS0, step=0)
@@ -108,11 +107,11 @@ def test_a_shard_forgets_who_went_away_while_they_waited(tasks: tuple[Server, Se
     ps, worker = tasks
     worker.submit_recv("never", source=PS0, step=0)
     wait_until(lambda: ps.statistics().waiting == 1)
-    for peer in worker._at.data.peers():
-        worker._at.driver.reactor.call_soon(peer.connection.close)
+    worker.stop()
     wait_until(lambda: ps.statistics().waiting == 0)
     assert ps._at._relays is not None
-    assert ps._at._relays._group.map(askers_remembered, timeout_s=PATIENCE_S) == [0, 0]
+    group = ps._at._relays._group
+    wait_until(lambda: group.map(askers_remembered, timeout_s=PATIENCE_S) == [0, 0])
 
 
 def askers_remembered() -> int:
@@ -152,9 +151,8 @@ def test_each_shard_is_in_the_metrics_of_its_task_and_so_is_what_all_answered(
     assert list(registry.collect()) == []
 
 
-def shards_of(server: Server) -> tuple[ShardStatistics, ...]:
-    assert server._at._relays is not None
-    return server._at._relays._group.statistics().shards
+def shards_of(server: Server) -> list[ShardStatistics]:
+    return [each.process for each in server.figures_of_shards()]
 
 
 @pytest.mark.parametrize("rule", ["file", "offset", "exchange"])

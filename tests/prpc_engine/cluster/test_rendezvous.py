@@ -7,7 +7,6 @@ import contextlib
 import numpy as np
 import pytest
 
-from prpc_engine.cluster import rendezvous
 from prpc_engine.cluster.errors import Duplicate, StepAborted, TaskRestarted
 from prpc_engine.cluster.rendezvous import Rendezvous
 from prpc_engine.errors import Backpressure
@@ -15,8 +14,8 @@ from prpc_engine.errors import Backpressure
 ONE, TWO = np.array(1), np.array(2)
 
 
-def table(tensors_max: int = 100, bytes_max: int = 1 << 20) -> Rendezvous:
-    return Rendezvous(contextlib.nullcontext(), tensors_max, bytes_max)
+def table(tensors_max: int = 100, bytes_max: int = 1 << 20, **more: int) -> Rendezvous:
+    return Rendezvous(contextlib.nullcontext(), tensors_max, bytes_max, **more)
 
 
 def test_a_tensor_waits_for_its_receiver() -> None:
@@ -181,11 +180,8 @@ def test_what_waits_is_bounded_by_count_and_bytes() -> None:
     there.put(0, 1, "b", ONE)  # takes no more room
 
 
-def test_steps_in_which_nothing_waits_are_forgotten_before_others_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(rendezvous, "STEPS_MAX", 2)
-    there = table()
+def test_steps_in_which_nothing_waits_are_forgotten_before_others_are_refused() -> None:
+    there = table(steps_max=2)
     there.put(0, 1, "a", ONE)
     there.abort(1, "over")
     there.put(2, 1, "a", ONE)
@@ -194,9 +190,8 @@ def test_steps_in_which_nothing_waits_are_forgotten_before_others_are_refused(
         there.put(3, 1, "a", ONE)
 
 
-def test_marks_of_what_was_taken_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "ENTRIES_MAX", 2)
-    there = table()
+def test_marks_of_what_was_taken_are_bounded() -> None:
+    there = table(entries_max=2)
     for step in (0, 1, 2):
         there.put(step, 1, "a", ONE)
         there.ask(step, 1, ["a"], "peer")

@@ -14,14 +14,12 @@ import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService
-from prpc_engine.demo import director, roles
 from prpc_engine.demo.cluster import Cluster, Role
 from prpc_engine.demo.director import DIRECTOR_ITSELF, RunState, _Desk, _Direction
 from prpc_engine.demo.recovery import DemoServers
@@ -34,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
 # Epochs of half a second, with whole data: long enough to lose somebody in the middle, however late
 # it is noticed that it began. With few data an epoch takes a tenth of that.
-EPOCHS, EPOCHS_OF_FEW = "4", "25"
+EPOCHS, EPOCHS_OF_FEW = "2", "25"
 MANY_EPOCHS_OF_FEW = "1000"  # minutes: there is time to interfere
 FEW_FLIGHTS = 33_000
 
@@ -231,9 +229,7 @@ def test_nobody_is_killed_where_all_servers_have_died_already() -> None:
         assert not servers.kill_one()
 
 
-def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_director(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_director() -> None:
     """Two threads would start two in its place; and the kernel ends what a thread started when that
     thread ends.
     """
@@ -249,41 +245,39 @@ def test_a_server_that_dies_while_anothers_loss_is_measured_is_replaced_by_the_d
         direction.servers.kill_one()
         raise NotSent("a partition has nobody")
 
-    monkeypatch.setattr(director, "prepare", lambda *_: None)
-    monkeypatch.setattr(director, "evaluate", lose_another)
-    unused: Any = SimpleNamespace(test=None, vocabulary=None)
+    unused: Any = object()
     with Sleepers() as cluster:
         job = DemoJob("", 2, 0, 0, False, "", DemoSettings(), replicas=1)
-        direction = _Direction(unused, job, unused, state, _Desk(state, 0), cluster, False, unused)
+        direction = _Direction(
+            unused, job, lose_another, state, _Desk(state, 0), cluster, False, unused
+        )
         direction._kv = unused
         direction.servers.kill_one()
         for _ in range(2):
-            direction._look()
+            direction.look()
             direction.servers.join()
     assert starters == [threading.current_thread()] * 4
     assert "the partitions of server 0 are not served: a partition has nobody" in state.notes
 
 
-def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_whose_last_word_comes_after_its_end_is_counted_once() -> None:
     class Sleepers(Cluster):
         def start(self, name: str, *_: Any) -> Role:
             return super().start(name, time.sleep, 600.0)
 
-    monkeypatch.setattr(director, "prepare", lambda *_: None)
-    state, unused = RunState(), SimpleNamespace(test=None, vocabulary=None)
+    unused: Any = None
+    state = RunState()
     desk = _Desk(state, 2)
     with Sleepers() as cluster:
         job = DemoJob("", 0, 0, 2, False, "", DemoSettings())
-        direction = _Direction(unused, job, unused, state, desk, cluster, False, unused)  # type: ignore[arg-type]
+        direction = _Direction(unused, job, unused, state, desk, cluster, False, unused)
         cluster.roles[0].process.kill()
         cluster.roles[0].process.join()
-        direction._look()
+        direction.look()
         desk.finished(0, 1, {})
-        assert not direction._is_over()
+        assert not direction.is_over()
         desk.finished(1, 1, {})
-        assert direction._is_over()
+        assert direction.is_over()
 
 
 @pytest.mark.slow
@@ -295,18 +289,22 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(
         RpcService(master.address, secret="a secret of this test") as director,
     ):
 
-        def lose_both(service: RpcService, job: DemoJob, timeout_s: float) -> None:
+        def no_flights() -> Any:
+            return None
+
+        def lose_both(service: RpcService, job: DemoJob, timeout_s: float) -> Any:
             director.close()
             raise NotSent("the tables are gone")
 
         director.create_server(DIRECTOR, {"failed": lambda index, reason: None})
         # of the report that nobody is there to hear
         monkeypatch.setitem(RpcClient.call.__kwdefaults__, "timeout_s", 0.5)
-        monkeypatch.setattr(roles, "load_flights", lambda: None)
-        monkeypatch.setattr(roles, "connect_tables", lose_both)
         with pytest.raises(SystemExit):
             run_worker(
-                DemoJob(master.address, 1, 0, 1, False, "a secret of this test", DemoSettings()), 0
+                DemoJob(master.address, 1, 0, 1, False, "a secret of this test", DemoSettings()),
+                0,
+                no_flights,
+                lose_both,
             )
 
 

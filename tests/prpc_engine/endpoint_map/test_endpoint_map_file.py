@@ -16,6 +16,7 @@ from prpc_engine.settings.endpoint_map_file import (
     load_data_endpoints,
 )
 from prpc_engine.settings.network import FoundValue
+from prpc_engine.settings.node_config import network_of_process
 
 CLUSTER = ClusterSpec({"worker": ["h:1"]})
 
@@ -35,7 +36,10 @@ def write(folder: Path, data: str) -> Path:
 
 
 def found(**environ: str) -> str:
-    endpoints, _ = load_data_endpoints(CLUSTER, environ)
+    said = network_of_process(environ)
+    endpoints, _ = load_data_endpoints(
+        CLUSTER, said["endpoint_map_folder"], said["data_port_offset"].value
+    )
     return f"{endpoints.rule} {','.join(map(str, endpoints.addresses.values()))}"
 
 
@@ -55,6 +59,21 @@ def test_it_is_looked_for_in_the_working_directory_or_where_a_variable_says(here
         "they are one setting",
     ):
         found(PRPC_ENDPOINT_MAP="ours", TF_SEASTAR_ENDPOINT_MAP_PATH="theirs")
+
+
+def test_the_settings_file_says_it_below_the_variables_and_relative_to_itself(here: Path) -> None:
+    settings = here / "settings" / "own.toml"
+    settings.parent.mkdir()
+    settings.write_text('[network]\nendpoint_map_folder = "maps"\n')
+    with pytest.raises(ConfigError, match=rf"^{settings}: \[network\]: .*maps is no folder"):
+        found(PRPC_CONFIG=str(settings))
+    write(settings.parent / "maps", "maps:2")
+    assert found(PRPC_CONFIG=str(settings)) == "file maps:2"
+    write(here / "ours", "ours:2")
+    assert found(PRPC_CONFIG=str(settings), PRPC_ENDPOINT_MAP="ours") == "file ours:2"
+    settings.write_text("[network]\ndata_port_offset = 5\n")
+    assert found(PRPC_CONFIG=str(settings)) == "offset h:6"
+    assert found(PRPC_CONFIG=str(settings), PRPC_DATA_PORT_OFFSET="7") == "offset h:8"
 
 
 def test_an_offset_holds_where_there_is_no_file(here: Path) -> None:

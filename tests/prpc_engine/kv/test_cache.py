@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from prpc_engine.errors import ConfigError
-from prpc_engine.kv import Cache, CacheStatistics, TableServer, TableWorker
+from prpc_engine.errors import ConfigError, RemoteError
+from prpc_engine.kv import Cache, CacheStatistics, TableShard, TableWorker
 from prpc_engine.kv.client.local import LocalService
 from prpc_engine.kv.consistency.cache import WINDOW, RowCache
 from tests.helpers import ManualClock
@@ -24,17 +27,25 @@ def floats(*values: object) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-@pytest.fixture(autouse=True)
-def caches_go_by(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowCache.__init__, "__defaults__", (clock,))
+class Failing(TableShard):
+    """Pushes fail, while they are to."""
+
+    fails = False
+
+    def apply(self, *arguments: Any) -> Any:
+        if self.fails:
+            raise MemoryError
+        return super().apply(*arguments)
 
 
-def make(rows: int = 8, staleness_s: float = 10.0) -> tuple[LocalService, TableWorker, TableWorker]:
+def make(
+    rows: int = 8, staleness_s: float = 10.0, clock: Callable[[], float] = time.monotonic
+) -> tuple[LocalService, TableWorker, TableWorker]:
     """A worker with a cache, and one without."""
     service = LocalService()
     for _ in range(2):
-        TableServer(service)
-    kv, other = (TableWorker(service, expected_servers=2) for _ in range(2))
+        service.create_server("kv", Failing())
+    kv, other = (TableWorker(service, expected_servers=2, clock=clock) for _ in range(2))
     kv.create_sparse("clicks", 2, ADD, START, cache={"rows": rows, "staleness_s": staleness_s})
     other.create_sparse("clicks", 2, ADD, START)
     return service, kv, other
@@ -45,7 +56,7 @@ def statistics(kv: TableWorker) -> CacheStatistics:
 
 
 def test_what_was_pulled_is_read_here_until_it_is_too_old(clock: ManualClock) -> None:
-    service, kv, other = make()
+    service, kv, other = make(clock=clock)
     before = kv.pull("clicks", KEYS)
     other.push("clicks", KEYS, ONES)
     clock.advance(10.0)
@@ -109,16 +120,12 @@ def test_an_answer_from_before_an_own_push_is_not_kept() -> None:
     assert statistics(kv).hits == 2 + 3 + 2
 
 
-def test_a_push_that_failed_may_have_been_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, kv, other = make()
+def test_a_push_that_failed_may_have_been_applied() -> None:
+    service, kv, other = make()
     kv.pull("clicks", KEYS)
     other.push("clicks", KEYS, ONES)
-
-    def fails(*args: object, **more: object) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(kv._lanes[1], "push", fails)
-    with pytest.raises(TimeoutError):
+    service.servers["kv"][1].fails = True  # type: ignore[attr-defined]
+    with pytest.raises(RemoteError, match="MemoryError"):
         kv.push("clicks", KEYS, ONES)
     np.testing.assert_array_equal(kv.pull("clicks", KEYS), other.pull("clicks", KEYS))
 
@@ -172,7 +179,7 @@ def test_a_scan_passes_hot_keys_by() -> None:
 
 
 def test_more_keys_than_places_are_answered_all_the_same(clock: ManualClock, seed: int) -> None:
-    _, kv, other = make(rows=16, staleness_s=3.0)
+    _, kv, other = make(clock=clock, rows=16, staleness_s=3.0)
     random = np.random.default_rng(seed)
     for _ in range(100):
         clock.advance(random.random())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ from prpc_engine.kv.consistency.consistency import Clocks, from_spec
 from prpc_engine.kv.consistency.progress import Lag
 from prpc_engine.kv.replication.replica import Replica
 from prpc_engine.kv.schema.table_spec import from_dict
-from prpc_engine.node.process_identity import this_process
 from prpc_engine.rpc.deferred import Deferred
-from shard import CONTEXT
+from shard import CONTEXT, runtime
+from tests.helpers import ManualClock
 
 ONE = np.ones(1, np.float32)
 ADD = {"name": "add"}
@@ -77,7 +78,9 @@ class FakeWorker:
             CONTEXT.value = None
 
 
-def dense(consistency: Consistency, **more: Any) -> Any:
+def dense(
+    consistency: Consistency, clock: Callable[[], float] = time.monotonic, **more: Any
+) -> Any:
     plain = {
         "table": "w",
         "partition": 0,
@@ -95,7 +98,7 @@ def dense(consistency: Consistency, **more: Any) -> Any:
             "consistency": consistency,
             **more,
         }
-    ).make()
+    ).make(clock)
 
 
 def sparse(consistency: Consistency, **more: Any) -> Any:
@@ -330,7 +333,7 @@ def test_a_worker_whose_connection_was_cut_is_waited_for_a_little() -> None:
 
 def test_a_worker_whose_process_is_seen_to_have_ended_is_gone_at_once() -> None:
     with subprocess.Popen(["true"]) as process:
-        ended = f"{this_process().rpartition('/')[0].rpartition('/')[0]}/{process.pid}/1"
+        ended = f"{runtime.this_process().rpartition('/')[0].rpartition('/')[0]}/{process.pid}/1"
     table, one, dead = dense(Sync(2, "sum")), FakeWorker(1), FakeWorker(2, process=ended)
     push(one, table)
     push(dead, table)
@@ -341,23 +344,20 @@ def test_a_worker_whose_process_is_seen_to_have_ended_is_gone_at_once() -> None:
     assert waiting.done()
 
 
-def test_who_makes_others_wait_is_known_and_for_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr("prpc_engine.kv.consistency.barrier_scheduler.monotonic", lambda: now)
-    monkeypatch.setattr("prpc_engine.kv.consistency.paced_table.monotonic", lambda: now)
-    for table in (dense(Sync(2)), dense(Ssp(2, 0))):
+def test_who_makes_others_wait_is_known_and_for_how_long(clock: ManualClock) -> None:
+    for table in (dense(Sync(2), clock), dense(Ssp(2, 0), clock)):
         one, two = FakeWorker(1), FakeWorker(2)
         push(one, table)
         push(two, table)
         push(one, table)
-        now += 3
+        clock.advance(3)
         pull(one, table)  # ssp: it waits; sync: its push does
-        now += 2
+        clock.advance(2)
         is_sync = table.statistics().pushes == 1
         lags = dict(table.lags().values())
         assert lags == {"worker 1": Lag(0, 0, 0), "worker 2": Lag(1, 5, 5 if is_sync else 2)}
         push(two, table)
-        now += 7
+        clock.advance(7)
         lags = dict(table.lags().values())
         assert lags == {"worker 1": Lag(0, 0, 0), "worker 2": Lag(0, 0, 5 if is_sync else 2)}
         push(one, table)

@@ -13,8 +13,7 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.kv import TableServer, TableWorker, WorkersBehind, WorkerShare
-from prpc_engine.kv.consistency.barrier_scheduler import BarrierScheduler
-from shard import Future
+from tests.held import at
 from tests.prpc_engine.kv.workers import WorkerProcess
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
@@ -152,16 +151,10 @@ def test_the_balance_names_the_worker_that_others_wait_for(
 def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_said, said = BarrierScheduler._has_said, list[int]()
-
-    def note(self: BarrierScheduler, worker: int, answer: Future) -> None:
-        has_said(self, worker, answer)
-        said.append(worker)
-
-    monkeypatch.setattr(BarrierScheduler, "_has_said", note)
     monkeypatch.setattr("prpc_engine.kv.consistency.barrier_scheduler.GRACE_S", 600.0)
     sync = {"name": "sync", "workers": 2, "reduce": "sum"}
     with ExitStack() as stack:
+        said = stack.enter_context(at("barrier.said"))
         master = stack.enter_context(Master())
         other = stack.enter_context(WorkerProcess(master.address, 1))
         server = stack.enter_context(RpcService(master=master.address, transports=[transport]))
@@ -174,7 +167,7 @@ def test_nobody_waits_for_the_grace_of_a_worker_whose_process_was_killed(
         kv.push("w", np.ones(1, np.float32))
         assert other.answer() is None
         push = kv.submit_push("w", np.ones(1, np.float32))
-        wait_until(lambda: len(said) == 2, "the workers have said which processes they are")
+        said.wait(2)  # the workers have said which processes they are
         other.kill()
         push.result(30)
         assert kv.pull("w").tolist() == [3]

@@ -268,7 +268,7 @@ def test_a_push_that_was_lost_ends_when_its_service_is_closed() -> None:
             worker = TableWorker(service, elastic=True)
             worker.create_sparse(TABLE, 1, {"name": "add"})
         push = worker.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=PUSH_TIMEOUT_S)
-        wait_until(lambda: worker._lanes[0]._is_broken, "the loss")
+        wait_until(lambda: worker.request_statistics().lost, "the loss")
         service.close()
         assert push.done()
         for end_of in (

@@ -33,11 +33,12 @@ from prpc_engine.kv.client.partition_client import (
     PartitionRequest,
 )
 from prpc_engine.kv.consistency.ledger import WINDOW
-from shard import Future, Limits
+from shard import Future, Limits, Reactor
 from tests.faults.zygote import Life
+from tests.helpers import ManualClock
 from tests.program import halt
 from tests.prpc_engine.inside import node_of
-from tests.prpc_engine.processes import PATIENCE_S, wait_connected, wait_until
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end, kill
 from tests.prpc_engine.workloads.servers import cut_socket
 
@@ -119,7 +120,7 @@ def test_while_connections_are_cut_every_push_is_applied_once(
         grads, ones = np.ones((KEYS_A_PUSH, 1), np.float32), np.ones((3, 2), np.float32)
         number, deadline = 0, float("inf")
         with cuts_at_random(service, chance, (0.005, 0.05), lambda: number):
-            while number < PUSHES or not sum(lane.repeats for lane in worker._lanes):
+            while number < PUSHES or not worker.request_statistics().repeats:
                 if number == PUSHES:
                     deadline = time.monotonic() + PATIENCE_S
                 assert time.monotonic() < deadline, "no push was cut"
@@ -136,8 +137,8 @@ def test_while_connections_are_cut_every_push_is_applied_once(
         assert worker.pull("counts", np.arange(number * KEYS_A_PUSH)).min() == 1
         assert worker.pull("counts", np.arange(number * KEYS_A_PUSH)).max() == 1
         assert worker.pull("sum").tolist() == [[number] * 2] * 3
-        assert [lane.unanswered() for lane in worker._lanes] == [0, 0]
-        wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
+        assert worker.request_statistics().unanswered == 0
+        wait_until(lambda: not worker.request_statistics().is_recovering, "the end of the recovery")
     for server in servers:
         end(server)
 
@@ -165,7 +166,7 @@ def test_a_push_whose_server_died_says_at_its_deadline_that_it_may_have_been_app
             DeadlineExceeded, match=r"pull to partition 0 of 'kv'.* has no answer at its deadline"
         ):
             pull.result(PATIENCE_S)
-        wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
+        wait_until(lambda: not worker.request_statistics().is_recovering, "the end of the recovery")
     assert server.wait(PATIENCE_S) == -signal.SIGKILL
 
 
@@ -208,9 +209,26 @@ class Silent:
         return self.calls[-1][0]
 
 
-def make_lane() -> tuple[Silent, PartitionClient]:
+class Turner:
+    """A waiter whose reactor the test turns."""
+
+    closing = False
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(time.monotonic())
+        self.reactor = Reactor(self.clock)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        self.clock.advance(seconds)
+        while self.reactor.poll(self.clock()):
+            pass
+
+
+def make_lane(waiter: Turner | None = None) -> tuple[Silent, PartitionClient]:
     client = Silent()
-    return client, PartitionClient(client, "kv", 0, PartitionAddress(0), 7, lambda lane: None)
+    return client, PartitionClient(
+        client, "kv", 0, PartitionAddress(0), 7, lambda lane: None, waiter=waiter or Turner()
+    )
 
 
 def repeat(lane: PartitionClient) -> bool:
@@ -405,7 +423,7 @@ def test_a_lost_push_ends_at_its_deadline(farm: Farm, master: Master) -> None:
         with pytest.raises(DeadlineExceeded):
             push.result(PATIENCE_S)
         os.kill(server.pid, signal.SIGCONT)
-        wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
+        wait_until(lambda: not worker.request_statistics().is_recovering, "the end of the recovery")
     end(server)
 
 
@@ -416,14 +434,15 @@ def test_what_is_lost_ends_with_the_service(farm: Farm, master: Master) -> None:
     with RpcService(master.address, transports=["tcp"], limits=soon) as service:
         worker = TableWorker(service)
         worker.create_sparse("counts", 1, ADD)
-        wait_connected(worker._client)  # type: ignore[arg-type]  # else the push may not be out yet when what is out is cut
+        # else the push may not be out yet when what is out is cut
+        worker.pull("counts", np.array([1]))
         halt(server.pid)
         push = worker.submit_push("counts", np.array([1]), np.ones((1, 1), np.float32))
         cut_all(service)
-        wait_until(lambda: worker._lanes[0].repeats, "another attempt")
+        wait_until(lambda: worker.request_statistics().repeats, "another attempt")
     with pytest.raises((Closed, MaybeExecuted)):
         push.result(PATIENCE_S)
-    wait_until(lambda: not worker._recovery.is_running, "the end of the recovery")
+    wait_until(lambda: not worker.request_statistics().is_recovering, "the end of the recovery")
     os.kill(server.pid, signal.SIGCONT)
     end(server)
 

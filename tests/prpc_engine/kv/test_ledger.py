@@ -3,7 +3,8 @@ import random
 import numpy as np
 import pytest
 
-from prpc_engine.kv.consistency.ledger import APPLIED, FORGOTTEN, NEW, WINDOW, Ledger, LedgerNode
+from prpc_engine.idempotency_window import FORGOTTEN, NEW, SEEN
+from prpc_engine.kv.consistency.ledger import WINDOW, Ledger, LedgerNode
 
 ONE, OTHER = 2**63 + 5, 7
 
@@ -13,7 +14,7 @@ def test_a_push_is_new_once() -> None:
     for sequence in (1, 2, 3):
         assert ledger.find(ONE, sequence) == NEW
         ledger.note(ONE, sequence)
-        assert ledger.find(ONE, sequence) == APPLIED
+        assert ledger.find(ONE, sequence) == SEEN
     assert ledger.find(OTHER, 1) == NEW
     assert ledger.highest(ONE) == 3
     assert ledger.highest(OTHER) == 0
@@ -27,7 +28,7 @@ def test_pushes_may_come_in_any_order_and_with_gaps(seed: int) -> None:
         assert ledger.find(ONE, sequence) == NEW
         ledger.note(ONE, sequence)
     for sequence in range(1, WINDOW):
-        assert ledger.find(ONE, sequence) == (APPLIED if sequence in applied else NEW)
+        assert ledger.find(ONE, sequence) == (SEEN if sequence in applied else NEW)
 
 
 def test_what_fell_out_of_the_window_is_neither_new_nor_applied() -> None:
@@ -46,8 +47,8 @@ def test_the_client_that_was_quiet_for_longest_is_forgotten_first() -> None:
     ledger.note(2, 1)
     ledger.note(1, 2)
     ledger.note(3, 1)
-    assert [ledger.find(client, 1) for client in (1, 2, 3)] == [APPLIED, NEW, APPLIED]
-    assert ledger.clients_forgotten == 1
+    assert [ledger.find(client, 1) for client in (1, 2, 3)] == [SEEN, NEW, SEEN]
+    assert ledger.senders_forgotten == 1
     assert len(ledger) == 2
 
 
@@ -68,6 +69,31 @@ def test_a_ledger_comes_back_from_its_arrays(seed: int) -> None:
         np.testing.assert_array_equal(again[name], array)
 
 
+def test_the_arrays_in_checkpoints_and_replicas_are_read_and_written_as_ever() -> None:
+    """By hand: of ONE pushes 1, 2, 3, 5 and 9 were applied; of OTHER all up to 5000, and 5002."""
+    saved = {
+        "client": np.array([ONE, OTHER], np.uint64),
+        "floor": np.array([3, 5000], np.int64),
+        "highest": np.array([9, 5002], np.int64),
+        "above": np.array([[0xFF] * 511 + [0b1000_1011], [0xFF] * 511 + [0b1011_1111]], np.uint8),
+    }
+    ledger = Ledger()
+    ledger.load(saved)
+    assert [n for n in range(1, 11) if ledger.find(ONE, n) is SEEN] == [1, 2, 3, 5, 9]
+    lowest = 5002 - WINDOW
+    assert [ledger.find(OTHER, n) for n in (lowest, lowest + 1, 5000, 5001, 5002, 5003)] == [
+        FORGOTTEN,
+        SEEN,
+        SEEN,
+        NEW,
+        SEEN,
+        NEW,
+    ]
+    for name, array in ledger.arrays().items():
+        assert array.dtype == saved[name].dtype
+        np.testing.assert_array_equal(array, saved[name])
+
+
 @pytest.mark.parametrize("first_is_further", [True, False])
 def test_ledgers_that_come_together_know_what_either_knew(first_is_further: bool) -> None:
     near, far = Ledger(), Ledger()
@@ -77,7 +103,7 @@ def test_ledgers_that_come_together_know_what_either_knew(first_is_further: bool
         far.note(ONE, sequence)
     first, second = (far, near) if first_is_further else (near, far)
     first.load(second.arrays())
-    assert [sequence for sequence in range(1, 12) if first.find(ONE, sequence) == APPLIED] == [
+    assert [sequence for sequence in range(1, 12) if first.find(ONE, sequence) == SEEN] == [
         1,
         2,
         3,

@@ -39,7 +39,7 @@ def cut_until_sent_again(service: RpcService, worker: TableWorker, repeats: int)
     """
 
     def is_sent_again() -> bool:
-        if worker._lanes[0].repeats > repeats:
+        if worker.request_statistics().repeats > repeats:
             return True
         cut_all(service)
         return False
@@ -72,7 +72,7 @@ def test_a_sync_push_whose_answer_was_cut_off_is_in_one_step(
         )
     for step in range(1, STEPS + 1):
         first = chance.random() < 0.5
-        repeats = cut._lanes[0].repeats
+        repeats = cut.request_statistics().repeats
         theirs = other.submit_push("rows", KEYS, 10 * ONES) if first else None
         mine = cut.submit_push("rows", KEYS, ONES)
         if first:
@@ -96,7 +96,7 @@ def test_an_ssp_push_whose_answer_was_cut_off_ticks_once(services: list[RpcServi
     # it is one ahead: so whatever it asks next waits for the other one
     cut.push("rows", KEYS, ONES)
     for step in range(1, STEPS + 1):
-        repeats = cut._lanes[0].repeats
+        repeats = cut.request_statistics().repeats
         ahead = cut.submit_push_pull("rows", KEYS, ONES)
         cut_until_sent_again(services[0], cut, repeats)
         other.push("rows", KEYS, ONES)

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from prpc_engine.errors import DeadlineExceeded, MaybeExecuted, RpcError
+from prpc_engine.errors import DeadlineExceeded, MaybeExecuted, NotSent, RpcError
 from prpc_engine.kv import Constant, ElasticServer, Sgd
-from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.replication.partition_router import PartitionRouter
 from prpc_engine.kv.replication.reconciler import LOOKS_PER_LEASE, Reconciler
 from prpc_engine.kv.replication.replica import Moved, Replica
@@ -210,18 +209,19 @@ def test_a_placement_that_the_filler_has_told_already_is_not_gone_back_from(
 
     async def while_the_filler_goes_on() -> list[int]:
         node.placement, node.version = new, 2
-        await reconciler._tell_host(new, 2, 0.0)
+        del node.servers  # type: ignore[attr-defined]
+        await reconciler.look_once()
         return [ME, OTHER]
 
     node.servers = while_the_filler_goes_on  # type: ignore[method-assign]
-    ended(reconciler._look())
+    ended(reconciler.look_once())
     assert not host.hosted
     assert reconciler.placement is new
     assert "its rows are lost" not in caplog.text
 
 
 def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_empty(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "checkpoints"
     folder.write_text("what is no folder now")
@@ -229,13 +229,17 @@ def test_a_partition_whose_checkpoints_cannot_be_read_waits_and_does_not_begin_e
     node, host = Node(Placement((placed,)), [ME]), PartitionRouter(TableShard, lambda: None)
     reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, str(folder))  # type: ignore[arg-type]
     host.server_id, host.send = ME, lambda *_: Future()
-    ended(reconciler._tell_host(node.placement, 1, 0.0))
-    with pytest.raises(CheckpointError, match="cannot be read: Not a directory"):
-        ended(reconciler._load(0, placed))
-    assert not host.hosted
-    folder.unlink()
-    assert ended(reconciler._load(0, placed)) == -1
-    assert list(host.hosted) == [0]
+    reconciler.start()
+    try:
+        wait_until(lambda: "cannot be read: Not a directory" in caplog.text, "the first try")
+        assert not host.hosted
+        folder.unlink()
+        wait_until(lambda: not node.placement.partitions[0].loading, "the partition")
+        assert node.placement.partitions[0].step == -1
+        assert list(host.hosted) == [0]
+    finally:
+        reconciler.stop()
+        reconciler.join()
 
 
 class Copied:
@@ -278,8 +282,8 @@ class Late:
     """The way to a primary's host: what was asked first of a copy comes there when the next one has
     begun, as of a connection that was lost meanwhile."""
 
-    def __init__(self, host: PartitionRouter, method: str) -> None:
-        self.host, self.method = host, method
+    def __init__(self, host: PartitionRouter, method: str, meanwhile: Callable[[], object]) -> None:
+        self.host, self.method, self.meanwhile = host, method, meanwhile
         self.asked: tuple[Any, ...] | None = None
 
     def submit_to(
@@ -288,6 +292,7 @@ class Late:
         def call(answer: Future) -> None:
             if method == self.method and self.asked is None:
                 self.asked = args
+                self.meanwhile()
                 raise MaybeExecuted("the connection was lost")
             answer.set_result(getattr(self.host, method)(*args))
             if method == "copy_begin" and self.asked:
@@ -307,14 +312,18 @@ def test_what_was_asked_of_a_copy_that_was_begun_anew_takes_nothing_from_that_on
     filled = PartitionRouter(TableShard, lambda: None)
     filled.server_id, filled.send = OTHER, lambda *_: Future()
     filled.learn(Placement((placed,)), 1, 1.0)
-    node = Node(Placement((placed,)), [ME, OTHER])
-    reconciler = Reconciler(node, filled, Late(host, method), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    with pytest.raises(MaybeExecuted):
-        ended(reconciler._copy(0, placed))
-    push(host, 2, "apply_replicated")
-    ended(reconciler._copy(0, placed))
-    assert filled.hosted[0].shard.pull("t", np.arange(2)).tolist() == [[-2], [-2]]
-    assert hosted.streams[OTHER].has_caught_up
+    node = Node(Placement((placed,), 1), [ME, OTHER])
+    late = Late(host, method, lambda: push(host, 2, "apply_replicated"))
+    reconciler = Reconciler(node, filled, late, run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
+    reconciler.start()
+    try:
+        wait_until(lambda: hosted.streams and hosted.streams[OTHER].has_caught_up, "the copy")
+        assert late.asked is not None
+        assert filled.hosted[0].shard.pull("t", np.arange(2)).tolist() == [[-2], [-2]]
+        assert hosted.streams[OTHER].has_caught_up
+    finally:
+        reconciler.stop()
+        reconciler.join()
 
 
 def test_a_copy_is_there_until_another_has_taken_its_place() -> None:
@@ -333,15 +342,13 @@ def push(host: PartitionRouter, number: int, method: str = "apply") -> Future:
     return answer
 
 
-def done() -> Future:
-    answer = Future()
-    answer.set_result(None)
-    return answer
-
-
-def primary_of(placed: Placed) -> tuple[PartitionRouter, Replica]:
+def primary_of(
+    placed: Placed, calls: dict[int, Future] | None = None
+) -> tuple[PartitionRouter, Replica]:
+    """calls: gets what each other server is asked first."""
     host = PartitionRouter(TableShard, lambda: None, clock=lambda: 0.0)
-    host.server_id, host.send = ME, lambda *_: Future()
+    asked = {} if calls is None else calls
+    host.server_id, host.send = ME, lambda server, *_: asked.setdefault(server, Future())
     host.learn(Placement((placed,)), 1, 1.0)
     host.put(0, placed.epoch, TableShard(), 0, -1)
     host.hosted[0].shard.create_table(TABLE.to_dict())
@@ -388,7 +395,7 @@ def test_a_replica_that_is_being_copied_anew_has_not_what_it_is_yet_to_read() ->
     assert host.copy_read(0, 1, OTHER, begun["copy"]) is not None
     assert not push(host, 2, "apply_replicated").done()
     assert not answer.done()
-    assert hosted.look_at_streams(0.0) == ([], [OTHER])  # the master is told
+    assert hosted.look_at_streams(0.0) == ([], [OTHER], False)  # the master is told
 
 
 def test_a_replica_that_was_demoted_drops_what_it_has_and_is_copied_from_the_beginning() -> None:
@@ -401,21 +408,23 @@ def test_a_replica_that_was_demoted_drops_what_it_has_and_is_copied_from_the_beg
 
 
 def test_a_replica_that_the_master_is_told_of_counts_whatever_is_heard_meanwhile() -> None:
-    host, hosted = primary_of(Placed(ME, replicas=(OTHER,), joining=(THIRD,)))
+    calls: dict[int, Future] = {}
+    host, hosted = primary_of(Placed(ME, replicas=(OTHER,), joining=(THIRD,)), calls)
     hosted.end_copy(THIRD, hosted.begin_copy(THIRD)["copy"])
     hosted.promised.add(THIRD)
     host.learn(Placement((Placed(ME, replicas=(OTHER,), joining=(THIRD, 4)),)), 2, 1.0)
     hosted.streams[THIRD].fail("it was stopped")
     answer = push(host, 1, "apply_replicated")
-    hosted.streams[OTHER]._answered(1, done())
+    calls[OTHER].set_result(None)
     assert not answer.done()
 
 
 def test_a_copy_that_the_master_does_not_know_of_acknowledges_no_push() -> None:
-    host, hosted = primary_of(Placed(ME, joining=(OTHER,)))
+    calls: dict[int, Future] = {}
+    host, hosted = primary_of(Placed(ME, joining=(OTHER,)), calls)
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     answer = push(host, 1, "apply_replicated")
-    hosted.streams[OTHER]._answered(1, done())
+    calls[OTHER].set_result(None)
     assert not answer.done()
     host.learn(Placement((Placed(ME, replicas=(OTHER,)),)), 2, 1.0)
     assert answer.done()
@@ -430,13 +439,13 @@ def test_after_a_restore_nobody_is_promoted_who_has_what_there_was_before(placed
     reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
     hosted.replace_all("load", 7)
     assert hosted.is_settled("load") is False
-    ended(reconciler._look())
+    ended(reconciler.look_once())
     assert node.placement.partitions[0] == Placed(
         ME, epoch=2, joining=(OTHER,), restored="load", step=7
     )
     hosted.end_copy(OTHER, hosted.begin_copy(OTHER)["copy"])
     for _ in range(2):  # what is copied after that counts
-        ended(reconciler._look())
+        ended(reconciler.look_once())
     assert node.placement.partitions[0] == Placed(
         ME, epoch=2, replicas=(OTHER,), restored="load", step=7
     )
@@ -460,10 +469,28 @@ def test_a_restore_that_was_lost_with_its_server_is_not_taken_for_done() -> None
 
 
 def test_a_partition_whose_heir_was_taken_back_at_the_last_moment_was_not_handed_over() -> None:
-    host, hosted = primary_of(Placed(ME, replicas=(OTHER,), heir=OTHER))
-    node = Node(Placement((Placed(ME, replicas=(OTHER,)),)), [ME, OTHER])
-    reconciler = Reconciler(node, host, Nobody(), run_now, 0.2, lambda _: None, None)  # type: ignore[arg-type]
-    ended(reconciler._hand_over(0, hosted.placed, hosted))
+    placed = Placed(ME, replicas=(OTHER,), heir=OTHER)
+    host, hosted = primary_of(placed)
+    node = Node(Placement((placed,), replicas=1, draining=(ME,)), [ME, OTHER])
+
+    def take_back_at_the_last_moment(function: Callable[[Future], object]) -> Future:
+        done = run_now(function)
+        if function == hosted.hand_over:
+            assert done.result()
+            node.placement, node.version = Placement((Placed(ME, replicas=(OTHER,)),), 1), 7
+        return done
+
+    reconciler = Reconciler(
+        node,  # type: ignore[arg-type]
+        host,
+        Nobody(),
+        take_back_at_the_last_moment,
+        0.2,
+        lambda _: None,
+        None,
+    )
+    ended(reconciler.look_once())
+    assert node.version == 7
     assert reconciler.hand_overs == 0
     assert not hosted.is_handing_over
 
@@ -484,6 +511,30 @@ def test_a_stream_that_was_interrupted_with_nothing_to_send_is_as_good_as_new() 
     assert not stream.failure
     calls[3].set_result(None)
     assert stream.acked == 3
+
+
+def test_a_replica_that_cannot_be_reached_is_tried_now_and_then_and_not_at_once_again() -> None:
+    calls: list[Future] = []
+    looks: list[bool] = []
+
+    def send(number: int, message: object) -> Future:
+        calls.append(Future())
+        return calls[-1]
+
+    stream = ReplicationLog(0, send, looks.append, None)
+    stream.forward(1, ("apply",))
+    calls.pop().set_error(NotSent("nobody listens there"))
+    assert looks == [True]  # of a connection that was lost: it may be back by now
+    assert not stream.is_in_doubt
+    for tries in range(3):
+        stream.resume(tries * 0.05)
+        calls.pop().set_error(NotSent("nobody listens there"))
+        assert looks == [True, *[False] * (tries + 1)]
+        assert stream.is_in_doubt
+    stream.resume(0.2)
+    calls.pop().set_result(None)
+    assert not stream.is_in_doubt
+    assert stream.acked == 1
 
 
 class Raced(Replica):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from prpc_engine.kv.client.recovery_pace import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
+    ROUND_PAUSE,
     TOLD_AFTER_S,
     TOLD_EVERY_S,
     RecoveryPace,
@@ -20,15 +17,9 @@ def test_pauses_double_up_to_a_bound_and_chance_takes_at_most_half_of_one(
     chance: float, share: float
 ) -> None:
     pace = RecoveryPace(began=100.0)
-    pauses = [pace.pause_s(100.0, chance, math.inf) for _ in range(10)]
-    assert pauses[:3] == [share * BACKOFF_S_MIN * 2**each for each in range(3)]
-    assert max(pauses) == pauses[-1] == share * BACKOFF_S_MAX
-
-
-def test_a_pause_ends_at_the_first_deadline() -> None:
-    pace = RecoveryPace(began=100.0)
-    assert pace.pause_s(100.0, 1.0, 100.001) == pytest.approx(0.001)
-    assert pace.pause_s(100.0, 1.0, 99.0) == 0.0
+    pauses = [pace.pause_s(chance) for _ in range(10)]
+    assert pauses[:3] == [share * ROUND_PAUSE.first_s * 2**each for each in range(3)]
+    assert max(pauses) == pauses[-1] == share * ROUND_PAUSE.max_s
 
 
 def test_requests_that_wait_are_told_of_after_a_while_and_then_now_and_then() -> None:

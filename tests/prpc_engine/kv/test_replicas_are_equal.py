@@ -24,11 +24,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from prpc_engine.kv.replication.replica import Replica
 from prpc_engine.kv.replication.state_transfer import IncomingCopy
 from prpc_engine.kv.schema.placement import NOBODY, Placed, demoted, handed_over, joined
-from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
+from prpc_engine.kv.schema.table_spec import from_dict
 from prpc_engine.kv.server.server import TableShard
 from prpc_engine.kv.table import decisions
-from prpc_engine.kv.table.table import DenseTable, SparseTable
+from prpc_engine.kv.table.table import SparseTable
 from shard import Future
+from tests.examples import examples
+from tests.prpc_engine.table_states import state_of, states_of
 
 SERVERS = (1, 2, 3)
 CLIENT = 7
@@ -64,24 +66,6 @@ verbs_given = st.lists(
     st.tuples(verb_names, sparse_names, keys_given, st.integers(-3, 3)), max_size=12
 )
 PIECES_MAX = 30
-
-
-def state_of(table: SparseTable | DenseTable) -> dict[str, Any]:
-    """All that there is, by name, and rows by key."""
-    columns = {column: array.tolist() for column, array in table.columns().items()}
-    keys = columns.pop("keys", [])
-    found = {
-        column: dict(zip(keys, values, strict=True)) if keys else values
-        for column, values in columns.items()
-    }
-    found |= table.scalars() | {what: array.tolist() for what, array in table.singles().items()}
-    found.pop("moment", None)  # a clock's goes on; that of steps is the steps
-    return found
-
-
-def states_of(shard: TableShard) -> dict[str, Any]:
-    ledger = {name: array.tolist() for name, array in shard.ledger.arrays().items()}
-    return {"": ledger} | {name: state_of(table) for name, (_, table) in shard.tables.items()}
 
 
 def without(state: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -127,19 +111,9 @@ class Replication(RuleBasedStateMachine):
         return from_dict(spec | {"table": name}).to_dict()
 
     def shard(self) -> TableShard:
-        shard = TableShard()
-        shard.create_table = lambda spec: self.create(shard, from_dict(spec))  # type: ignore[method-assign]
-        return shard
-
-    def create(self, shard: TableShard, spec: TableSpec) -> bool:
-        """As TableShard's, with a clock of the test's: each server's shows another time."""
+        """With a clock of the test's: each server's shows another time."""
         skew_s = 5000.0 * len(self.hosted)
-        made = spec.make(lambda: self.now + skew_s)
-        into: dict[str, Any] = shard._sparse if isinstance(made, SparseTable) else shard._dense  # type: ignore[assignment]
-        is_new = spec.table not in into
-        if is_new:
-            into[spec.table], shard._specs[spec.table] = made, spec
-        return is_new
+        return TableShard(clock=lambda: self.now + skew_s)
 
     def host(self, server: int, shard: TableShard, applied: int) -> None:
         def send(
@@ -372,7 +346,7 @@ class Replication(RuleBasedStateMachine):
 
 TestReplicasAreEqual = Replication.TestCase
 TestReplicasAreEqual.settings = settings(
-    max_examples=100, stateful_step_count=30, deadline=None, report_multiple_bugs=False
+    max_examples=examples(100), stateful_step_count=30, deadline=None, report_multiple_bugs=False
 )
 
 

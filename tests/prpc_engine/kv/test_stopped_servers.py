@@ -66,7 +66,11 @@ def test_verbs_wait_until_a_server_that_was_stopped_is_back(farm: Farm, master: 
     with stopped_server(farm, master) as (server, worker):
         pushed, pulled = worker.submit_push("t", KEYS, ONES), worker.submit_pull("t", KEYS)
         wait_until(
-            lambda: pushed.done() or worker._lanes[0].repeats or worker._lanes[0]._lost,
+            lambda: (
+                pushed.done()
+                or worker.request_statistics().repeats
+                or worker.request_statistics().lost
+            ),
             "an attempt that finds nobody",
         )
         os.kill(server.pid, signal.SIGCONT)

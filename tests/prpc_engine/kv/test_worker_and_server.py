@@ -383,4 +383,4 @@ def test_what_a_server_raises_reaches_the_caller() -> None:
     worker.create_sparse("clicks", 1, SGD)
     service.servers["kv"][0] = TableShard()  # restarted, empty
     with pytest.raises(RemoteError, match="no sparse table 'clicks'"):
-        TableWorker(service)._client.submit_to(11, "pull", "clicks", np.array([1])).result()
+        service.create_client("kv").submit_to(11, "pull", "clicks", np.array([1])).result()

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import prpc_engine
 from prpc_engine import Deferred, RpcService, idempotent
 from tests.faults.zygote import Life
-from tests.prpc_engine.inside import nap, node_of
+from tests.prpc_engine.inside import accepted_by, nap, node_of, socket_of
 from tests.prpc_engine.workloads.pattern import mixed, piece
 
 # for leases of killed borrowers to come back; what is missing then is reported as it is
@@ -75,7 +75,7 @@ class Works:
 
     def cut(self) -> None:
         """Shut the sockets of all who are connected, behind everybody's back: a reset."""
-        for peer in list(node_of(self._service)._accepted):
+        for peer in list(accepted_by(node_of(self._service))):
             cut_socket(peer)
 
 
@@ -83,7 +83,7 @@ def cut_socket(peer: Any) -> None:
     """Shut a connection's socket as if the network had: neither side is asked. Through a second
     descriptor of it. One that the other side has shut already stays so."""
     connection = peer.connection
-    fd = connection.notes.fileno() if connection.transport == "shm" else connection._sock.fileno()
+    fd = (connection.notes if connection.transport == "shm" else socket_of(connection)).fileno()
     with socket.socket(fileno=os.dup(fd)) as sock:
         try:
             sock.shutdown(socket.SHUT_RDWR)
@@ -97,7 +97,7 @@ def figures(service: RpcService) -> dict[str, int]:
     now = service.statistics()
     return {
         "tasks": sum(server.tasks + server.queued for server in now.servers.values()),
-        "callers": len(node_of(service)._accepted),
+        "callers": len(accepted_by(node_of(service))),
         "blocks lent or used": now.slab.blocks_used,
         "calls in flight": sum(peer.in_flight for peer in now.peers),
         "messages unsent": sum(peer.outbox_messages for peer in now.peers),

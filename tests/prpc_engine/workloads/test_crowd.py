@@ -16,7 +16,7 @@ import pytest
 from prpc_engine import Master, MasterClient, RpcService
 from tests.faults.flatness import MIB, anonymous_bytes
 from tests.faults.zygote import Victim
-from tests.prpc_engine.inside import node_of
+from tests.prpc_engine.inside import accepted_by, node_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.crowd import BOUND_S, GO, crowd
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -45,7 +45,7 @@ class Counted(Works):
         cycles, with a buffer each.
         """
         gc.collect()
-        return len(node_of(self._service)._accepted)
+        return len(accepted_by(node_of(self._service)))
 
 
 def holdings(victim: Victim) -> tuple[int, int, float]:

@@ -23,7 +23,7 @@ from prpc_engine import (
     Terminated,
     errors,
 )
-from shard import Future
+from tests.held import at
 from tests.prpc_engine.inside import session_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.prpc_engine.workloads.farm import Farm, end
@@ -187,27 +187,26 @@ def serve_requests(life: Any, master: str, transport: str) -> int:
 
 
 def test_a_call_without_any_server_outlives_a_master_that_is_too_slow_to_say_who_serves(
-    master: Master, monkeypatch: pytest.MonkeyPatch
+    master: Master,
 ) -> None:
-    # nobody looks but the call
-    monkeypatch.setattr(RpcService, "_watch_servers", lambda self: None)
+    def refuse() -> None:
+        raise errors.NotSent("nobody looks but the call")
+
     with (
+        at("service.watching", refuse),
         RpcService(master.address) as ours,
         RpcService(master.address) as theirs,
         theirs.create_client("late", 0) as client,
     ):
-        session, submit = session_of(theirs), session_of(theirs).submit
 
-        def be_late(verb: str, *args: Any, **settings: Any) -> Future:
-            monkeypatch.setattr(session, "submit", submit)
+        def be_late(verb: str) -> None:
             assert verb == "lookup"
             ours.create_server("late", {"one": lambda: 1})
-            late = Future()
-            late.set_error(errors.DeadlineExceeded("the master did not answer in time"))
-            return late
+            raise errors.DeadlineExceeded("the master did not answer in time")
 
-        monkeypatch.setattr(session, "submit", be_late)
-        assert client.call("one", timeout_s=PATIENCE_S) == 1
+        with at("session.submitting", be_late, of=session_of(theirs), times=1) as late:
+            assert client.call("one", timeout_s=PATIENCE_S) == 1
+        assert late.count == 1
 
 
 @pytest.mark.slow

@@ -70,10 +70,13 @@ def local_job(servers: int = 1, files: Files | None = None, root: str | None = N
 
 
 def job_and_shards(
-    servers: int, files: Files | None = None, root: str | None = None
+    servers: int,
+    files: Files | None = None,
+    root: str | None = None,
+    kind: type[TableShard] = TableShard,
 ) -> tuple[TableWorker, list[TableShard]]:
-    """The same, and what those servers are."""
-    service, shards = LocalService(), [TableShard(root, files) for _ in range(servers)]
+    """The same, and what those servers are, of that class."""
+    service, shards = LocalService(), [kind(root, files) for _ in range(servers)]
     for shard in shards:
         service.create_server("kv", shard)
     return TableWorker(service, expected_servers=servers), shards

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from prpc_engine.kv import Adagrad, DenseTable, SparseTable, Uniform
-from prpc_engine.kv.checkpoint import cut as cut_module
 from prpc_engine.kv.checkpoint.cut import TableCut
 from prpc_engine.kv.table.eviction import Eviction
 
@@ -49,13 +48,12 @@ def assert_same(found: Columns, wanted: Columns) -> None:
 
 @pytest.mark.parametrize("segment_rows", [7, 65536])
 def test_pushes_between_the_pieces_of_a_sparse_table_are_not_seen(
-    seed: int, segment_rows: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, segment_rows: int
 ) -> None:
-    monkeypatch.setattr(cut_module, "SEGMENT_ROWS", segment_rows)
     random = np.random.default_rng(seed)
     table = sparse(500)
     before = frozen(table)
-    cut = TableCut(table)
+    cut = TableCut(table, segment_rows=segment_rows)
     found = []
     for piece in cut.pieces(1000):
         push(table, np.unique(random.integers(0, 700, random.integers(0, 60))))

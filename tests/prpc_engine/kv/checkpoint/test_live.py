@@ -169,15 +169,12 @@ def test_pushes_wait_from_enter_to_the_cut_and_then_run_in_order(tmp_path: Path)
 @pytest.fixture
 def shard(request: pytest.FixtureRequest) -> TableShard:
     """Whose files are those of the test's parameter."""
-    return TableShard(None, getattr(request, "param", None))
+    return TableShard(None, getattr(request, "param", None), hold_s=PATIENCE_S)
 
 
 @pytest.fixture
-def worker(
-    master: Master, shard: TableShard, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TableWorker]:
+def worker(master: Master, shard: TableShard) -> Iterator[TableWorker]:
     """Of one server in this process, as patient as those."""
-    monkeypatch.setattr(methods, "HOLD_S_MAX", PATIENCE_S)
     with RpcService(master=master.address) as service:
         service.create_server("kv", shard)
         worker = TableWorker(service, timeout_s=PATIENCE_S)
@@ -186,11 +183,12 @@ def worker(
 
 
 def test_a_worker_that_dies_after_enter_holds_pushes_up_for_a_moment_only(
-    worker: TableWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    master: Master, worker: TableWorker, shard: TableShard, tmp_path: Path
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(methods, "HOLD_S_MAX", 0.05)
-        worker._submit(0, "checkpoint_enter", PATIENCE_S, "0" * 16, str(tmp_path)).result()
+    with RpcService(master=master.address) as other:
+        shard.hold_s = 0.05
+        other.create_client("kv").call("checkpoint_enter", "0" * 16, str(tmp_path))
+        shard.hold_s = PATIENCE_S
     train(worker)
     worker.save(str(tmp_path), 1)
     assert latest(tmp_path).step == 1

@@ -10,7 +10,6 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,14 +17,15 @@ from safetensors.numpy import load_file
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import Adagrad, TableShard, Uniform
-from prpc_engine.kv.checkpoint import CheckpointError, latest, load, methods, verify
+from prpc_engine.kv.checkpoint import CheckpointError, latest, verify
 from prpc_engine.kv.checkpoint.files import Files
-from prpc_engine.kv.checkpoint.manifest import MANIFEST, StoredFile, decode
+from prpc_engine.kv.checkpoint.manifest import MANIFEST, decode
 from prpc_engine.kv.client.local import run_to_end
 from prpc_engine.kv.replication.replica import Moved
 from prpc_engine.kv.schema.table_spec import SparseSpec
 from prpc_engine.kv.table.initializer import Constant
 from prpc_engine.kv.table.optimizer import Adam
+from tests.held import at
 from tests.prpc_engine.kv.checkpoint.jobs import (
     KEYS,
     assert_same,
@@ -73,45 +73,38 @@ def test_any_number_of_servers_takes_over_and_trains_on_alike(
 
 
 def test_a_checkpoint_that_a_save_removes_while_it_is_read_gives_way_to_the_one_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saving, new = local_job(), local_job()
     create_tables(saving)
     saving.save(str(tmp_path), 1)
-    read = load.check_bytes
 
-    def save_first(path: Path, stored: StoredFile) -> None:
-        monkeypatch.setattr(load, "check_bytes", read)
+    def save() -> None:
         saving.save(str(tmp_path), latest(tmp_path).step + 1, keep=1)
-        read(path, stored)
 
-    monkeypatch.setattr(load, "check_bytes", save_first)
-    assert new.restore(str(tmp_path)) == 2
-    monkeypatch.setattr(load, "check_bytes", save_first)
-    assert [(finding.step, finding.fault) for finding in verify(tmp_path)] == [(3, "")]
+    with at("checkpoint.checking", save, times=1):
+        assert new.restore(str(tmp_path)) == 2
+    with at("checkpoint.checking", save, times=1):
+        assert [(finding.step, finding.fault) for finding in verify(tmp_path)] == [(3, "")]
     assert "is refused" not in caplog.text
 
 
 def test_what_a_checkpoint_holds_is_told_of_the_one_found_though_it_is_removed_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     saving = local_job()
     create_tables(saving)
     saving.save(str(tmp_path), 1)
-    found = methods.in_background
 
-    async def save_then(function: Callable[..., Any], *args: Any) -> Any:
-        monkeypatch.setattr(methods, "in_background", found)
-        answer = await found(function, *args)
+    def save() -> None:
         saving.save(str(tmp_path), latest(tmp_path).step + 1, keep=1)
-        return answer
 
-    monkeypatch.setattr(methods, "in_background", save_then)
-    _, step, specs = run_to_end(TableShard().checkpoint_find(str(tmp_path)))
+    with at("checkpoint.found", save, times=1):
+        _, step, specs = run_to_end(TableShard().checkpoint_find(str(tmp_path)))
     assert (step, sorted(specs)) == (1, ["bias", "clicks/a", "weights"])
-    monkeypatch.setattr(methods, "in_background", save_then)
     new = local_job()
-    assert new.restore(str(tmp_path)) == 3  # what was found first cannot be loaded any more
+    with at("checkpoint.found", save, times=1):
+        assert new.restore(str(tmp_path)) == 3  # what was found first cannot be loaded any more
     assert_same(values(new), values(saving))
 
 
@@ -407,7 +400,8 @@ def test_one_save_at_a_time(tmp_path: Path) -> None:
 def test_a_table_that_only_some_servers_have_makes_no_checkpoint(tmp_path: Path) -> None:
     worker, shards = job_and_shards(2)
     create_tables(worker)
-    shards[1]._sparse.pop("clicks/a")
+    spec, _ = shards[0].tables["clicks/a"]
+    shards[0].create_table(spec.to_dict() | {"table": "being created"})
     with pytest.raises(
         CheckpointError, match="on 1 of 2 servers: it was just being created; save again"
     ):
@@ -426,9 +420,9 @@ def test_a_table_that_only_some_servers_have_makes_no_checkpoint(tmp_path: Path)
     ],
 )
 def test_a_partition_that_moves_meanwhile_is_asked_again_where_it_is_then(
-    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, method: str
 ) -> None:
-    moves, there = [1, 2, 3], getattr(TableShard, method)
+    moves, there = list[int](), getattr(TableShard, method)
 
     def moved(shard: TableShard, *arguments: object) -> object:
         if moves:
@@ -436,10 +430,10 @@ def test_a_partition_that_moves_meanwhile_is_asked_again_where_it_is_then(
             raise Moved("partition 1: server 1 is no primary of it at epoch 3, asked was 2")
         return there(shard, *arguments)
 
-    worker = local_job(2)
+    worker, _ = job_and_shards(2, kind=type("Moving", (TableShard,), {method: moved}))
     create_tables(worker)
     train(worker)
-    monkeypatch.setattr(TableShard, method, moved)
+    moves += [1, 2, 3]
     worker.save(tmp_path, 1)
     held = values(worker)
     train(worker)

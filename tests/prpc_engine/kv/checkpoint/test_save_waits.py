@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from prpc_engine import RpcService
 from prpc_engine.errors import ConfigError
 from prpc_engine.kv import ElasticServer, TableServer, TableWorker
 from prpc_engine.kv.checkpoint import CheckpointError, methods, verify
-from prpc_engine.kv.client import checkpoint_rounds
 from prpc_engine.kv.replication.replica import Replica
+from shard import runtime
 from tests.prpc_engine.kv.checkpoint.jobs import job_and_shards, local_job
 from tests.prpc_engine.kv.elastic_processes import elastic_world
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
@@ -28,14 +27,14 @@ STRANGER = 99  # a server that the placement does not name
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How often a save waited before it was tried again."""
+    """The chance of each pause of a save before it was tried again."""
     found: list[float] = []
 
-    def uniform(low: float, high: float) -> float:
-        found.append(high)
-        return low
+    def chance() -> float:
+        found.append(0.0)
+        return found[-1]
 
-    monkeypatch.setattr(checkpoint_rounds, "random", SimpleNamespace(uniform=uniform))
+    monkeypatch.setattr(runtime, "random", chance)
     return found
 
 

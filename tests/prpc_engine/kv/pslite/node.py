@@ -99,9 +99,12 @@ def _train(customer_id: int) -> None:
     for timestamp in timestamps:
         kv.wait(timestamp)
     pulled = np.full(KEYS, np.nan, np.float32)
-    done = []
-    kv.wait(kv.pull(keys, pulled, callback=lambda: done.append(pulled[0])))
-    assert done == [pulled[0]]
+    done: list[tuple[float, threading.Thread]] = []
+    note = lambda: done.append((pulled[0], threading.current_thread()))  # noqa: E731
+    kv.wait(kv.pull(keys, pulled, callback=note))
+    kv.wait(kv.push(keys, 0 * vals, callback=note))
+    assert [value for value, _ in done] == 2 * [pulled[0]]
+    assert threading.current_thread() not in [thread for _, thread in done]
     assert np.abs(pulled - PUSHES * vals).sum() / PUSHES < 1e-5
     outs = np.empty(KEYS, np.float32)
     for _ in range(PUSHES):
@@ -259,6 +262,11 @@ def verbs() -> None:
         called = []
         kv.wait(kv.push(keys[:0], vals[:0], callback=lambda: called.append(1)))
         assert called == [1]
+        with pytest.raises(ZeroDivisionError):
+            kv.wait(kv.push(one, buffer, callback=lambda: 1 // 0))
+        nested = lambda: kv.wait(kv.push(one, buffer, callback=lambda: called.append(2)))  # noqa: E731
+        kv.wait(kv.push(one, buffer, callback=nested))
+        assert called == [1, 2]
         with pytest.raises(errors.BadArguments, match="was not given"):
             kv.wait(10_000)
         with pytest.raises(errors.ConfigError, match="only nodes with DMLC_ROLE=server"):

@@ -259,6 +259,14 @@ def test_messages_are_handled_in_order_whichever_comes_first() -> None:
         arrivals.answer(LANE, 20, 6, lambda: None)
 
 
+def test_the_lane_that_was_silent_for_longest_is_forgotten() -> None:
+    arrivals = Arrivals(lanes_max=2)
+    handled: list[int] = []
+    for process in (1, 2, 1, 3, 1, 2):
+        arrivals.answer((process, 0), 5, 5, lambda process=process: handled.append(process))
+    assert handled == [1, 2, 3, 2]
+
+
 def leave() -> None:
     sys.exit("from a handler")
 

@@ -13,33 +13,76 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prpc_engine import RpcClient, RpcService
+from prpc_engine import RpcService
 from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, Rejected, RpcError, Stopping
-from prpc_engine.master.client import MasterClient
 from prpc_engine.pslite import (
     KVPairs,
     KVServer,
     KVServerDefaultHandle,
     KVWorker,
     ids,
-    postoffice,
-    simple_app,
     wire,
 )
 from prpc_engine.pslite.customer import Customer
 from prpc_engine.pslite.customer_router import KV, CustomerRouter
-from prpc_engine.pslite.endpoint import NodeEndpoint
 from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.postoffice import Postoffice
 from prpc_engine.pslite.slicer import by_ranges
 from prpc_engine.service.serving import RpcServer
 from prpc_engine.settings.local_job import reserved_ports
 from shard import Future
+from tests.held import at
 from tests.program import waiting_in
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 JOB = {"DMLC_NUM_SERVER": "2", "DMLC_NUM_WORKER": "2", "DMLC_PS_ROOT_URI": "127.0.0.1"}
-Join = Callable[[str], Postoffice]
+Join = Callable[..., Postoffice]
+
+
+class Proxy:
+    """What `inner` is, but for what is put in its place."""
+
+    def __init__(self, inner: Any, instead: dict[str, Any]) -> None:
+        self._inner, self._instead = inner, instead
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._instead:
+            return self._instead[name]
+        return getattr(self._inner, name)
+
+
+class Service(RpcService):
+    """Its client and its master's answer as they are told to, while they are."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.client_instead: dict[str, Any] = {}
+        self.master_instead: dict[str, Any] = {}
+        self.serves: Callable[[], object] = lambda: None  # before each server that is created
+        super().__init__(*arguments, **more)
+
+    def create_client(self, *arguments: Any, **more: Any) -> Any:
+        return Proxy(super().create_client(*arguments, **more), self.client_instead)
+
+    def create_server(self, *arguments: Any, **more: Any) -> RpcServer:
+        self.serves()
+        return super().create_server(*arguments, **more)
+
+    @property
+    def master_client(self) -> Any:
+        return Proxy(super().master_client, self.master_instead)
+
+
+class Services:
+    """Makes them, and has the last one."""
+
+    def __init__(self, **master_instead: Any) -> None:
+        self.master_instead = master_instead
+        self.last: Service
+
+    def __call__(self, *arguments: Any, **more: Any) -> Service:
+        self.last = Service(*arguments, **more)
+        self.last.master_instead |= self.master_instead
+        return self.last
 
 
 @pytest.fixture
@@ -48,9 +91,9 @@ def join() -> Iterator[Join]:
     joined: list[Postoffice] = []
     with reserved_ports(1) as (port,):
 
-        def join_as(role: str) -> Postoffice:
+        def join_as(role: str, kind: type[Postoffice] = Postoffice, **more: Any) -> Postoffice:
             settings = JobSettings.from_environment({**JOB, "DMLC_PS_ROOT_PORT": str(port)}, role)
-            joined.append(Postoffice(settings, PATIENCE_S))
+            joined.append(kind(settings, PATIENCE_S, **more))
             return joined[-1]
 
         yield join_as
@@ -74,78 +117,85 @@ def threads() -> Iterator[ThreadPoolExecutor]:
     [("call_to", DeadlineExceeded), ("call_to", Stopping), ("refresh", DeadlineExceeded)],
 )  # the node itself; the scheduler, where it is
 def test_who_stands_still_for_longer_than_one_attempt_or_is_leaving_is_asked_again(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch, asked: str, error: type[RpcError]
+    join: Join, asked: str, error: type[RpcError]
 ) -> None:
+    services = Services()
+    scheduler = join("scheduler", make_service=services)
     scheduler.add_customer(0)
-    ask = getattr(RpcClient, asked)
+    instead = services.last.client_instead
 
     def fail_once(*_: Any, **__: Any) -> Any:
-        monkeypatch.setattr(RpcClient, asked, ask)
+        del instead[asked]
         raise error("it stands still, or its successor is about to come")
 
-    monkeypatch.setattr(RpcClient, asked, fail_once)
+    instead[asked] = fail_once
     scheduler.connect((ids.SCHEDULER,), PATIENCE_S)
-    assert getattr(RpcClient, asked) is ask
+    assert not instead
 
 
 def test_a_scheduler_that_was_slow_to_begin_its_job_finds_what_it_has_begun(
-    join: Join, monkeypatch: pytest.MonkeyPatch
+    join: Join,
 ) -> None:
-    wait = MasterClient.tree_wait
-
     def be_slow_once(*_: Any) -> Any:
-        monkeypatch.setattr(MasterClient, "tree_wait", wait)
+        services.master_instead.clear()
         raise DeadlineExceeded("the machine is busy")
 
-    monkeypatch.setattr(MasterClient, "tree_wait", be_slow_once)
-    scheduler = join("scheduler")
+    services = Services(tree_wait=be_slow_once)
+    scheduler = join("scheduler", make_service=services)
+    assert not services.master_instead
     assert scheduler.job == scheduler.incarnation
 
 
-def test_a_customer_that_could_not_start_keeps_no_place(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_customer_that_could_not_start_keeps_no_place(join: Join) -> None:
     def be_away(*_: Any) -> int:
         raise DeadlineExceeded("the master is away")
 
-    monkeypatch.setattr(MasterClient, "count_up", be_away)
+    services = Services(count_up=be_away)
+    scheduler = join("scheduler", make_service=services)
     with pytest.raises(DeadlineExceeded, match="the master is away"):
         scheduler.add_customer(0)
-    monkeypatch.undo()
+    services.last.master_instead.clear()
     assert scheduler.add_customer(0, timeout_s=PATIENCE_S) == ids.SCHEDULER
 
 
-def test_a_customer_that_is_refused_waits_for_nobody_to_leave(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
+def test_a_customer_that_is_refused_waits_for_nobody_to_leave(join: Join) -> None:
+    def refuse_once() -> None:
+        services.last.serves = lambda: None
         # the scheduler has ended the session meanwhile, say
         raise Rejected("join before registering a server")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(RpcService, "create_server", refuse)
-        with pytest.raises(Rejected, match="join before"):
-            scheduler.add_customer(0, timeout_s=0.1)
+    services = Services()
+    scheduler = join("scheduler", make_service=services)
+    services.last.serves = refuse_once
+    with pytest.raises(Rejected, match="join before"):
+        scheduler.add_customer(0, timeout_s=0.1)
     assert scheduler.add_customer(0) == ids.SCHEDULER
 
 
 def test_customers_may_start_while_others_come_to_a_barrier(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
+    join: Join, threads: ThreadPoolExecutor
 ) -> None:
+    starting: list[Any] = []
+
     class Members(tuple[int, ...]):
         """Another customer begins to start while somebody looks who belongs to a group."""
 
         def __contains__(self, node: object) -> bool:
-            starting = threading.Thread(
-                target=scheduler._places.setdefault, args=(("scheduler", 1, 0), 0)
-            )
-            starting.start()
-            starting.join(PATIENCE_S)
+            if not starting:
+                starting.append(threads.submit(scheduler.add_customer, 1, -1, PATIENCE_S))
+                wait_until(lambda: waiting_in(Postoffice.add_customer) == 1, "the other customer")
             return super().__contains__(node)
 
+    class Looked(Postoffice):
+        def members(self, group: int) -> tuple[int, ...]:
+            return Members(super().members(group))
+
+    scheduler = join("scheduler", Looked)
     scheduler.add_customer(0)
-    monkeypatch.setattr(scheduler, "members", lambda group: Members((ids.SCHEDULER,)))
     scheduler.barrier(0, ids.SCHEDULER)
+    scheduler.close()
+    with pytest.raises(Closed):
+        starting[0].result(PATIENCE_S)
 
 
 def test_who_waits_for_nodes_hears_that_the_process_leaves(
@@ -182,53 +232,41 @@ def test_a_barrier_whose_holder_leaves_is_held_by_its_successor(
     waits.result(PATIENCE_S)
 
 
-def test_a_barrier_outlives_the_place_of_its_holder(scheduler: Postoffice, join: Join) -> None:
-    class Places(dict[int, NodeEndpoint]):
-        """Another customer that could not start gives its place back once somebody has looked
-        whether it is here.
-        """
-
-        def __contains__(self, node: object) -> bool:
-            found = super().__contains__(node)
-            self.clear()
-            return found
-
-    worker = join("worker")
-    for customer in range(2):
-        worker.add_customer(customer)
-    worker._endpoints = Places(worker._endpoints)
-    with pytest.raises(DeadlineExceeded, match="missing: worker 0"):
-        worker.barrier(1, ids.WORKER_GROUP, 0.0)
-
-
-def test_a_barrier_ends_though_its_own_reactor_is_busy(
-    scheduler: Postoffice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_barrier_ends_though_its_own_reactor_is_busy(join: Join) -> None:
+    scheduler = join("scheduler", answer_s=0.0)
     scheduler.add_customer(0)
-    monkeypatch.setattr(postoffice, "BARRIER_ANSWER_S", 0.0)
-    never = Future()
-    monkeypatch.setattr(NodeEndpoint, "barrier", lambda *_: never)
-    with pytest.raises(DeadlineExceeded, match="missing: scheduler"):
-        scheduler.barrier(0, ids.ALL, 0.0)
+    busy, go_on = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        busy.set()
+        assert go_on.wait(PATIENCE_S)
+
+    scheduler.driver.reactor.call_soon(keep_busy)
+    try:
+        assert busy.wait(PATIENCE_S)
+        with pytest.raises(DeadlineExceeded, match="missing: scheduler"):
+            scheduler.barrier(0, ids.ALL, 0.0)
+    finally:
+        go_on.set()
 
 
 def test_a_worker_is_asked_and_has_its_rank_while_another_of_its_customers_starts(
-    scheduler: Postoffice, join: Join, monkeypatch: pytest.MonkeyPatch
+    scheduler: Postoffice, join: Join
 ) -> None:
-    worker = join("worker")
+    services = Services()
+    worker = join("worker", make_service=services)
     assert worker.add_customer(1) == 9
-    serve, asked = RpcService.create_server, list[RpcService]()
+    asked: list[bool] = []
 
-    def serve_meanwhile(self: RpcService, *arguments: Any, **more: Any) -> RpcServer:
-        asked.append(self)
+    def look() -> None:
+        asked.append(True)
         worker.expect_requests()
         assert worker.my_rank == 0
         with pytest.raises(ConfigError, match="customer 0 was not started"):
             worker.node_of(0)
-        return serve(self, *arguments, **more)
 
     # the place it asks for is its own once that is there
-    monkeypatch.setattr(RpcService, "create_server", serve_meanwhile)
+    services.last.serves = look
     worker.add_customer(0)
     assert asked
     assert worker.driver.prompt
@@ -328,30 +366,27 @@ def test_who_waits_for_a_callback_that_runs_is_told_so(
 
 
 def test_a_request_that_comes_as_its_server_is_closed_waits_for_the_next_one(
-    scheduler: Postoffice, join: Join, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    scheduler: Postoffice, join: Join, threads: ThreadPoolExecutor
 ) -> None:
     joined = join("server")
     joined.add_customer(0)
-    monkeypatch.setattr(simple_app, "get_postoffice", lambda: joined)
-    closed, read = KVServer(0, handler_threads=1), wire.read_pairs
+    closed = KVServer(0, handler_threads=1, postoffice=joined)
     closed.set_request_handle(KVServerDefaultHandle())
 
-    def close_meanwhile(*request: Any) -> KVPairs:
-        monkeypatch.setattr(wire, "read_pairs", read)
+    def close() -> None:
         threads.submit(closed.close).result(PATIENCE_S)
-        return read(*request)
 
-    monkeypatch.setattr(wire, "read_pairs", close_meanwhile)
     customer = Customer(scheduler, 0)
     arguments, nbytes = wire.pack(
         0, 9, 0, 0, 0, wire.PUSH, KVPairs(np.array([1], np.uint64), np.ones(1, np.float32))
     )
-    timestamp = customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None)
-    wait_until(
-        lambda: joined.customer_router(8).early_messages or customer.is_done(timestamp),
-        "the request",
-    )
-    KVServer(0).set_request_handle(KVServerDefaultHandle())
+    with at("kv_server.reading", close, times=1):
+        timestamp = customer.request(customer.new_timestamp(), KV, [(8, arguments, nbytes)], None)
+        wait_until(
+            lambda: joined.customer_router(8).early_messages or customer.is_done(timestamp),
+            "the request",
+        )
+    KVServer(0, postoffice=joined).set_request_handle(KVServerDefaultHandle())
     customer.wait(timestamp)
     closed.close()  # again: the next one keeps its handle
     customer.wait(
@@ -361,7 +396,7 @@ def test_a_request_that_comes_as_its_server_is_closed_waits_for_the_next_one(
 
 
 def test_a_request_is_put_together_as_it_was_cut_though_the_slicer_is_changed_meanwhile(
-    scheduler: Postoffice, join: Join, monkeypatch: pytest.MonkeyPatch
+    scheduler: Postoffice, join: Join
 ) -> None:
     def crossed(pairs: KVPairs, ranges: object) -> list[KVPairs]:
         return [
@@ -375,10 +410,9 @@ def test_a_request_is_put_together_as_it_was_cut_though_the_slicer_is_changed_me
     for role in ("server", "server", "worker"):
         joined = join(role)
         joined.add_customer(0)
-        monkeypatch.setattr(simple_app, "get_postoffice", lambda joined=joined: joined)
         if role == "server":
-            KVServer(0).set_request_handle(KVServerDefaultHandle())
-    kv = KVWorker(0, 0)
+            KVServer(0, postoffice=joined).set_request_handle(KVServerDefaultHandle())
+    kv = KVWorker(0, 0, postoffice=joined)
     keys, vals, got = (
         np.array([1, 2], np.uint64),
         np.array([10, 20], np.float32),
