@@ -358,7 +358,7 @@ def keep_busy(clients: Clients, may_begin: Callable[[int], bool]) -> Answers:
         if may_begin(begun):
             begun += 1
             began_ns[index] = clock()
-            submit(peers[index]).add_done_callback(partial(answered, index))
+            submit(peers[index]).when_done(partial(answered, index))
 
     def answered(index: int, call: shard.Future) -> None:
         nonlocal ended

@@ -195,7 +195,7 @@ def measure_kills(place: Place, effort: Effort, transport: str) -> Sample:
                 ends_ns: SimpleQueue[int] = SimpleQueue()
                 calls = [client.submit("hold") for _ in range(IN_FLIGHT)]
                 for call in calls:
-                    call.add_done_callback(lambda _, put=ends_ns.put: put(time.perf_counter_ns()))  # type: ignore[misc]
+                    call.when_done(lambda _, put=ends_ns.put: put(time.perf_counter_ns()))  # type: ignore[misc]
                 client.call("echo", 0)  # what was sent before it has arrived
                 start_ns = time.perf_counter_ns()
                 os.kill(victim.pid, signal.SIGKILL)

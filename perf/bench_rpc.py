@@ -26,6 +26,9 @@ Expected, 64 B, one call at a time:
                     a sleep: 50 to 80 us.
     Pinned to one core a side, libraries with I/O threads share it between them; `pinned=False`
     shows that this is not what makes them slow.
+    two rings, pickled  what is left in pure Python without the call: both sides pickle and unpickle
+                    a name, a number and the payload, and poll one ring each. 2.3 us for the rings
+                    and 0.3 for each dumps() and loads(): 3.5 us.
     "cache line"  what one line takes there and back between the two cores, just before: on a
                   virtual machine the host moves them, and a raw socket's round trip is 3, 10 or 30
                   us with it, parking or polling alike (core_distance.py).
@@ -42,12 +45,16 @@ below 0.5 % of a core. mpi4py's server polls and can do nothing else: 100 %.
 from __future__ import annotations
 
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+import shard
+
 from . import core_distance, peers
+from .child import Announce
 from .harness import Candidate, Place, Result, compare
 from .machine import process_cpu_s
 from .peers import PeerInfo, open_peer
@@ -71,6 +78,8 @@ IDLE = [
     *(peers.MPI4PY, peers.ICEORYX_WAITING),
 ]
 WINDOW_FIRST = 256  # pipelined calls by which the rate is guessed
+PICKLED_RINGS = "two rings, pickled"
+RING_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,10 @@ TARGETS = [
     Target(_CALL, "prpc shm, asyncio", "p50_ns", "at most", 60_000),
     Target(_CALL, "prpc tcp, polling", "p50_ns", "at most", 1.6, against="raw tcp, spinning"),
     Target(_CALL, "prpc tcp, parking", "p50_ns", "at most", 1.6, against="raw tcp, blocking"),
+    Target(_CALL, "prpc shm, polling", "p50_ns", "at most", 1.8, against="mpi4py"),
+    # each way one wake-up, as a byte through the socketpair under a Pipe needs
+    Target(_RESTED, "prpc shm, parking", "p50_ns", "at most", 2.2, against="multiprocessing.Pipe"),
+    Target(_RESTED, "prpc shm, polling", "p50_ns", "at most", 30_000),
     Target(_PIPELINED, "prpc shm, polling", "ops_per_s", "at least", 200_000),
     Target(_IDLE, "prpc shm, parking", "client_cpu_percent", "at most", 1.0),
     Target(_IDLE, "prpc shm, parking", "server_cpu_percent", "at most", 1.0),
@@ -155,6 +168,10 @@ def run(
         )
         for info in chosen
     ]
+    if isinstance(case, RoundTrip):
+        candidates.append(
+            Candidate(PICKLED_RINGS, "limit", partial(measure_pickled_rings, case=case))
+        )
     return compare(
         NAME,
         str(case),
@@ -192,6 +209,44 @@ def measure_round_trip(place: Place, effort: Effort, case: RoundTrip, info: Peer
             sample = time_each(partial(peer.round_trip, payload), effort)
         sample.figures["cache_line_ns"] = cache_line_ns
         return sample.with_work(bytes_echoed=len(peer.round_trip(payload)))
+
+
+def measure_pickled_rings(place: Place, effort: Effort, case: RoundTrip) -> Sample:
+    """As measure_round_trip(), of two rings with nothing around them but pickle, as mpi4py has it
+    around its messages: who writes a call in Python has this to pay at least.
+    """
+    payload = _payload(case.size_bytes)
+    cache_line_ns = core_distance.round_trip_ns(place)
+    with shard.Ring.create(RING_BYTES) as there, shard.Ring.create(RING_BYTES) as back:
+        producer, consumer = there.producer(), back.consumer()
+        with place.serve(echo_pickled, there, back):
+            try_write, try_read = producer.try_write, consumer.try_read
+            dumps, loads = pickle.dumps, pickle.loads
+
+            def round_trip() -> bytes:
+                try_write(dumps(("echo", 1, payload), pickle.HIGHEST_PROTOCOL))
+                while (answer := try_read()) is None:
+                    pass
+                _, echo = loads(answer)
+                return bytes(echo)
+
+            if round_trip() != payload:
+                raise AssertionError(f"{PICKLED_RINGS} sent something else back")
+            sample = time_each(round_trip, effort)
+            sample.figures["cache_line_ns"] = cache_line_ns
+            return sample.with_work(bytes_echoed=len(round_trip()))
+
+
+def echo_pickled(announce: Announce, there: shard.Ring, back: shard.Ring) -> None:
+    """Answer (method, id, payload) with (id, payload), until killed."""
+    try_read, try_write = there.consumer().try_read, back.producer().try_write
+    dumps, loads = pickle.dumps, pickle.loads
+    announce("ready")
+    while True:
+        asked = try_read()
+        if asked is not None:
+            _, call_id, payload = loads(asked)
+            try_write(dumps((call_id, payload), pickle.HIGHEST_PROTOCOL))
 
 
 def measure_rested(place: Place, effort: Effort, case: Rested, info: PeerInfo) -> Sample:

@@ -16,7 +16,8 @@ Expected:
                      20 to 50 us on a virtual machine, and 3 us for the call itself.
     shares           plain functions and bulk ones that never end have their parts of the time, 10
                      to 1, whatever either takes: to within one step of each, which is 20 % after
-                     55 times the longest.
+                     55 times the longest. To receive and answer a call takes some 10 us, which
+                     count: of what functions of 20 us take themselves, they have less.
     timer            comes in the turn after the one under way: 0.1 ms and one function late.
     idle             the application and the shards sleep in epoll and wake a few times a second:
                      below 0.5 % of a core.
@@ -29,6 +30,7 @@ calls another on a machine of two cores, the application sleeps meanwhile.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import random
@@ -333,32 +335,53 @@ def flood(
 def measure_shares(
     place: Place, effort: Effort, plain_s: Sequence[float], bulk_s: Sequence[float]
 ) -> Sample:
-    """What bulk functions had of a shard's time, as a part of what they are to have of it."""
+    """What BULK had of a shard's time, as a part of what it is to have of it.
+
+    Figures: bulk_of_its_part, by what the shard charges its classes, which counts receiving and
+    answering calls; charged_percent, how much of all the time that is; bulk_of_own_time, by what
+    the functions took themselves.
+    """
     wanted = shard.BULK.shares / (shard.BULK.shares + shard.LATENCY.shares)
     window_s = (WINDOW_STEPS if effort.timed_s else WINDOW_STEPS / 4) * max(*plain_s, *bulk_s)
     with shard.ShardGroup(1, polling=False, idle="spin", pin=pin_application(place)) as group:
-        warm = True
+        # Until the shard has warmed up, until its clock has begun, then for the window: neither
+        # class is to run out of calls meanwhile.
         until = time.monotonic() + window_s / 10
+        began: shard.Future | None = None
+        ended: shard.Future | None = None
 
         def end() -> bool:
-            nonlocal warm, until
-            if warm and time.monotonic() >= until:
-                warm, until = False, time.monotonic() + window_s
-                group.submit_to(0, in_shard.take_burnt_s).result()
-            return time.monotonic() >= until
+            nonlocal until, began, ended
+            now = time.monotonic()
+            if began is None:
+                if now >= until:
+                    began, until = group.submit_to(0, in_shard.used_s), math.inf
+            elif until == math.inf and began.done():
+                until = now + window_s
+            elif now >= until:  # ahead of what flood() cancels, which takes time as well
+                ended = group.submit_to(0, in_shard.used_s)
+            return ended is not None
 
-        flood(
-            group,
-            end,
+        flood(group, end, [(in_shard.burn, plain_s), (in_shard.burn_in_bulk, bulk_s)])
+        assert began is not None and ended is not None, "flood() goes on until they are there"
+        first, last = began.result(), ended.result()
+        bulk, latency, every = (
             [
-                (in_shard.burn, plain_s),
-                (in_shard.burn_in_bulk, bulk_s),
-            ],
+                after - before
+                for before, after in zip(first.get(name, (0.0, 0.0)), last[name], strict=True)
+            ]
+            for name in ("bulk", "latency", "all")
         )
-        burnt_s = group.submit_to(0, in_shard.take_burnt_s).result()
-        bulk = burnt_s.get("bulk", 0.0)
-        part = bulk / (bulk + burnt_s.get("latency", 0.0))
-        return Sample(figures={"bulk_of_its_part": part / wanted}).with_work(kinds=len(burnt_s))
+        own_part, part = (
+            of_bulk / (of_bulk + of_latency)
+            for of_bulk, of_latency in zip(bulk, latency, strict=True)
+        )
+        figures = {
+            "bulk_of_its_part": part / wanted,
+            "charged_percent": 100 * (bulk[1] + latency[1]) / every[1],
+            "bulk_of_own_time": own_part / wanted,
+        }
+        return Sample(figures=figures).with_work(kinds=(bulk[0] > 0) + (latency[0] > 0))
 
 
 def measure_ticks(place: Place, effort: Effort) -> Sample:

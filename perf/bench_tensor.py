@@ -103,6 +103,7 @@ CASES = [Handed(250_000), Handed(10_000_000)]
 _LARGE = str(CASES[-1])
 TARGETS = [
     Target(_LARGE, SHM_SLAB.name, "p50_ns", "at most", 40_000),
+    Target(_LARGE, SHM_SLAB.name, "p50_ns", "at most", 1.0, against=ICEORYX_LENT.name),
     Target(_LARGE, SHM_ORDINARY.name, "p50_ns", "at most", 1.3, against="np.copyto"),
     Target(
         _LARGE, TCP_ORDINARY.name, "p50_ns", "at most", 1 / 0.85, against=peers.TCP_BLOCKING.name

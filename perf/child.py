@@ -13,6 +13,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -29,8 +30,9 @@ STOP_S_MAX = 3.0  # after SIGTERM; then SIGKILL
 STOP_LOOK_S = 0.2  # how often a child looks at its StopRequest: too seldom to be seen in any figure
 PR_SET_PDEATHSIG = 1
 
-# never fork: the parent may hold rings, and threads of grpc
-_context = multiprocess.get_context("spawn")
+# Never fork the parent: it may hold rings, and threads of grpc. Tests have their children forked
+# by a process that has imported what they need and holds nothing ("forkserver", conftest.py).
+START_METHOD = "PRPC_BENCH_START_METHOD"
 
 Announce = Callable[[object], None]
 
@@ -67,9 +69,12 @@ class Child:
         self, target: Callable[..., None], *args: object, cores: Iterable[int] = ()
     ) -> None:
         self.name = f"{target.__module__}.{target.__qualname__}"
-        self._words, words = _context.Pipe(duplex=False)
-        self._process = _context.Process(
-            target=_main, args=(target, args, words, tuple(cores), os.getpid()), name=self.name
+        context: Any = multiprocess.get_context(os.environ.get(START_METHOD, "spawn"))
+        self._words, words = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_main,
+            args=(target, args, words, tuple(cores), os.getpid(), dict(os.environ)),
+            name=self.name,
         )
         resource_tracker.ensure_running()  # now: starting it unblocks SIGINT
         try:
@@ -163,10 +168,10 @@ def _main(
     words: Any,
     cores: tuple[int, ...],
     parent_pid: int,
+    environment: dict[str, str],
 ) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
+    os.environ.update(environment)  # which a fork has from the process that forked it
+    _die_with(parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # as Child._start() left it to us
     pin(cores)
@@ -177,6 +182,23 @@ def _main(
     except Exception:
         words.send(("failed", traceback.format_exc()))
         sys.exit(1)
+
+
+def _die_with(parent_pid: int) -> None:
+    """End this process when the one that made it ends."""
+    if os.environ.get(START_METHOD) == "forkserver":  # the kernel's parent of this process
+        threading.Thread(target=_wait_and_die, daemon=True).start()
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+
+
+def _wait_and_die() -> None:
+    parent = multiprocess.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 class StopRequest:

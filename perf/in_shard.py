@@ -75,11 +75,15 @@ def _burn(name: str, seconds: float) -> None:
 _burnt_s: dict[str, float] = {}
 
 
-def take_burnt_s() -> dict[str, float]:
-    """What burn() and burn_in_bulk() took since this was asked last, in seconds."""
-    taken = _burnt_s.copy()
-    _burnt_s.clear()
-    return taken
+def used_s() -> dict[str, tuple[float, float]]:
+    """By class what burn() and burn_in_bulk() took so far, and what this shard has charged the
+    class, in seconds; as "all" the time that it is now, twice.
+    """
+    now = time.perf_counter()
+    charged = {each.name: each.busy_ns / 1e9 for each in shard.this_shard().reactor.statistics()}
+    return {name: (_burnt_s.get(name, 0.0), charged_s) for name, charged_s in charged.items()} | {
+        "all": (now, now)
+    }
 
 
 async def time_ticks(period_s: float, count: int) -> list[float]:

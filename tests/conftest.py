@@ -8,7 +8,6 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -20,12 +19,12 @@ from tests.helpers import ManualClock
 from tests.leaks import _started_once, nothing_is_left_behind
 from tests.loops import _uvloop_has_begun, loop
 from tests.network.tally import PROPERTY, Tally
-from tests.turns import turn
+from tests.turns import pytest_runtest_protocol
 from tests.workers import (
-    is_alone,
     pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
+    pytest_xdist_setupnodes,
 )
 
 # How long an example takes says nothing on a busy machine: faulthandler_timeout ends what hangs.
@@ -55,8 +54,10 @@ __all__ = [
     "loop",
     "nothing_is_left_behind",
     "pytest_collection_modifyitems",
+    "pytest_runtest_protocol",
     "pytest_xdist_auto_num_workers",
     "pytest_xdist_make_scheduler",
+    "pytest_xdist_setupnodes",
     "seed",
     "tell",
 ]
@@ -68,19 +69,13 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(_own_home, ignore_errors=True)
 
 
-def pytest_collection_finish() -> None:
-    """What collecting made, stays: a look at all of it would make each gc.collect() of a test 0.1 s
-    longer.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What is there before a test is no garbage of it: without a look at that, 0.1 s of it from
+    collecting tests and more with each test that keeps something, gc.collect() takes 1 ms.
     """
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """With several workers, each test in its turn."""
-    with turn(is_alone(item)):
-        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

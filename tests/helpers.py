@@ -47,3 +47,10 @@ class ManualWaiter:
     def await_in(self, future: Future, loop: object) -> Generator[Any, None, None]:
         """Threads wait here, no coroutines."""
         raise AssertionError(f"{future} is awaited in {loop}, where a thread was to wait for it")
+
+    def expect(self, future: Future) -> None:
+        """The test makes the progress."""
+
+    def call_in_engine(self, work: Callable[[], object]) -> bool:
+        """There is no engine."""
+        return False

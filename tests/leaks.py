@@ -28,7 +28,6 @@ import multiprocessing.resource_tracker
 import os
 import re
 import select
-import sys
 import threading
 import time
 from collections import Counter
@@ -42,6 +41,7 @@ import multiprocess.resource_tracker
 import psutil
 import pytest
 
+from shard import runtime
 from tests.forked import close_nurseries, running
 
 # for what was told to end, on a busy machine; seldom needed
@@ -70,22 +70,46 @@ def holdings() -> Holdings:
     return Holdings(children, _shm_names(children), _fd_targets(), _threads())
 
 
+# Processes that a look has found to be none of ours. They are not looked at again: there are two
+# looks a test, and hundreds of processes.
+_strangers: set[int] = set()
+
+
+def _descendants() -> dict[int, str]:
+    """Children of this process, and theirs: pid -> what the kernel says of it."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    _strangers.intersection_update(pids)
+    found, parents, stats = {os.getpid()}, {}, {}
+    for pid in pids - _strangers - found:
+        stat = _read(f"/proc/{pid}/stat")
+        if stat:
+            stats[pid] = stat
+            parents[pid] = int(stat.rpartition(")")[2].split()[1])
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    _strangers.update(parents.keys() - found)
+    return {pid: stats[pid] for pid in sorted(found - {os.getpid()})}
+
+
+def _read(file: str) -> str:
+    """What /proc says of a process; nothing when it has ended."""
+    with contextlib.suppress(OSError), open(file, errors="replace") as opened:
+        return opened.read()
+    return ""
+
+
 def _children() -> dict[int, str]:
     found = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            with process.oneshot():
-                if process.status() == psutil.STATUS_ZOMBIE:
-                    what = f"{process.name()} (dead, and nobody waited for it)"
-                else:
-                    what = " ".join(process.cmdline()) or process.name()
-        except psutil.NoSuchProcess:
+    kept = {_forkserver_pid(), *(nursery.pid for nursery in running())}
+    for pid, stat in _descendants().items():
+        if pid in kept:
             continue
-        if "resource_tracker import main" not in what and process.pid not in (
-            _forkserver_pid(),
-            *(nursery.pid for nursery in running()),
-        ):
-            found[process.pid] = what
+        name, _, rest = stat.partition("(")[2].rpartition(")")
+        what = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+        if rest.split()[0] in "ZX":
+            what = f"{name} (dead, and nobody waited for it)"
+        if "resource_tracker import main" not in what:
+            found[pid] = what or name
     return found
 
 
@@ -156,8 +180,7 @@ def _nursery_targets() -> set[str]:
 
 def _slab_targets() -> set[str]:
     """Segments of the process-wide slab; each has two descriptors, ours and that of its mapping."""
-    module = sys.modules.get("prpc_engine.node.slab")
-    slab = getattr(module, "_slab", None)
+    slab = runtime.made("slab")
     if slab is None:
         return set()
     # it looks after peers that have hung up when it is used, and holds their sockets until then

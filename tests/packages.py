@@ -26,6 +26,7 @@ ORDER = (
     "shard.group",
     "shard",
     "[prpc_engine]",
+    "simulation",
     "archive",
     "settings",
     "support",

@@ -80,6 +80,7 @@ PURE = {
     "prpc_engine.settings.address",
     "prpc_engine.settings.allow",
     "prpc_engine.client.balance",
+    "prpc_engine.rpc.backoff",
     "prpc_engine.rpc.call",
     "prpc_engine.cli.top_table",
     "prpc_engine.cli.top_view",
@@ -91,7 +92,9 @@ PURE = {
     "prpc_engine.cluster.rendezvous",
     "prpc_engine.cluster.verbs",
     "prpc_engine.settings.cluster_spec",
+    "prpc_engine.idempotency_window",
     "prpc_engine.rpc.once",
+    "prpc_engine.rpc.send_queue",
     "prpc_engine.settings.endpoint_map",
     "prpc_engine.rpc.failure_codes",
     "prpc_engine.client.hedge",
@@ -99,12 +102,14 @@ PURE = {
     "prpc_engine.rpc.marks",
     "prpc_engine.rpc.message",
     "prpc_engine.rpc.method",
+    "prpc_engine.master.history",
     "prpc_engine.master.locks_and_barriers",
     "prpc_engine.master.namespace",
     "prpc_engine.master.opening",
     "prpc_engine.master.refusals",
     "prpc_engine.master.registration",
     "prpc_engine.master.registry",
+    "prpc_engine.master.session_states",
     "prpc_engine.settings.network",
     "prpc_engine.settings.nodelist",
     "prpc_engine.rpc.paths",
@@ -172,6 +177,39 @@ IMPURE = {
     "time",
 }
 
+# Modules that use time, chance, locks and threads of the interpreter itself; all others take them
+# from shard.runtime, so that they run in a simulation. The reason for each folder or module.
+REAL = {
+    "perf": "it measures",
+    "prpc_engine.accumulator.timers": "it measures what the application does",
+    "prpc_engine.archive.classes": "uuid is a type that travels",
+    "prpc_engine.archive.expanded": "its lock is held while nothing waits",
+    "prpc_engine.cli": "a command is a process of its own",
+    "prpc_engine.demo": "as a command",
+    "prpc_engine.pslite.reliable": "its losses are drawn from a seed of its own",
+    "prpc_engine.rpc.timing": "it measures handlers",
+    "prpc_engine.settings": "files and processes of the machine",
+    "prpc_engine.simulation": "what runs a simulation is not in it",
+    "prpc_engine.support": "threads of the application",
+    "prpc_engine.tensorflow": "beside TensorFlow's own threads",
+    "shard.failpoints": "faults of real processes",
+    "shard.group": "shards are processes",
+    "shard.loop.future": "its lock is held while nothing waits",
+    "shard.loop.interrupts": "signals are for the whole interpreter",
+    "shard.loop.stall": "a simulation's time stands still while a handler runs",
+    "shard.loop.thrown": "as signals",
+    "shard.memory": "shared memory is real",
+    "shard.runtime": "it is the place",
+    "shard.transport": "sockets and rings are real",
+    "tests": "they are no part of it",
+}
+OF_THE_MACHINE = re.compile(
+    r"\b(?:time\.(?:monotonic|time|time_ns|sleep)|random\.(?:random|Random)"
+    r"|secrets\.\w+|threading\.(?:Lock|RLock|Condition|Semaphore|Event|Thread))\("
+    r"|^from (?:time|secrets) import|select\.epoll\(|ThreadPoolExecutor\(",
+    re.MULTILINE,
+)
+
 # Cursors in shared memory: pack_into zeroes a field before it fills it, and the other process sees
 # the zero.
 NO_PACK_INTO = {"shard.memory.counters", "shard.memory.ring"}
@@ -182,7 +220,7 @@ WIDE_FOR_A_REASON = {
     "prpc_engine.client.client.RpcClient": (
         "the verbs: of any server, of a named one, by a key, each to wait for or not"
     ),
-    "prpc_engine.client.dispatcher.Dispatcher": "connecting, looking up, repeating: one guard",
+    "prpc_engine.client.dispatcher.Dispatcher": "connecting, looking up, repeating: of one call",
     "prpc_engine.cluster.server.Server": "the verbs of a task, and each message of another task",
     "prpc_engine.kv.client.worker.TableWorker": "the verbs of tables",
     "prpc_engine.kv.replication.replica.Replica": (
@@ -191,6 +229,9 @@ WIDE_FOR_A_REASON = {
     "prpc_engine.kv.server.server.TableShard": "each request of workers to one server",
     "prpc_engine.master.client.MasterClient": "the master's verbs, one line each",
     "prpc_engine.master.namespace.Namespace": "the changes that the tree allows, one each",
+    "prpc_engine.simulation.network.Network": (
+        "hosts, links and connections decide together what becomes of a message"
+    ),
     "shard.loop.reactor.Reactor": "a turn, each kind of work in it, and the sleep between two",
     "prpc_engine.master.session.MasterSession": "one connection's states and what is asked over it",
     "prpc_engine.rpc.peer.Peer": (
@@ -333,6 +374,16 @@ def arrows_that_point_up(module: Module) -> Iterator[str]:
                 yield f"{module.name}:{imported.line} imports {target}: {other} is not below {own}"
 
 
+def ways_round_the_runtime(module: Module) -> Iterator[str]:
+    parents = module.name.split(".")
+    if any(".".join(parents[:count]) in REAL for count in range(1, len(parents) + 1)):
+        return
+    for found in OF_THE_MACHINE.finditer(module.source):
+        line = module.source.count("\n", 0, found.start()) + 1
+        if not module.source.splitlines()[line - 1].lstrip().startswith("#"):
+            yield f"{module.name}:{line} uses {found[0]}: take it from shard.runtime"
+
+
 RULES: list[Callable[[Module], Iterator[str]]] = [
     rooms_that_may_not_be_seen,
     ways_round_the_face_of_shard,
@@ -341,6 +392,7 @@ RULES: list[Callable[[Module], Iterator[str]]] = [
     torn_stores,
     classes_too_wide,
     arrows_that_point_up,
+    ways_round_the_runtime,
 ]
 
 
@@ -433,6 +485,8 @@ def test_one_class_name_means_one_thing() -> None:
             Module("prpc_engine.x", "class A:\n    import zmq.asyncio"),
         ),
         (impurities, Module("shard.memory.ring", "from time import monotonic")),
+        (ways_round_the_runtime, Module("prpc_engine.kv.x", "import time\nx = time.monotonic()")),
+        (ways_round_the_runtime, Module("shard.loop.x", "from time import monotonic")),
         (impurities, Module("prpc_engine.kv.table.table", "def f():\n    import threading")),
         (
             torn_stores,
@@ -489,6 +543,8 @@ def test_a_rule_finds_what_breaks_it(
             Module("prpc_engine.x", "if TYPE_CHECKING:\n    import torch"),
         ),
         (impurities, Module("shard.loop.driver", "import time")),
+        (ways_round_the_runtime, Module("shard.group.x", "x = time.monotonic()")),
+        (ways_round_the_runtime, Module("shard.loop.x", "x = runtime.monotonic()")),
         (
             arrows_that_point_up,
             Module(

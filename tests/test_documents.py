@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -25,24 +26,23 @@ FILE_NAMES = {path.name for top in TOPS for path in (ROOT / top).rglob("*.py")}
 COLUMNS_MAX = 100  # of prose; a row of a table is one line
 
 
+@functools.cache
 def members() -> dict[str, set[str]]:
-    """By class of ours: its methods, and what is assigned in it or to `self` in it."""
+    """By class of ours: its methods, and what is assigned in it or to `self` in it. Not made as the
+    file is imported: each worker of a run imports all files, and one runs this one.
+    """
     found: dict[str, set[str]] = {}
     for module in MODULES.values():
-        for node in ast.walk(ast.parse(module.source)):
-            if isinstance(node, ast.ClassDef):
-                names = found.setdefault(node.name, set())
-                for inner in ast.walk(node):
-                    if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-                        names.add(inner.name)
-                    elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                        names.add(inner.id)
-                    elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
-                        names.add(inner.attr)
+        for node in module.classes:
+            names = found.setdefault(node.name, set())
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+                    names.add(inner.name)
+                elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    names.add(inner.id)
+                elif isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
+                    names.add(inner.attr)
     return found
-
-
-MEMBERS = members()
 
 
 def too_wide(text: str) -> list[str]:
@@ -72,7 +72,7 @@ def is_missing(word: str) -> bool:
         exports = module in MODULES and re.search(rf"\b{name}\b", MODULES[module].source)
         return word not in MODULES and not exports
     if member := re.fullmatch(r"([A-Z]\w*[a-z]\w*)\.([a-z_]\w*)(\(\))?", word):
-        return member[2] not in MEMBERS.get(member[1], ())
+        return member[2] not in members().get(member[1], ())
     return False
 
 

@@ -72,6 +72,8 @@ def test_each_row_has_the_names_of_one_setting_and_its_default() -> None:
             default = {None: "none", "": "the working directory"}.get(
                 one.default, str(one.default).lower()
             )
+            if one is network.CONNECTION_TIMEOUT:
+                default = f"{network.CONNECTION_TIMEOUT_S * 1e3:.0f}"  # ms there
             if one is network.FLOW_CONTROL_MAX:
                 default = "65536"  # of the rendezvous, where nobody says anything
             assert rows.pop().split("|")[3].strip() == default, one.names

@@ -18,7 +18,7 @@ PROGRAM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # What programs import: the faces, and the modules that are public by their own name.
-PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|support|tensorflow"
+PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|simulation|support|tensorflow"
 PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
 
 
@@ -84,4 +84,5 @@ def test_there_is_a_guide_for_each_subject() -> None:
         "metrics",
         "pslite",
         "shards",
+        "simulation",
     }

@@ -20,6 +20,7 @@ from shard import (
     ClosedError,
     Connection,
     Limits,
+    Listener,
     LocalProtocolError,
     Node,
     PeerLostError,
@@ -29,6 +30,7 @@ from shard import (
     Transport,
     UnreachableError,
 )
+from shard.transport.life import ConnectionLife
 from tests.connecting import connect
 from tests.ports import address_of, hold_port
 
@@ -72,16 +74,30 @@ class World:
     connect_s = PATIENCE_S
 
     def __init__(
-        self, make: Callable[[Node, Slab], Transport], address: str, secret: bytes = b""
+        self,
+        make: Callable[[Node, Slab], Transport],
+        address: str,
+        secret: bytes = b"",
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        self.patience_s = patience_s
         self.reactor = Reactor(time.monotonic)
         self.slabs = (Slab(), Slab())
         self.accepted: list[Side] = []
         node = Node(secret=secret, incarnation=7, limits=LIMITS)
         self.transports = (make(node, self.slabs[0]), make(node, self.slabs[1]))
-        self.listener = self.transports[0].listen(
-            address, self.reactor, lambda c: self.accepted.append(Side(c))
+        self._address = address
+        self.listener = self._listen()
+
+    def _listen(self) -> Listener:
+        return self.transports[0].listen(
+            self._address, self.reactor, lambda c: self.accepted.append(Side(c))
         )
+
+    def listen_anew(self) -> None:
+        """At an address of its own; what had not come in whole is given up."""
+        self.listener.close()
+        self.listener = self._listen()
 
     def connect(self, transport: Transport | None = None) -> tuple[Side, Side]:
         """(the side that called, the side that was called)."""
@@ -95,6 +111,11 @@ class World:
         """Memory knows only its own addresses; the others meet through the system."""
         second = self.transports[1]
         return second if second.cannot_reach(self.listener.address) is None else self.transports[0]
+
+    @property
+    def calling_slab(self) -> Slab:
+        """That of the side that calls."""
+        return self.slabs[self.transports.index(self.connecting_transport())]
 
     def call(self, transport: Transport) -> Connection[Any]:
         """The control loop connects and a thread waits, while this one turns the reactor."""
@@ -116,7 +137,7 @@ class World:
         return connection
 
     def turn_until(self, done: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while not done():
             assert time.monotonic() < deadline, "it did not come to pass"
             if not self.reactor.poll(time.monotonic()):
@@ -232,7 +253,7 @@ class TransportContract:
         self, world: World, sides: tuple[Side, Side]
     ) -> None:
         one, two = sides
-        slab = one.connection._slab  # type: ignore[attr-defined]
+        slab = world.calling_slab
         array = slab.empty(1_000_000, np.uint8)
         array[:] = 7
         one.connection.send(b"", [array[1000:]])
@@ -265,6 +286,33 @@ class TransportContract:
             world.reactor.poll(time.monotonic())
         # Else each message took a block, and gave none back.
         world.turn_until(lambda: max(slab.statistics().blocks_used for slab in world.slabs) <= 3)
+
+    def test_a_message_that_the_end_cuts_off_keeps_no_memory_of_the_slab(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        with pytest.raises(BackpressureError):
+            while True:
+                one.connection.send(b"", [np.zeros(300_000, np.uint8)])
+        one.connection.close()
+        world.turn_until(lambda: two.ends)
+        two.messages.clear()
+        # The connections themselves are kept, as by a caller who looks at their errors.
+        world.turn_until(lambda: not any(slab.statistics().blocks_used for slab in world.slabs))
+
+    @pytest.mark.parametrize("why", [None, PeerLostError, ShardError])
+    def test_the_end_is_seen_by_a_peer_whose_arrays_are_still_held(
+        self, world: World, sides: tuple[Side, Side], why: type[ShardError] | None
+    ) -> None:
+        """Also where this end takes it for dead: it was only stopped, say."""
+        one, two = sides
+        one.connection.send(b"", [np.zeros(300_000, np.uint8)])
+        world.turn_until(lambda: two.messages)
+        two.connection.close(why("silent for too long") if why is not None else None)
+        world.turn_until(lambda: one.ends)
+        assert isinstance(one.ends[0], PeerLostError)
+        two.messages.clear()
+        world.turn_until(lambda: not any(slab.statistics().blocks_used for slab in world.slabs))
 
     def test_large_bodies_pass(self, world: World, sides: tuple[Side, Side]) -> None:
         one, two = sides
@@ -353,6 +401,14 @@ class TransportContract:
         with pytest.raises(PeerLostError):
             two.connection.send(b"too late")
 
+    def test_one_that_was_closed_before_it_was_attached_is_not_driven(self, world: World) -> None:
+        connection = world.call(world.connecting_transport())
+        side = Side(connection)
+        connection.close()
+        connection.attach(world.reactor)
+        assert (connection.reactor, connection.life) == (None, ConnectionLife.CLOSED)
+        assert [type(error) for error in side.ends] == [ClosedError]
+
     @pytest.mark.parametrize(
         ("body_bytes", "block_bytes"), [(100, 0), (100, 20_000), (100, 300_000), (400_000, 0)]
     )
@@ -436,14 +492,18 @@ class TransportContract:
         blocks = [np.zeros(block_bytes, np.uint8)] if block_bytes else []
 
         class ClosedMeanwhile:
-            """Stands for the lock of the one writer until somebody wants it: then the connection is
-            closed first.
+            """Stands for the baton of the one writer until somebody wants it: then the connection
+            is closed first.
             """
 
-            def acquire(self, blocking: bool) -> bool:
+            def get_nowait(self) -> None:
                 connection._writing = writing
                 connection.close()
-                return writing.acquire(blocking)
+                writing.get_nowait()
+
+            def take(self) -> bool:
+                self.get_nowait()
+                return True
 
         writing = connection._writing
         connection._writing = ClosedMeanwhile()

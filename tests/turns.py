@@ -6,7 +6,9 @@ marked `alone`.
     room  shared by all tests that run, exclusive for one that runs alone
 
 Both are locks on files that are there anyhow (flock), so that a worker that dies leaves none.
-Without workers nothing is locked.
+Without workers nothing is locked. Runs of pytest at the same time, as stages of .ci/run, have their
+turns together where PRPC_TEST_ROOM names one file for them. This is a plugin of pytest: conftest.py
+has it, and `-p tests.turns` where that is not read.
 """
 
 from __future__ import annotations
@@ -14,17 +16,29 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
-ROOM = Path(__file__)
+import pytest
+
+from tests.workers import is_alone
+
+SHARED = "PRPC_TEST_ROOM"
+ROOM = Path(os.environ.get(SHARED, __file__))
 DOOR = ROOM.parent
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With several workers, each test in its turn."""
+    with turn(is_alone(item)):
+        return (yield)
 
 
 @contextlib.contextmanager
 def turn(alone: bool) -> Iterator[None]:
     """Wait until the test may run; it runs inside."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
+    if "PYTEST_XDIST_WORKER" not in os.environ and SHARED not in os.environ:
         yield
         return
     with _opened(ROOM) as room:

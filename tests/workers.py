@@ -1,4 +1,6 @@
 """How tests are spread over the workers of `pytest -n`: by file, the files that take longest first.
+Before the workers start, files that have no byte code yet are compiled: each worker collects all
+of them, and all would compile them at the same time.
 
 By file, because what a file's tests share is made once. The longest first, because a worker that
 is left alone with one at the end is what all others then wait for. Last come the files with tests
@@ -7,7 +9,13 @@ that run `alone`: each waits for what the other workers do, which is short by th
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +50,65 @@ LONG_FILES_S = {
     "tests/perf/test_bench_history.py": 14,
 }
 ALONE_S = -1
+# These parse all our sources, which takes a process some seconds: one worker has them all.
+READ_ALL_SOURCES = {
+    "tests/habits/test_private_names.py",
+    "tests/test_architecture.py",
+    "tests/test_documents.py",
+}
+SOURCES = "sources"
+ROOT = Path(__file__).parent.parent
+COLD_MIN = 20  # files without byte code for which it is worth while to start processes
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compile what has no byte code yet, on each core a part of it."""
+    cold = [path for path in test_files(config.args) if not has_byte_code(path)]
+    if len(cold) < COLD_MIN or sys.dont_write_bytecode:
+        return
+    cores = len(os.sched_getaffinity(0))
+    compiling = [_compiler_of(cold[index::cores]) for index in range(cores)]
+    for pid in compiling:
+        os.waitpid(pid, 0)
+
+
+def test_files(arguments: Sequence[str]) -> list[Path]:
+    """Those in the folders and files that pytest was given."""
+    found: dict[Path, None] = {}
+    for argument in arguments:
+        path = (ROOT / argument.partition("::")[0]).resolve()
+        found.update(dict.fromkeys(sorted(path.rglob("test_*.py")) if path.is_dir() else [path]))
+    return [path for path in found if path.is_relative_to(ROOT / "tests")]
+
+
+def has_byte_code(path: Path) -> bool:
+    """Whether pytest has compiled a file since it was changed. Pytest adds its own name to that of
+    the file for that, since it rewrites assertions.
+    """
+    plain = Path(importlib.util.cache_from_source(str(path)))
+    changed = path.stat().st_mtime
+    return any(
+        made.stat().st_mtime >= changed for made in plain.parent.glob(f"{plain.stem}-pytest-*.pyc")
+    )
+
+
+def _compiler_of(paths: Sequence[Path]) -> int:
+    """A child that imports these as a worker will, and ends. What goes wrong there, goes wrong in
+    the worker, which says so.
+    """
+    pid = os.fork()
+    if not pid:
+        try:
+            with open(os.devnull, "r+") as nothing:
+                for standard in range(3):
+                    os.dup2(nothing.fileno(), standard)
+            for path in paths:
+                with contextlib.suppress(BaseException):
+                    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        finally:
+            os._exit(0)
+    return pid
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,8 +122,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     """Whatever `--dist` says."""
     from xdist.scheduler import LoadFileScheduling
 
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return SOURCES if file in READ_ALL_SOURCES else file
+
     config.option.loadscopereorder = False  # the files are in their order already
-    return LoadFileScheduling(config, log)
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -147,7 +147,7 @@ class Application:
             # where it was armed lies on the way of this call
             with contextlib.suppress(PeerLostError):
                 ours = self.group.submit_to(victim, group_load.hold)
-                ours.add_done_callback(partial(self._note_told, victim))
+                ours.when_done(partial(self._note_told, victim))
                 for other in set(range(SHARDS)) - {victim}:
                     self.group.submit_to(victim, group_load.watch, other)
                     if other not in self._clocks:

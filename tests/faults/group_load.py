@@ -197,7 +197,7 @@ def count_fds(own_slab: Slab | None = None, lanes: Iterable[ShardChannel] = ()) 
     """
     # the descriptor, and that of the mapping
     segments = 2 * own_slab.statistics().segments if own_slab is not None else 0
-    segments += sum(len(lane.connection._segments) for lane in lanes)
+    segments += sum(len(lane.connection.mapped) for lane in lanes)
     return len(os.listdir("/proc/self/fd")) - 1 - segments  # less that of the listing
 
 

@@ -48,10 +48,10 @@ def limits(handshake_s: float = 5.0, bulk_lanes: int = 0) -> Limits:
     )
 
 
-def lanes_of(connection: Connection[Any]) -> list[socket.socket]:
+def lanes_of(connection: Connection[Any]) -> tuple[socket.socket, ...]:
     """The sockets of a tcp connection."""
     assert isinstance(connection, TcpConnection)
-    return [lane._sock for lane in connection._lanes]
+    return connection.sockets
 
 
 def main(text: str) -> None:

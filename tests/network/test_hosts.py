@@ -89,7 +89,7 @@ def world(network: Network, lease_s: float) -> Iterator[World]:
         wait_connected(client)
         yield World(network, service, client)
     # Who still tries to connect gives up by itself, after CONNECT_TIMEOUT_S at the latest.
-    wait_until(lambda: not dispatcher_of(client)._connectors, "the end of connectors")
+    wait_until(lambda: not dispatcher_of(client).connectors, "the end of connectors")
 
 
 def targets(service: RpcService) -> dict[int, int]:
@@ -323,4 +323,4 @@ def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(
         wait_until(lambda: answers_again(client, 2), "the way back")
         assert not held[3].done(), "what goes elsewhere is left alone"
         assert targets(service) == before
-    wait_until(lambda: not dispatcher_of(client)._connectors, "the end of connectors")
+    wait_until(lambda: not dispatcher_of(client).connectors, "the end of connectors")

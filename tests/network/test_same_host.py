@@ -39,7 +39,7 @@ CONTAINERS = {
 }
 
 
-def way_of_calls(service: RpcService) -> str:
+def way_of_calls(service: RpcService, master: Master) -> str:
     """Make calls of every kind; how they went."""
     with service.create_client(NAME, 1, PATIENCE_S) as client:
         for number, nbytes in enumerate((0, 100, 100_000, 5_000_000)):
@@ -47,9 +47,7 @@ def way_of_calls(service: RpcService) -> str:
             crc, back = client.call("checked", sent, timeout_s=PATIENCE_S)
             assert crc == checksum(sent) == checksum(back)
     (way,) = [
-        text
-        for address, text in service.transports.items()
-        if address != f"tcp://{service._master}"
+        text for address, text in service.transports.items() if address != f"tcp://{master.address}"
     ]
     return way
 
@@ -63,7 +61,7 @@ def test_containers_of_one_network_share_memory_whatever_else_they_have_of_their
         Serving(CONTAINERS[container], 1, master.address),
         RpcService(master.address, secret=SECRET) as service,
     ):
-        way = way_of_calls(service)
+        way = way_of_calls(service, master)
     assert way.startswith("shm to shm://"), way
 
 
@@ -76,7 +74,7 @@ def test_containers_of_one_network_that_may_not_share_memory_talk_over_unix_sock
         Serving(["env", "PRPC_TRANSPORTS=unix,tcp", *CONTAINERS[container]], 1, master.address),
         RpcService(master.address, secret=SECRET) as service,
     ):
-        way = way_of_calls(service)
+        way = way_of_calls(service, master)
     assert way.startswith("unix to unix://process "), way
     assert "; shm: not offered by tcp://" in way
 
@@ -94,7 +92,7 @@ def test_containers_of_different_networks_talk_over_tcp_and_say_why(network: Net
         Serving(network.prefix(2), 1, master.address, bind=f"{network.address(2)}:0"),
         RpcService(master.address, bind=here, secret=SECRET) as service,
     ):
-        way = way_of_calls(service)
+        way = way_of_calls(service, master)
     assert way.startswith(f"tcp to tcp://{network.address(2)}:")
     assert way.endswith(
         "; shm: another host or network namespace; unix: another host or network namespace"

@@ -34,6 +34,7 @@ class World(NamedTuple):
     proxy: Proxy
     service: RpcService
     client: RpcClient
+    master: Master
 
 
 @pytest.fixture
@@ -51,11 +52,11 @@ def world() -> Iterator[World]:
             with service.create_client(
                 NAME, 1, PATIENCE_S, retry=STUBBORN, idempotent=IDEMPOTENT
             ) as client:
-                yield World(proxy, service, client)
+                yield World(proxy, service, client, master)
 
 
 def test_clients_come_to_the_address_that_is_advertised(world: World) -> None:
-    proxy, service, client = world
+    proxy, service, client, _ = world
     assert client.call("where") == 1
     assert service.transports[f"tcp://{proxy.address}"] == f"tcp to tcp://{proxy.address}"
     assert len(proxy.passages) == 2, "two lanes"
@@ -119,7 +120,7 @@ def test_what_cannot_be_advertised_is_named(advertise: str, text: str) -> None:
 
 
 def test_calls_are_right_at_one_byte_a_time(world: World, seed: int) -> None:
-    proxy, _, client = world
+    proxy, _, client, _ = world
     chance = random.Random(seed)
     proxy.plans.extend([Plan(pace=Pace(1))] * 2)
     for number in range(10):
@@ -147,7 +148,7 @@ def random_plan(chance: random.Random, actions: list[Action], at_max: int) -> Pl
 def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice(
     world: World, one_seed: int
 ) -> None:
-    proxy, _, client = world
+    proxy, _, client, _ = world
     chance = random.Random(one_seed)
     proxy.plans.extend(
         random_plan(chance, [Action.RESET, Action.FINISH], chance.choice([300, 3000, 400_000]))
@@ -175,7 +176,7 @@ def test_while_connections_are_cut_at_random_calls_are_right_and_none_runs_twice
 def test_connections_that_stall_at_random_cost_calls_their_deadline_at_most(
     world: World, one_seed: int
 ) -> None:
-    proxy, _, client = world
+    proxy, _, client, _ = world
     chance = random.Random(one_seed)
     client.call("where")
     proxy.plans.extend(random_plan(chance, [Action.STALL], 600) for _ in range(4))
@@ -210,7 +211,7 @@ def test_a_wrong_bit_ends_in_a_named_error_or_in_this_calls_value_and_spoils_no_
     """Over tcp without TLS, which has no checksum but TCP's own: a bit of the archive may make it
     any other value.
     """
-    proxy, _, client = world
+    proxy, _, client, _ = world
     chance = random.Random(one_seed)
     sent = pattern(one_seed, 100)
     right = checksum(sent), sent.tobytes()
@@ -232,7 +233,7 @@ def test_a_wrong_bit_ends_in_a_named_error_or_in_this_calls_value_and_spoils_no_
 
 def test_answers_of_an_earlier_connection_that_come_on_the_next_are_nobodys(world: World) -> None:
     """A late frame: its call has ended, and no call after it has its number."""
-    proxy, _, client = world
+    proxy, _, client, _ = world
     for key in range(20):
         assert client.call("count", key, timeout_s=PATIENCE_S) == key
     begin = HANDSHAKE_BYTES["to_client"]
@@ -258,11 +259,11 @@ def test_two_that_connect_to_each_other_while_both_ways_are_cut_at_any_byte(
     """Each is connector and acceptor at a time, and both connections break at the same byte of
     handshake or first frames.
     """
-    proxy, _, client = world
+    proxy, _, client, _ = world
     with (
         Proxy() as back,
         RpcService(
-            world.service._master, advertise=back.address, transports=["tcp"], secret=SECRET
+            world.master.address, advertise=back.address, transports=["tcp"], secret=SECRET
         ) as here,
     ):
         back.upstream = "127.0.0.1", int(here.address.rpartition(":")[2])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from perf.child import Child
+from perf.child import START_METHOD, Child
 
 PATIENCE_S = 30.0
 
@@ -56,3 +56,25 @@ def test_a_process_that_cannot_be_started_says_why() -> None:
     """And stopping it is no error of its own."""
     with pytest.raises(TypeError, match="pickle"):
         Child(wait_for_ever, (number for number in ()))
+
+
+def serve_and_be_killed(announce: Callable[[object], None]) -> None:
+    """A process that measures, and dies without a word while its server is up."""
+    with Child(wait_for_ever) as server:
+        server.receive(PATIENCE_S)
+        announce(server.pid)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_server_ends_with_the_process_that_measures(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(START_METHOD, method)
+    with Child(serve_and_be_killed) as measures:
+        server_pid = measures.receive(PATIENCE_S)
+        try:
+            server = psutil.Process(server_pid)
+        except psutil.NoSuchProcess:
+            return
+        server.wait(PATIENCE_S)

@@ -108,12 +108,11 @@ def test_a_device_or_a_folder_is_said_to_be_no_regular_file(folder: Path, name: 
         history_file.past("rpc", name, folder)
 
 
-def test_a_file_that_is_too_large_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history_file, "FILE_BYTES_MAX", 10)
-    (tmp_path / "large.jsonl").write_bytes(b"x" * 11)
-    with pytest.raises(ConfigError, match="has 11 bytes, at most 10"):
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    most = history_file.FILE_BYTES_MAX
+    with (tmp_path / "large.jsonl").open("wb") as file:
+        file.truncate(most + 1)  # takes no room
+    with pytest.raises(ConfigError, match=f"has {most + 1} bytes, at most {most}"):
         history_file.read_run(tmp_path / "large.jsonl", "rpc")
 
 
