@@ -81,8 +81,11 @@ DECIDERS = {
         ),
     ),
     "call state and messages": Decider(
-        _below("prpc_engine.rpc", "call loss message once paths"),
-        _tests("prpc_engine", "call message once once_window paths"),
+        _below("prpc_engine.rpc", "call loss message once paths send_queue"),
+        _tests("prpc_engine", "call message once once_window paths pending"),
+    ),
+    "numbers seen": Decider(
+        ("prpc_engine.idempotency_window",), _tests("prpc_engine", "idempotency_window")
     ),
     "flow control": Decider(
         ("prpc_engine.rpc.flow_control",), _tests("prpc_engine", "flow_control")
@@ -92,8 +95,8 @@ DECIDERS = {
         _tests("prpc_engine", "balance hedge retry"),
     ),
     "registry, locks and barriers": Decider(
-        _below("prpc_engine.master", "locks_and_barriers namespace registry tree"),
-        _tests("prpc_engine", "registry locks_and_barriers journal"),
+        _below("prpc_engine.master", "history locks_and_barriers namespace registry tree"),
+        _tests("prpc_engine", "history registry locks_and_barriers journal"),
     ),
     "addresses and clusters": Decider(
         _below("prpc_engine.settings", "address allow cluster_spec endpoint_map network nodelist"),
@@ -104,8 +107,13 @@ DECIDERS = {
         _tests("prpc_engine/cluster", "fuse rendezvous verbs"),
     ),
     "pauses between attempts": Decider(
-        ("prpc_engine.cluster.patience", "prpc_engine.kv.client.recovery_pace"),
         (
+            "prpc_engine.rpc.backoff",
+            "prpc_engine.cluster.patience",
+            "prpc_engine.kv.client.recovery_pace",
+        ),
+        (
+            *_tests("prpc_engine", "backoff"),
             *_tests("prpc_engine/cluster", "patience"),
             *_tests("prpc_engine/kv", "recovery_pace"),
         ),
@@ -166,7 +174,7 @@ ELSEWHERE = {
             *_below("prpc_engine.rpc", "failure_codes marks method"),
             *_below("prpc_engine.kv.checkpoint", "chain gate manifest"),
             *_below("prpc_engine.kv", "consistency.epochs schema.layout table.changes"),
-            *_below("prpc_engine.master", "opening refusals registration"),
+            *_below("prpc_engine.master", "opening refusals registration session_states"),
         ),
         PROCESSES,
     ),
