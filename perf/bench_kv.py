@@ -64,8 +64,8 @@ CHECKED_KEYS = 30_000  # about so many are looked at in the end
 KEY_SETS = 8
 LEARNING_RATE = 1.0  # with gradients of 1, each push lowers a value by exactly 1
 WINDOW_FIRST = 64
-COUNTS = (1, 2, 4)  # of servers, and of workers
-GRID_REPEATS_MAX = 2  # of nine candidates with up to ten processes each
+COUNTS = (1, 2, 4, 8)  # of servers, and of workers
+GRID_REPEATS_MAX = 2  # of sixteen candidates with up to 18 processes each
 
 
 @dataclass(frozen=True, slots=True)

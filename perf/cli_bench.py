@@ -28,6 +28,7 @@ SUBJECTS = (
         "start",
         "clients",
         "connections",
+        "cores",
         "mixed",
         "tls",
         "failure",

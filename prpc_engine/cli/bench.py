@@ -20,6 +20,7 @@ SUBJECTS = {
     "start": "the first call of a fresh process, in parts",
     "clients": "1 to 1,000 clients on one server over tcp",
     "connections": "1 to 1,000 connections to a server of 1, 2 and 4 shards",
+    "cores": "calls of 1 to 8 processes to a service of 1, 2, 4 and 8 shards",
     "mixed": "small calls beside large arrays on one connection",
     "tls": "calls and arrays over tcp with TLS and without",
     "failure": "how soon calls end at a killed server, and are answered after a reset",
