@@ -121,10 +121,12 @@ def measure(place: Place, effort: Effort, case: Calls, shards: int, clients: int
 
 
 def _places(cores: tuple[int, ...], shards: int, clients: int) -> list[tuple[int, ...]]:
-    """The cores of each client: one that no shard has, where there are so many."""
+    """The cores of each client: one that no shard has, where there are so many. Shards take theirs
+    from the last one on.
+    """
     if shards + clients > len(cores):
         return [cores] * clients
-    return [(core,) for core in cores[-clients:]]
+    return [(core,) for core in cores[:clients]]
 
 
 def serve(announce: Announce, master: str, shards: int) -> None:

@@ -121,7 +121,10 @@ class Job(msgspec.Struct, eq=False):
     def late(self) -> None:
         """Its deadline has passed."""
         self.timer = None
-        self.end(Expired(f"the caller's {self.timeout_ms} ms are over"))
+        if self.is_queued and self.follow is not None:
+            self.follow(self, JobEvent.TOO_LATE)
+        else:
+            self.end(Expired(f"the caller's {self.timeout_ms} ms are over"))
 
     def was_ended(self, error: BaseException) -> bool:
         """Whether it ended with that error because of end(), or of its deadline; else the error is

@@ -28,7 +28,7 @@ class JobEvent(str, Enum):
 
     NO_PLACE = "as many tasks run as may"
     PLACE = "it may run now"
-    PLACE_TOO_LATE = "it may run now, and its caller's deadline has passed"
+    TOO_LATE = "its caller's deadline passes, or has passed, before it could run"
     CALLED = "its handler was called already: a plain function that answers later"
     WAITS = "its coroutine has made its first step, and has not ended"
     DEFERRED = "its handler has returned a future that is not done"
@@ -40,7 +40,7 @@ class JobEvent(str, Enum):
 class JobAction(str, Enum):
     """What its server does then."""
 
-    QUEUE_UP = "behind those that wait"
+    QUEUE_UP = "behind those that wait, until its caller's deadline at most"
     LEAVE_QUEUE = "take it out of those that wait"
     TAKE_PLACE = "count it among the tasks"
     START = "call its handler"
@@ -69,7 +69,7 @@ JOB_STATES = StateTable(
         (_S.TAKEN_ON, _E.PLACE): (_S.STARTING, (_A.TAKE_PLACE, _A.START)),
         (_S.TAKEN_ON, _E.CALLED): (_S.STARTING, (_A.TAKE_PLACE,)),
         (_S.QUEUED, _E.PLACE): (_S.STARTING, (_A.LEAVE_QUEUE, _A.TAKE_PLACE, _A.START)),
-        (_S.QUEUED, _E.PLACE_TOO_LATE): (_S.ENDED, (*_NEVER_RAN, _A.TELL_TOO_LATE)),
+        (_S.QUEUED, _E.TOO_LATE): (_S.ENDED, (*_NEVER_RAN, _A.TELL_TOO_LATE)),
         (_S.QUEUED, _E.ENDED_EARLY): (_S.ENDED, (*_NEVER_RAN, _A.COUNT_CANCELLED)),
         (_S.QUEUED, _E.SERVER_CLOSED): (
             _S.ENDED,

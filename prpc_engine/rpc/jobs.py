@@ -107,10 +107,12 @@ class Jobs:
     def _queue_up(self, job: Job) -> None:
         self.queue.append(job)
         self.queue_bytes += job.nbytes
+        _watch_deadline(job)
 
     def _leave_queue(self, job: Job) -> None:
         self.queue.remove(job)
         self.queue_bytes -= job.nbytes
+        _forget_deadline(job)
 
     def _take_place(self, job: Job) -> None:
         self.tasks += 1
@@ -135,7 +137,7 @@ class Jobs:
         while self.queue and self._has_place():
             job = self.queue[0]
             is_late = job.timeout_ms and job.deadline <= job.peer.reactor.clock()
-            self.follow(job, JobEvent.PLACE_TOO_LATE if is_late else JobEvent.PLACE)
+            self.follow(job, JobEvent.TOO_LATE if is_late else JobEvent.PLACE)
 
     def _tell_end(self, job: Job) -> None:
         assert job.ended_by is not None
@@ -150,8 +152,7 @@ class Jobs:
 
     def _tell_too_late(self, job: Job) -> None:
         self.expired += 1
-        # of which one has just ended
-        count = self.tasks + 1
+        count = self.tasks + self._starting  # of which one has just ended, then
         text = f"it waited {job.timeout_ms} ms for one of {count} tasks to end, and did not run"
         job.peer.fail(job.call_id, Status.DEADLINE, "DeadlineExceeded", text, "")
 
@@ -164,11 +165,16 @@ def _watch_deadline(job: Job) -> None:
         job.timer = job.peer.reactor.timers.call_at(job.deadline, job.late)
 
 
+def _forget_deadline(job: Job) -> None:
+    if job.timer is not None:
+        job.timer.cancel()
+        job.timer = None
+
+
 def _forget(job: Job) -> None:
     if job.call_id:
         job.peer.running.pop(job.call_id, None)
-    if job.timer is not None:
-        job.timer.cancel()
+    _forget_deadline(job)
     if job.inbox is not None:
         job.inbox.finish(CancelledError("the call is over"))
     if job.window is not None:

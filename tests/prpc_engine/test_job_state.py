@@ -116,11 +116,14 @@ class Handlers:
             yield number
 
 
+ONE_TASK = Bounds(tasks_max=1)
+
+
 class World(Pair):
-    def __init__(self, tasks_max: int = 1) -> None:
+    def __init__(self, bounds: Bounds = ONE_TASK) -> None:
         self.handlers = Handlers()
         self.time = ManualClock()
-        server = ServedObject("test", 0, TARGET, self.handlers, Bounds(tasks_max=tasks_max))
+        server = ServedObject("test", 0, TARGET, self.handlers, bounds)
         super().__init__(server, clock=self.time)
         self.calls: list[Call] = []
 
@@ -215,6 +218,17 @@ def its_time_in_the_queue_is_over(world: World) -> None:
     assert world.server.statistics().expired == 1
 
 
+def a_place_comes_in_the_turn_in_which_its_time_is_over(world: World) -> None:
+    world.begin("wait")
+    call = world.begin("soon", 1.0)
+    call.deadline = NEVER
+    world.time.advance(1.5)
+    world.handlers.gates.pop().set_result("value")  # before any timer fires
+    world.turn()
+    assert isinstance(call.error(0), errors.DeadlineExceeded)
+    assert world.server.statistics().expired == 1
+
+
 def it_is_cancelled_in_the_queue(world: World) -> None:
     world.queue_one().cancel()
     world.turn()
@@ -292,7 +306,8 @@ SCENARIOS: dict[Callable[[World], None], set[tuple[JobState, JobEvent]]] = {
         (JobState.TAKEN_ON, JobEvent.NO_PLACE),
         (JobState.QUEUED, JobEvent.PLACE),
     },
-    its_time_in_the_queue_is_over: {(JobState.QUEUED, JobEvent.PLACE_TOO_LATE)},
+    its_time_in_the_queue_is_over: {(JobState.QUEUED, JobEvent.TOO_LATE)},
+    a_place_comes_in_the_turn_in_which_its_time_is_over: {(JobState.QUEUED, JobEvent.TOO_LATE)},
     it_is_cancelled_in_the_queue: {(JobState.QUEUED, JobEvent.ENDED_EARLY)},
     its_server_is_closed_while_it_waits_in_the_queue: {(JobState.QUEUED, JobEvent.SERVER_CLOSED)},
     it_is_cancelled_and_cleans_up: {
@@ -326,6 +341,22 @@ def test_what_becomes_of_a_request(
     assert (world.server.statistics().queued, world.server.jobs.inside) == (0, 0)
 
 
+def test_calls_that_were_given_up_in_the_queue_leave_room_for_others() -> None:
+    world = World(Bounds(tasks_max=1, queue_calls_max=3))
+    world.begin("wait")
+    late = [world.begin("soon", 1.0) for _ in range(3)]
+    refused = world.begin("soon")
+    assert isinstance(refused.error(0), errors.Backpressure)
+    world.time.advance(1.002)
+    world.turn()
+    assert all(isinstance(call.error(0), errors.DeadlineExceeded) for call in late)
+    taken = world.begin("soon")
+    assert world.states() == [JobState.RUNNING, JobState.QUEUED]
+    world.let_go()
+    assert taken.result(0) == "value"
+    assert world.server.statistics().expired == 3
+
+
 def test_the_server_is_seen_to_take_each_transition() -> None:
     assert set().union(*SCENARIOS.values()) == set(JOB_STATES.transitions)
 
@@ -354,7 +385,7 @@ class DrivenServer(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(tasks_max=2)
+        self.world = World(Bounds(tasks_max=2))
 
     @rule(
         method=st.sampled_from(["at_once", "soon", "wait", "later", "once_later"]),
