@@ -33,6 +33,7 @@ SUBJECTS = (
         "tls",
         "failure",
         "recovery",
+        "simulation",
     ),
     *("tensor", "transfer", "fuse", "kv", "pslite", "checkpoint", "tensorflow"),
 )

@@ -27,6 +27,7 @@ SUBJECTS = {
     "recovery": (
         "elastic tables after a server was killed: how soon, and whether each push counts once"
     ),
+    "simulation": "whole jobs on virtual time in one process: events a second",
     "tensor": "arrays, by reference and copied",
     "transfer": "arrays of 1 MB to 640 MB over tcp, of 1.25 KB to 1.25 GB over shared memory",
     "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
