@@ -41,6 +41,10 @@ SUBJECTS = (
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_READER_GONE = 0, 1, 130, 141
 
 
+class BadChoice(ValueError):
+    """There is no benchmark, case or plot of that name."""
+
+
 def _plain(value: Any) -> Any:
     """A number of numpy's, as JSON has it."""
     return value.item()
@@ -74,7 +78,7 @@ def main(
     cannot be had.
     """
     if subject not in SUBJECTS:
-        raise ValueError(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
+        raise BadChoice(f"no benchmark named {subject!r}; there are: {', '.join(SUBJECTS)}")
     if quick and record:
         raise ConfigError(
             "--record keeps figures for good, and --quick's are too coarse for that: give one of "
@@ -124,7 +128,7 @@ def measure(
     draws = hasattr(bench, "draw")
     if plot_path is not None:
         if not draws:
-            raise ValueError(f"{subject!r} has no curves to plot; growth and transfer have")
+            raise BadChoice(f"{subject!r} has no curves to plot; growth and transfer have")
         try:
             plot.check_possible()
         except plot.NoPlot as reason:
@@ -136,7 +140,7 @@ def measure(
     results: list[harness.Result] = []
     chosen = [each for each in bench.CASES if case is None or case in str(each)]
     if not chosen:
-        raise ValueError(
+        raise BadChoice(
             f"no case of {subject!r} has {case!r} in its name: {', '.join(map(str, bench.CASES))}"
         )
     if not json and not markdown:
@@ -218,6 +222,8 @@ def command_line(subject: str) -> int:
             plot_path=given.plot,
         )
         sys.stdout.flush()
+    except (BadChoice, ConfigError) as error:  # of the case, the plot or the machine
+        parser.error(str(error))
     except BrokenPipeError:  # as `prpc bench` ends; what is buffered still has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_READER_GONE
