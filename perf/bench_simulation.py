@@ -5,9 +5,9 @@ Expected:
     switches of threads (10 us each on one core), and what the woken one does: 50 to 100 us.
     calls           clients that call a server one call after the other: some 10,000 events a
                     second.
-    tables          1 master, 4 elastic servers that replicate, 8 workers that push and pull some four
-                    times a second, for 60 s of virtual time: some 100,000 events, which write and
-                    read tables as well: 10 s.
+    tables          1 master, 4 elastic servers that replicate, 8 workers that push and pull
+                    four times a second, for 60 s of virtual time: some 140,000 events, which write
+                    and read tables as well: 10 s.
 
     python -m perf.bench_simulation [--json] [--quick]
 """
