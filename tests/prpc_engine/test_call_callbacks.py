@@ -5,6 +5,7 @@ calls. The server is a process of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -137,6 +138,7 @@ def test_the_end_of_a_call_that_is_given_up_or_late_or_cut_is_told_there_too(
     cut.add_done_callback(heard)  # of a service that is closed
     assert heard.next() == (here(), found[-1][1])
     with open(fifo, "w") as file:
+        os.unlink(fifo)  # those that begin yet find nothing to wait for
         file.write("go on")
 
 
