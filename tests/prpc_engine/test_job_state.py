@@ -4,6 +4,7 @@ each of its transitions.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -342,19 +343,19 @@ def test_what_becomes_of_a_request(
 
 
 def test_calls_that_were_given_up_in_the_queue_leave_room_for_others() -> None:
-    world = World(Bounds(tasks_max=1, queue_calls_max=3))
-    world.begin("wait")
-    late = [world.begin("soon", 1.0) for _ in range(3)]
-    refused = world.begin("soon")
-    assert isinstance(refused.error(0), errors.Backpressure)
-    world.time.advance(1.002)
-    world.turn()
-    assert all(isinstance(call.error(0), errors.DeadlineExceeded) for call in late)
-    taken = world.begin("soon")
-    assert world.states() == [JobState.RUNNING, JobState.QUEUED]
-    world.let_go()
-    assert taken.result(0) == "value"
-    assert world.server.statistics().expired == 3
+    with contextlib.closing(World(Bounds(tasks_max=1, queue_calls_max=3))) as world:
+        world.begin("wait")
+        late = [world.begin("soon", 1.0) for _ in range(3)]
+        refused = world.begin("soon")
+        assert isinstance(refused.error(0), errors.Backpressure)
+        world.time.advance(1.002)
+        world.turn()
+        assert all(isinstance(call.error(0), errors.DeadlineExceeded) for call in late)
+        taken = world.begin("soon")
+        assert world.states() == [JobState.RUNNING, JobState.QUEUED]
+        world.let_go()
+        assert taken.result(0) == "value"
+        assert world.server.statistics().expired == 3
 
 
 def test_the_server_is_seen_to_take_each_transition() -> None:
