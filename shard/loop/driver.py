@@ -73,7 +73,7 @@ NAP_S = 0.001
 # Threads beside the progress thread that run handlers while others wait in theirs. Where all of
 # them wait, requests wait too.
 SPARES_MAX = 256
-SPARE_IDLE_S = 10.0  # with nothing to do, then it ends
+SPARE_IDLE_S = 2.0  # with nothing to do that another thread could not do, then it ends
 HAS_LEAD, TOOK_LEAD = 1, 2  # what step_in() answers
 TELL_S = 60.0  # between two lines that say so
 
@@ -596,11 +596,14 @@ class Driver:
 
     def _spare(self) -> None:
         """The life of a spare: it is called when others wait in their handlers."""
-        while not self.closing and self._await_call(SPARE_IDLE_S):
+        ends_at = runtime.monotonic() + SPARE_IDLE_S
+        while not self.closing and self._await_call(max(0.0, ends_at - runtime.monotonic())):
             # What it was called for may be done by now. It may have been called for lack of a
             # leader, too: a call that the progress thread was meant to hear.
             if self.reactor.held or self.prompt or self._expected:
                 self._go_on_duty()
+            if self._thread.ident not in self._idle:  # else it would have done the same
+                ends_at = runtime.monotonic() + SPARE_IDLE_S
         self._spares.pop(threading.current_thread(), None)
         if self.closing:
             self._call_to_duty.release()

@@ -109,6 +109,7 @@ def test_the_sender_looks_at_what_waits_for_a_silent_server_while_nobody_else_ad
             with at("sender.looking", look, times=1) as looked:
                 two.write(2)
                 looked.wait()
+                wait_until(lambda: kept_out, "the look")
             other.join(PATIENCE_S)
             assert kept_out == [True], "another thread waits while the sender looks"
             with AccumulatorServer(service):
