@@ -10,7 +10,7 @@ before it is derived from what is stored, as the tests of these tables do.
 
 In a simulation one thread runs at a time, and changes only where it waits or looks at the clock: so
 a state and the event that follows it are seen together. Nothing here keeps a call alive beyond its
-own step, as its blocks may be leases of shared memory.
+own end, as its blocks may be leases of shared memory.
 """
 
 from __future__ import annotations
@@ -74,13 +74,24 @@ Replaced = tuple[type[Any], str, Any]
 
 class _Entered(dict[int, Call]):
     """Calls of a CallTable. Who takes one out says by its name what has happened. ended: numbers of
-    those that have, with how.
+    those that have, with how; kept: calls that go on, by the numbers of attempts that are over.
     """
 
     def __init__(self, steps: _CallSteps) -> None:
         super().__init__()
         self.steps = steps
         self.ended: dict[int, CallState] = {}
+        self.kept: dict[int, Call] = {}
+
+    def state_of(self, number: int) -> CallState | None:
+        """Of the call that had that number, and is not here; None: unknown, or another attempt of
+        it is under way.
+        """
+        call = self.kept.get(number)
+        if call is not None:
+            state = self.steps.state(call)
+            return None if state in (CallState.SENDING, CallState.IN_FLIGHT) else state
+        return self.ended.get(number)
 
     def __setitem__(self, number: int, call: Call) -> None:
         if sys._getframe(1).f_code.co_name != "outlive":
@@ -94,8 +105,8 @@ class _Entered(dict[int, Call]):
 
 class _CallSteps:
     """What is known between two steps. failing: attempts that have failed, whose owners have not
-    decided; replied: calls whose answer was taken out, and is not read yet. By id(): each is held
-    by who takes that step.
+    decided; replied: calls whose answer was taken out, and is not read yet; earlier: numbers of
+    attempts that are over, of calls that are not. By id(): each is held meanwhile.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -103,6 +114,7 @@ class _CallSteps:
         self.failing: dict[int, Call] = {}
         self.replied: dict[int, tuple[CallState, CallEvent]] = {}
         self.refused: set[int] = set()  # of those that are being sent
+        self.earlier: dict[int, list[tuple[_Entered, int]]] = {}  # attempts of calls that go on
 
     def state(self, call: Call) -> CallState:
         if call.finished:
@@ -128,8 +140,9 @@ class _CallSteps:
         elif by in ("_on_message", "_on_failure", "reply"):
             failure = by == "_on_failure"
             if call is None:
-                state = table.ended.get(number, CallState.WAITING)
-                self.ask(state, CallEvent.FAILURE if failure else CallEvent.REPLY)
+                state = table.state_of(number)
+                if state is not None:
+                    self.ask(state, CallEvent.FAILURE if failure else CallEvent.REPLY)
             elif failure:
                 self.fail(call, CallEvent.FAILURE)
             else:  # it may be late, or not be read
@@ -152,9 +165,20 @@ class _CallSteps:
     def completed(self, call: Call, state: CallState) -> None:
         """For what comes after its end."""
         self.failing.pop(id(call), None)
+        for in_flight, number in self.earlier.pop(id(call), []):
+            del in_flight.kept[number]
+            in_flight.ended[number] = state
         in_flight = call.table.in_flight if call.table is not None else None
         if isinstance(in_flight, _Entered):
             in_flight.ended[call.call_id] = state
+
+    def goes_on(self, call: Call) -> None:
+        """Its attempt is over, and it is not."""
+        self.ask(CallState.FAILING, CallEvent.KEPT)
+        in_flight = call.table.in_flight if call.table is not None else None
+        if isinstance(in_flight, _Entered) and call.call_id not in in_flight.kept:
+            in_flight.kept[call.call_id] = call
+            self.earlier.setdefault(id(call), []).append((in_flight, call.call_id))
 
 
 def _calls(ask: Ask) -> Iterator[Replaced]:
@@ -194,7 +218,7 @@ def _calls(ask: Ask) -> Iterator[Replaced]:
             steps.failing[id(self)] = self
         done = set_error(self, error)
         if steps.failing.pop(id(self), None) is not None and not self.finished:
-            ask(CallState.FAILING, CallEvent.KEPT)
+            steps.goes_on(self)
         return done
 
     def new_end(self: Call, error: BaseException) -> bool:
