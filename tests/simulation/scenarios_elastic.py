@@ -30,7 +30,9 @@ often a push was applied, in each partition, is what stands there.
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,13 @@ from prpc_engine.simulation import Process, Rates, Simulation
 from shard import runtime
 from tests.prpc_engine.inside import hosted_by, placement_of
 from tests.prpc_engine.table_states import states_of
-from tests.simulation.jobs import Deadlines, begin, begin_master, run_to_the_end
+from tests.simulation.jobs import (
+    Deadlines,
+    begin,
+    begin_master,
+    journal_folder,
+    run_to_the_end,
+)
 
 SERVERS, WORKERS, PARTITIONS = 3, 2, 2
 PUSHES = 14
@@ -51,6 +59,7 @@ PUSH_TIMEOUT_S = 12.0
 UNTIL_S = 5.0
 END_S = UNTIL_S + 30.0  # after the faults a push needs a lease, a copy, and its back-off
 SETTLED_S = 15.0
+NAMES = tuple(f"server{each}" for each in range(SERVERS))
 LEAVER, DRAIN_S = "server2", 10.0
 EVENTS_PER_S_MAX = 3000  # 1650 at most in 60 seeds; 3300 to 8600 where a server asked in a loop
 TOLD_S = 1.0  # replicas hear of pulls with a look of the primary's server, each fifth of a lease
@@ -94,6 +103,22 @@ class Job:
             except errors.DeadlineExceeded:
                 ours.serve_forever()
             self.has_left = True
+
+    def come_and_go(self, ours: RpcService, process: Process) -> None:
+        """A server that leaves and comes again until the faults are over: mostly it hands over what
+        it has first.
+        """
+        chance = process.chance.random
+        while True:
+            with ElasticServer(ours, partitions=PARTITIONS, replicas=1, servers=2) as server:
+                self.servers[process.name] = process, server
+                stays_s = UNTIL_S - self.simulation.now
+                ours.serve_forever(0.5 + 2.0 * chance() if stays_s > 0 else None)
+                if chance() < 0.8:
+                    with contextlib.suppress(errors.RpcError):  # in time; the master's
+                        server.drain(DRAIN_S * chance())
+                del self.servers[process.name]
+            runtime.sleep(chance())
 
     def alive(self) -> list[ElasticServer]:
         """Servers whose processes live, and have begun."""
@@ -198,12 +223,20 @@ class Job:
 
     # -- oracles -----------------------------------------------------------------------------------
 
-    def run(self, rates: Rates, lasts_s: float, ack: str, **loose: Any) -> None:
+    def run(
+        self,
+        rates: Rates,
+        lasts_s: float,
+        ack: str,
+        may_end: Sequence[str],
+        serve: Mapping[str, Callable[[RpcService, Process], None]],
+        journal: str | None = None,
+        **loose: Any,
+    ) -> None:
         simulation = self.simulation
-        begin_master(simulation)
-        names = [f"server{each}" for each in range(SERVERS)]
-        for name in names:
-            begin(simulation, name, self.serve)
+        begin_master(simulation, journal)
+        for name, run in serve.items():
+            begin(simulation, name, run)
         workers = [
             begin(
                 simulation,
@@ -212,8 +245,9 @@ class Job:
             )
             for each in range(WORKERS)
         ]
-        simulation.let_loose(rates, UNTIL_S, names, lasts_s, **loose)
+        simulation.let_loose(rates, UNTIL_S, may_end, lasts_s, **loose)
         run_to_the_end(simulation, workers, END_S)
+        simulation.run(limit_s=max(0.0, UNTIL_S - simulation.now))
         assert simulation.run(until=self.is_whole, limit_s=SETTLED_S), (
             f"all partitions have their copies: {self.placement()}"
         )
@@ -275,12 +309,24 @@ def elastic(simulation: Simulation) -> None:
     """Any faults: what is lost is told."""
     job = Job(simulation)
     rates = Rates(cut=0.3, reset=0.5, kill=0.4, crash=0.05, stop=0.2, slow=0.2, clock=0.1)
-    job.run(rates, 3.0, "applied")
+    job.run(rates, 3.0, "applied", NAMES, dict.fromkeys(NAMES, job.serve))
 
 
 def replicated(simulation: Simulation) -> None:
     """One server at a time dies, once its partitions have their copies: nothing is lost."""
     job = Job(simulation)
     rates = Rates(cut=0.0, reset=0.5, kill=0.8, crash=0.0, stop=0.2, slow=0.2, clock=0.1)
-    job.run(rates, 0.4, "replicated", may_kill=lambda process: job.is_whole())
+    serve = dict.fromkeys(NAMES, job.serve)
+    job.run(rates, 0.4, "replicated", NAMES, serve, may_kill=lambda process: job.is_whole())
     assert not job.told, job.told
+
+
+def moving(simulation: Simulation) -> None:
+    """Servers leave and come again, cut off from the master for longer than their leases now and
+    then, and the master is killed: partitions move all the time.
+    """
+    job = Job(simulation)
+    rates = Rates(cut=0.5, reset=1.5, kill=0.3, crash=0.0, stop=0.3, slow=0.3, clock=0.1)
+    serve = {name: job.come_and_go if name != NAMES[0] else job.serve for name in NAMES}
+    with journal_folder() as folder:
+        job.run(rates, 5.0, "applied", ("master",), serve, folder)

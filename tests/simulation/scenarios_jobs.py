@@ -16,6 +16,7 @@ there, and are given up meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -67,10 +68,8 @@ class Working:
     def _begin(self, kind: str, number: int) -> None:
         self._seen.ran[kind, number] += 1
         if self._chance() < 0.5:  # in its first step
-            try:
+            with contextlib.suppress(errors.RpcError):
                 self._echo.call("echo", number, timeout_s=ECHO_S)
-            except errors.RpcError:
-                pass
 
     async def _wait(self, kind: str, number: int) -> None:
         seen = self._seen

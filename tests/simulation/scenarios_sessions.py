@@ -90,7 +90,13 @@ def sessions(simulation: Simulation) -> None:
                 runtime.sleep(0.3 * process.chance.random())
 
         def close() -> None:
-            runtime.sleep(1.5 * process.chance.random())
+            chance = process.chance.random
+            until_s = simulation.now + 1.5 * chance()
+            if chance() < 0.5:  # as soon as it connects again, perhaps
+                while client.connected and simulation.now < until_s:
+                    runtime.sleep(0.001)
+                until_s = simulation.now + 0.05 * chance()
+            runtime.sleep(max(0.0, until_s - simulation.now))
             closing.append(simulation.now)
             for again in range(2):
                 what = f"close {number}.{again} of {process.name}"
