@@ -16,9 +16,9 @@ follows from the seed alone.
 
 Time passes while a thread waits, and a little with each look at the clock (TICK_S): a loop that
 polls its clock comes to an end. Entries that are due by then wait for the baton; where a thread
-looks at the clock or takes a lock it may lose it to them, by a chance that is drawn for each seed.
-Now and then a thread that looks at the clock stands still for a slice of the machine's scheduler,
-whatever it holds: other threads, and messages, overtake it between two of its steps.
+looks at the clock it may lose it to them, by a chance that is drawn for each seed. Now and then a
+thread stands still there for a slice of the machine's scheduler, whatever it holds: other threads,
+and messages, overtake it between two of its steps.
 """
 
 from __future__ import annotations
@@ -154,22 +154,24 @@ class Scheduler:
         if self.is_over:
             return self.now
         self.now += TICK_S
-        if self._preemption:
-            agenda = self._agenda
-            self._looks -= 1
-            if self._looks < 0 and not self._is_in_event:
-                self._looks = self._looks_to_come()
-                self._stand_still(SLICE_S_MAX * self._chance() ** 2)
-            elif agenda and agenda[0][0] <= self.now:
-                self.give_way()
+        agenda = self._agenda
+        if self._preemption and (self._looks < 1 or (agenda and agenda[0][0] <= self.now)):
+            self.give_way()
+        self._looks -= 1
         return self.now
 
     def _looks_to_come(self) -> int:
         return int(2 * LOOKS_A_SLICE * self._chance())
 
     def give_way(self) -> None:
-        """Let something else that is due run first, perhaps."""
-        if not self._is_in_event and self._chance() < self._preemption:
+        """Let something else that is due run first, perhaps; or stand still for a slice."""
+        if self._is_in_event or not self._preemption:
+            return
+        self._looks -= 1
+        if self._looks < 0:
+            self._looks = self._looks_to_come()
+            self._stand_still(SLICE_S_MAX * self._chance() ** 2)
+        elif self._chance() < self._preemption:
             self._stand_still(0.0)
 
     def _stand_still(self, seconds: float) -> None:

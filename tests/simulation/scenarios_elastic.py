@@ -33,12 +33,20 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from prpc_engine import RpcService, errors
-from prpc_engine.kv import Add, Admission, ElasticServer, EpochChanged, Eviction, TableWorker
+from prpc_engine.kv import (
+    Add,
+    Admission,
+    ElasticServer,
+    EpochChanged,
+    Eviction,
+    TableWorker,
+)
 from prpc_engine.kv.schema.placement import Placement
 from prpc_engine.kv.table.partition import split
 from prpc_engine.simulation import Process, Rates, Simulation
@@ -221,6 +229,22 @@ class Job:
         except errors.DeadlineExceeded as error:
             return None, error
 
+    def save_and_restore(self, folder: str, ours: RpcService, process: Process) -> None:
+        """Bring back what was, now and then: workers are told of it."""
+        kv = TableWorker(ours, elastic=True, timeout_s=60.0)
+        kv.create_sparse("sums", PUSHES, Add(), timeout_s=60.0)
+        step = 0
+        while self.simulation.now < UNTIL_S:
+            runtime.sleep(1.0 * process.chance.random())
+            try:
+                if not step or process.chance.random() < 0.4:
+                    kv.save(folder, step + 1, timeout_s=PUSH_TIMEOUT_S)
+                    step += 1
+                else:
+                    kv.restore(folder, timeout_s=PUSH_TIMEOUT_S)
+            except errors.RpcError:
+                self.simulation.note("neither saved nor restored")
+
     # -- oracles -----------------------------------------------------------------------------------
 
     def run(
@@ -231,6 +255,7 @@ class Job:
         may_end: Sequence[str],
         serve: Mapping[str, Callable[[RpcService, Process], None]],
         journal: str | None = None,
+        restores: str | None = None,
         **loose: Any,
     ) -> None:
         simulation = self.simulation
@@ -245,6 +270,9 @@ class Job:
             )
             for each in range(WORKERS)
         ]
+        if restores is not None:
+            restore = partial(self.save_and_restore, restores)
+            workers.append(begin(simulation, "restorer", restore))
         simulation.let_loose(rates, UNTIL_S, may_end, lasts_s, **loose)
         run_to_the_end(simulation, workers, END_S)
         simulation.run(limit_s=max(0.0, UNTIL_S - simulation.now))
@@ -330,3 +358,12 @@ def moving(simulation: Simulation) -> None:
     serve = {name: job.come_and_go if name != NAMES[0] else job.serve for name in NAMES}
     with journal_folder() as folder:
         job.run(rates, 5.0, "applied", ("master",), serve, folder)
+
+
+def restored(simulation: Simulation) -> None:
+    """The same, while one worker saves the tables, and brings back what it saved."""
+    job = Job(simulation)
+    rates = Rates(cut=0.3, reset=1.0, kill=0.2, crash=0.0, stop=0.4, slow=0.3, clock=0.1)
+    serve = {name: job.come_and_go if name != NAMES[0] else job.serve for name in NAMES}
+    with journal_folder() as folder, journal_folder() as saved:
+        job.run(rates, 3.0, "applied", (), serve, folder, saved)

@@ -26,4 +26,10 @@ def test_partitions_that_move_all_the_time_are_told_of_what_they_lose(
     hold(scenarios.moving, request, SHARE)
 
 
+def test_partitions_that_move_while_tables_are_restored_are_whole(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.restored, request, SHARE)
+
+
 SHARE = 0.25  # a seed of these takes several times as long as one of calls
