@@ -70,6 +70,7 @@ SETTLED_S = 15.0
 NAMES = tuple(f"server{each}" for each in range(SERVERS))
 LEAVER, DRAIN_S = "server2", 10.0
 EVENTS_PER_S_MAX = 3000  # 1650 at most in 60 seeds; 3300 to 8600 where a server asked in a loop
+LOOK_S = 0.002  # between two looks at who hands over
 TOLD_S = 1.0  # replicas hear of pulls with a look of the primary's server, each fifth of a lease
 
 
@@ -98,6 +99,7 @@ class Job:
         self.told: dict[tuple[int, int], int] = {}
         self.final: dict[int, Any] = {}  # what each worker pulled at its end
         self.deadlines = Deadlines(simulation)
+        self.draw = simulation.scheduler.stream("elastic").random
 
     # -- servers -----------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class Job:
                 ours.serve_forever(0.5 + 2.0 * chance() if stays_s > 0 else None)
                 if chance() < 0.8:
                     with contextlib.suppress(errors.RpcError):  # in time; the master's
-                        server.drain(DRAIN_S * chance())
+                        server.drain(DRAIN_S * chance() ** 3)
                 del self.servers[process.name]
             runtime.sleep(chance())
 
@@ -159,6 +161,17 @@ class Job:
             )
             for index, placed in enumerate(placement.partitions)
         )
+
+    def cut_off_who_hands_over(self) -> None:
+        """Now and then, by the seed: its link to the master, in the middle of that."""
+        simulation, draw = self.simulation, self.draw
+        for name, (process, server) in self.servers.items():
+            hands_over = any(each.is_handing_over for each in hosted_by(server).values())
+            if hands_over and not process.is_dead and draw() < 0.3:
+                simulation.cut(name, "master")
+                simulation.after(3.0 * draw() ** 2, partial(simulation.mend, name, "master"))
+        if simulation.now < UNTIL_S:
+            simulation.after(LOOK_S * 2 * draw(), self.cut_off_who_hands_over)
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -356,6 +369,7 @@ def moving(simulation: Simulation) -> None:
     job = Job(simulation)
     rates = Rates(cut=0.5, reset=1.5, kill=0.3, crash=0.0, stop=0.3, slow=0.3, clock=0.1)
     serve = {name: job.come_and_go if name != NAMES[0] else job.serve for name in NAMES}
+    job.cut_off_who_hands_over()
     with journal_folder() as folder:
         job.run(rates, 5.0, "applied", ("master",), serve, folder)
 
