@@ -92,6 +92,7 @@ CALL_STATES = StateTable(
         },
         # the end is the end: whatever crossed it on the way changes nothing
         (_S.ANSWERED, _E.SENT): (_S.ANSWERED, ()),
+        (_S.FAILED, _E.SENT): (_S.FAILED, ()),
         **{
             (state, event): (state, (_A.COUNT,))
             for state in (_S.ANSWERED, _S.FAILED)

@@ -16,9 +16,9 @@ follows from the seed alone.
 
 Time passes while a thread waits, and a little with each look at the clock (TICK_S): a loop that
 polls its clock comes to an end. Entries that are due by then wait for the baton; where a thread
-looks at the clock it may lose it to them, by a chance that is drawn for each seed. Now and then a
-thread stands still there for a slice of the machine's scheduler, whatever it holds: other threads,
-and messages, overtake it between two of its steps.
+looks at the clock or takes a lock it may lose it to them, by a chance that is drawn for each seed.
+Now and then a thread stands still there for a slice of the machine's scheduler, whatever it holds:
+other threads, and messages, overtake it between two of its steps.
 """
 
 from __future__ import annotations
@@ -154,20 +154,23 @@ class Scheduler:
         if self.is_over:
             return self.now
         self.now += TICK_S
-        agenda = self._agenda
-        if self._preemption and (self._looks < 1 or (agenda and agenda[0][0] <= self.now)):
-            self.give_way()
-        self._looks -= 1
+        self.pass_by()
         return self.now
+
+    def pass_by(self) -> None:
+        """A place where a thread may lose the baton: before it has a lock, say."""
+        agenda = self._agenda
+        self._looks -= 1
+        if self._preemption and (self._looks < 0 or (agenda and agenda[0][0] <= self.now)):
+            self.give_way()
 
     def _looks_to_come(self) -> int:
         return int(2 * LOOKS_A_SLICE * self._chance())
 
     def give_way(self) -> None:
         """Let something else that is due run first, perhaps; or stand still for a slice."""
-        if self._is_in_event or not self._preemption:
+        if self._is_in_event or self.is_over:
             return
-        self._looks -= 1
         if self._looks < 0:
             self._looks = self._looks_to_come()
             self._stand_still(SLICE_S_MAX * self._chance() ** 2)
