@@ -165,9 +165,9 @@ class _CallSteps:
     def completed(self, call: Call, state: CallState) -> None:
         """For what comes after its end."""
         self.failing.pop(id(call), None)
-        for in_flight, number in self.earlier.pop(id(call), []):
-            del in_flight.kept[number]
-            in_flight.ended[number] = state
+        for entered, number in self.earlier.pop(id(call), []):
+            del entered.kept[number]
+            entered.ended[number] = state
         in_flight = call.table.in_flight if call.table is not None else None
         if isinstance(in_flight, _Entered):
             in_flight.ended[call.call_id] = state

@@ -88,9 +88,8 @@ class Report:
         """The report."""
         said = []
         for title, transitions in all_transitions().items():
-            begins = next(iter(transitions))[0]
             taken = {pair: to for pair, to in transitions.items() if (title, *pair) in self.found}
-            states = {begins, *(state for state, _ in transitions), *transitions.values()}
+            states = {state for state, _ in transitions} | set(transitions.values())
             reached = {state for state, _ in taken} | set(taken.values())
             argued = ARGUED.get(title, {})
             left = [pair for pair in transitions if pair not in taken]
