@@ -98,6 +98,8 @@ CALL_STATES = StateTable(
             for state in (_S.ANSWERED, _S.FAILED)
             for event in (_E.REPLY, _E.FAILURE)
         },
+        # to an attempt that was late, of a call that goes on
+        **{(_S.WAITING, event): (_S.WAITING, (_A.COUNT,)) for event in (_E.REPLY, _E.FAILURE)},
         **{
             (state, event): (state, ())
             for state in (_S.ANSWERED, _S.FAILED)

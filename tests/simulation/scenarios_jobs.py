@@ -43,7 +43,7 @@ TIMEOUTS_S = (0.1, 0.3, 1.0)
 BOUNDS = Bounds(tasks_max=2, queue_calls_max=4, answers_max=3, answers_bytes_max=800)
 LARGE = "x" * 300  # more than a quarter of those bytes: an answer that is not kept
 KINDS = ("task", "deferred", "task_once", "deferred_once", "large_once", "items")
-FAULTS = Rates(cut=0.3, reset=1.5, kill=0.2, crash=0.0, stop=0.2, slow=0.3, clock=0.1)
+FAULTS = Rates(cut=0.3, reset=3.0, kill=0.2, crash=0.0, stop=0.2, slow=0.3, clock=0.1)
 SERVER = "server"
 
 

@@ -56,9 +56,9 @@ CONNECTION: dict[Pair, str] = {
     ),
     **_all(
         ("closed", "lost"),
-        ("peer hung up", "closed here", "peer lost"),
+        ("peer hung up", "closed here"),
         "needs two ends of a connection in one turn of its reactor, which a few seeds of a "
-        f"thousand have; {LIFE}",
+        f"hundred have; {LIFE}",
     ),
 }
 
@@ -99,6 +99,12 @@ REPLICA: dict[Pair, str] = {
         "needs the change of the placement to fail at the master, and the session to outlive that: "
         f"{ROLE}"
     ),
+    **_all(
+        ("handing over", "handed"),
+        ("left",),
+        "needs a server to close between two messages, which a few seeds of a hundred have; "
+        f"{ROLE}",
+    ),
     ("handed", "kept"): (
         f"needs the heir to end between two messages, and before the master has heard; {ROLE}"
     ),
@@ -127,7 +133,12 @@ CALLS: dict[Pair, str] = {
     ),
     ("sending", "ended with it"): f"as above, and a close() here within those 6 ms; {CALL}",
     ("sending", "cancelled"): f"as above, of a call that waited for its connection; {CALL}",
-    ("failing", "outlived"): f"of hedged calls, whose first attempt ends at its deadline; {CALL}",
+    **_all(
+        ("waiting",),
+        ("reply", "failure"),
+        "needs an answer to an attempt that was late, while the call waits for its next one, which "
+        f"a few seeds of a hundred have; {CALL}",
+    ),
     **_all(
         ("waiting", "in flight", "answered", "failed"),
         ("not sent",),
