@@ -68,6 +68,7 @@ class SimulatedLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
+        scheduler.pass_by()
         if not self._held:
             self._held = True
             return True

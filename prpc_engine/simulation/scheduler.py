@@ -17,6 +17,8 @@ follows from the seed alone.
 Time passes while a thread waits, and a little with each look at the clock (TICK_S): a loop that
 polls its clock comes to an end. Entries that are due by then wait for the baton; where a thread
 looks at the clock or takes a lock it may lose it to them, by a chance that is drawn for each seed.
+Now and then a thread stands still there for a slice of the machine's scheduler, whatever it holds:
+other threads, and messages, overtake it between two of its steps.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ WAKE_S_MIN, WAKE_S_USUAL, WAKE_S_MAX = 2e-6, 60e-6, 1e-3
 LONG_WAKE_CHANCE = 0.02
 # How likely a thread loses the baton where it may; one of these for each seed.
 PREEMPTIONS = (0.0, 0.02, 0.2, 0.5)
+# In those of them that are not 0 a thread stands still at one of so many looks, for so long.
+LOOKS_A_SLICE, SLICE_S_MAX = 300, 6e-3
 REAL_PATIENCE_S = 60.0  # without an entry taken: a thread waits for something real
 
 
@@ -107,6 +111,7 @@ class Scheduler:
         self._seed = seed
         self._chance = self.stream("scheduler").random
         self._preemption = PREEMPTIONS[int(self._chance() * len(PREEMPTIONS))]
+        self._looks = self._looks_to_come()
         self._agenda: list[Entry] = []
         self._numbers = 0
         self._counts: dict[str, int] = {}
@@ -149,21 +154,36 @@ class Scheduler:
         if self.is_over:
             return self.now
         self.now += TICK_S
-        agenda = self._agenda
-        if agenda and agenda[0][0] <= self.now and self._preemption:
-            self.give_way()
+        self.pass_by()
         return self.now
 
+    def pass_by(self) -> None:
+        """A place where a thread may lose the baton: before it has a lock, say."""
+        agenda = self._agenda
+        self._looks -= 1
+        if self._preemption and (self._looks < 0 or (agenda and agenda[0][0] <= self.now)):
+            self.give_way()
+
+    def _looks_to_come(self) -> int:
+        return int(2 * LOOKS_A_SLICE * self._chance())
+
     def give_way(self) -> None:
-        """Let something else that is due run first, perhaps."""
-        if self._is_in_event or self._chance() >= self._preemption:
+        """Let something else that is due run first, perhaps; or stand still for a slice."""
+        if self._is_in_event or self.is_over:
             return
+        if self._looks < 0:
+            self._looks = self._looks_to_come()
+            self._stand_still(SLICE_S_MAX * self._chance() ** 2)
+        elif self._chance() < self._preemption:
+            self._stand_still(0.0)
+
+    def _stand_still(self, seconds: float) -> None:
         me = self.here()
         if me is None or me is not self._baton:
             return
         me.wait += 1
         me.is_woken = True
-        self._enter(self.now, me, me.wait)
+        self._enter(self.now + seconds, me, me.wait)
         self._hand_over(me)
 
     def at(self, time_s: float, event: Callable[[], object]) -> None:

@@ -283,7 +283,10 @@ class GuestLoop(asyncio.SelectorEventLoop):
         outer = _get_running_loop()
         _set_running_loop(None)
         try:
-            self.run_until_complete(self._end_all())
+            # in a simulation a killed process is taken down in the middle of a step: asyncio begins
+            # no other one then, and this would have no end
+            if asyncio.current_task(self) is None:
+                self.run_until_complete(self._end_all())
         except BaseException:
             logger.exception("the tasks of asyncio in a reactor did not end cleanly")
         finally:
