@@ -12,6 +12,8 @@ can be left out (shrink.py) and all others stay what they are.
     stop    SIGSTOP of one process                    SIGCONT
     slow    the threads of one process wake late      as before
     clock   the wall clock of one process is set      (it stays so)
+    drift   the clocks of one host run faster or      (they stay so)
+            slower
 
 A fault picks its target when it begins, among those there are then. At the end of its time the
 nemesis mends all: what is alive then has to come to an end by itself.
@@ -33,6 +35,9 @@ SLOWNESS = 200.0  # how many times later threads of a slow process wake, at most
 NOW_SHARE = 0.4  # of resets; the others wait for a message
 RATE_MAX = 1000.0  # faults of one kind a second; they are all drawn before the run
 CLOCK_S = 100.0  # how far a clock is set, at most
+# How much faster or slower a host's clocks run: as quartz does, or, in a share of all cases, as no
+# machine that is whole.
+DRIFT_USUAL, DRIFT_MAX, DRIFT_MAX_SHARE = 200e-6, 0.05, 0.4
 
 
 class Victim(Protocol):
@@ -68,6 +73,9 @@ class Victim(Protocol):
     def boot(self, host: str) -> None:
         """It is there again."""
 
+    def drift(self, host: str, rate: float) -> None:
+        """Its clocks run so fast."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -82,6 +90,7 @@ class Rates:
     stop: float = 0.1
     slow: float = 0.1
     clock: float = 0.05
+    drift: float = 0.05
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -154,6 +163,7 @@ class Nemesis:
             "stop": self._stop,
             "slow": self._slow,
             "clock": self._clock,
+            "drift": self._drift,
         }
         undo = begin[fault.kind](fault)
         if undo is not None:
@@ -244,6 +254,13 @@ class Nemesis:
         process = self._one(fault.picks[0])
         if process is not None:
             process.set_clock((fault.picks[1] - 0.5) * 2 * CLOCK_S)
+
+    def _drift(self, fault: Fault) -> None:
+        hosts = list(self.simulation.network.hosts)
+        if hosts:
+            most = DRIFT_MAX if fault.picks[1] < DRIFT_MAX_SHARE else DRIFT_USUAL
+            rate = 1.0 + (fault.picks[2] - 0.5) * 2 * most
+            self.simulation.drift(_pick(hosts, fault.picks[0]), rate)
 
     def _one(self, pick: float, among: Sequence[Process] | None = None) -> Process | None:
         if among is None:

@@ -39,6 +39,7 @@ class Process:
 
     name, host   its name, and the machine that it runs on
     bind         "address:0", to listen at its host's address
+    clock        the monotonic one of its host
     is_dead      it has ended, or was_killed
     slowness     how many times later than usual its threads wake
     result       what its function returned
@@ -57,6 +58,7 @@ class Process:
         self._scheduler: Scheduler = simulation.scheduler
         self.name = name
         self.host = host
+        self.clock = host.clock
         self.number = number
         self.function = function
         self.is_dead = self.was_killed = False

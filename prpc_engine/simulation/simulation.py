@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any
 
 from prpc_engine.simulation import primitives
+from prpc_engine.simulation.clock import RATE_MAX, RATE_MIN
 from prpc_engine.simulation.errors import ProcessFailed, SimulationError
 from prpc_engine.simulation.nemesis import Fault, Nemesis, Rates
 from prpc_engine.simulation.network import Network, SimulatedHost
@@ -168,18 +169,23 @@ class Simulation:
     # -- faults ------------------------------------------------------------------------------------
 
     def cut(self, one: str, other: str, both_ways: bool = True) -> None:
-        """Nothing passes from host `one` to host `other`, and back."""
+        """Nothing passes from host `one` to host `other`, and back. As all that is done to hosts,
+        raises SimulationError for a name that no host has.
+        """
+        self.network.known(one, other)
         self.network.cut(one, other)
         if both_ways:
             self.network.cut(other, one)
 
     def mend(self, one: str, other: str) -> None:
         """All passes between the two again."""
+        self.network.known(one, other)
         self.network.mend(one, other)
         self.network.mend(other, one)
 
     def crash(self, host: str) -> None:
         """The machine loses its power: its processes are gone, and say nothing to anybody."""
+        self.network.known(host)
         self.network.crash(host)
         for process in list(self.processes.values()):
             if process.host.name == host:
@@ -187,7 +193,18 @@ class Simulation:
 
     def boot(self, host: str) -> None:
         """A host that crashed is there again; its processes are not."""
+        self.network.known(host)
         self.network.boot(host)
+
+    def drift(self, host: str, rate: float) -> None:
+        """From now on the clocks of that host run `rate` times as fast as the simulation's, from
+        RATE_MIN to RATE_MAX: 1.0002 is 200 ppm fast. Raises SimulationError.
+        """
+        self.network.known(host)
+        if not RATE_MIN <= rate <= RATE_MAX:
+            raise SimulationError(f"drift({host!r}, {rate!r:.100}): {RATE_MIN} to {RATE_MAX}")
+        self.timeline.note(self.now, host, "fault", f"its clocks run {rate:.6f} times as fast")
+        self.scheduler.set_rate(self.network.hosts[host].clock, rate)
 
     def let_loose(
         self,
@@ -257,7 +274,7 @@ class Simulation:
             return call
 
         def wall_s(process: Process) -> float:
-            return EPOCH_S + scheduler.now + process.clock_offset_s
+            return EPOCH_S + process.clock.shows(scheduler.now) + process.clock_offset_s
 
         def gone(home: str) -> bool:
             process = self._homes.get(home)
