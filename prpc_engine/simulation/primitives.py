@@ -179,10 +179,10 @@ class SimulatedCondition:
                 lock.acquire()
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        deadline = None if timeout is None else self._scheduler.now + timeout
+        deadline = None if timeout is None else self._scheduler.clock() + timeout
         result = predicate()
         while not result:
-            left_s = None if deadline is None else deadline - self._scheduler.now
+            left_s = None if deadline is None else deadline - self._scheduler.clock()
             if left_s is not None and left_s <= 0:
                 break
             self.wait(left_s)
@@ -255,9 +255,9 @@ class SimulatedEvent:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        deadline = None if timeout is None else self._scheduler.now + timeout
+        deadline = None if timeout is None else self._scheduler.clock() + timeout
         while not self._is_set:
-            left_s = None if deadline is None else deadline - self._scheduler.now
+            left_s = None if deadline is None else deadline - self._scheduler.clock()
             if left_s is not None and left_s <= 0:
                 break
             self._waiters.wait(left_s)
