@@ -319,7 +319,7 @@ class Journal:
                 os.ftruncate(fd, good_bytes)
             if not good_bytes:
                 _write_all(fd, encode_header())
-            os.fsync(fd)
+            runtime.fsync(fd)
             self._sync_folder()
         except BaseException:
             os.close(fd)
@@ -338,7 +338,7 @@ class Journal:
             try:
                 _write_all(self._fd, record)
                 if self._sync:
-                    os.fdatasync(self._fd)
+                    runtime.fdatasync(self._fd)
                 self._bytes += len(record)
                 return
             except OSError as error:
@@ -366,7 +366,7 @@ class Journal:
                 for record in snapshot_records(tree):
                     file.write(record)
                 file.flush()
-                os.fsync(file.fileno())
+                runtime.fsync(file.fileno())
                 self._snapshot_bytes = file.tell()
             os.rename(unfinished, path)
         except OSError as error:
@@ -401,7 +401,7 @@ class Journal:
     def _sync_folder(self) -> None:
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            runtime.fsync(fd)
         finally:
             os.close(fd)
 
@@ -411,7 +411,7 @@ class Journal:
             return
         try:
             if self._fd >= 0:
-                os.fsync(self._fd)
+                runtime.fsync(self._fd)
         finally:
             self._leave()
 

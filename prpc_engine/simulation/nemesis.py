@@ -14,6 +14,7 @@ can be left out (shrink.py) and all others stay what they are.
     clock   the wall clock of one process is set      (it stays so)
     drift   the clocks of one host run faster or      (they stay so)
             slower
+    full    there is no room on the disk of a host    there is again
 
 A fault picks its target when it begins, among those there are then. At the end of its time the
 nemesis mends all: what is alive then has to come to an end by itself.
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
+from prpc_engine.simulation.disk import Disk
 from prpc_engine.simulation.network import Network
 from prpc_engine.simulation.process import Process
 from prpc_engine.simulation.scheduler import Scheduler
@@ -47,6 +49,7 @@ class Victim(Protocol):
     network: Network
     timeline: Timeline
     processes: dict[str, Process]
+    disks: dict[str, Disk]
 
     @property
     def now(self) -> float:
@@ -76,6 +79,9 @@ class Victim(Protocol):
     def drift(self, host: str, rate: float) -> None:
         """Its clocks run so fast."""
 
+    def fill_disk(self, host: str, is_full: bool = True) -> None:
+        """There is no room on it."""
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -91,6 +97,7 @@ class Rates:
     slow: float = 0.1
     clock: float = 0.05
     drift: float = 0.05
+    full: float = 0.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -164,6 +171,7 @@ class Nemesis:
             "slow": self._slow,
             "clock": self._clock,
             "drift": self._drift,
+            "full": self._full,
         }
         undo = begin[fault.kind](fault)
         if undo is not None:
@@ -262,6 +270,14 @@ class Nemesis:
             rate = 1.0 + (fault.picks[2] - 0.5) * 2 * most
             self.simulation.drift(_pick(hosts, fault.picks[0]), rate)
 
+    def _full(self, fault: Fault) -> Callable[[], object] | None:
+        hosts = list(self.simulation.disks)
+        if not hosts:
+            return None
+        host = _pick(hosts, fault.picks[0])
+        self.simulation.fill_disk(host)
+        return lambda: self.simulation.fill_disk(host, False)
+
     def _one(self, pick: float, among: Sequence[Process] | None = None) -> Process | None:
         if among is None:
             among = list(self.simulation.processes.values())
@@ -275,6 +291,8 @@ class Nemesis:
         for host in list(simulation.network.hosts.values()):
             self._boot(host.name)
         simulation.network.mend_all()
+        for name in simulation.disks:
+            simulation.fill_disk(name, False)
         for process in list(simulation.processes.values()):
             process.go_on()
             process.slow_down(1.0)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -127,3 +130,189 @@ def test_the_nemesis_draws_rates_within_bounds_and_a_digest_tells_them() -> None
     assert any(rate != 1.0 for rate in rates)
     assert all(abs(rate - 1.0) <= DRIFT_MAX for rate in rates)
     assert run(2.0) == (rates, digest) and run(0.0)[0] == [1.0] * 3 and run(0.0)[1] != digest
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+def written(path: Path, data: bytes, sync: bool) -> None:
+    """Append that."""
+    with open(path, "ab") as file:
+        file.write(data)
+        file.flush()
+        if sync:
+            runtime.fsync(file.fileno())
+
+
+def folder_synced(path: Path) -> None:
+    """The names in it are on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        runtime.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def after_crash(seed: int, folder: Path, write: Callable[[Path], None]) -> tuple[str, str]:
+    """What write() leaves on a host that crashes behind it: the timeline, and the digest."""
+
+    def run(process: Process) -> None:
+        write(folder)
+        runtime.sleep(100.0)
+
+    with Simulation(seed, keep=True) as simulation:
+        simulation.process("writer", run)
+        simulation.disk("host", folder)
+        simulation.at(50.0, lambda: simulation.crash("host"))
+        simulation.run(limit_s=60.0)
+        return simulation.timeline.text(), simulation.digest
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_crash_keeps_what_was_synced_and_a_kill_keeps_all(seed: int, tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        written(folder / "whole", b"synced", True)
+        folder_synced(folder)
+        written(folder / "whole", b", and this may be lost", False)
+
+    after_crash(seed, tmp_path, write)
+    data = (tmp_path / "whole").read_bytes()
+    assert data.rstrip(b"\0").startswith(b"synced")
+    assert b"synced, and this may be lost".startswith(data.rstrip(b"\0"))
+
+
+def test_what_was_not_synced_is_lost_torn_or_whole_by_the_seed(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        written(folder / "torn", bytes(range(1, 200)), True)
+        folder_synced(folder)
+        written(folder / "torn", b"x" * 1000, False)
+
+    lengths, digests, texts = [], set(), []
+    for seed in range(40):
+        (tmp_path / str(seed)).mkdir()
+        text, digest = after_crash(seed, tmp_path / str(seed), write)
+        lengths.append(len((tmp_path / str(seed) / "torn").read_bytes()))
+        texts.append(text)
+        digests.add(digest)
+    assert 199 in lengths and 1199 in lengths
+    assert len({length for length in lengths if 199 < length < 1199}) > 5
+    assert len(digests) == 40
+    for length, text in zip(lengths, texts, strict=True):
+        told = f"lost on its disk: torn: {length} bytes, 199 synced of 1199"
+        assert (told in text) == (length < 1199 or "1199 bytes, 199" in text)
+    (tmp_path / "again").mkdir()
+    text, digest = after_crash(7, tmp_path / "again", write)
+    assert text == texts[7] and digest in digests
+
+
+def test_names_that_were_not_synced_come_or_go_and_a_rename_is_whole(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        for name in ("old", "kept", "removed"):
+            written(folder / name, name.encode(), True)
+        folder_synced(folder)
+        written(folder / "new", b"new", True)
+        os.rename(folder / "new", folder / "old")
+        os.rename(folder / "kept", folder / "moved")
+        (folder / "removed").unlink()
+        (folder / "made").mkdir()
+
+    outcomes = set()
+    for seed in range(60):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        after_crash(seed, folder, write)
+        assert (folder / "old").read_bytes() in (b"old", b"new")
+        assert (folder / "kept").exists() != (folder / "moved").exists()
+        outcomes.add(
+            (
+                (folder / "old").read_bytes(),
+                (folder / "kept").exists(),
+                (folder / "removed").exists(),
+                (folder / "made").exists(),
+            )
+        )
+    assert len(outcomes) > 8, "each may happen or not, for itself"
+
+
+def test_a_crash_during_a_sync_finds_it_not_begun(tmp_path: Path) -> None:
+    lengths = set()
+    for seed in range(30):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        synced: list[float] = []
+
+        def run(process: Process, folder: Path = folder, synced: list[float] = synced) -> None:
+            written(folder / "file", b"", True)
+            folder_synced(folder)
+            synced.append(simulation.now)
+            written(folder / "file", b"0123456789", True)
+            synced.append(simulation.now)
+
+        with Simulation(seed) as simulation:
+            simulation.process("writer", run)
+            simulation.disk("host", folder)
+            simulation.run(lambda synced=synced: bool(synced))  # type: ignore[misc]
+            simulation.after(20e-6, lambda: simulation.crash("host"))
+            simulation.run(limit_s=1.0)
+        assert len(synced) == 1
+        lengths.add(len((folder / "file").read_bytes()))
+    assert {0, 10} < lengths
+
+
+def test_a_full_disk_refuses_syncs_until_it_has_room(tmp_path: Path) -> None:
+    def run(process: Process) -> list[int]:
+        refused = []
+        for number in range(6):
+            try:
+                written(tmp_path / "file", b"x", True)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    refused.append(number)
+            runtime.sleep(1.0)
+        return refused
+
+    with Simulation(1, keep=True) as simulation:
+        process = simulation.process("writer", run)
+        simulation.disk("host", tmp_path)
+        simulation.at(1.5, lambda: simulation.fill_disk("host"))
+        simulation.at(3.5, lambda: simulation.fill_disk("host", False))
+        simulation.run(process)
+        assert process.result == [2, 3]
+        text = simulation.timeline.text()
+        assert "its disk is full" in text and "its disk has room" in text
+
+
+def test_the_nemesis_fills_disks_at_its_rate_and_empties_them(tmp_path: Path) -> None:
+    def refused(rate: float) -> int:
+        def run(process: Process) -> int:
+            count = 0
+            for _ in range(100):
+                try:
+                    written(tmp_path / "file", b"x", True)
+                except OSError:
+                    count += 1
+                runtime.sleep(0.1)
+            return count
+
+        with Simulation(1) as simulation:
+            process = simulation.process("writer", run)
+            simulation.disk("host", tmp_path)
+            simulation.let_loose(QUIET(full=rate), 10.0)
+            simulation.run(process)
+            assert not simulation.disks["host"].is_full
+            return int(process.result)
+
+    assert refused(0.0) == 0 < refused(1.0) < 100
+
+
+def test_a_folder_is_on_one_host_s_disk(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    with Simulation(1) as simulation:
+        for name in ("a", "b"):
+            simulation.process(name, nothing, host=name)
+        simulation.disk("a", tmp_path)
+        for host, folder in (("b", tmp_path / "below"), ("a", tmp_path.parent), ("b", tmp_path)):
+            with pytest.raises(SimulationError, match="a host has one disk, and no other host's"):
+                simulation.disk(host, folder)
+        with pytest.raises(SimulationError, match=r"host 'b' has no disk\(\): \['a'\] have"):
+            simulation.fill_disk("b")
