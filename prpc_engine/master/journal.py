@@ -158,10 +158,24 @@ def _apply(tree: NodeTree, changes: Iterable[Change], name: str, data: bytes, nu
 
 
 def _make_folder(folder: Path) -> None:
-    """With those above it, for this user alone whatever the umask."""
+    """With those above it, for this user alone whatever the umask; their names are on the disk when
+    this returns.
+    """
     for path in reversed([folder, *folder.parents]):
-        with contextlib.suppress(FileExistsError):
+        try:
             path.mkdir(FOLDER_MODE)
+        except FileExistsError:
+            continue
+        with contextlib.suppress(PermissionError):  # one that may be written and not read
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        runtime.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _opened(name: str, flags: int) -> int:
@@ -399,19 +413,23 @@ class Journal:
             path.unlink()
 
     def _sync_folder(self) -> None:
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            runtime.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_folder(self.folder)
 
     def close(self) -> None:
-        """Let others have the folder. A second close does nothing."""
+        """Let others have the folder. A second close does nothing. Raises JournalError where what
+        was written has not reached the disk, and no append has told so.
+        """
         if self._lock_fd < 0:
             return
         try:
             if self._fd >= 0:
                 runtime.fsync(self._fd)
+        except OSError as error:
+            if self._broken is None:
+                raise JournalError(
+                    f"the journal in {self.folder} cannot be written: {error.strerror}; make room: "
+                    "a power cut may lose the last seconds"
+                ) from error
         finally:
             self._leave()
 

@@ -24,14 +24,18 @@ SLACK_S = 1.0
 
 
 def begin_master(simulation: Simulation, journal: str | None = None) -> Process:
-    """The master, on a host of its own."""
+    """The master, on a host of its own, with a folder of its disk for its journal."""
+    below = None if journal is None else f"{journal}/made/by it"
 
     def serve(process: Process) -> None:
         address = f"{process.host.address}:{MASTER_PORT}"
-        with Master(address, secret=SECRET, journal=journal, sync=False) as master:
+        with Master(address, secret=SECRET, journal=below) as master:
             master.serve_forever()
 
-    return simulation.process("master", serve, host="master")
+    process = simulation.process("master", serve, host="master")
+    if journal is not None:
+        simulation.disk("master", journal)
+    return process
 
 
 def service(simulation: Simulation, process: Process, **arguments: Any) -> RpcService:
