@@ -20,9 +20,10 @@
                   12       length  body      MessagePack [version of the tree after it, [changes]]
 
 All integers little-endian. A record is one transaction: it is there or not. A kill or a power cut
-can tear only the end: a record that is not all there, whose checksum fails at the very end, or a
-tail of zeros. That is cut off: it was never answered. Other damage is refused with its place, and
-so is a journal whose snapshot is not there. MessagePack through msgspec: loading runs no code.
+can tear only the end: a record that is not all there, or whose checksum fails, with nothing or
+zeros behind what is there of it. That is cut off: it was never answered. Other damage is refused
+with its place, and so is a journal whose snapshot is not there. MessagePack through msgspec:
+loading runs no code.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
 
     Raises JournalError for another format and for damage that no torn write explains."""
     header = encode_header()
-    if not any(data) or (len(data) < HEADER.size and header.startswith(data.rstrip(b"\0"))):
+    begun = data.rstrip(b"\0")
+    if len(begun) < HEADER.size and header.startswith(begun):
         return [], 0
     if data[: HEADER.size] != header:
         if data[:8] == MAGIC and zlib.crc32(data[:12]).to_bytes(4, "little") == data[12:16]:
@@ -110,7 +112,8 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
         end = at + RECORD.size + length
         length_good = zlib.crc32(data[at : at + 4]) == length_crc and length <= RECORD_BYTES_MAX
         if not length_good:
-            if not any(data[at:]):
+            # not even its header is whole
+            if len(data[at:].rstrip(b"\0")) < RECORD.size:
                 break
             raise _damaged(name, at, data)
         if end > len(data):

@@ -121,12 +121,13 @@ def snapshots(simulation: Simulation) -> None:
 
     def keep(path: Path, process: Process) -> None:
         with contextlib.closing(snapshot_file.Lock(path)):
+            found = 0
             if path.exists() or saved[0]:
-                ((found),) = snapshot_file.load(path)
-                assert saved[0] <= found["number"] <= tried[0], f"{found} after {saved[0]}"
-                saved[0] = found["number"]
-            for number in range(saved[0] + 1, WRITES):
-                tried[0] = number
+                (state,) = snapshot_file.load(path)
+                found = state["number"]
+                assert saved[0] <= found <= tried[0], f"{found} after {saved[0]}"
+            for number in range(found + 1, WRITES):
+                tried[0] = max(tried[0], number)
                 with contextlib.suppress(OSError):  # the disk is full
                     snapshot_file.save(path, [{"number": number, "what": b"x" * number}])
                     saved[0] = number
@@ -139,5 +140,5 @@ def snapshots(simulation: Simulation) -> None:
         simulation.run(limit_s=UNTIL_S)
         process = simulation.processes["keeper"]
         run_to_the_end(simulation, [process], END_S)
-        ((found),) = snapshot_file.load(Path(name, "counters"))
-        assert saved[0] <= found["number"] <= tried[0] == WRITES - 1, f"{found} after {saved[0]}"
+        (state,) = snapshot_file.load(Path(name, "counters"))
+        assert saved[0] <= state["number"] <= tried[0] == WRITES - 1, f"{state} after {saved[0]}"
