@@ -15,6 +15,7 @@ can be left out (shrink.py) and all others stay what they are.
     drift   the clocks of one host run faster or      (they stay so)
             slower
     full    there is no room on the disk of a host    there is again
+    memory  one process has none for arrays           it has again
 
 A fault picks its target when it begins, among those there are then. At the end of its time the
 nemesis mends all: what is alive then has to come to an end by itself.
@@ -85,8 +86,9 @@ class Victim(Protocol):
 
 @dataclass(frozen=True)
 class Rates:
-    """How many faults of each kind there are in a second, on the average: 0 to RATE_MAX. Raises
-    ValueError.
+    """How many faults of each kind there are in a second, on the average: 0 to RATE_MAX. Those that
+    a job lives through only if it expects their errors (full, memory) are 0 unless asked for.
+    Raises ValueError.
     """
 
     cut: float = 0.1
@@ -98,6 +100,7 @@ class Rates:
     clock: float = 0.05
     drift: float = 0.05
     full: float = 0.0
+    memory: float = 0.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -172,6 +175,7 @@ class Nemesis:
             "clock": self._clock,
             "drift": self._drift,
             "full": self._full,
+            "memory": self._memory,
         }
         undo = begin[fault.kind](fault)
         if undo is not None:
@@ -278,6 +282,13 @@ class Nemesis:
         self.simulation.fill_disk(host)
         return lambda: self.simulation.fill_disk(host, False)
 
+    def _memory(self, fault: Fault) -> Callable[[], object] | None:
+        process = self._one(fault.picks[0])
+        if process is None:
+            return None
+        process.refuse_memory()
+        return process.grant_memory
+
     def _one(self, pick: float, among: Sequence[Process] | None = None) -> Process | None:
         if among is None:
             among = list(self.simulation.processes.values())
@@ -296,6 +307,7 @@ class Nemesis:
         for process in list(simulation.processes.values()):
             process.go_on()
             process.slow_down(1.0)
+            process.grant_memory()
             if process.is_dead and process.was_killed and process.name in self.may_end:
                 simulation.start_again(process.name)
         self._over = True

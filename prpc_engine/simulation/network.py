@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from prpc_engine.simulation.clock import HostClock
 from prpc_engine.simulation.errors import SimulationError
 from prpc_engine.simulation.scheduler import Scheduler
-from shard import AuthenticationError, Future, Node, Slab, UnreachableError
+from shard import AuthenticationError, Future, Node, Slab, UnreachableError, Weather
 
 # Seconds that a message takes, on a host and between hosts: the least, and what the mean adds.
 LOCAL_DELAY_S, LINK_DELAY_S = (4e-6, 8e-6), (40e-6, 120e-6)
@@ -49,6 +49,10 @@ class NetworkMember(Protocol):
     name: str
     host: SimulatedHost
     is_dead: bool
+    weather: Weather  # of all its connections
+
+    def has_slab(self, slab: Slab) -> None:
+        """A node of it has that."""
 
 
 class End(Protocol):

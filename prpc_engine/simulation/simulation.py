@@ -400,6 +400,7 @@ class Simulation:
                     for close in process.own.get("to close", ()):
                         close()
                     process.own.clear()
+                    process.close_slabs()
                     process.function = _ended  # which holds what the test does
                 for disk in self.disks.values():
                     disk.close()

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from prpc_engine import RpcService, empty, errors
 from prpc_engine.simulation import Process, Rates, Simulation, SimulationError
 from prpc_engine.simulation.clock import HostClock
 from prpc_engine.simulation.nemesis import DRIFT_MAX
 from shard import runtime
+from tests.simulation.jobs import MASTER_PORT, begin, begin_master
 
 QUIET = partial(Rates, cut=0, reset=0, kill=0, crash=0, stop=0, slow=0, clock=0, drift=0)
 
@@ -316,3 +319,96 @@ def test_a_folder_is_on_one_host_s_disk(tmp_path: Path) -> None:
                 simulation.disk(host, folder)
         with pytest.raises(SimulationError, match=r"host 'b' has no disk\(\): \['a'\] have"):
             simulation.fill_disk("b")
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_process_without_memory_is_refused_by_name_until_it_has_some_again() -> None:
+    values = np.ones(50_000, np.float32)
+
+    def serve(ours: RpcService, process: Process) -> None:
+        ours.create_server(
+            "arrays", {"twice": lambda values: 2 * values, "add": lambda a, b: a + b}
+        )
+        ours.serve_forever()
+
+    def call(ours: RpcService, process: Process) -> list[str]:
+        client = ours.create_client("arrays", 1, timeout_s=30.0)
+        told = []
+        made = empty(50_000)
+        made[:] = 1
+        simulation.note("it has begun")
+
+        def ask(what: Callable[[], object]) -> None:
+            try:
+                what()
+                told.append("answered")
+            except errors.RpcError as error:
+                told.append(type(error).__name__)
+
+        for who in (process, simulation.processes["server"]):
+            who.refuse_memory()
+            ask(lambda: empty(10))
+            ask(lambda: client.call("twice", values, timeout_s=5.0))
+            ask(lambda: client.call("twice", made, timeout_s=5.0))
+            ask(lambda: client.call("add", 1, 2, timeout_s=5.0))
+            who.grant_memory()
+            ask(lambda: client.call("twice", values, timeout_s=5.0))
+            ask(lambda: empty(10))
+        return told
+
+    with Simulation(1, keep=True) as simulation:
+        begin_master(simulation)
+        begin(simulation, "server", serve)
+        caller = begin(simulation, "caller", call)
+        simulation.run(caller)
+        text = simulation.timeline.text()
+    # its own array is lent, and sent; the answer to it finds no memory here
+    assert caller.result == [
+        *("ShmFull", "ShmFull", "RpcError", "answered", "answered", "answered"),
+        *("answered", "BadArguments", "BadArguments", "answered", "answered", "answered"),
+    ]
+    assert text.count("no memory for arrays") == 2 == text.count("has memory for arrays")
+
+
+def test_the_nemesis_refuses_memory_at_its_rate_and_grants_it_again() -> None:
+    def run(rate: float) -> tuple[int, str]:
+        def make(process: Process) -> int:
+            refused = 0
+            for _ in range(100):
+                try:
+                    empty(1000)
+                except errors.ShmFull:
+                    refused += 1
+                runtime.sleep(0.1)
+            empty(1000)
+            return refused
+
+        with Simulation(1) as simulation:
+            process = simulation.process("maker", make)
+            simulation.let_loose(QUIET(memory=rate), 9.0)
+            simulation.run(process)
+            return int(process.result), simulation.digest
+
+    assert run(0.0)[0] == 0 < run(1.0)[0] < 100
+    assert run(1.0) == run(1.0)
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+def test_a_process_with_another_secret_is_refused_by_name() -> None:
+    def join(process: Process) -> str:
+        master = f"{simulation.host('master').address}:{MASTER_PORT}"
+        try:
+            with RpcService(master, secret="t" * 32, bind=process.bind, timeout_s=10.0):
+                return "joined"
+        except errors.RpcError as error:
+            return type(error).__name__
+
+    with Simulation(1) as simulation:
+        begin_master(simulation)
+        other = simulation.process("other", join, host="other")
+        simulation.run(other)
+        assert other.result == "AuthenticationFailed"
