@@ -33,6 +33,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
+from prpc_engine.simulation.clock import HostClock
 from prpc_engine.simulation.errors import Deadlock, SimulationError, Stuck
 from prpc_engine.simulation.timeline import Timeline
 
@@ -58,6 +59,7 @@ class Owner(Protocol):
     is_dead: bool
     is_stopped: bool
     slowness: float  # how many times longer than usual its threads take to wake
+    clock: HostClock  # of its host: timeouts of its threads are measured in it
 
     def defer(self, thread: ThreadState) -> None:
         """It was to run, and the process is stopped."""
@@ -77,6 +79,7 @@ class ThreadState:
         "name",
         "number",
         "owner",
+        "until_s",
         "wait",
         "woke_by_time",
     )
@@ -90,6 +93,7 @@ class ThreadState:
         self.wait = 0  # the number of the wait it is in
         self.is_woken = False  # an entry of this wait is in the agenda, beside that of its time
         self.woke_by_time = False
+        self.until_s: float | None = None  # what the host's clock shows when its time is over
         self.ended = False
         self.joiners: list[ThreadState] = []
 
@@ -150,12 +154,27 @@ class Scheduler:
     # -- time --------------------------------------------------------------------------------------
 
     def look(self) -> float:
-        """What time it is, at the cost of a look; whoever looks may lose the baton for a while."""
-        if self.is_over:
-            return self.now
-        self.now += TICK_S
-        self.pass_by()
-        return self.now
+        """What the clock of the caller's host shows, at the cost of a look; whoever looks may lose
+        the baton for a while.
+        """
+        if not self.is_over:
+            self.now += TICK_S
+            self.pass_by()
+        return self.clock()
+
+    def clock(self) -> float:
+        """The same, without a look: for deadlines of what waits."""
+        me = self.here()
+        return self.now if me is None else me.owner.clock.shows(self.now)
+
+    def set_rate(self, clock: HostClock, rate: float) -> None:
+        """A host's clock runs so fast from now on; what waits there for its time waits on."""
+        clock.set_rate(rate, self.now)
+        for thread in self._all:
+            waits = not (thread.ended or thread.is_woken or thread.owner.is_dead)
+            if waits and thread.owner.clock is clock and thread.until_s is not None:
+                thread.wait += 1  # the entry that it has is passed over
+                self._enter(max(self.now, clock.when(thread.until_s)), thread, thread.wait)
 
     def pass_by(self) -> None:
         """A place where a thread may lose the baton: before it has a lock, say."""
@@ -201,7 +220,9 @@ class Scheduler:
     # -- waiting -----------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until woken, `timeout_s` seconds at most; whether it was woken."""
+        """Wait until woken, `timeout_s` seconds of its host's clock at most; whether it was
+        woken.
+        """
         me = self.here()
         if self._is_in_event:
             raise SimulationError("an event of a simulation may not wait")
@@ -214,8 +235,12 @@ class Scheduler:
             raise Abandoned
         me.wait += 1
         me.is_woken = False
-        if timeout_s is not None:
-            self._enter(self.now + max(0.0, timeout_s), me, me.wait)
+        if timeout_s is None:
+            me.until_s = None
+        else:
+            clock = me.owner.clock
+            me.until_s = clock.shows(self.now) + max(0.0, timeout_s)
+            self._enter(clock.when(me.until_s), me, me.wait)
         self._hand_over(me)
         return not me.woke_by_time
 

@@ -27,7 +27,6 @@ from shard import (
     Slab,
     Transport,
     UnreachableError,
-    Weather,
     runtime,
 )
 
@@ -47,7 +46,7 @@ class SimulatedConnection(MemoryConnection):
         process: NetworkMember,
         network: Network,
     ) -> None:
-        super().__init__(peer, node.limits, slab, Weather())
+        super().__init__(peer, node.limits, slab, process.weather)
         self.transport = scheme
         if node.limits.connections_per_peer > 1 and scheme != "shm":
             self.bulk_bytes_min = BULK_BYTES_MIN
@@ -255,6 +254,7 @@ def transports_of(
     process: NetworkMember, network: Network, node: Node, slab: Slab
 ) -> dict[str, Transport]:
     """Those of a node in that process, by their names: as prpc_engine.node.ways has them."""
+    process.has_slab(slab)
     one_lane = replace(node, limits=replace(node.limits, connections_per_peer=1))
     made: dict[str, Transport] = {
         scheme: SimulatedTransport(scheme, node, slab, process, network)

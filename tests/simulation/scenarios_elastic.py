@@ -22,6 +22,9 @@ often a push was applied, in each partition, is what stands there.
     version              grows by one with each push applied       it is the number of pushes there
     a server that comes  takes its share; one that is drained      the same, as servers are started
      or goes              hands over what it has                    again, and one leaves
+    one primary at a     who is cut off from the master answers    when a primary answered last, and
+     time                 nothing any more before another one does   the next one first; with clocks
+                                                                     that drift
     no server asks in    what waits is tried now and then          events a second, on the average
      a loop
     liveness             after the faults all workers end, and     within END_S; SETTLED_S
@@ -34,6 +37,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,10 +54,12 @@ from prpc_engine.kv import (
 from prpc_engine.kv.schema.placement import Placement
 from prpc_engine.kv.table.partition import split
 from prpc_engine.simulation import Process, Rates, Simulation
+from prpc_engine.simulation.nemesis import DRIFT_MAX
 from shard import runtime
 from tests.prpc_engine.inside import hosted_by, placement_of
 from tests.prpc_engine.table_states import states_of
 from tests.simulation.jobs import (
+    LEASE_S,
     Deadlines,
     begin,
     begin_master,
@@ -354,7 +360,9 @@ def differences(state: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 def elastic(simulation: Simulation) -> None:
     """Any faults: what is lost is told."""
     job = Job(simulation)
-    rates = Rates(cut=0.3, reset=0.5, kill=0.4, crash=0.05, stop=0.2, slow=0.2, clock=0.1)
+    rates = Rates(
+        cut=0.3, reset=0.5, kill=0.4, crash=0.05, stop=0.2, slow=0.2, clock=0.1, drift=0.3
+    )
     job.run(rates, 3.0, "applied", NAMES, dict.fromkeys(NAMES, job.serve))
 
 
@@ -388,3 +396,76 @@ def restored(simulation: Simulation) -> None:
     job.events_per_s_max = MOVES_PER_S_MAX
     with journal_folder() as folder, journal_folder() as saved:
         job.run(rates, 3.0, "applied", (), serve, folder, saved)
+
+
+SLOW, FAST = 1.0 - DRIFT_MAX, 1.0 + DRIFT_MAX
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A pull that a server answered as the primary at that epoch, at some time in between."""
+
+    epoch: int
+    begun_s: float
+    ended_s: float
+
+
+def one_primary(simulation: Simulation) -> None:
+    """The primary is cut off from the master: nobody hears from it any more once another server
+    answers in its place, though its clocks are slow and the master's are fast.
+    """
+    servers: dict[str, ElasticServer] = {}
+    answered: list[Answered] = []
+    key, ones = np.zeros(1, np.int64), np.ones((1, 1), np.float32)
+
+    def serve(ours: RpcService, process: Process) -> None:
+        with ElasticServer(ours, partitions=1, replicas=1, servers=2) as server:
+            servers[process.name] = server
+            ours.serve_forever()
+
+    def make(ours: RpcService, process: Process) -> None:
+        kv = TableWorker(ours, elastic=True, timeout_s=60.0)
+        kv.create_sparse("sums", 1, Add(), timeout_s=60.0)
+        kv.push("sums", key, ones, timeout_s=PUSH_TIMEOUT_S)
+        runtime.sleep(3.0 + process.chance.random())  # for the copy, and a phase of the looks
+
+    def ask(ours: RpcService, process: Process) -> None:
+        """On the host of a server, as a worker that is cut off with it."""
+        client = ours.create_client("kv", 2, timeout_s=60.0)
+        while True:
+            runtime.sleep(0.002)
+            server = servers.get(process.host.name)
+            placement = placement_of(server) if server is not None else None
+            if server is None or placement is None:
+                continue
+            epoch, begun_s = placement.partitions[0].epoch, simulation.now
+            with contextlib.suppress(errors.RpcError):
+                client.call_to(
+                    server.server_id, "pull", 0, epoch, "sums", key, timeout_s=PUSH_TIMEOUT_S
+                )
+                answered.append(Answered(epoch, begun_s, simulation.now))
+
+    def primary() -> str:
+        placement = placement_of(next(iter(servers.values())))
+        assert placement is not None and placement.partitions[0].replicas, placement
+        number = placement.partitions[0].primary
+        return next(name for name, server in servers.items() if server.server_id == number)
+
+    begin_master(simulation)
+    for name in ("server0", "server1"):
+        begin(simulation, name, serve)
+    maker = begin(simulation, "maker", make)
+    for name in ("server0", "server1"):
+        begin(simulation, f"asker of {name}", ask, host=name)
+    simulation.drift("master", FAST)
+    assert simulation.run(maker, END_S)
+    one = primary()
+    simulation.drift(one, SLOW)
+    simulation.run(limit_s=2 * LEASE_S)
+    simulation.cut(one, "master")
+    simulation.run(limit_s=4 * LEASE_S)
+    epochs = sorted({each.epoch for each in answered})
+    assert len(epochs) >= 2, f"only {epochs}: nobody took over"
+    last_s = max(each.begun_s for each in answered if each.epoch == epochs[-2])
+    first_s = min(each.ended_s for each in answered if each.epoch == epochs[-1])
+    assert last_s < first_s, f"two primaries answered for {last_s - first_s:.3f} s"

@@ -39,7 +39,7 @@ LOOK_S = 0.2
 # The lease, a quarter of it between two looks of the master, and what slow threads take.
 GONE_S = LEASE_S * 1.25 + SLACK_S
 BOUND_S = CONNECT_S + UNTIL_S + SETTLE_S
-FAULTS = Rates(cut=0.5, reset=0.7, kill=0.5, crash=0.05, stop=0.3, slow=0.2, clock=0.2)
+FAULTS = Rates(cut=0.5, reset=0.7, kill=0.5, crash=0.05, stop=0.3, slow=0.2, clock=0.2, drift=0.5)
 
 
 class Answering:
@@ -106,7 +106,7 @@ def leases(simulation: Simulation) -> None:
         begin(simulation, name, serve)
     observer = begin_client(simulation, "observer", look)
     simulation.let_loose(
-        Rates(cut=0, crash=0, stop=0, reset=0.7, kill=0.6, slow=0.2, clock=0.2),
+        Rates(cut=0, crash=0, stop=0, reset=0.7, kill=0.6, slow=0.2, clock=0.2, drift=0.5),
         UNTIL_S,
         may_end=names[1:],
     )

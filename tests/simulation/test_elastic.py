@@ -32,4 +32,10 @@ def test_partitions_that_move_while_tables_are_restored_are_whole(
     hold(scenarios.restored, request, SHARE)
 
 
+def test_two_primaries_never_answer_at_once_though_clocks_drift(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.one_primary, request, 2 * SHARE)
+
+
 SHARE = 0.25  # a seed of these takes several times as long as one of calls
