@@ -47,9 +47,7 @@ def is_missed(defect: Defect, tree: Path) -> str | None:
     """Which seeds pass though the defect is in `tree`; None: one of them fails by it."""
     module = "tests.mutations.simulated"
     try:
-        code, said = run_module(
-            (module, defect.scenario, "0", str(SEEDS_MAX)), tree, SEEDS_LIMIT_S
-        )
+        code, said = run_module((module, defect.scenario, "0", str(SEEDS_MAX)), tree, SEEDS_LIMIT_S)
     except subprocess.TimeoutExpired:
         return f"{defect.scenario} in {SEEDS_LIMIT_S} s"
     if code:

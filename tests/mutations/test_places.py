@@ -15,7 +15,7 @@ from tests.mutations.simulated import DEFECTS, SEEDS_MAX, Defect, scenario_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("mutation", (*MUTATIONS, *DEFECTS), ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *DEFECTS], ids=lambda mutation: mutation.name)
 def test_it_changes_one_place_into_other_code_that_runs(mutation: Mutation | Defect) -> None:
     text = (ROOT / mutation.file).read_text()
     assert text.count(mutation.old) == 1, (

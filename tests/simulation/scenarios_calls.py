@@ -16,8 +16,8 @@ stream out     items in order, each once; it ends without an error   the items, 
                only behind its last item; its handler begins once    are large
 stream in      the handler gets items in order, each once; its       what the handler saw
                iteration ends without an error only after end()
-streams        their handlers end once nobody reads                  begun and ended handlers of
-                                                                      processes that live
+streams        their handlers end once nobody reads, or sends,       begun and ended handlers of
+               long before their deadline                            processes that live
 """
 
 from __future__ import annotations
@@ -354,6 +354,7 @@ def nested(simulation: Simulation) -> None:
 # -- streams ---------------------------------------------------------------------------------------
 
 ITEMS = 20  # more than two windows
+LEFT_TIMEOUT_S = 20.0  # of streams that are left before their end: that ends their handlers
 LARGE = bytes(BULK_BYTES_MIN)  # what takes the other lane, where small ones overtake it
 
 
@@ -449,14 +450,20 @@ def streams(simulation: Simulation) -> None:
     def padding(number: int) -> bytes:
         return LARGE if number % 4 == 1 else b""
 
+    def is_left(number: int) -> bool:
+        return number % 5 == 4
+
+    def time_of(number: int) -> float:
+        return LEFT_TIMEOUT_S if is_left(number) else TIMEOUT_S
+
     def out(client: RpcClient, number: int) -> None:
         items: list[int] = []
         whole = False
         try:
-            with client.stream("out", number, padding(number), timeout_s=TIMEOUT_S) as stream:
+            with client.stream("out", number, padding(number), timeout_s=time_of(number)) as stream:
                 for item in stream:
                     items.append(number_of(item))
-                    if number % 5 == 4 and len(items) == 7:
+                    if is_left(number) and len(items) == 7:
                         left.add(number)
                         return
                 whole = True
@@ -464,10 +471,10 @@ def streams(simulation: Simulation) -> None:
             seen.check_prefix(number, items, whole, "the client")
 
     def into(client: RpcClient, number: int) -> None:
-        with client.stream("into", number, padding(number), timeout_s=TIMEOUT_S) as stream:
+        with client.stream("into", number, padding(number), timeout_s=time_of(number)) as stream:
             for item in range(ITEMS):
                 stream.send(made(item), timeout_s=TIMEOUT_S)
-                if number % 5 == 4 and item == 7:
+                if is_left(number) and item == 7:
                     left.add(number)
                     return
             stream.end()
@@ -496,7 +503,7 @@ def streams(simulation: Simulation) -> None:
             for index in range(each):
                 number = thread * each + index
                 ends[number] = None
-                with deadlines.watch(f"stream {number}", TIMEOUT_S):
+                with deadlines.watch(f"stream {number}", time_of(number)):
                     try:
                         (out, into, both)[number % 3](client, number)
                     except (errors.RpcError, TimeoutError) as error:
@@ -512,7 +519,9 @@ def streams(simulation: Simulation) -> None:
     process = begin(simulation, "caller", caller)
     simulation.let_loose(FAULTS, UNTIL_S, may_end=SERVERS)
     run_to_the_end(
-        simulation, [process], UNTIL_S + CONNECT_S + 6.0 + each * (TIMEOUT_S + 2 * SLACK_S)
+        simulation,
+        [process],
+        UNTIL_S + CONNECT_S + 6.0 + LEFT_TIMEOUT_S + each * (TIMEOUT_S + 2 * SLACK_S),
     )
     for number, got in seen.got.items():
         seen.check_prefix(number, got, number in seen.saw_end, "the server")
