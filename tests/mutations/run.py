@@ -117,7 +117,8 @@ def main(arguments: list[str]) -> int:
         survivors = find_survivors(defects, is_missed)
     else:
         survivors = find_survivors(mutations, survives)
-    print(*survivors, sep="\n")
+    for survivor in survivors:
+        print(survivor)
     return 1 if survivors else 0
 
 

@@ -82,7 +82,7 @@ DEFECTS = (
             "        return next(found, None)\n"
         ),
         "calls.calls",
-        1,
+        2,
     ),
     Defect(
         "tokens of locks begin anew with their master",
