@@ -14,12 +14,12 @@ rolling        servers that close politely, without other faults,    every plain
 nested         a handler may call back into its caller's process     the depth that comes back
 comings        close() ends soon whatever goes on, and all calls     virtual time; whether close()
                of it; Closed comes to no other                        had begun
-stream out     items in order, each once; it ends without an error   the items
-               only behind its last item; its handler begins once
+stream out     items in order, each once; it ends without an error   the items, of which some
+               only behind its last item; its handler begins once    are large
 stream in      the handler gets items in order, each once; its       what the handler saw
                iteration ends without an error only after end()
-streams        their handlers end once nobody reads                  begun and ended handlers of
-                                                                      processes that live
+streams        their handlers end once nobody reads, or sends,       begun and ended handlers of
+               long before their deadline                            processes that live
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 from prpc_engine import HedgePolicy, RpcClient, RpcService, errors, idempotent, incoming, once
 from prpc_engine.simulation import Process, Rates, Simulation
 from shard import CancelledError, runtime, sleep
+from shard.transport.laned_connection import BULK_BYTES_MIN
 from tests.simulation.jobs import (
     SLACK_S,
     Deadlines,
@@ -474,6 +475,18 @@ def comings(simulation: Simulation) -> None:
 # -- streams ---------------------------------------------------------------------------------------
 
 ITEMS = 20  # more than two windows
+LEFT_TIMEOUT_S = 20.0  # of streams that are left before their end: that ends their handlers
+LARGE = bytes(BULK_BYTES_MIN)  # what takes the other lane, where small ones overtake it
+
+
+def made(number: int) -> int | bytes:
+    """An item of that number; each third one is large."""
+    return number if number % 3 else number.to_bytes(4, "little") + LARGE
+
+
+def number_of(item: int | bytes) -> int:
+    """Of an item that was made so."""
+    return item if isinstance(item, int) else int.from_bytes(item[:4], "little")
 
 
 @dataclass
@@ -506,35 +519,35 @@ class Streaming:
         self._streams = streams
         self._process = process
 
-    async def out(self, number: int) -> AsyncIterator[int]:
+    async def out(self, number: int, padding: bytes) -> AsyncIterator[int | bytes]:
         self._streams.began(number, self._process)
         try:
             for item in range(ITEMS):
                 if item % 5 == 0:
                     await sleep(0.1 * runtime.random())
-                yield item
+                yield made(item)
         finally:
             self._streams.ended[number] += 1
 
-    async def into(self, number: int) -> int:
+    async def into(self, number: int, padding: bytes) -> int:
         streams = self._streams
         streams.began(number, self._process)
         got = streams.got[number] = []
         try:
             async for item in incoming():
-                got.append(item)
+                got.append(number_of(item))
             streams.saw_end.add(number)
             return len(got)
         finally:
             streams.ended[number] += 1
 
-    async def both(self, number: int) -> AsyncIterator[int]:
+    async def both(self, number: int, padding: bytes) -> AsyncIterator[int | bytes]:
         streams = self._streams
         streams.began(number, self._process)
         got = streams.got[number] = []
         try:
             async for item in incoming():
-                got.append(item)
+                got.append(number_of(item))
                 yield item
             streams.saw_end.add(number)
         finally:
@@ -555,14 +568,23 @@ def streams(simulation: Simulation) -> None:
         ours.create_server("streaming", Streaming(seen, process))
         ours.serve_forever()
 
+    def padding(number: int) -> bytes:
+        return LARGE if number % 4 == 1 else b""
+
+    def is_left(number: int) -> bool:
+        return number % 5 == 4
+
+    def time_of(number: int) -> float:
+        return LEFT_TIMEOUT_S if is_left(number) else TIMEOUT_S
+
     def out(client: RpcClient, number: int) -> None:
         items: list[int] = []
         whole = False
         try:
-            with client.stream("out", number, timeout_s=TIMEOUT_S) as stream:
+            with client.stream("out", number, padding(number), timeout_s=time_of(number)) as stream:
                 for item in stream:
-                    items.append(item)
-                    if number % 5 == 4 and len(items) == 7:
+                    items.append(number_of(item))
+                    if is_left(number) and len(items) == 7:
                         left.add(number)
                         return
                 whole = True
@@ -570,10 +592,10 @@ def streams(simulation: Simulation) -> None:
             seen.check_prefix(number, items, whole, "the client")
 
     def into(client: RpcClient, number: int) -> None:
-        with client.stream("into", number, timeout_s=TIMEOUT_S) as stream:
+        with client.stream("into", number, padding(number), timeout_s=time_of(number)) as stream:
             for item in range(ITEMS):
-                stream.send(item, timeout_s=TIMEOUT_S)
-                if number % 5 == 4 and item == 7:
+                stream.send(made(item), timeout_s=TIMEOUT_S)
+                if is_left(number) and item == 7:
                     left.add(number)
                     return
             stream.end()
@@ -585,12 +607,12 @@ def streams(simulation: Simulation) -> None:
         items: list[int] = []
         whole = False
         try:
-            with client.stream("both", number, timeout_s=TIMEOUT_S) as stream:
+            with client.stream("both", number, padding(number), timeout_s=TIMEOUT_S) as stream:
                 for item in range(ITEMS):
-                    stream.send(item, timeout_s=TIMEOUT_S)
-                    items.append(stream.next_item(TIMEOUT_S))
+                    stream.send(made(item), timeout_s=TIMEOUT_S)
+                    items.append(number_of(stream.next_item(TIMEOUT_S)))
                 stream.end()
-                items.extend(stream)
+                items.extend(map(number_of, stream))
                 whole = True
         finally:
             seen.check_prefix(number, items, whole, "the client")
@@ -602,7 +624,7 @@ def streams(simulation: Simulation) -> None:
             for index in range(each):
                 number = thread * each + index
                 ends[number] = None
-                with deadlines.watch(f"stream {number}", TIMEOUT_S):
+                with deadlines.watch(f"stream {number}", time_of(number)):
                     try:
                         (out, into, both)[number % 3](client, number)
                     except (errors.RpcError, TimeoutError) as error:
@@ -618,7 +640,9 @@ def streams(simulation: Simulation) -> None:
     process = begin(simulation, "caller", caller)
     simulation.let_loose(FAULTS, UNTIL_S, may_end=SERVERS)
     run_to_the_end(
-        simulation, [process], UNTIL_S + CONNECT_S + 6.0 + each * (TIMEOUT_S + 2 * SLACK_S)
+        simulation,
+        [process],
+        UNTIL_S + CONNECT_S + 6.0 + LEFT_TIMEOUT_S + each * (TIMEOUT_S + 2 * SLACK_S),
     )
     for number, got in seen.got.items():
         seen.check_prefix(number, got, number in seen.saw_end, "the server")

@@ -36,8 +36,8 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
