@@ -13,6 +13,7 @@ something comes.
     transports                              None: those of the machine
     shares_process                          False: the interpreter has one process of the job
     at_exit, not_at_exit                    register and unregister of `atexit`
+    fsync, fdatasync                        those of `os`
     own(key, make), put(key, one)           what there is one of in a process: made by make() once
 
 All of shard/ and prpc_engine/ that decides, waits or draws lots calls these by this module
@@ -104,6 +105,18 @@ def now() -> float:
     return monotonic()
 
 
+def fsync(fd: int) -> None:
+    """What was written to that file, or the names in that folder, are on the disk when this
+    returns. Raises OSError.
+    """
+    os.fsync(fd)
+
+
+def fdatasync(fd: int) -> None:
+    """The same of a file, without its times. Raises OSError."""
+    os.fdatasync(fd)
+
+
 def own(key: str, make: Callable[[], T]) -> T:
     """What this process has one of: made by make() where nothing is there."""
     found = _own.get(key)
@@ -162,7 +175,7 @@ NAMES = (
     *("Lock", "RLock", "Condition", "Semaphore", "Event", "Thread", "Threads"),
     *("Epoll", "Bell", "own", "put"),
     *("pid", "this_process", "process_is_gone", "transports"),
-    *("at_exit", "not_at_exit"),
+    *("at_exit", "not_at_exit", "fsync", "fdatasync"),
 )
 
 

@@ -28,7 +28,8 @@ with the same state and no action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -89,6 +90,18 @@ class StateTable(Generic[StateT, EventT, ActionT]):
         """Those that may come in that state."""
         return [event for here, event in self.transitions if here is state]
 
+    @contextlib.contextmanager
+    def watch(self, note: Callable[[StateT, EventT], object]) -> Iterator[None]:
+        """Meanwhile note(state, event) is called for each transition that after() answers with: for
+        tests that ask which are taken. At any other time nothing looks, and nothing is slower.
+        """
+        plain = self.transitions
+        self.transitions = _Watched(plain, note)
+        try:
+            yield
+        finally:
+            self.transitions = plain
+
     def draw(self) -> str:
         """A Markdown section: the table, then what its words mean."""
         rows = [
@@ -109,6 +122,23 @@ class StateTable(Generic[StateT, EventT, ActionT]):
         head = [f"## {self.title}", "", f"Begins {word(self.initial)}.", ""]
         columns = ["| state | event | next | actions |", "|---|---|---|---|"]
         return "\n".join([*head, *columns, *rows, "", *meanings])
+
+
+class _Watched(dict[tuple[StateT, EventT], tuple[StateT, tuple[ActionT, ...]]]):
+    """The same transitions, of which each that is looked up is noted."""
+
+    def __init__(
+        self,
+        transitions: Mapping[tuple[StateT, EventT], tuple[StateT, tuple[ActionT, ...]]],
+        note: Callable[[StateT, EventT], object],
+    ) -> None:
+        super().__init__(transitions)
+        self._note = note
+
+    def __getitem__(self, key: tuple[StateT, EventT]) -> tuple[StateT, tuple[ActionT, ...]]:
+        found = super().__getitem__(key)
+        self._note(*key)
+        return found
 
 
 def word(member: Enum) -> str:

@@ -19,7 +19,9 @@ HEAD = """\
 # States
 
 Drawn by `python -m tests.state_tables --write` from the tables that run. An event that a state does
-not list cannot come there: the owner of the state would be refused by name.
+not list cannot come there: the owner of the state would be refused by name. Which of them a job
+under faults takes: `pytest tests/simulation --transitions`
+([0090](../decisions/0090-simulation.md)).
 """
 
 

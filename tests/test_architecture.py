@@ -205,7 +205,7 @@ REAL = {
 }
 OF_THE_MACHINE = re.compile(
     r"\b(?:time\.(?:monotonic|time|time_ns|sleep)|random\.(?:random|Random)"
-    r"|secrets\.\w+|threading\.(?:Lock|RLock|Condition|Semaphore|Event|Thread))\("
+    r"|secrets\.\w+|threading\.(?:Lock|RLock|Condition|Semaphore|Event|Thread))\(|os\.(?:fsync|fdatasync)\("
     r"|^from (?:time|secrets) import|select\.epoll\(|ThreadPoolExecutor\(",
     re.MULTILINE,
 )
@@ -487,6 +487,7 @@ def test_one_class_name_means_one_thing() -> None:
         (impurities, Module("shard.memory.ring", "from time import monotonic")),
         (ways_round_the_runtime, Module("prpc_engine.kv.x", "import time\nx = time.monotonic()")),
         (ways_round_the_runtime, Module("shard.loop.x", "from time import monotonic")),
+        (ways_round_the_runtime, Module("prpc_engine.kv.x", "import os\nos.fsync(1)")),
         (impurities, Module("prpc_engine.kv.table.table", "def f():\n    import threading")),
         (
             torn_stores,

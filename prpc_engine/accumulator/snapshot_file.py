@@ -81,11 +81,13 @@ def save(path: Path, states: list[dict[str, Any]]) -> None:
         for piece in _pieces(states):
             file.write(piece)
         file.flush()
-        os.fsync(file.fileno())
+        runtime.fsync(file.fileno())
     beside.rename(path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)  # else the name may point to the old file after a crash of the machine
+        runtime.fsync(
+            folder
+        )  # else the name may point to the old file after a crash of the machine
     finally:
         os.close(folder)
 

@@ -20,9 +20,10 @@
                   12       length  body      MessagePack [version of the tree after it, [changes]]
 
 All integers little-endian. A record is one transaction: it is there or not. A kill or a power cut
-can tear only the end: a record that is not all there, whose checksum fails at the very end, or a
-tail of zeros. That is cut off: it was never answered. Other damage is refused with its place, and
-so is a journal whose snapshot is not there. MessagePack through msgspec: loading runs no code.
+can tear only the end: a record that is not all there, or whose checksum fails, with nothing or
+zeros behind what is there of it. That is cut off: it was never answered. Other damage is refused
+with its place, and so is a journal whose snapshot is not there. MessagePack through msgspec:
+loading runs no code.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
 
     Raises JournalError for another format and for damage that no torn write explains."""
     header = encode_header()
-    if not any(data) or (len(data) < HEADER.size and header.startswith(data.rstrip(b"\0"))):
+    begun = data.rstrip(b"\0")
+    if len(begun) < HEADER.size and header.startswith(begun):
         return [], 0
     if data[: HEADER.size] != header:
         if data[:8] == MAGIC and zlib.crc32(data[:12]).to_bytes(4, "little") == data[12:16]:
@@ -110,7 +112,8 @@ def decode(data: bytes, name: str) -> tuple[list[Transaction], int]:
         end = at + RECORD.size + length
         length_good = zlib.crc32(data[at : at + 4]) == length_crc and length <= RECORD_BYTES_MAX
         if not length_good:
-            if not any(data[at:]):
+            # not even its header is whole
+            if len(data[at:].rstrip(b"\0")) < RECORD.size:
                 break
             raise _damaged(name, at, data)
         if end > len(data):
@@ -158,10 +161,24 @@ def _apply(tree: NodeTree, changes: Iterable[Change], name: str, data: bytes, nu
 
 
 def _make_folder(folder: Path) -> None:
-    """With those above it, for this user alone whatever the umask."""
+    """With those above it, for this user alone whatever the umask; their names are on the disk when
+    this returns.
+    """
     for path in reversed([folder, *folder.parents]):
-        with contextlib.suppress(FileExistsError):
+        try:
             path.mkdir(FOLDER_MODE)
+        except FileExistsError:
+            continue
+        with contextlib.suppress(PermissionError):  # one that may be written and not read
+            _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        runtime.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _opened(name: str, flags: int) -> int:
@@ -319,7 +336,7 @@ class Journal:
                 os.ftruncate(fd, good_bytes)
             if not good_bytes:
                 _write_all(fd, encode_header())
-            os.fsync(fd)
+            runtime.fsync(fd)
             self._sync_folder()
         except BaseException:
             os.close(fd)
@@ -338,7 +355,7 @@ class Journal:
             try:
                 _write_all(self._fd, record)
                 if self._sync:
-                    os.fdatasync(self._fd)
+                    runtime.fdatasync(self._fd)
                 self._bytes += len(record)
                 return
             except OSError as error:
@@ -366,7 +383,7 @@ class Journal:
                 for record in snapshot_records(tree):
                     file.write(record)
                 file.flush()
-                os.fsync(file.fileno())
+                runtime.fsync(file.fileno())
                 self._snapshot_bytes = file.tell()
             os.rename(unfinished, path)
         except OSError as error:
@@ -399,19 +416,23 @@ class Journal:
             path.unlink()
 
     def _sync_folder(self) -> None:
-        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        _sync_folder(self.folder)
 
     def close(self) -> None:
-        """Let others have the folder. A second close does nothing."""
+        """Let others have the folder. A second close does nothing. Raises JournalError where what
+        was written has not reached the disk, and no append has told so.
+        """
         if self._lock_fd < 0:
             return
         try:
             if self._fd >= 0:
-                os.fsync(self._fd)
+                runtime.fsync(self._fd)
+        except OSError as error:
+            if self._broken is None:
+                raise JournalError(
+                    f"the journal in {self.folder} cannot be written: {error.strerror}; make room: "
+                    "a power cut may lose the last seconds"
+                ) from error
         finally:
             self._leave()
 

@@ -92,11 +92,14 @@ CALL_STATES = StateTable(
         },
         # the end is the end: whatever crossed it on the way changes nothing
         (_S.ANSWERED, _E.SENT): (_S.ANSWERED, ()),
+        (_S.FAILED, _E.SENT): (_S.FAILED, ()),
         **{
             (state, event): (state, (_A.COUNT,))
             for state in (_S.ANSWERED, _S.FAILED)
             for event in (_E.REPLY, _E.FAILURE)
         },
+        # to an attempt that was late, of a call that goes on
+        **{(_S.WAITING, event): (_S.WAITING, (_A.COUNT,)) for event in (_E.REPLY, _E.FAILURE)},
         **{
             (state, event): (state, ())
             for state in (_S.ANSWERED, _S.FAILED)

@@ -2,7 +2,9 @@
 of the engine's.
 
 simulation  what a test makes, and the names of shard.runtime meanwhile
-process     a simulated process: kill, stop, go on
+process     a simulated process: kill, stop, go on, memory
+clock       a host's monotonic clock, which drifts
+disk        a host's disk, which a crash tears
 network     hosts, delays, cuts, connections
 transport   the transports of simulated processes
 scheduler   virtual time, the baton, who runs next

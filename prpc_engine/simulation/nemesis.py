@@ -12,6 +12,10 @@ can be left out (shrink.py) and all others stay what they are.
     stop    SIGSTOP of one process                    SIGCONT
     slow    the threads of one process wake late      as before
     clock   the wall clock of one process is set      (it stays so)
+    drift   the clocks of one host run faster or      (they stay so)
+            slower
+    full    there is no room on the disk of a host    there is again
+    memory  one process has none for arrays           it has again
 
 A fault picks its target when it begins, among those there are then. At the end of its time the
 nemesis mends all: what is alive then has to come to an end by itself.
@@ -23,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
+from prpc_engine.simulation.disk import Disk
 from prpc_engine.simulation.network import Network
 from prpc_engine.simulation.process import Process
 from prpc_engine.simulation.scheduler import Scheduler
@@ -33,6 +38,9 @@ SLOWNESS = 200.0  # how many times later threads of a slow process wake, at most
 NOW_SHARE = 0.4  # of resets; the others wait for a message
 RATE_MAX = 1000.0  # faults of one kind a second; they are all drawn before the run
 CLOCK_S = 100.0  # how far a clock is set, at most
+# How much faster or slower a host's clocks run: as quartz does, or, in a share of all cases, as no
+# machine that is whole.
+DRIFT_USUAL, DRIFT_MAX, DRIFT_MAX_SHARE = 200e-6, 0.05, 0.4
 
 
 class Victim(Protocol):
@@ -42,6 +50,7 @@ class Victim(Protocol):
     network: Network
     timeline: Timeline
     processes: dict[str, Process]
+    disks: dict[str, Disk]
 
     @property
     def now(self) -> float:
@@ -68,11 +77,18 @@ class Victim(Protocol):
     def boot(self, host: str) -> None:
         """It is there again."""
 
+    def drift(self, host: str, rate: float) -> None:
+        """Its clocks run so fast."""
+
+    def fill_disk(self, host: str, is_full: bool = True) -> None:
+        """There is no room on it."""
+
 
 @dataclass(frozen=True)
 class Rates:
-    """How many faults of each kind there are in a second, on the average: 0 to RATE_MAX. Raises
-    ValueError.
+    """How many faults of each kind there are in a second, on the average: 0 to RATE_MAX. Those that
+    a job lives through only if it expects their errors (full, memory) are 0 unless asked for.
+    Raises ValueError.
     """
 
     cut: float = 0.1
@@ -82,6 +98,9 @@ class Rates:
     stop: float = 0.1
     slow: float = 0.1
     clock: float = 0.05
+    drift: float = 0.05
+    full: float = 0.0
+    memory: float = 0.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -154,6 +173,9 @@ class Nemesis:
             "stop": self._stop,
             "slow": self._slow,
             "clock": self._clock,
+            "drift": self._drift,
+            "full": self._full,
+            "memory": self._memory,
         }
         undo = begin[fault.kind](fault)
         if undo is not None:
@@ -245,6 +267,28 @@ class Nemesis:
         if process is not None:
             process.set_clock((fault.picks[1] - 0.5) * 2 * CLOCK_S)
 
+    def _drift(self, fault: Fault) -> None:
+        hosts = list(self.simulation.network.hosts)
+        if hosts:
+            most = DRIFT_MAX if fault.picks[1] < DRIFT_MAX_SHARE else DRIFT_USUAL
+            rate = 1.0 + (fault.picks[2] - 0.5) * 2 * most
+            self.simulation.drift(_pick(hosts, fault.picks[0]), rate)
+
+    def _full(self, fault: Fault) -> Callable[[], object] | None:
+        hosts = list(self.simulation.disks)
+        if not hosts:
+            return None
+        host = _pick(hosts, fault.picks[0])
+        self.simulation.fill_disk(host)
+        return lambda: self.simulation.fill_disk(host, False)
+
+    def _memory(self, fault: Fault) -> Callable[[], object] | None:
+        process = self._one(fault.picks[0])
+        if process is None:
+            return None
+        process.refuse_memory()
+        return process.grant_memory
+
     def _one(self, pick: float, among: Sequence[Process] | None = None) -> Process | None:
         if among is None:
             among = list(self.simulation.processes.values())
@@ -258,9 +302,12 @@ class Nemesis:
         for host in list(simulation.network.hosts.values()):
             self._boot(host.name)
         simulation.network.mend_all()
+        for name in simulation.disks:
+            simulation.fill_disk(name, False)
         for process in list(simulation.processes.values()):
             process.go_on()
             process.slow_down(1.0)
+            process.grant_memory()
             if process.is_dead and process.was_killed and process.name in self.may_end:
                 simulation.start_again(process.name)
         self._over = True

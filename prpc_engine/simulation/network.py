@@ -24,8 +24,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Protocol
 
+from prpc_engine.simulation.clock import HostClock
+from prpc_engine.simulation.errors import SimulationError
 from prpc_engine.simulation.scheduler import Scheduler
-from shard import AuthenticationError, Future, Node, Slab, UnreachableError
+from shard import AuthenticationError, Future, Node, Slab, UnreachableError, Weather
 
 # Seconds that a message takes, on a host and between hosts: the least, and what the mean adds.
 LOCAL_DELAY_S, LINK_DELAY_S = (4e-6, 8e-6), (40e-6, 120e-6)
@@ -47,6 +49,10 @@ class NetworkMember(Protocol):
     name: str
     host: SimulatedHost
     is_dead: bool
+    weather: Weather  # of all its connections
+
+    def has_slab(self, slab: Slab) -> None:
+        """A node of it has that."""
 
 
 class End(Protocol):
@@ -100,12 +106,15 @@ class NetworkLink:
 
 @dataclass(eq=False)
 class SimulatedHost:
-    """A machine: its processes share an address and its ports. Made by Simulation.host()."""
+    """A machine: its processes share an address, its ports and a monotonic clock. Made by
+    Simulation.host().
+    """
 
     name: str
     address: str
     next_port: int = FIRST_PORT
     is_down: bool = False
+    clock: HostClock = field(default_factory=HostClock)
 
 
 @dataclass(eq=False)
@@ -145,6 +154,12 @@ class Network:
             host = SimulatedHost(name, f"10.0.{number // 250}.{number % 250 + 1}")
             self.hosts[name] = host
         return host
+
+    def known(self, *names: str) -> None:
+        """Raises SimulationError for a name that is no host's."""
+        for name in names:
+            if name not in self.hosts:
+                raise SimulationError(f"no host {name!r:.100}: there are {sorted(self.hosts)}")
 
     def find(self, address: str, near: SimulatedHost) -> SimulatedHost | None:
         """The host of that address, as `near` sees it."""
@@ -457,7 +472,7 @@ class Network:
         def late() -> None:
             fail(UnreachableError(f"nobody answered at {address} in time"))
 
-        self._scheduler.after(timeout_s, late)
+        self._scheduler.after(process.host.clock.virtual(timeout_s), late)
 
         def over(link: NetworkLink, then: Callable[[], object], again_s: float = AGAIN_S) -> None:
             """The next step, once it arrives: over a cut link it is sent again and again."""

@@ -68,6 +68,7 @@ class SimulatedLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         scheduler = self._scheduler
+        scheduler.pass_by()
         if not self._held:
             self._held = True
             return True
@@ -75,9 +76,9 @@ class SimulatedLock:
             return blocking
         if not blocking:
             return False
-        deadline = None if timeout < 0 else scheduler.now + timeout
+        deadline = None if timeout < 0 else scheduler.clock() + timeout
         while self._held:
-            left_s = None if deadline is None else deadline - scheduler.now
+            left_s = None if deadline is None else deadline - scheduler.clock()
             if left_s is not None and left_s <= 0:
                 return False
             self._waiters.wait(left_s)
@@ -179,10 +180,10 @@ class SimulatedCondition:
                 lock.acquire()
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
-        deadline = None if timeout is None else self._scheduler.now + timeout
+        deadline = None if timeout is None else self._scheduler.clock() + timeout
         result = predicate()
         while not result:
-            left_s = None if deadline is None else deadline - self._scheduler.now
+            left_s = None if deadline is None else deadline - self._scheduler.clock()
             if left_s is not None and left_s <= 0:
                 break
             self.wait(left_s)
@@ -213,11 +214,11 @@ class SimulatedSemaphore:
 
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         scheduler = self._scheduler
-        deadline = None if timeout is None else scheduler.now + timeout
+        deadline = None if timeout is None else scheduler.clock() + timeout
         while not self._value:
             if not blocking:
                 return False
-            left_s = None if deadline is None else deadline - scheduler.now
+            left_s = None if deadline is None else deadline - scheduler.clock()
             if left_s is not None and left_s <= 0:
                 return False
             self._waiters.wait(left_s)
@@ -255,9 +256,9 @@ class SimulatedEvent:
         self._is_set = False
 
     def wait(self, timeout: float | None = None) -> bool:
-        deadline = None if timeout is None else self._scheduler.now + timeout
+        deadline = None if timeout is None else self._scheduler.clock() + timeout
         while not self._is_set:
-            left_s = None if deadline is None else deadline - self._scheduler.now
+            left_s = None if deadline is None else deadline - self._scheduler.clock()
             if left_s is not None and left_s <= 0:
                 break
             self._waiters.wait(left_s)
@@ -297,9 +298,9 @@ class SimulatedThread(threading.Thread):
         me = scheduler.here()
         if simulated is None or me is None:
             return
-        deadline = None if timeout is None else scheduler.now + timeout
+        deadline = None if timeout is None else scheduler.clock() + timeout
         while not simulated.ended and not simulated.owner.is_dead:
-            left_s = None if deadline is None else deadline - scheduler.now
+            left_s = None if deadline is None else deadline - scheduler.clock()
             if left_s is not None and left_s <= 0:
                 return
             simulated.joiners.append(me)
@@ -427,9 +428,9 @@ class SimulatedEpoll:
         if found or timeout == 0:
             return found
         scheduler = self._scheduler
-        deadline = None if timeout is None or timeout < 0 else scheduler.now + timeout
+        deadline = None if timeout is None or timeout < 0 else scheduler.clock() + timeout
         while not found:
-            left_s = None if deadline is None else deadline - scheduler.now
+            left_s = None if deadline is None else deadline - scheduler.clock()
             if left_s is not None and left_s <= 0:
                 break
             for bell in self._watched.values():  # one: that of the reactor

@@ -7,6 +7,8 @@ runs      kill()                     the same, at any event; nothing of it runs 
 runs      stop()                     stopped: its threads wait, its connections stay
 stopped   go_on()                    runs
 stopped   kill()                     ended
+any       refuse_memory()            its slabs are full, and its heap has no room for arrays
+any       grant_memory()             they have room again
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from prpc_engine.simulation.network import Network, SimulatedHost
 from prpc_engine.simulation.primitives import SimulatedThread
 from prpc_engine.simulation.scheduler import Scheduler, ThreadState
+from shard import Slab, Weather
 
 T = TypeVar("T")
 
@@ -39,6 +42,7 @@ class Process:
 
     name, host   its name, and the machine that it runs on
     bind         "address:0", to listen at its host's address
+    clock        the monotonic one of its host
     is_dead      it has ended, or was_killed
     slowness     how many times later than usual its threads wake
     result       what its function returned
@@ -57,6 +61,7 @@ class Process:
         self._scheduler: Scheduler = simulation.scheduler
         self.name = name
         self.host = host
+        self.clock = host.clock
         self.number = number
         self.function = function
         self.is_dead = self.was_killed = False
@@ -67,6 +72,8 @@ class Process:
         self.error: BaseException | None = None
         self.chance = self._scheduler.stream(f"{name}/{number}")
         self.own: dict[str, Any] = {}
+        self.weather = Weather()
+        self._limits: dict[Slab, int] = {}  # of its slabs, how much they may hold
         self._deferred: dict[ThreadState, None] = {}
 
     def __repr__(self) -> str:
@@ -124,6 +131,24 @@ class Process:
             self._note(f"its clock is {offset_s:.3f} s ahead")
         self.clock_offset_s = offset_s
 
+    def refuse_memory(self) -> None:
+        """From now on there is none for arrays: empty() and a send that copies raise ShmFull, what
+        comes raises MemoryError where it is read. Small messages pass.
+        """
+        if not self.weather.no_memory and not self.is_dead:
+            self._note("no memory for arrays")
+            self.weather.no_memory = True
+            for slab in self._limits:
+                slab.limit_bytes = 0
+
+    def grant_memory(self) -> None:
+        """There is again."""
+        if self.weather.no_memory and not self.is_dead:
+            self._note("has memory for arrays")
+            self.weather.no_memory = False
+            for slab, limit_bytes in self._limits.items():
+                slab.limit_bytes = limit_bytes
+
     def _note(self, text: str) -> None:
         self._scheduler.timeline.note(self._scheduler.now, self.name, "fault", text)
 
@@ -161,9 +186,24 @@ class Process:
         for close in self.own.pop("descriptors", ()):
             close()
 
+    def has_slab(self, slab: Slab) -> None:
+        """A node of it, or the process, has that."""
+        if slab not in self._limits:
+            self._limits[slab] = slab.limit_bytes
+            if self.weather.no_memory:
+                slab.limit_bytes = 0
+
+    def close_slabs(self) -> None:
+        """Its simulation is over: nobody else closes that of empty()."""
+        for slab in self._limits:
+            slab.close()
+        self._limits.clear()
+
     def made_once(self, key: str, make: Callable[[], T]) -> T:
         """As shard.runtime.own()."""
         if key not in self.own:
-            self.own[key] = make()
+            self.own[key] = made = make()
+            if isinstance(made, Slab):
+                self.has_slab(made)
         found: T = self.own[key]
         return found

@@ -17,6 +17,8 @@ follows from the seed alone.
 Time passes while a thread waits, and a little with each look at the clock (TICK_S): a loop that
 polls its clock comes to an end. Entries that are due by then wait for the baton; where a thread
 looks at the clock or takes a lock it may lose it to them, by a chance that is drawn for each seed.
+Now and then a thread stands still there for a slice of the machine's scheduler, whatever it holds:
+other threads, and messages, overtake it between two of its steps.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
+from prpc_engine.simulation.clock import HostClock
 from prpc_engine.simulation.errors import Deadlock, SimulationError, Stuck
 from prpc_engine.simulation.timeline import Timeline
 
@@ -40,6 +43,8 @@ WAKE_S_MIN, WAKE_S_USUAL, WAKE_S_MAX = 2e-6, 60e-6, 1e-3
 LONG_WAKE_CHANCE = 0.02
 # How likely a thread loses the baton where it may; one of these for each seed.
 PREEMPTIONS = (0.0, 0.02, 0.2, 0.5)
+# In those of them that are not 0 a thread stands still at one of so many looks, for so long.
+LOOKS_A_SLICE, SLICE_S_MAX = 300, 6e-3
 REAL_PATIENCE_S = 60.0  # without an entry taken: a thread waits for something real
 
 
@@ -54,6 +59,7 @@ class Owner(Protocol):
     is_dead: bool
     is_stopped: bool
     slowness: float  # how many times longer than usual its threads take to wake
+    clock: HostClock  # of its host: timeouts of its threads are measured in it
 
     def defer(self, thread: ThreadState) -> None:
         """It was to run, and the process is stopped."""
@@ -73,6 +79,7 @@ class ThreadState:
         "name",
         "number",
         "owner",
+        "until_s",
         "wait",
         "woke_by_time",
     )
@@ -86,6 +93,7 @@ class ThreadState:
         self.wait = 0  # the number of the wait it is in
         self.is_woken = False  # an entry of this wait is in the agenda, beside that of its time
         self.woke_by_time = False
+        self.until_s: float | None = None  # what the host's clock shows when its time is over
         self.ended = False
         self.joiners: list[ThreadState] = []
 
@@ -107,6 +115,7 @@ class Scheduler:
         self._seed = seed
         self._chance = self.stream("scheduler").random
         self._preemption = PREEMPTIONS[int(self._chance() * len(PREEMPTIONS))]
+        self._looks = self._looks_to_come()
         self._agenda: list[Entry] = []
         self._numbers = 0
         self._counts: dict[str, int] = {}
@@ -145,25 +154,55 @@ class Scheduler:
     # -- time --------------------------------------------------------------------------------------
 
     def look(self) -> float:
-        """What time it is, at the cost of a look; whoever looks may lose the baton for a while."""
-        if self.is_over:
-            return self.now
-        self.now += TICK_S
+        """What the clock of the caller's host shows, at the cost of a look; whoever looks may lose
+        the baton for a while.
+        """
+        if not self.is_over:
+            self.now += TICK_S
+            self.pass_by()
+        return self.clock()
+
+    def clock(self) -> float:
+        """The same, without a look: for deadlines of what waits."""
+        me = self.here()
+        return self.now if me is None else me.owner.clock.shows(self.now)
+
+    def set_rate(self, clock: HostClock, rate: float) -> None:
+        """A host's clock runs so fast from now on; what waits there for its time waits on."""
+        clock.set_rate(rate, self.now)
+        for thread in self._all:
+            waits = not (thread.ended or thread.is_woken or thread.owner.is_dead)
+            if waits and thread.owner.clock is clock and thread.until_s is not None:
+                thread.wait += 1  # the entry that it has is passed over
+                self._enter(max(self.now, clock.when(thread.until_s)), thread, thread.wait)
+
+    def pass_by(self) -> None:
+        """A place where a thread may lose the baton: before it has a lock, say."""
         agenda = self._agenda
-        if agenda and agenda[0][0] <= self.now and self._preemption:
+        self._looks -= 1
+        if self._preemption and (self._looks < 0 or (agenda and agenda[0][0] <= self.now)):
             self.give_way()
-        return self.now
+
+    def _looks_to_come(self) -> int:
+        return int(2 * LOOKS_A_SLICE * self._chance())
 
     def give_way(self) -> None:
-        """Let something else that is due run first, perhaps."""
-        if self._is_in_event or self._chance() >= self._preemption:
+        """Let something else that is due run first, perhaps; or stand still for a slice."""
+        if self._is_in_event or self.is_over:
             return
+        if self._looks < 0:
+            self._looks = self._looks_to_come()
+            self._stand_still(SLICE_S_MAX * self._chance() ** 2)
+        elif self._chance() < self._preemption:
+            self._stand_still(0.0)
+
+    def _stand_still(self, seconds: float) -> None:
         me = self.here()
         if me is None or me is not self._baton:
             return
         me.wait += 1
         me.is_woken = True
-        self._enter(self.now, me, me.wait)
+        self._enter(self.now + seconds, me, me.wait)
         self._hand_over(me)
 
     def at(self, time_s: float, event: Callable[[], object]) -> None:
@@ -181,7 +220,9 @@ class Scheduler:
     # -- waiting -----------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until woken, `timeout_s` seconds at most; whether it was woken."""
+        """Wait until woken, `timeout_s` seconds of its host's clock at most; whether it was
+        woken.
+        """
         me = self.here()
         if self._is_in_event:
             raise SimulationError("an event of a simulation may not wait")
@@ -194,8 +235,12 @@ class Scheduler:
             raise Abandoned
         me.wait += 1
         me.is_woken = False
-        if timeout_s is not None:
-            self._enter(self.now + max(0.0, timeout_s), me, me.wait)
+        if timeout_s is None:
+            me.until_s = None
+        else:
+            clock = me.owner.clock
+            me.until_s = clock.shows(self.now) + max(0.0, timeout_s)
+            self._enter(clock.when(me.until_s), me, me.wait)
         self._hand_over(me)
         return not me.woke_by_time
 

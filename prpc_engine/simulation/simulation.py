@@ -17,16 +17,20 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any
 
 from prpc_engine.simulation import primitives
+from prpc_engine.simulation.clock import RATE_MAX, RATE_MIN
+from prpc_engine.simulation.disk import Disk
 from prpc_engine.simulation.errors import ProcessFailed, SimulationError
 from prpc_engine.simulation.nemesis import Fault, Nemesis, Rates
 from prpc_engine.simulation.network import Network, SimulatedHost
@@ -69,6 +73,7 @@ class Simulation:
         self.scheduler = Scheduler(seed, self.timeline)
         self.network = Network(self.scheduler)
         self.processes: dict[str, Process] = {}
+        self.disks: dict[str, Disk] = {}  # by host
         self._homes: dict[str, Process] = {}
         self._may_fail = may_fail
         self._failure: BaseException | None = None
@@ -103,6 +108,23 @@ class Simulation:
         if before is None:
             raise SimulationError(f"no process {name!r} to start again: {sorted(self.processes)}")
         return self.process(name, before.function, before.host.name)
+
+    def disk(self, host: str, folder: str | Path) -> None:
+        """That folder, which exists, is on a disk of this host's own: when it crashes, what its
+        processes did not sync there is lost or torn. One for each host, with files of its processes
+        alone. Raises SimulationError.
+        """
+        self.network.known(host)
+        path = os.path.realpath(folder)
+        others = [disk.folder for disk in self.disks.values()]
+        if host in self.disks or any(
+            other.is_relative_to(path) or Path(path).is_relative_to(other) for other in others
+        ):
+            raise SimulationError(
+                f"disk({host!r}, {str(folder)!r:.100}): a host has one disk, and no other host's "
+                "folder is on it"
+            )
+        self.disks[host] = Disk(Path(path), self.scheduler.stream(f"disk of {host}"))
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -168,26 +190,58 @@ class Simulation:
     # -- faults ------------------------------------------------------------------------------------
 
     def cut(self, one: str, other: str, both_ways: bool = True) -> None:
-        """Nothing passes from host `one` to host `other`, and back."""
+        """Nothing passes from host `one` to host `other`, and back. As all that is done to hosts,
+        raises SimulationError for a name that no host has.
+        """
+        self.network.known(one, other)
         self.network.cut(one, other)
         if both_ways:
             self.network.cut(other, one)
 
     def mend(self, one: str, other: str) -> None:
         """All passes between the two again."""
+        self.network.known(one, other)
         self.network.mend(one, other)
         self.network.mend(other, one)
 
     def crash(self, host: str) -> None:
         """The machine loses its power: its processes are gone, and say nothing to anybody."""
+        self.network.known(host)
         self.network.crash(host)
         for process in list(self.processes.values()):
             if process.host.name == host:
                 process.kill()
+        disk = self.disks.get(host)
+        for loss in disk.crash() if disk is not None else ():
+            self.timeline.note(self.now, host, "fault", f"lost on its disk: {loss}")
 
     def boot(self, host: str) -> None:
         """A host that crashed is there again; its processes are not."""
+        self.network.known(host)
         self.network.boot(host)
+
+    def drift(self, host: str, rate: float) -> None:
+        """From now on the clocks of that host run `rate` times as fast as the simulation's, from
+        RATE_MIN to RATE_MAX: 1.0002 is 200 ppm fast. Raises SimulationError.
+        """
+        self.network.known(host)
+        if not RATE_MIN <= rate <= RATE_MAX:
+            raise SimulationError(f"drift({host!r}, {rate!r:.100}): {RATE_MIN} to {RATE_MAX}")
+        self.timeline.note(self.now, host, "fault", f"its clocks run {rate:.6f} times as fast")
+        self.scheduler.set_rate(self.network.hosts[host].clock, rate)
+
+    def fill_disk(self, host: str, is_full: bool = True) -> None:
+        """Syncs fail on the disk() of that host, for lack of room; or go on, where `is_full` says
+        that it is not. Raises SimulationError.
+        """
+        disk = self.disks.get(host)
+        if disk is None:
+            raise SimulationError(f"host {host!r:.100} has no disk(): {sorted(self.disks)} have")
+        if disk.is_full != is_full:
+            self.timeline.note(
+                self.now, host, "fault", f"its disk {'is full' if is_full else 'has room'}"
+            )
+        disk.is_full = is_full
 
     def let_loose(
         self,
@@ -257,7 +311,15 @@ class Simulation:
             return call
 
         def wall_s(process: Process) -> float:
-            return EPOCH_S + scheduler.now + process.clock_offset_s
+            return EPOCH_S + process.clock.shows(scheduler.now) + process.clock_offset_s
+
+        def sync(fd: int) -> None:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            disk = next((each for each in self.disks.values() if each.has(path)), None)
+            if disk is not None and not scheduler.is_over:
+                begun = disk.begin_sync(fd)
+                scheduler.wait(disk.sync_s())
+                disk.end_sync(begun)
 
         def gone(home: str) -> bool:
             process = self._homes.get(home)
@@ -297,6 +359,8 @@ class Simulation:
             "process_is_gone": gone,
             "at_exit": void,  # a simulated process ends as by os._exit()
             "not_at_exit": void,
+            "fsync": sync,
+            "fdatasync": sync,
         }
         names = {name: choose(name, call) for name, call in simulated.items()}
         names["transports"] = of_process(
@@ -336,7 +400,10 @@ class Simulation:
                     for close in process.own.get("to close", ()):
                         close()
                     process.own.clear()
+                    process.close_slabs()
                     process.function = _ended  # which holds what the test does
+                for disk in self.disks.values():
+                    disk.close()
                 self._homes.clear()
                 self._bells.clear()
                 # Coroutines that are dropped run their `finally`, and keep what they hold until

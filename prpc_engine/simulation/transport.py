@@ -7,9 +7,11 @@ for shm, unix and tcp: they differ in who can be reached. Handshakes are the net
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+
+from numpy.typing import NDArray
 
 from prpc_engine.simulation.network import Listening, Network, NetworkMember, Wire
 from shard import (
@@ -25,7 +27,7 @@ from shard import (
     Slab,
     Transport,
     UnreachableError,
-    Weather,
+    runtime,
 )
 
 BULK_BYTES_MIN = 256 << 10  # as over tcp
@@ -44,12 +46,13 @@ class SimulatedConnection(MemoryConnection):
         process: NetworkMember,
         network: Network,
     ) -> None:
-        super().__init__(peer, node.limits, slab, Weather())
+        super().__init__(peer, node.limits, slab, process.weather)
         self.transport = scheme
         if node.limits.connections_per_peer > 1 and scheme != "shm":
             self.bulk_bytes_min = BULK_BYTES_MIN
         self.process = process
         self._network = network
+        self._before_a_call = runtime.monotonic
         self._out: Wire | None = None
         self._in: Wire | None = None
         self._end_came: str | None = None  # before it was attached
@@ -87,6 +90,10 @@ class SimulatedConnection(MemoryConnection):
             self.reactor.call_soon(lambda: self.close(error))
 
     # -- what Connection asks for ------------------------------------------------------------------
+
+    def send(self, body: Any, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
+        self._before_a_call()  # a thread may stand still before the system sees what it does
+        super().send(body, blocks, stable)
 
     def _write(self, item: Any) -> bool:
         wire = self._out
@@ -247,6 +254,7 @@ def transports_of(
     process: NetworkMember, network: Network, node: Node, slab: Slab
 ) -> dict[str, Transport]:
     """Those of a node in that process, by their names: as prpc_engine.node.ways has them."""
+    process.has_slab(slab)
     one_lane = replace(node, limits=replace(node.limits, connections_per_peer=1))
     made: dict[str, Transport] = {
         scheme: SimulatedTransport(scheme, node, slab, process, network)

@@ -46,6 +46,7 @@ from shard.loop.waits import Resumable, Wait
 
 # At the reactor's end, for tasks of asyncio's that were left: to end after they were cancelled.
 CLOSE_TIMEOUT_S = 1.0
+THREADS_SIMULATED = 8  # that run_in_executor() has in a simulation, at most
 
 logger = logging.getLogger("shard")
 Running = tuple[Any, bool]  # the current task, and whether it is a task of ours
@@ -93,6 +94,7 @@ class GuestLoop(asyncio.SelectorEventLoop):
         self._watched = False
         self._armed = math.inf  # when the reactor's timer for us fires
         self._ends = False  # close it after this iteration
+        self._threads: Any = None  # of a simulation: those of run_in_executor()
         super().__init__(self._guest_selector)
         # async generators that are dropped in a step are ended in an iteration of this loop
         self._firstiter = self._asyncgen_firstiter_hook  # type: ignore[attr-defined]
@@ -134,6 +136,16 @@ class GuestLoop(asyncio.SelectorEventLoop):
         if runtime.shares_process:
             self._ask_for_turn()
         return handle
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        """As asyncio's; in a simulation threads of the process are the default."""
+        if executor is None and runtime.shares_process:
+            if self._threads is None:
+                self._threads = runtime.Threads(THREADS_SIMULATED, thread_name_prefix="asyncio")
+            executor = self._threads
+        return super().run_in_executor(executor, func, *args)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """As asyncio's; what it does is done on behalf of whoever asked for it."""
@@ -283,12 +295,17 @@ class GuestLoop(asyncio.SelectorEventLoop):
         outer = _get_running_loop()
         _set_running_loop(None)
         try:
-            self.run_until_complete(self._end_all())
+            # in a simulation a killed process is taken down in the middle of a step: asyncio begins
+            # no other one then, and this would have no end
+            if asyncio.current_task(self) is None:
+                self.run_until_complete(self._end_all())
         except BaseException:
             logger.exception("the tasks of asyncio in a reactor did not end cleanly")
         finally:
             _set_running_loop(outer)
             self._unwatch()
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
             self.close()
 
     async def _end_all(self) -> None:

@@ -26,10 +26,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from shard.errors import LocalProtocolError, PeerLostError, ShardError, UnreachableError
+from shard.errors import LocalProtocolError, PeerLostError, ShardError, ShmFull, UnreachableError
 from shard.loop.reactor import Reactor
 from shard.memory.limits import Limits
 from shard.memory.slab import Slab
+from shard.memory.unheld import Unheld, no_memory
 from shard.transport import Accept, Blocks, Buffer, Connection, Listener, Node, Traffic, Transport
 from shard.transport.frame import check_blocks
 from shard.transport.identity import PeerIdentity
@@ -51,6 +52,7 @@ class Weather:
     delay_s_max: float = 0.0  # each message is delayed by up to so much
     cut_after: int | None = None  # the connection is lost after so many messages were delivered
     clogged: bool = False  # the peer takes nothing for as long as this is set
+    no_memory: bool = False  # neither for arrays that come nor for copies of those that go
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +103,13 @@ class MemoryConnection(Connection[Message]):
         check_blocks([block.nbytes for block in blocks], self.limits, LocalProtocolError)
         kept = []
         for block in blocks:
-            own = block.view() if self._slab.block_of(block) is not None else block.copy()
+            is_lent = self._slab.block_of(block) is not None
+            if self._weather.no_memory and not is_lent:
+                raise ShmFull(
+                    f"this process has no memory for a copy of an array of {block.nbytes} bytes: "
+                    "raise its limits (`ulimit -v`, `ulimit -d`), or send the array in parts"
+                )
+            own = block.view() if is_lent else block.copy()
             own.flags.writeable = False
             kept.append(own)
         return (bytes(body), kept), len(body) + sum(block.nbytes for block in kept)
@@ -205,6 +213,9 @@ class MemoryConnection(Connection[Message]):
         self._received.nbytes += len(body)
         if blocks:
             self._received.nbytes += sum(block.nbytes for block in blocks)
+            if self._weather.no_memory:
+                largest = max(block.nbytes for block in blocks)
+                blocks = Unheld(len(blocks), no_memory(largest))
         self.on_message(memoryview(body), blocks)
         other = self._other
         if other is not None and other._outbox:

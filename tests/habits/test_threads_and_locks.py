@@ -43,6 +43,7 @@ THREADS = {
     "shard/group/supervisor.py": "starts, watches and restarts the shards of a group",
     "shard/loop/control.py": "the control loop",
     "shard/loop/driver.py": "the progress thread, and its spares for handlers that wait",
+    "shard/loop/guest_loop.py": "in a simulation alone: asyncio's own are real",
     "shard/loop/stall.py": "the watchdog",
     "shard/loop/waits.py": "run_blocking(), 32 at most",
 }

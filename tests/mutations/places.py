@@ -260,21 +260,22 @@ MUTATIONS = (
     Mutation(
         "what the journal acknowledged is not on the disk",
         "prpc_engine/master/journal.py",
-        "os.fdatasync(self._fd)",
+        "runtime.fdatasync(self._fd)",
         "os.fstat(self._fd)",
         ON_DISK,
     ),
     Mutation(
         "a checkpoint counts before its data are on the disk",
         "prpc_engine/kv/checkpoint/files.py",
-        '        """What was written is on the disk when this returns."""\n        os.fsync(fd)\n',
+        '        """What was written is on the disk when this returns."""\n'
+        "        runtime.fsync(fd)\n",
         '        """What was written is on the disk when this returns."""\n',
         ON_DISK,
     ),
     Mutation(
         "a checkpoint counts before its name is on the disk",
         "prpc_engine/kv/checkpoint/files.py",
-        "    try:\n        os.fsync(fd)\n    finally:",
+        "    try:\n        runtime.fsync(fd)\n    finally:",
         "    try:\n        pass\n    finally:",
         ON_DISK,
     ),

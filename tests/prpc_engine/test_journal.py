@@ -271,6 +271,19 @@ def test_a_tail_of_zeros_is_torn_too(tmp_path: Path, zeros: int) -> None:
     assert state(restored(path.read_bytes() + bytes(zeros))) == states[-1]
 
 
+@pytest.mark.parametrize("zeros", [0, 1, 5000])
+def test_a_record_whose_end_the_disk_has_as_zeros_is_torn_wherever_that_begins(
+    tmp_path: Path, zeros: int
+) -> None:
+    states = write(tmp_path, 3)
+    data = (tmp_path / "journal-0").read_bytes()
+    begins = len(data) - len(encode_record(*decode(data, "file")[0][-1]))
+    for kept in range(begins, len(data)):
+        torn = data[:kept] + bytes(len(data) - kept + zeros)
+        if torn != data + bytes(zeros):  # its last bytes may be zeros themselves
+            assert state(restored(torn)) == states[-2]
+
+
 @pytest.mark.parametrize("cut", range(HEADER.size))
 def test_a_header_that_is_not_all_there_is_an_empty_journal(cut: int) -> None:
     assert decode(encode_header()[:cut], "file") == ([], 0)

@@ -44,6 +44,15 @@ def test_a_transaction_is_on_the_disk_when_append_returns(
     journal.close()
 
 
+def test_the_names_of_folders_that_a_journal_made_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with watched_disk(monkeypatch) as disk:
+        Journal(tmp_path / "made" / "by it").close()
+    assert ("fsync", tmp_path) in disk.events
+    assert ("fsync", tmp_path / "made") in disk.events
+
+
 def test_a_snapshot_is_on_the_disk_before_it_has_its_name_and_named_before_the_old_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,20 @@ def test_an_event_that_cannot_come_is_refused_by_name_with_those_that_can() -> N
         DOORS.after(Door.GONE, DoorEvent.PUSHED)
 
 
+def test_who_watches_is_told_of_each_transition_that_is_taken_and_nothing_else_changes() -> None:
+    plain, told = DOORS.transitions, []
+    with DOORS.watch(lambda state, event: told.append((state, event))):
+        assert DOORS.after(Door.OPEN, DoorEvent.PUSHED) == plain[Door.OPEN, DoorEvent.PUSHED]
+        assert DOORS.events(Door.SHUT) == [DoorEvent.PUSHED, DoorEvent.BURNT]
+        assert DOORS.transitions == plain
+        with pytest.raises(LookupError, match="cannot come in the state 'open'"):
+            DOORS.after(Door.OPEN, DoorEvent.BURNT)
+        DOORS.after(Door.SHUT, DoorEvent.BURNT)
+    DOORS.after(Door.SHUT, DoorEvent.PUSHED)
+    assert told == [(Door.OPEN, DoorEvent.PUSHED), (Door.SHUT, DoorEvent.BURNT)]
+    assert DOORS.transitions is plain
+
+
 def test_a_state_that_nothing_leads_to_is_refused() -> None:
     with pytest.raises(ValueError, match="A door: no event leads from open to gone, shut"):
         StateTable("A door", Door.OPEN, {(Door.SHUT, DoorEvent.BURNT): (Door.GONE, ())})

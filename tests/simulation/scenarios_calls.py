@@ -12,16 +12,19 @@ a callback     is called once for each future that has ended         counted; co
 rolling        servers that close politely, without other faults,    every plain call is answered,
                lose no call                                          and has run once
 nested         a handler may call back into its caller's process     the depth that comes back
-stream out     items in order, each once; it ends without an error   the items
-               only behind its last item; its handler begins once
+comings        close() ends soon whatever goes on, and all calls     virtual time; whether close()
+               of it; Closed comes to no other                        had begun
+stream out     items in order, each once; it ends without an error   the items, of which some
+               only behind its last item; its handler begins once    are large
 stream in      the handler gets items in order, each once; its       what the handler saw
                iteration ends without an error only after end()
-streams        their handlers end once nobody reads                  begun and ended handlers of
-                                                                      processes that live
+streams        their handlers end once nobody reads, or sends,       begun and ended handlers of
+               long before their deadline                            processes that live
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -31,6 +34,7 @@ from typing import Any
 from prpc_engine import HedgePolicy, RpcClient, RpcService, errors, idempotent, incoming, once
 from prpc_engine.simulation import Process, Rates, Simulation
 from shard import CancelledError, runtime, sleep
+from shard.transport.laned_connection import BULK_BYTES_MIN
 from tests.simulation.jobs import (
     SLACK_S,
     Deadlines,
@@ -38,11 +42,13 @@ from tests.simulation.jobs import (
     begin_master,
     in_threads,
     run_to_the_end,
+    service,
 )
 
 TIMEOUT_S = 2.0
 UNTIL_S = 6.0  # of the nemesis
 PAUSE_S = 0.4  # between two calls of a thread, at most
+CLOSE_S = 5.0  # for what close() waits for
 CONNECT_S = 30.0  # for a client to find its servers at first
 SERVERS = ("server0", "server1")
 FAULTS = Rates(cut=0.4, reset=1.0, kill=0.5, stop=0.2, slow=0.3, clock=0.1, crash=0.1)
@@ -350,9 +356,137 @@ def nested(simulation: Simulation) -> None:
     assert answered.total() == 2 * 2 * count
 
 
+class Coming:
+    """Of one life of a process that comes and goes. `ran` is the test's: outside of all
+    processes.
+    """
+
+    def __init__(self, ran: Counter[tuple[str, int]], others: list[RpcClient]) -> None:
+        self._ran, self._others = ran, others
+
+    def plain(self, number: int, depth: int) -> int:
+        self._ran["plain", number] += 1
+        if depth and self._others:
+            other = self._others[int(runtime.random() * len(self._others))]
+            with contextlib.suppress(errors.RpcError):
+                other.call("echo", number, timeout_s=0.5)
+        return number
+
+    async def task(self, number: int, depth: int) -> int:
+        self._ran["task", number] += 1
+        if depth and self._others:
+            other = self._others[int(runtime.random() * len(self._others))]
+            with contextlib.suppress(errors.RpcError):
+                await other.submit("echo", number, timeout_s=0.5)
+        await sleep(0.2 * runtime.random())
+        return number
+
+    @idempotent
+    async def echo(self, number: int) -> int:
+        await sleep(0.3 * runtime.random() ** 3)
+        return number
+
+
+def comings(simulation: Simulation) -> None:
+    """Services that serve each other are closed in the middle of what they do, and made again: some
+    threads call, another one cancels, another one closes.
+    """
+    processes, calls_each = 3, 6
+    deadlines = Deadlines(simulation)
+    ran: Counter[tuple[str, int]] = Counter()
+    ends: dict[tuple[str, int], BaseException | None] = {}
+    wrong: list[str] = []
+    numbers = iter(range(1_000_000))
+
+    def one(ours: RpcService, process: Process) -> None:
+        chance = process.chance.random
+        others: list[RpcClient] = []
+        ours.create_server(f"coming{process.name[-1]}", Coming(ran, others))
+        closing: list[bool] = []
+        submitted: list[Any] = []
+
+        def call(thread: int) -> None:
+            for index in range(calls_each):
+                number = next(numbers)
+                kind = ("plain", "task")[index % 2]
+                error: BaseException | None = None
+                with deadlines.watch(f"{kind} {number} of {process.name}", TIMEOUT_S):
+                    try:
+                        if others:
+                            other = others[int(chance() * len(others))]
+                            future = other.submit(kind, number, index % 3, timeout_s=TIMEOUT_S)
+                            submitted.append(future)
+                            if chance() < 0.6:
+                                future.result()
+                            error = future.error() if future.done() else errors.RpcError("unknown")
+                    except errors.RpcError as failed:
+                        error = failed
+                ends[kind, number] = error
+                if isinstance(error, errors.Closed) and not closing:
+                    wrong.append(f"{kind} {number}: {error!r}, and nobody closed it")
+                runtime.sleep(0.1 * chance())
+
+        def cancel() -> None:
+            while not closing:
+                runtime.sleep(0.2 * chance())
+                if submitted:
+                    submitted[int(chance() * len(submitted))].cancel()
+
+        def close() -> None:
+            runtime.sleep(2.0 * chance())
+            closing.append(True)
+            with deadlines.watch(f"close of {process.name}", 2 * CLOSE_S):
+                ours.close()
+
+        for each in range(processes):
+            if f"coming{each}" != f"coming{process.name[-1]}":
+                with contextlib.suppress(errors.RpcError):
+                    others.append(ours.create_client(f"coming{each}", 0, timeout_s=1.0))
+        in_threads([partial(call, 0), partial(call, 1), cancel, close])
+        for future in submitted:
+            with deadlines.watch(f"what {process.name} left", TIMEOUT_S):
+                future.error(TIMEOUT_S + SLACK_S)
+
+    def live(process: Process) -> None:
+        while simulation.now < UNTIL_S:
+            with service(simulation, process) as ours:
+                one(ours, process)
+            runtime.sleep(0.3 * process.chance.random())
+
+    begin_master(simulation)
+    names = [f"process{n}" for n in range(processes)]
+    all_of_them = [simulation.process(name, live, host=name) for name in names]
+    simulation.let_loose(Rates(cut=0.3, reset=1.5, kill=0, crash=0, stop=0.3, slow=0.5), UNTIL_S)
+    run_to_the_end(simulation, all_of_them, CONNECT_S + UNTIL_S + 60.0)
+    assert not wrong, wrong
+    assert not deadlines.late, deadlines.late
+    assert ends
+    for (kind, number), error in ends.items():
+        times = ran[kind, number]
+        told = f"{kind} {number} has run {times} times, and ended with {error!r}"
+        assert times <= 1, told
+        if error is None:
+            assert times == 1 or (kind, number) not in ran, told
+        if isinstance(error, errors.NotSent | errors.Rejected):
+            assert times == 0, told
+        assert not isinstance(error, errors.RemoteError), told
+
+
 # -- streams ---------------------------------------------------------------------------------------
 
 ITEMS = 20  # more than two windows
+LEFT_TIMEOUT_S = 20.0  # of streams that are left before their end: that ends their handlers
+LARGE = bytes(BULK_BYTES_MIN)  # what takes the other lane, where small ones overtake it
+
+
+def made(number: int) -> int | bytes:
+    """An item of that number; each third one is large."""
+    return number if number % 3 else number.to_bytes(4, "little") + LARGE
+
+
+def number_of(item: int | bytes) -> int:
+    """Of an item that was made so."""
+    return item if isinstance(item, int) else int.from_bytes(item[:4], "little")
 
 
 @dataclass
@@ -385,35 +519,35 @@ class Streaming:
         self._streams = streams
         self._process = process
 
-    async def out(self, number: int) -> AsyncIterator[int]:
+    async def out(self, number: int, padding: bytes) -> AsyncIterator[int | bytes]:
         self._streams.began(number, self._process)
         try:
             for item in range(ITEMS):
                 if item % 5 == 0:
                     await sleep(0.1 * runtime.random())
-                yield item
+                yield made(item)
         finally:
             self._streams.ended[number] += 1
 
-    async def into(self, number: int) -> int:
+    async def into(self, number: int, padding: bytes) -> int:
         streams = self._streams
         streams.began(number, self._process)
         got = streams.got[number] = []
         try:
             async for item in incoming():
-                got.append(item)
+                got.append(number_of(item))
             streams.saw_end.add(number)
             return len(got)
         finally:
             streams.ended[number] += 1
 
-    async def both(self, number: int) -> AsyncIterator[int]:
+    async def both(self, number: int, padding: bytes) -> AsyncIterator[int | bytes]:
         streams = self._streams
         streams.began(number, self._process)
         got = streams.got[number] = []
         try:
             async for item in incoming():
-                got.append(item)
+                got.append(number_of(item))
                 yield item
             streams.saw_end.add(number)
         finally:
@@ -434,14 +568,23 @@ def streams(simulation: Simulation) -> None:
         ours.create_server("streaming", Streaming(seen, process))
         ours.serve_forever()
 
+    def padding(number: int) -> bytes:
+        return LARGE if number % 4 == 1 else b""
+
+    def is_left(number: int) -> bool:
+        return number % 5 == 4
+
+    def time_of(number: int) -> float:
+        return LEFT_TIMEOUT_S if is_left(number) else TIMEOUT_S
+
     def out(client: RpcClient, number: int) -> None:
         items: list[int] = []
         whole = False
         try:
-            with client.stream("out", number, timeout_s=TIMEOUT_S) as stream:
+            with client.stream("out", number, padding(number), timeout_s=time_of(number)) as stream:
                 for item in stream:
-                    items.append(item)
-                    if number % 5 == 4 and len(items) == 7:
+                    items.append(number_of(item))
+                    if is_left(number) and len(items) == 7:
                         left.add(number)
                         return
                 whole = True
@@ -449,10 +592,10 @@ def streams(simulation: Simulation) -> None:
             seen.check_prefix(number, items, whole, "the client")
 
     def into(client: RpcClient, number: int) -> None:
-        with client.stream("into", number, timeout_s=TIMEOUT_S) as stream:
+        with client.stream("into", number, padding(number), timeout_s=time_of(number)) as stream:
             for item in range(ITEMS):
-                stream.send(item, timeout_s=TIMEOUT_S)
-                if number % 5 == 4 and item == 7:
+                stream.send(made(item), timeout_s=TIMEOUT_S)
+                if is_left(number) and item == 7:
                     left.add(number)
                     return
             stream.end()
@@ -464,12 +607,12 @@ def streams(simulation: Simulation) -> None:
         items: list[int] = []
         whole = False
         try:
-            with client.stream("both", number, timeout_s=TIMEOUT_S) as stream:
+            with client.stream("both", number, padding(number), timeout_s=TIMEOUT_S) as stream:
                 for item in range(ITEMS):
-                    stream.send(item, timeout_s=TIMEOUT_S)
-                    items.append(stream.next_item(TIMEOUT_S))
+                    stream.send(made(item), timeout_s=TIMEOUT_S)
+                    items.append(number_of(stream.next_item(TIMEOUT_S)))
                 stream.end()
-                items.extend(stream)
+                items.extend(map(number_of, stream))
                 whole = True
         finally:
             seen.check_prefix(number, items, whole, "the client")
@@ -481,7 +624,7 @@ def streams(simulation: Simulation) -> None:
             for index in range(each):
                 number = thread * each + index
                 ends[number] = None
-                with deadlines.watch(f"stream {number}", TIMEOUT_S):
+                with deadlines.watch(f"stream {number}", time_of(number)):
                     try:
                         (out, into, both)[number % 3](client, number)
                     except (errors.RpcError, TimeoutError) as error:
@@ -497,7 +640,9 @@ def streams(simulation: Simulation) -> None:
     process = begin(simulation, "caller", caller)
     simulation.let_loose(FAULTS, UNTIL_S, may_end=SERVERS)
     run_to_the_end(
-        simulation, [process], UNTIL_S + CONNECT_S + 6.0 + each * (TIMEOUT_S + 2 * SLACK_S)
+        simulation,
+        [process],
+        UNTIL_S + CONNECT_S + 6.0 + LEFT_TIMEOUT_S + each * (TIMEOUT_S + 2 * SLACK_S),
     )
     for number, got in seen.got.items():
         seen.check_prefix(number, got, number in seen.saw_end, "the server")
@@ -515,4 +660,4 @@ def streams(simulation: Simulation) -> None:
     assert not deadlines.late, deadlines.late
 
 
-SCENARIOS = (calls, futures, hedged, rolling, nested, streams)
+SCENARIOS = (calls, futures, hedged, rolling, nested, comings, streams)

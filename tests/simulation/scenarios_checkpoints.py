@@ -12,6 +12,8 @@
                           never a part of one
     RowsLost             as in scenarios_tables.py                   the writer restores then, and
                                                                      after each deadline
+    a host crashes       as if all its servers were killed, and     the same, on a disk that loses
+                          what was not synced is lost                what was not synced
     liveness             all workers end                            within END_S
 
 The writer pushes and saves, and so the step says which of its pushes are in a checkpoint. The other
@@ -123,6 +125,7 @@ class Checkpoints:
                 break
             except (*LOST, CheckpointError, errors.DeadlineExceeded) as error:
                 self.simulation.note(f"no restore: {type(error).__name__}")
+                runtime.sleep(1.0)  # one that was lost never comes
         assert self.saved <= step <= self.tried, f"{step} of {self.saved} to {self.tried}"
         wanted = np.zeros((SERVERS, STEPS), np.float32)
         wanted[:, :step] = 1.0
@@ -155,12 +158,15 @@ class Checkpoints:
                 self.simulation.note(f"the other one: {type(error).__name__}")
             runtime.sleep(0.4 * draw())
 
-    def run(self, rates: Rates, serve: Serve = serve) -> None:
+    def run(self, rates: Rates, serve: Serve = serve, disk: str | None = None) -> None:
+        """disk: a folder of a host on which all servers are."""
         simulation = self.simulation
         begin_master(simulation)
         names = [f"server{each}" for each in range(SERVERS)]
         for name in names:
-            begin(simulation, name, serve)
+            begin(simulation, name, serve, host=None if disk is None else "storage")
+        if disk is not None:
+            simulation.disk("storage", disk)
         workers = [
             begin(simulation, "writer", self.write),
             begin(simulation, "other", self.push_too),
@@ -226,3 +232,12 @@ def checkpoints_on_a_full_disk(simulation: Simulation) -> None:
     """The same, and writes fail."""
     with tempfile.TemporaryDirectory(prefix="prpc-simulated-") as folder:
         Checkpoints(simulation, folder).run(RATES, serve_on_a_full_disk)
+
+
+def checkpoints_on_a_disk_that_loses(simulation: Simulation) -> None:
+    """All servers are on one host, which crashes: what they did not sync is lost."""
+    rates = Rates(
+        cut=0.1, reset=0.2, kill=0.2, crash=0.4, stop=0.1, slow=0.2, clock=0.1, drift=0.2, full=0.1
+    )
+    with tempfile.TemporaryDirectory(prefix="prpc-simulated-") as folder:
+        Checkpoints(simulation, f"{folder}/made/by a save").run(rates, disk=folder)

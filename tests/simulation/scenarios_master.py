@@ -1,4 +1,5 @@
-"""The master under faults, killed and started again with its journal (docstrings of MasterClient).
+"""The master under faults, killed and started again with its journal (docstrings of MasterClient);
+when its host crashes, what it did not sync is lost.
 
 operation     what it promises                                     how it is checked
 lock          one holder at a time: who releases it with success   no other acquire returned before
@@ -47,7 +48,7 @@ UNTIL_S = 6.0  # of the nemesis
 # After the faults: for leases of who is gone to end, and for connections to be made again.
 SETTLE_S = 2 * LEASE_S + 0.5
 CONNECT_S = 30.0
-FAULTS = Rates(cut=0.5, reset=0.7, kill=0.3, crash=0.05, stop=0.3, slow=0.2, clock=0.2)
+FAULTS = Rates(cut=0.5, reset=0.7, kill=0.3, crash=0.3, stop=0.3, slow=0.2, clock=0.2, drift=0.5)
 # A clock that is set back is what tokens need a journal for.
 FAULTS_WITHOUT_JOURNAL = Rates(cut=0.5, reset=0.7, kill=0.5, crash=0, stop=0.3, slow=0.2, clock=0)
 BOUND_S = CONNECT_S + UNTIL_S + SETTLE_S

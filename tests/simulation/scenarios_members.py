@@ -10,7 +10,8 @@ at the end            once the faults are over, the master knows    ranks that p
                       be called                                     each by each
 watches               changes come in order; none is missed while   versions grow; values by version
                       the connection lasts; at last the callbacks   are equal for all watchers; what
-                      have told what the tree has                   was told, against the tree
+                      have told what the tree has; also of watches  was told, against the tree
+                      that begin as others are told of the same
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LOOK_S = 0.2
 # The lease, a quarter of it between two looks of the master, and what slow threads take.
 GONE_S = LEASE_S * 1.25 + SLACK_S
 BOUND_S = CONNECT_S + UNTIL_S + SETTLE_S
-FAULTS = Rates(cut=0.5, reset=0.7, kill=0.5, crash=0.05, stop=0.3, slow=0.2, clock=0.2)
+FAULTS = Rates(cut=0.5, reset=0.7, kill=0.5, crash=0.05, stop=0.3, slow=0.2, clock=0.2, drift=0.5)
 
 
 class Answering:
@@ -106,7 +107,7 @@ def leases(simulation: Simulation) -> None:
         begin(simulation, name, serve)
     observer = begin_client(simulation, "observer", look)
     simulation.let_loose(
-        Rates(cut=0, crash=0, stop=0, reset=0.7, kill=0.6, slow=0.2, clock=0.2),
+        Rates(cut=0, crash=0, stop=0, reset=0.7, kill=0.6, slow=0.2, clock=0.2, drift=0.5),
         UNTIL_S,
         may_end=names[1:],
     )
@@ -207,6 +208,14 @@ def watches(simulation: Simulation, rates: Rates = FAULTS, may_miss: bool = True
         else:
             client.tree_wait("/at", CONNECT_S)
         client.tree_watch("/at", one, existing=True, timeout_s=CONNECT_S)
+        for number in range(2):  # while the client is told of the same nodes already
+            runtime.sleep(UNTIL_S / 2 * process.chance.random())
+            name = f"{process.name}, watching writer{number}"
+            one = seen[name] = Seen()
+            try:
+                client.tree_watch(f"/at/writer{number}", one, existing=True, timeout_s=CONNECT_S)
+            except errors.RpcError:
+                del seen[name]
         runtime.sleep(max(0.0, UNTIL_S + 2 * SETTLE_S + SLACK_S - simulation.now))
         tree: dict[str, str] = {"/at": client.tree_node_get("/at").value}
         for name in client.tree_node_sub("/at"):
@@ -222,7 +231,9 @@ def watches(simulation: Simulation, rates: Rates = FAULTS, may_miss: bool = True
         run_to_the_end(simulation, watchers, 3 * BOUND_S)
     for name, one in seen.items():
         check_order(name, one.events, may_miss)
-        assert one.tree == trees[name], f"{name} was told of {one.tree}, there is {trees[name]}"
+        who, _, below = name.partition(", watching ")
+        there = {path: value for path, value in trees[who].items() if below in path}
+        assert one.tree == there, f"{name} was told of {one.tree}, there is {there}"
     told: dict[tuple[str, int, int], set[str | None]] = defaultdict(set)
     if not may_miss:
         for one in seen.values():

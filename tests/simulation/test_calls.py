@@ -28,6 +28,10 @@ def test_handlers_of_two_processes_may_call_each_other(request: pytest.FixtureRe
     hold(scenarios.nested, request)
 
 
+def test_services_are_closed_in_the_middle_of_what_they_do(request: pytest.FixtureRequest) -> None:
+    hold(scenarios.comings, request)
+
+
 def test_streams_bring_each_item_once_in_order_and_end_aloud(
     request: pytest.FixtureRequest,
 ) -> None:

@@ -18,3 +18,9 @@ def test_a_save_that_finds_no_room_leaves_those_before_it(
     request: pytest.FixtureRequest,
 ) -> None:
     hold(scenarios.checkpoints_on_a_full_disk, request)
+
+
+def test_a_checkpoint_that_was_saved_outlives_a_crash_of_its_host(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.checkpoints_on_a_disk_that_loses, request)

@@ -20,4 +20,22 @@ def test_nothing_replicated_is_lost_while_one_server_at_a_time_dies(
     hold(scenarios.replicated, request, SHARE)
 
 
+def test_partitions_that_move_all_the_time_are_told_of_what_they_lose(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.moving, request, SHARE)
+
+
+def test_partitions_that_move_while_tables_are_restored_are_whole(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.restored, request, SHARE)
+
+
+def test_two_primaries_never_answer_at_once_though_clocks_drift(
+    request: pytest.FixtureRequest,
+) -> None:
+    hold(scenarios.one_primary, request, 2 * SHARE)
+
+
 SHARE = 0.25  # a seed of these takes several times as long as one of calls

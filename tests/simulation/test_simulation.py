@@ -439,6 +439,44 @@ def test_coroutines_of_handlers_and_asyncio_run_on_virtual_time() -> None:
         assert 7.0 <= one < 7.5 and 9.0 <= other < 9.5
 
 
+def test_asyncio_to_thread_runs_in_threads_of_the_process_on_virtual_time() -> None:
+    import asyncio
+
+    def block(number: int) -> tuple[int, float]:
+        runtime.sleep(10.0)
+        return number, runtime.monotonic()
+
+    async def several() -> list[tuple[int, float]]:
+        return list(await asyncio.gather(*(asyncio.to_thread(block, each) for each in range(20))))
+
+    async def fails() -> None:
+        await asyncio.to_thread(lambda: 1 // 0)
+
+    def serve(ours: RpcService, process: Process) -> None:
+        ours.create_server("threads", {"several": several, "fails": fails})
+        ours.serve_forever()
+
+    def call(ours: RpcService, process: Process) -> list[tuple[int, float]]:
+        client = ours.create_client("threads", 1, timeout_s=30.0)
+        with pytest.raises(errors.RemoteError, match="ZeroDivisionError"):
+            client.call("fails", timeout_s=60.0)
+        return [tuple(each) for each in client.call("several", timeout_s=60.0)]
+
+    def run(seed: int) -> tuple[list[tuple[int, float]], str]:
+        with Simulation(seed) as simulation:
+            begin_master(simulation)
+            begin(simulation, "server", serve)
+            caller = begin(simulation, "caller", call)
+            simulation.run(until=caller)
+            return caller.result, simulation.digest
+
+    answers, digest = run(1)
+    assert [number for number, _ in answers] == list(range(20))
+    ends = sorted(end_s for _, end_s in answers)
+    assert ends[7] < 10.5 < 20.0 < ends[8] and 30.0 < ends[19] < 31.0, "eight at a time"
+    assert run(1) == (answers, digest)
+
+
 # -- faults, and what is said of them --------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from prpc_engine.errors import ConfigError
+from shard import runtime
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
@@ -65,7 +66,7 @@ class Files:
 
     def sync(self, fd: int) -> None:
         """What was written is on the disk when this returns."""
-        os.fsync(fd)
+        runtime.fsync(fd)
 
     def close(self, fd: int) -> None:
         """The descriptor is free."""
@@ -102,6 +103,6 @@ class Files:
 def _sync_folder(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        runtime.fsync(fd)
     finally:
         os.close(fd)

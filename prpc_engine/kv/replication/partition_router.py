@@ -209,8 +209,8 @@ class PartitionRouter:
     # -- of the reconciler -------------------------------------------------------------------------
 
     def learn(self, placement: Placement, version: int, lease_end: float) -> None:
-        """What the master says: `version` of its node, as of a moment that was `lease_end` minus
-        the lease, or later.
+        """What the master says: `version` of its node, as of a moment after which the lease lasts
+        until `lease_end` at least, by the clock of this host.
         """
         self._lease_end = max(self._lease_end, lease_end)
         if version < self._version:  # the reconciler's two threads may pass each other
