@@ -51,9 +51,17 @@ class LocalService:
         """No process and no thread of its own: no variable counts here."""
 
     def create_server(
-        self, name: str, obj: object, *, sharded: bool = False, inline: bool = False
+        self,
+        name: str,
+        obj: object,
+        *,
+        server_id: int = -1,
+        sharded: bool = False,
+        inline: bool = False,
     ) -> object:
-        """Offer obj, or with `sharded` what the factory obj makes for each shard."""
+        """Offer obj, or with `sharded` what the factory obj makes for each shard, behind those that
+        there are.
+        """
         if sharded:
             assert callable(obj)
             self.servers.setdefault(name, []).extend(obj() for _ in range(self.shards))

@@ -68,10 +68,18 @@ class ServingService(Protocol):
         """The master's tree; ConfigError: there is none."""
 
     def create_server(
-        self, name: str, obj: object, /, *, sharded: bool = False, inline: bool = False
+        self,
+        name: str,
+        obj: object,
+        /,
+        *,
+        server_id: int = -1,
+        sharded: bool = False,
+        inline: bool = False,
     ) -> Any:
         """Expose obj's public methods; sharded: obj is a factory, called once in every shard.
-        inline: they run in whatever thread turns the reactor.
+        inline: they run in whatever thread turns the reactor. server_id: -1, the smallest that is
+        free; NodeExists: another server has it.
         """
 
 

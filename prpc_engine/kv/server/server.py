@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prpc_engine.descriptors import names_shortage
-from prpc_engine.errors import BadArguments, ConfigError, Forgotten
+from prpc_engine.errors import BadArguments, ConfigError, Forgotten, NodeExists
 from prpc_engine.idempotency_window import FORGOTTEN, SEEN
 from prpc_engine.kv.checkpoint.files import Files
 from prpc_engine.kv.checkpoint.gate import HeldTable
@@ -49,6 +49,7 @@ from prpc_engine.kv.table.table import DenseTable, SparseTable
 from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import calling_peer
 from prpc_engine.settings.cluster_spec import PS
+from prpc_engine.settings.config import check_seconds
 from shard import Future, runtime
 
 Keys = npt.NDArray[np.int64]
@@ -56,6 +57,7 @@ Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 # client, sequence, verb, table, arrays
 Applied = Callable[[int, int, str, str, tuple[Array, ...]], object]
+TAKEN_AGAIN_S = 0.2  # between two tries to take an id that another server has
 THIS_PROCESS = LedgerNode(0, "this process")  # as barrier_scheduler.py has it
 
 
@@ -68,19 +70,42 @@ class TableServer:
 
     checkpoint_root: workers may save to and restore from folders below it only; None: wherever this
     process may write.
+    server_id: which of the servers this is, from 0 on; with shards its first one. It says which
+    keys it holds, so a server in the place of one that ended is given the same, and waits until the
+    lease of that one is over, `timeout_s` seconds at most. -1: the smallest that is free, which is
+    another one where that lease goes on. Raises NodeExists after that time, and ConfigError.
     """
 
     @names_shortage("a TableServer")
     def __init__(
-        self, service: ServingService, name: str = "kv", *, checkpoint_root: str | None = None
+        self,
+        service: ServingService,
+        name: str = "kv",
+        *,
+        checkpoint_root: str | None = None,
+        server_id: int = -1,
+        timeout_s: float = 60.0,
     ) -> None:
+        check_seconds("timeout_s", timeout_s)
         service.take_role(PS)
         self.name = name
         factory = partial(TableShard, checkpoint_root)
-        if service.shards > 0:
-            self.server = service.create_server(name, factory, sharded=True)
-        else:
-            self.server = service.create_server(name, factory(), inline=True)
+        is_sharded = service.shards > 0
+        give_up_at = runtime.monotonic() + timeout_s
+        while True:
+            try:
+                self.server = service.create_server(
+                    name,
+                    factory if is_sharded else factory(),
+                    server_id=server_id,
+                    sharded=is_sharded,
+                    inline=not is_sharded,
+                )
+                break
+            except NodeExists:  # held by the lease of the one before, or by one that lives
+                if runtime.monotonic() >= give_up_at:
+                    raise
+                runtime.sleep(TAKEN_AGAIN_S)
         beginnings = beginnings_of(service, name)
         if beginnings is not None:
             beginnings.remember()
@@ -168,6 +193,13 @@ class TableShard(CheckpointMethods):
         held, step = self._epochs.get(wanted.table, (0, -1))
         if present is not None and held == epoch:
             if present != wanted:
+                if present.partition != wanted.partition:
+                    raise ConfigError(
+                        f"table {wanted.table!r}: this server holds partition {present.partition}, "
+                        f"and was asked for {wanted.partition}: keys are dealt out by server ids, "
+                        "and a server in the place of one that ended has taken another id; end "
+                        "that one, and begin it with TableServer(server_id=...)"
+                    )
                 raise ConfigError(
                     f"table {wanted.table!r} is there with another spec: "
                     f"asked for {wanted.to_dict()}, "
