@@ -86,6 +86,7 @@ CALL_STATES = StateTable(
         (_S.FAILING, _E.OUTLIVED): (_S.IN_FLIGHT, (_A.ENTER, _A.SEND_CANCEL)),
         (_S.FAILING, _E.GIVEN_UP): (_S.FAILED, (_A.COMPLETE,)),
         # its thread stood still, and its owner was told meanwhile
+        (_S.WAITING, _E.SENT): (_S.WAITING, ()),
         **{
             (state, _E.NOT_SENT): (state, ())
             for state in (_S.WAITING, _S.IN_FLIGHT, _S.ANSWERED, _S.FAILED)

@@ -39,10 +39,10 @@ UNTIL_S = 6.0
 CONNECT_S = 30.0
 SETTLED_S = 4.0  # after the faults, for handlers that clean up
 ECHO_S = 0.5  # of a call that a handler makes
-TIMEOUTS_S = (0.1, 0.3, 1.0)
-BOUNDS = Bounds(tasks_max=2, queue_calls_max=4, answers_max=3, answers_bytes_max=800)
+TIMEOUTS_S = (0.1, 0.3, 2.0)
+BOUNDS = Bounds(tasks_max=2, queue_calls_max=4, answers_max=1, answers_bytes_max=800)
 LARGE = "x" * 300  # more than a quarter of those bytes: an answer that is not kept
-KINDS = ("task", "deferred", "task_once", "deferred_once", "large_once", "items")
+KINDS = ("task", "deferred", "task_once", "large_once", "deferred_once", "large_once", "items")
 FAULTS = Rates(cut=0.3, reset=3.0, kill=0.2, crash=0.0, stop=0.2, slow=0.3, clock=0.1)
 SERVER = "server"
 
@@ -216,7 +216,7 @@ def places(simulation: Simulation) -> None:
     begin(simulation, SERVER, serve)
     callers = [begin(simulation, f"caller{n}", partial(caller, n)) for n in range(2)]
     simulation.let_loose(FAULTS, UNTIL_S, may_end=(SERVER,))
-    run_to_the_end(simulation, callers, UNTIL_S + CONNECT_S + each * 2.0)
+    run_to_the_end(simulation, callers, UNTIL_S + CONNECT_S + each * 3.0)
     over_s.append(max(simulation.now, UNTIL_S) + SETTLED_S)
     over.append(True)
     done = simulation.run(lambda: bool(statistics), SETTLED_S + UNTIL_S + SLACK_S)

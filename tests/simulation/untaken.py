@@ -131,6 +131,7 @@ CALLS: dict[Pair, str] = {
         "needs an answer with an error while the caller's thread stands still, which a few seeds "
         f"of a hundred have; {CALL}"
     ),
+    ("waiting", "sent"): f"as above, and its connection lost within those 6 ms; {CALL}",
     ("sending", "ended with it"): f"as above, and a close() here within those 6 ms; {CALL}",
     ("sending", "cancelled"): f"as above, of a call that waited for its connection; {CALL}",
     **_all(
@@ -148,6 +149,10 @@ CALLS: dict[Pair, str] = {
 }
 
 ONCE: dict[Pair, str] = {
+    ("unkept", "asked"): (
+        "needs the one answer that was too large to be lost, and its caller to ask again in time, "
+        "which a few seeds of a hundred have; tests/prpc_engine/test_once_window.py takes it"
+    ),
     ("forgotten", "caller gone"): (
         "needs over 16,384 callers; tests/prpc_engine/test_once_window.py takes it with two"
     ),
