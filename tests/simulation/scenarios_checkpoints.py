@@ -40,7 +40,7 @@ from prpc_engine.kv.server.server import TableShard
 from prpc_engine.simulation import Process, Rates, Simulation
 from shard import runtime
 from tests.simulation.jobs import begin, begin_master, run_to_the_end
-from tests.simulation.scenarios_tables import SERVERS, Keys, keys_of, serve, wait_for_a_number
+from tests.simulation.scenarios_tables import SERVERS, Keys, id_of, keys_of, serve
 
 STEPS, SAVE_EVERY = 14, 3
 TIMEOUT_S, SAVE_TIMEOUT_S = 5.0, 10.0
@@ -214,8 +214,13 @@ class FullDisk(Files):
 
 def serve_on_a_full_disk(ours: RpcService, process: Process) -> None:
     """As TableServer, with those files."""
-    wait_for_a_number(process)
-    ours.create_server("kv", TableShard(None, FullDisk(process)), inline=True)
+    shard, server_id = TableShard(None, FullDisk(process)), id_of(process)
+    while True:
+        try:
+            ours.create_server("kv", shard, server_id=server_id, inline=True)
+            break
+        except errors.NodeExists:  # until the lease of the one before is over
+            runtime.sleep(0.2)
     beginnings = beginnings_of(ours, "kv")
     assert beginnings is not None
     beginnings.remember()

@@ -41,7 +41,7 @@ from prpc_engine.kv import (
 from prpc_engine.kv.table.partition import split
 from prpc_engine.simulation import Process, Rates, Simulation
 from shard import runtime
-from tests.simulation.jobs import LEASE_S, Deadlines, begin, begin_master, run_to_the_end, service
+from tests.simulation.jobs import Deadlines, begin, begin_master, run_to_the_end, service
 
 SERVERS, WORKERS = 2, 2
 PUSHES = 20
@@ -63,18 +63,14 @@ def keys_of(worker: int) -> Keys:
     return np.array([keys[owned[0]] for owned in split(keys, SERVERS)], np.int64)
 
 
-def wait_for_a_number(process: Process) -> None:
-    """A server in the place of one that was killed takes the smallest number that is free: it comes
-    once the master knows of that.
-    """
-    if process.number > SERVERS + 1:  # the master is the first
-        runtime.sleep(LEASE_S + 0.5)
+def id_of(process: Process) -> int:
+    """Which server this one is: it takes the place of the one before, which was killed."""
+    return int(process.name.removeprefix("server"))
 
 
 def serve(ours: RpcService, process: Process) -> None:
     """A plain server."""
-    wait_for_a_number(process)
-    TableServer(ours)
+    TableServer(ours, server_id=id_of(process))
     ours.serve_forever()
 
 
