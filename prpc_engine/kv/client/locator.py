@@ -4,8 +4,9 @@ lost, and not else.
     the partition's                       this worker is told  requests that its server has refused
     history has grown                     EpochChanged, of     are sent to the new one: with no
                                           the partition        effect twice
-    new primary begins with less than     the same             the same
-      this worker has seen (session.py)
+    new primary, or one that this worker  the same             the same
+      has missed, began with less than
+      it has seen (session.py)
     state was restored by another worker  EpochChanged, once   raise that, and are not done, if
                                           a restore            they were asked before the worker
                                                                was told: what they push was worked
@@ -99,9 +100,7 @@ class Locator:
             if placed.primary == NOBODY or placed.loading or placed.epoch == before.epoch:
                 continue  # requests stay where they are until somebody else serves it
             try:
-                asked.append(
-                    (lane, placed, self._ask(lane, placed, placed.history != before.history))
-                )
+                asked.append((lane, placed, self._ask(lane, placed, before)))
             except RpcError as error:
                 logger.debug("%s cannot be asked now: %s", lane, str(error))
         restored: list[tuple[PartitionClient, Placed]] = []
@@ -114,14 +113,18 @@ class Locator:
                 logger.debug("%s is not served yet: %s", lane, str(error))
         self._tell_of_restores(restored)
 
-    def _ask(self, lane: PartitionClient, placed: Placed, is_lost: bool) -> Future:
-        """What a partition's new primary has of us, or began with."""
+    def _ask(self, lane: PartitionClient, placed: Placed, before: Placed) -> Future:
+        """What a partition's new primary has of us; or the least that it, or one that we have
+        missed since `before`, began with.
+        """
         server_id, arguments = address_of(lane.partition, placed)
-        if is_lost:
+        if placed.history != before.history:
             return self._client.submit_to(
                 server_id, "applied_of", *arguments, self._identity, timeout_s=LOSS_TIMEOUT_S
             )
-        return self._client.submit_to(server_id, "began", *arguments, timeout_s=LOSS_TIMEOUT_S)
+        return self._client.submit_to(
+            server_id, "began", *arguments, before.epoch, timeout_s=LOSS_TIMEOUT_S
+        )
 
     def _learn(self, lane: PartitionClient, placed: Placed, answer: Any) -> bool:
         """Whether a checkpoint was restored that it did not have."""

@@ -16,14 +16,14 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from prpc_engine.kv.checkpoint.manifest import Busy
-from prpc_engine.kv.replication.replica import Moved, Replica, Send
+from prpc_engine.kv.replication.replica import Beginning, Moved, Replica, Send
 from prpc_engine.kv.schema.placement import Placed, Placement
 from prpc_engine.kv.server.server import TableShard
 from shard import runtime
@@ -158,9 +158,9 @@ class PartitionRouter:
         """The greatest number of a push of that worker which is in."""
         return self._served(partition, epoch).shard.ledger.highest(client)
 
-    def began(self, partition: int, epoch: int) -> dict[str, int]:
-        """The version of each table when this server became the primary."""
-        return self._served(partition, epoch).began
+    def began(self, partition: int, epoch: int, since: int) -> dict[str, int]:
+        """The least version of each table with which a primary after the epoch `since` began."""
+        return self._served(partition, epoch).began_since(since)
 
     def _checkpoint(self, method: str, partition: int, epoch: int, *arguments: Any) -> Any:
         hosted = self._served(partition, epoch)
@@ -251,9 +251,17 @@ class PartitionRouter:
             and not self._is_closed
         )
 
-    def put(self, index: int, epoch: int, shard: TableShard, applied: int, step: int) -> None:
+    def put(
+        self,
+        index: int,
+        epoch: int,
+        shard: TableShard,
+        applied: int,
+        step: int,
+        beginnings: Sequence[Beginning] = (),
+    ) -> None:
         """Hold a partition that was filled or loaded in that epoch, from the checkpoint of `step`.
-        Moved: there is another.
+        beginnings: of who it was filled by. Moved: there is another.
         """
         assert self.send is not None
         assert self._placement is not None
@@ -268,7 +276,7 @@ class PartitionRouter:
             before.leave()
         placed = msgspec.structs.replace(placed, loading=False, step=step)
         self.hosted[index] = Replica(
-            index, self.server_id, placed, shard, applied, self.send, self._changed
+            index, self.server_id, placed, shard, applied, self.send, self._changed, beginnings
         )
 
     def close(self) -> None:

@@ -461,8 +461,10 @@ class Reconciler:
         while (piece := await self._ask(placed, "copy_read", *copy)) is not None:
             await run_blocking(incoming.put, *piece)
         shard = await run_blocking(incoming.finish)
+        applied = description["applied"]
+        beginnings = [(epoch, versions) for epoch, versions in description["beginnings"]]
         await self._now(
-            lambda: self._host.put(index, placed.epoch, shard, description["applied"], placed.step)
+            lambda: self._host.put(index, placed.epoch, shard, applied, placed.step, beginnings)
         )
         await self._ask(placed, "copy_end", *copy)
 

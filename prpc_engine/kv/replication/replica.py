@@ -17,7 +17,7 @@ In the reactor's thread.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,9 @@ from shard import Future
 
 # forwards that arrived before one with a smaller number: as many as calls in flight on a connection
 EARLY_MAX = 65536
+# Primaries whose versions at their beginning are kept: a worker may have missed so many.
+BEGINNINGS_MAX = 64
+Beginning = tuple[int, dict[str, int]]  # the epoch of a primary; the version of each table then
 Send = Callable[..., Future]  # server id, method, arguments
 
 
@@ -56,7 +59,8 @@ class Replica:
     Owned by a PartitionRouter; all of it runs in the reactor's thread. applied: how many changes
     are in `shard`, from the partition's beginning. send: calls a method of another server; changed:
     is called when somebody should look at `streams` and what they say. Who asks the wrong server is
-    answered by Moved. `role`: what it is for now.
+    answered by Moved. `role`: what it is for now. beginnings: of the primaries before it, from who
+    it has its copy.
     """
 
     def __init__(
@@ -68,14 +72,14 @@ class Replica:
         applied: int,
         send: Send,
         changed: Callable[[], None],
+        beginnings: Sequence[Beginning] = (),
     ) -> None:
         self.index = index
         self.placed = placed
         self.shard = shard
         self.applied = applied  # how many changes, from the partition's beginning
         self.streams: dict[int, ReplicationLog] = {}
-        # of a primary: the version of each table when it became that
-        self.began: dict[str, int] = {}
+        self.beginnings = list(beginnings)
         self.promised: set[int] = set()  # who the master is about to be told of as a replica
         # the id of a restore that the master is to be told of, and the step of its checkpoint
         self.restored = "", -1
@@ -129,6 +133,14 @@ class Replica:
                 table.stop_telling()
         self._look(False)
 
+    def began_since(self, epoch: int) -> dict[str, int]:
+        """The least version of each table that a primary after that epoch began with: what a worker
+        of then had seen above it is gone, whatever came since.
+        """
+        last = self.beginnings[-1][1]
+        since = [versions for each, versions in self.beginnings if each > epoch] or [last]
+        return {table: min(versions.get(table, 0) for versions in since) for table in last}
+
     def leave(self, why: str = "it is held by others") -> None:
         """The placement does not name this server any more, or it closes."""
         self._become(RoleEvent.LEFT, why)
@@ -166,7 +178,8 @@ class Replica:
             table.stop_telling()
         self.shard.on_applied = self._on_applied
         self.shard.ledger.pusher = pushing_node
-        self.began = {name: table.version for name, (_, table) in self.shard.tables.items()}
+        versions = {name: table.version for name, (_, table) in self.shard.tables.items()}
+        self.beginnings = [*self.beginnings, (self.placed.epoch, versions)][-BEGINNINGS_MAX:]
         # Those that were replicas of the one before have exactly what this one has: it was handed
         # over.
         for server in self.placed.replicas:
@@ -347,7 +360,8 @@ class Replica:
             before.close()
         outgoing = OutgoingCopy(self.shard)
         self._open(server, outgoing)
-        return outgoing.description | {"applied": self.applied}
+        beginnings = [list(each) for each in self.beginnings]
+        return outgoing.description | {"applied": self.applied, "beginnings": beginnings}
 
     def read_copy(self, server: int, copy: int) -> tuple[str, int, dict[str, Any]] | None:
         """The next piece of the copy of that number; None: that was all."""
