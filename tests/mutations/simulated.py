@@ -68,8 +68,8 @@ DEFECTS = (
     Defect(
         "a replica skips the first change after its copy",
         "prpc_engine/kv/replication/replica.py",
-        'outgoing.description | {"applied": self.applied}',
-        'outgoing.description | {"applied": self.applied + 1}',
+        'outgoing.description | {"applied": self.applied, ',
+        'outgoing.description | {"applied": self.applied + 1, ',
         "elastic.elastic",
         2,
     ),
