@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from prpc_engine.errors import BadArguments, ConfigError, RemoteError
+from prpc_engine.errors import BadArguments, ConfigError, DeadlineExceeded, RemoteError
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.client.partition_client import PartitionRequest
 from prpc_engine.kv.client.session import EpochChanged, Session
@@ -90,8 +90,14 @@ class Catalog:
             except RemoteError as error:
                 if is_remote(error, ConfigError):
                     raise ConfigError(f"{self._name!r} refused: {error.remote_message}") from error
-                if not is_remote(error, Outdated) or _left(until) <= HEAL_PAUSE_S:
+                if not is_remote(error, Outdated):
                     raise
+                if _left(until) <= HEAL_PAUSE_S:
+                    raise DeadlineExceeded(
+                        f"table {_table(specs)!r} of {self._name!r} began again on some of its "
+                        f"servers, and not on all within {timeout_s:g} s: reset() or restore() "
+                        "ends that"
+                    ) from error
             runtime.sleep(HEAL_PAUSE_S)
         self._note(specs, until, True)
         lost = [index for index, is_new in zip(specs, made, strict=True) if is_new is None]

@@ -57,7 +57,7 @@ class EpochChanged(RpcError):
     replica that had less; or a checkpoint was restored. Pushes that were acknowledged since are
     gone. Train on from `step`, or restore all of it.
 
-    partition: which, -1: all of a table; step: of the checkpoint, -1: there was none, or it is not
+    partition: which, -1: several, or all of a table; step: of the checkpoint, -1: there was none, or it is not
     known; pushes_lost: how many of this worker's had been acknowledged, or of all workers', where
     it is from versions that this one finds out; -1: not known.
     """
@@ -211,7 +211,7 @@ class Session:
             "Acknowledged pushes are gone, since a checkpoint was "
             "restored, or a server was lost that had them alone (see ack='replicated'); "
             "train on from there, or restore",
-            next(iter(behind)),
+            next(iter(behind)) if len(behind) == 1 else -1,
             -1,
             lost,
         )

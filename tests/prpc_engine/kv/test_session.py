@@ -141,6 +141,14 @@ def test_two_threads_are_not_told_one_thing_twice() -> None:
     session.tell()
 
 
+def test_several_partitions_that_went_back_at_a_time_are_told_as_no_single_one() -> None:
+    session = Session("kv")
+    assert session.answered("t", session.floors("t"), {0: 5, 1: 7, 2: 3}) is None
+    told = session.answered("t", session.floors("t"), {0: 4, 1: 5, 2: 3})
+    assert told is not None
+    assert (told.partition, told.pushes_lost) == (-1, 3)
+
+
 def test_who_looks_where_a_partition_is_with_an_older_placement_does_not_come_last() -> None:
     placements = [Placement((Placed(3, epoch=epoch, history=1),)) for epoch in (2, 3)]
     reading, go_on = threading.Event(), Future()
