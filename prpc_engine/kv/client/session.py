@@ -57,9 +57,9 @@ class EpochChanged(RpcError):
     replica that had less; or a checkpoint was restored. Pushes that were acknowledged since are
     gone. Train on from `step`, or restore all of it.
 
-    partition: which, -1: several, or all of a table; step: of the checkpoint, -1: there was none, or it is not
-    known; pushes_lost: how many of this worker's had been acknowledged, or of all workers', where
-    it is from versions that this one finds out; -1: not known.
+    partition: which, -1: several, or all of a table; step: of the checkpoint, -1: there was none,
+    or it is not known; pushes_lost: how many of this worker's had been acknowledged, or of all
+    workers', where it is from versions that this one finds out; -1: not known.
     """
 
     def __init__(self, text: str, partition: int, step: int, pushes_lost: int) -> None:
