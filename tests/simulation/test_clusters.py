@@ -12,13 +12,13 @@ from tests.simulation.seeds import describe, hold
 def test_each_tensor_comes_once_in_its_step_or_a_named_error_does(
     request: pytest.FixtureRequest,
 ) -> None:
-    hold(scenarios.clusters, request)
+    hold(scenarios.clusters, request, share=2.5)
 
 
 def test_no_task_is_said_to_begin_again_while_connections_alone_are_lost(
     request: pytest.FixtureRequest,
 ) -> None:
-    hold(scenarios.clusters_without_a_kill, request)
+    hold(scenarios.clusters_without_a_kill, request, share=2.5)
 
 
 @pytest.mark.parametrize("seed", [5, 6])

@@ -11,4 +11,4 @@ from tests.simulation.seeds import hold
 def test_requests_end_once_and_leave_their_places_whoever_gives_them_up(
     request: pytest.FixtureRequest,
 ) -> None:
-    hold(scenarios.places, request)
+    hold(scenarios.places, request, share=0.5)

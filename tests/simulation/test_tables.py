@@ -11,7 +11,7 @@ from tests.simulation.seeds import hold
 def test_pushes_to_plain_tables_count_once_and_a_loss_is_told(
     request: pytest.FixtureRequest,
 ) -> None:
-    hold(scenarios.plain, request)
+    hold(scenarios.plain, request, share=0.5)
 
 
 def test_no_worker_of_an_ssp_table_runs_further_ahead_than_its_bound(
