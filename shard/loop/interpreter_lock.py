@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from shard import runtime
 
@@ -30,24 +31,34 @@ PAUSE_S_MAX = 0.1
 
 
 class LockShare:
-    """When one loop last let other threads run. Times in seconds."""
+    """When one loop last let other threads run. Times in seconds.
 
-    __slots__ = ("_at", "_pause_s", "_used")
+    clock, used  the time; how much of a core the calling thread has used
+    sleep        lets others run
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_at", "_clock", "_pause_s", "_sleep", "_used", "_used_s")
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = runtime.now,
+        used: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._clock, self._used, self._sleep = clock, used, sleep
         self._at = 0.0  # by the clock, when others could run
-        self._used = 0.0  # of the core by this thread, up to then
+        self._used_s = 0.0  # by this thread, up to then
         self._pause_s = PAUSE_S_MIN
 
     def offer(self) -> None:
         """Let other threads run if they had no chance for long."""
-        now, used = runtime.monotonic(), time.thread_time()
-        passed = now - self._at
+        now, used_s = self._clock(), self._used()
+        passed_s = now - self._at
         # another thread's time is another one: it says nothing, and the pause begins anew, too
-        if abs(passed - (used - self._used)) >= TAKEN_S:
-            self._at, self._used = now, used
-        elif passed >= self._pause_s and not runtime.shares_process:
-            runtime.sleep(WAKE_UP_S)
-            self._at, self._used = runtime.monotonic(), time.thread_time()
+        if abs(passed_s - (used_s - self._used_s)) >= TAKEN_S:
+            self._at, self._used_s = now, used_s
+        elif passed_s >= self._pause_s and not runtime.shares_process:
+            self._sleep(WAKE_UP_S)
+            self._at, self._used_s = self._clock(), self._used()
             was_taken = self._at - now >= WAKE_UP_S + TAKEN_S
             self._pause_s = PAUSE_S_MIN if was_taken else min(PAUSE_S_MAX, 2 * self._pause_s)
