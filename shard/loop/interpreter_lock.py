@@ -43,7 +43,7 @@ class LockShare:
         self,
         clock: Callable[[], float] = runtime.now,
         used: Callable[[], float] = time.thread_time,
-        sleep: Callable[[float], object] = time.sleep,
+        sleep: Callable[[float], object] = runtime.sleep,
     ) -> None:
         self._clock, self._used, self._sleep = clock, used, sleep
         self._at = 0.0  # by the clock, when others could run
