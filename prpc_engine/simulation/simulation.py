@@ -248,7 +248,7 @@ class Simulation:
         self.network.known(host)
         if not RATE_MIN <= _number("drift(rate)", rate) <= RATE_MAX:
             raise SimulationError(
-                f"drift({host!r}, {rate!r:.100}): a rate from {RATE_MIN} to {RATE_MAX}"
+                f"drift({host!r}, {rate!r:.100}): {RATE_MIN} to {RATE_MAX} times as fast"
             )
         self.timeline.note(self.now, host, "fault", f"its clocks run {rate:.6f} times as fast")
         self.scheduler.set_rate(self.network.hosts[host].clock, rate)
@@ -276,8 +276,17 @@ class Simulation:
     ) -> Nemesis:
         """Have faults happen until then, drawn from the seed: `rates` of each kind, on the average,
         a second. may_end: processes that may be killed, and are started again; may_kill: asked
-        before one of them is.
+        before one of them is. Raises SimulationError.
         """
+        if self.nemesis is not None:
+            raise SimulationError("let_loose() once in a simulation, with the rates of all faults")
+        if not isinstance(rates, Rates):
+            raise SimulationError(f"let_loose({rates!r:.100}): Rates(kill=0.1), say")
+        if isinstance(may_end, str):
+            raise SimulationError(f"let_loose(may_end={may_end!r:.100}): a list of names")
+        for what, seconds in (("until_s", until_s), ("lasts_s", lasts_s)):
+            if _seconds(f"let_loose({what})", seconds) < 0:
+                raise SimulationError(f"let_loose({what}={seconds}): 0 seconds or more")
         self.nemesis = Nemesis(self, rates, until_s, lasts_s, may_end, self._skip, may_kill)
         return self.nemesis
 

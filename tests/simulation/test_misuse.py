@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from prpc_engine.simulation import Process, Simulation, SimulationError, Stuck, scheduler
+from prpc_engine.simulation import (
+    Process,
+    Rates,
+    Simulation,
+    SimulationError,
+    Stuck,
+    explore,
+    scheduler,
+)
 from shard import runtime
 
 NAN, INF = math.nan, math.inf
@@ -147,3 +156,45 @@ def test_a_disk_of_a_folder_is_there(tmp_path: Path) -> None:
         simulation.disk("h", tmp_path)
         with pytest.raises(SimulationError, match="one disk"):
             simulation.disk("h", str(tmp_path))
+
+
+LET_LOOSE: dict[str, dict[str, Any]] = {
+    "no rates": {"rates": None, "until_s": 1.0},
+    "for ever": {"until_s": INF},
+    "until nan": {"until_s": NAN},
+    "until before": {"until_s": -1.0},
+    "until text": {"until_s": "3"},
+    "lasts nan": {"until_s": 1.0, "lasts_s": NAN},
+    "a name": {"until_s": 1.0, "may_end": "napper"},
+}
+
+
+@pytest.mark.parametrize("wrong", LET_LOOSE)
+def test_faults_that_cannot_be_drawn_are_refused(wrong: str) -> None:
+    with Simulation(1) as simulation:
+        simulation.process("napper", nap)
+        with pytest.raises(SimulationError, match="let_loose"):
+            simulation.let_loose(**{"rates": Rates(), **LET_LOOSE[wrong]})
+        simulation.let_loose(Rates(), until_s=1.0)
+        with pytest.raises(SimulationError, match="once"):
+            simulation.let_loose(Rates(), until_s=1.0)
+
+
+def test_a_scenario_that_exits_has_failed_with_its_seed(tmp_path: Path) -> None:
+    def scenario(simulation: Simulation) -> None:
+        if simulation.seed == 2:
+            sys.exit("of the test")
+
+    (failure,) = explore(scenario, range(4), keep=str(tmp_path / "kept"))
+    assert failure.least.seed == 2
+    assert failure.least.error == "SystemExit: of the test"
+    assert (tmp_path / "kept" / "seed-2.json").exists()
+
+
+def test_explore_says_what_it_cannot_run() -> None:
+    with pytest.raises(SimulationError, match="jobs=0"):
+        explore(lambda simulation: None, range(2), jobs=0)
+    with pytest.raises(SimulationError, match="top of a module"):
+        explore(lambda simulation: None, range(2), jobs=2)
+    with pytest.raises(SimulationError, match="failures_max"):
+        explore(lambda simulation: None, range(2), failures_max=0)
