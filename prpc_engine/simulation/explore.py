@@ -15,7 +15,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -65,11 +65,11 @@ class Failure:
 def run_once(
     scenario: Scenario,
     seed: int,
-    skip: frozenset[int] = frozenset(),
+    skip: Collection[int] = (),
     keep: str | Path | None = None,
 ) -> RunOutcome:
     """One run. keep: a folder for its timeline, as text and as a trace for Perfetto."""
-    error = text = ""
+    error, text, skip = "", "", frozenset(skip)
     with Simulation(seed, keep=keep is not None, skip=skip) as simulation:
         try:
             scenario(simulation)

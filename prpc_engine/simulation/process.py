@@ -178,9 +178,10 @@ class Process:
         def main() -> None:
             try:
                 self.result = self.function(self)
-            except Exception as error:
-                self.error = error
-                self._simulation.process_failed(self, error)
+            except (Exception, SystemExit) as error:
+                if not isinstance(error, SystemExit) or error.code:  # sys.exit(0) is an end as any
+                    self.error = error
+                    self._simulation.process_failed(self, error)
             self._scheduler.timeline.note(self._scheduler.now, self.name, "note", "ended")
             self._end()
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -63,12 +64,15 @@ class Simulation:
         seed: int,
         keep: bool = False,
         may_fail: bool = False,
-        skip: frozenset[int] = frozenset(),
+        skip: Collection[int] = (),
     ) -> None:
         if not isinstance(seed, int):
             raise SimulationError(f"Simulation(seed={seed!r:.100}): an int, to have it again")
         self.seed = seed
-        self._skip = skip
+        try:
+            self._skip = frozenset(map(operator.index, skip))
+        except TypeError:
+            raise SimulationError(f"skip={skip!r:.100}: numbers of faults, as [0, 2]") from None
         self.nemesis: Nemesis | None = None
         self.timeline = Timeline(keep)
         self.scheduler = Scheduler(seed, self.timeline)
@@ -98,6 +102,8 @@ class Simulation:
         before = self.processes.get(name)
         if before is not None and not before.is_dead:
             raise SimulationError(f"process {name} runs: kill() it before it is started again")
+        if self.host(host).is_down:
+            raise SimulationError(f"host {host!r:.100} has no power: boot() it, then begin {name}")
         number = self.scheduler.count("process")
         process = Process(self, name, self.host(host), number, function)
         self.processes[name] = self._homes[process.home] = process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from prpc_engine.simulation import (
     Process,
+    ProcessFailed,
     Rates,
     Simulation,
     SimulationError,
@@ -198,3 +200,63 @@ def test_explore_says_what_it_cannot_run() -> None:
         explore(lambda simulation: None, range(2), jobs=2)
     with pytest.raises(SimulationError, match="failures_max"):
         explore(lambda simulation: None, range(2), failures_max=0)
+
+
+def test_a_host_without_power_begins_no_process() -> None:
+    begun: list[float] = []
+
+    def begin(process: Process) -> None:
+        begun.append(simulation.now)
+        runtime.sleep(100.0)
+
+    with Simulation(1) as simulation:
+        simulation.process("a", begin, host="h")
+        simulation.run(limit_s=1.0)
+        simulation.crash("h")
+        with pytest.raises(SimulationError, match=r"boot\(\) it"):
+            simulation.start_again("a")
+        simulation.boot("h")
+        simulation.start_again("a")
+        simulation.run(limit_s=1.0)
+    assert len(begun) == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_disk_with_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    if kind == "link":
+        (tmp_path / "odd").symlink_to(__file__)
+    else:
+        os.mkfifo(tmp_path / "odd")
+    with Simulation(1) as simulation:
+        simulation.process("napper", nap, host="h")
+        with pytest.raises(SimulationError, match="'odd'"):
+            simulation.disk("h", tmp_path)
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_process_that_exits_without_an_error_has_ended(code: int | None) -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("exits", lambda process: sys.exit(code))
+        assert simulation.run(until=process, limit_s=1.0)
+        assert process.is_dead
+        assert process.error is None
+
+
+def test_a_process_that_exits_with_an_error_has_failed() -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("exits", lambda process: sys.exit("of the test"))
+        with pytest.raises(ProcessFailed, match="exits raised SystemExit: of the test"):
+            simulation.run(until=process)
+    with Simulation(1, may_fail=True) as simulation:
+        process = simulation.process("exits", lambda process: sys.exit(3))
+        assert simulation.run(until=process)
+        assert isinstance(process.error, SystemExit)
+
+
+def test_faults_to_skip_are_numbers_in_any_collection() -> None:
+    Simulation(1, skip=[0, 2])
+    Simulation(1, skip=())
+    wrong: Any
+    for wrong in (None, 3, "ab", [0.5]):
+        with pytest.raises(SimulationError, match="skip="):
+            Simulation(1, skip=wrong)
