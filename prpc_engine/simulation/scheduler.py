@@ -431,7 +431,7 @@ class Scheduler:
 
     def _waiting(self) -> list[str]:
         return [
-            f"{each.owner.name}/{each.name}"
+            f"{each.owner.name}/{each.name}{' (stopped)' if each.owner.is_stopped else ''}"
             for each in self._all
             if not each.ended and not each.owner.is_dead
         ]

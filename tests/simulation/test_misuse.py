@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from prpc_engine.simulation import (
+    Deadlock,
     Process,
     ProcessFailed,
     Rates,
@@ -260,3 +261,11 @@ def test_faults_to_skip_are_numbers_in_any_collection() -> None:
     for wrong in (None, 3, "ab", [0.5]):
         with pytest.raises(SimulationError, match="skip="):
             Simulation(1, skip=wrong)
+
+
+def test_a_deadlock_says_which_of_the_processes_are_stopped() -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("napper", nap)
+        simulation.at(2.5, process.stop)
+        with pytest.raises(Deadlock, match=r"napper/main \(stopped\)"):
+            simulation.run(until=process)
