@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+from prpc_engine.simulation.errors import SimulationError
+
 # A sync takes so many seconds; one in so many up to SLOW_S_MAX.
 SYNC_S_MIN, SYNC_S_MAX = 50e-6, 3e-3
 SLOW_CHANCE, SLOW_S_MAX = 0.02, 0.1
@@ -127,6 +129,12 @@ class Disk:
         """What is in a folder now."""
         names = {}
         for name in sorted(os.listdir(folder_fd)):
+            mode = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a pipe would wait
+                raise SimulationError(
+                    f"{name!r:.100} on the disk of {str(self.folder)!r:.200} is no file and no "
+                    "folder: links, pipes and sockets are not simulated"
+                )
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_fd)
             try:
                 self._inode(fd)

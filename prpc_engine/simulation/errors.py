@@ -28,7 +28,9 @@ class Stuck(SimulationError):
 
     def __init__(self, thread: str, stacks: str) -> None:
         super().__init__(
-            f"{thread} has not come back: it waits for something that is not simulated\n{stacks}"
+            f"{thread} has not come back: it waits for something that is not simulated, or "
+            "computes without an end. What waits must be of shard.runtime: Lock, Event, sleep()\n"
+            f"{stacks}"
         )
 
 

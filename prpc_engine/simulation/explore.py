@@ -13,13 +13,15 @@ Zeller and Hildebrandt, 2002).
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from prpc_engine.simulation.errors import SimulationError
 from prpc_engine.simulation.simulation import Simulation
 
 Scenario = Callable[[Simulation], object]
@@ -63,15 +65,15 @@ class Failure:
 def run_once(
     scenario: Scenario,
     seed: int,
-    skip: frozenset[int] = frozenset(),
-    keep: Path | None = None,
+    skip: Collection[int] = (),
+    keep: str | Path | None = None,
 ) -> RunOutcome:
     """One run. keep: a folder for its timeline, as text and as a trace for Perfetto."""
-    error = text = ""
+    error, text, skip = "", "", frozenset(skip)
     with Simulation(seed, keep=keep is not None, skip=skip) as simulation:
         try:
             scenario(simulation)
-        except Exception as failed:
+        except (Exception, SystemExit) as failed:
             error = (str(failed).splitlines() or [type(failed).__name__])[0]
             error = f"{type(failed).__name__}: {error}"
             text = "".join(traceback.format_exception(failed))
@@ -89,6 +91,7 @@ def run_once(
         )
         begun = tuple(each.number for each in faults if each.begins_s > simulation.now)
         if keep is not None:
+            keep = Path(keep)
             keep.mkdir(parents=True, exist_ok=True)
             (keep / f"seed-{seed}.txt").write_text(f"{simulation.timeline.text()}\n\n{text}")
             simulation.timeline.write_trace(keep / f"seed-{seed}.json")
@@ -139,11 +142,20 @@ def shrink(scenario: Scenario, first: RunOutcome) -> Failure:
 
 
 def outcomes(scenario: Scenario, seeds: Iterable[int], jobs: int = 1) -> Iterator[RunOutcome]:
-    """The run of each seed, as they end; `jobs` processes."""
+    """The run of each seed, as they end; `jobs` processes. Raises SimulationError."""
+    if jobs < 1:
+        raise SimulationError(f"jobs={jobs}: 1 or more processes")
     once = partial(run_once, scenario)
     if jobs == 1:
         yield from map(once, seeds)
         return
+    try:
+        pickle.dumps(scenario)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise SimulationError(
+            f"jobs={jobs}: {scenario!r:.200} is not found in another process: define it with `def` "
+            "at the top of a module, or use jobs=1"
+        ) from error
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as processes:
         yield from processes.map(once, seeds, chunksize=8)
 
@@ -152,12 +164,14 @@ def explore(
     scenario: Scenario,
     seeds: Iterable[int],
     jobs: int = 1,
-    keep: Path | None = None,
+    keep: str | Path | None = None,
     failures_max: int = 10,
 ) -> list[Failure]:
     """Run all seeds; those that fail, made small, `failures_max` of them at most. keep: a folder
-    for their timelines.
+    for their timelines. Raises SimulationError.
     """
+    if failures_max < 1:
+        raise SimulationError(f"failures_max={failures_max}: 1 or more")
     failures: list[Failure] = []
     for outcome in outcomes(scenario, seeds, jobs):
         if outcome.error:

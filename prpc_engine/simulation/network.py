@@ -11,7 +11,8 @@ cut, a process dies or a host is gone. Draws from the seed; runs as events of th
     a host crashes         nothing: silence, as after a cut
     an end that was not    PeerLostError at the other end, once the host can be reached: its kernel
      heard of (a crash,    refuses what is sent to a connection that it does not have, and an idle
-     or over a cut link)   one is asked, too
+     or over a cut link,   one is asked, too
+     or lost by silence)
     connecting over a cut  sent again after 1, 3, 7 ... s, until the time is over
      link
 """
@@ -84,6 +85,7 @@ class Wire:
     sender_waits: bool = False
     is_over: bool = False  # nothing of it arrives any more
     is_unheard: bool = False  # its sender has ended, and the receiver cannot hear of that yet
+    is_refused: bool = False  # its receiver has ended, and its sender has not heard of that
     arrivals: list[float] = field(default_factory=lambda: [0.0] * LANES)  # the last of each lane
     sent: int = 0  # messages
     doom: str | None = None  # why the connection is reset once the next message has arrived
@@ -238,10 +240,12 @@ class Network:
 
         def look(wire: Wire) -> None:
             still = link.is_cut and link.since_s == since_s
-            if still and connection in self._connections and not wire.sender.process.is_dead:
-                self._end_wire(wire)
+            ends = not (wire.is_unheard or wire.is_over or wire.sender.process.is_dead)
+            if still and ends and connection in self._connections:
+                self._unheard(wire)
+                connection[wire is connection[0]].is_refused = True
                 wire.sender.lost(f"it answered nothing for {silent_s:g} s")
-                if all(each.is_over for each in connection):
+                if all(each.is_over or each.is_unheard for each in connection):
                     self._forget(connection)
 
         for wire in connection:
@@ -298,7 +302,7 @@ class Network:
                 return
             if wire.link.is_cut:
                 wire.held.append((number, lane, nbytes, arrive))
-            elif not wire.receiver.process.is_dead:
+            elif not (wire.is_refused or wire.receiver.process.is_dead):
                 arrive()
                 if wire.doom is not None:
                     self.reset(wire, wire.doom)

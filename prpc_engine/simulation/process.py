@@ -13,15 +13,19 @@ any       grant_memory()             they have room again
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from prpc_engine.simulation.errors import SimulationError
 from prpc_engine.simulation.network import Network, SimulatedHost
 from prpc_engine.simulation.primitives import SimulatedThread
 from prpc_engine.simulation.scheduler import Scheduler, ThreadState
 from shard import Slab, Weather
 
 T = TypeVar("T")
+
+CLOCK_OFFSET_S_MAX = 1e9  # of a wall clock: some 30 years, so that each date is one
 
 
 class World(Protocol):
@@ -121,12 +125,18 @@ class Process:
 
     def slow_down(self, slowness: float) -> None:
         """Its threads wake so many times later than usual; 1.0: no longer."""
+        if not isinstance(slowness, int | float) or not 1.0 <= slowness < math.inf:
+            raise SimulationError(f"slow_down({slowness!r:.100}): how many times, 1.0 or more")
         if self.slowness != slowness and not self.is_dead:
             self._note(f"threads wake {slowness:.1f} times as late")
         self.slowness = slowness
 
     def set_clock(self, offset_s: float) -> None:
         """Its wall clock is so many seconds ahead of the simulation's."""
+        if not isinstance(offset_s, int | float) or not abs(offset_s) <= CLOCK_OFFSET_S_MAX:
+            raise SimulationError(
+                f"set_clock({offset_s!r:.100}): seconds, at most {CLOCK_OFFSET_S_MAX:.0e} off"
+            )
         if not self.is_dead:
             self._note(f"its clock is {offset_s:.3f} s ahead")
         self.clock_offset_s = offset_s
@@ -168,9 +178,10 @@ class Process:
         def main() -> None:
             try:
                 self.result = self.function(self)
-            except Exception as error:
-                self.error = error
-                self._simulation.process_failed(self, error)
+            except (Exception, SystemExit) as error:
+                if not isinstance(error, SystemExit) or error.code:  # sys.exit(0) is an end as any
+                    self.error = error
+                    self._simulation.process_failed(self, error)
             self._scheduler.timeline.note(self._scheduler.now, self.name, "note", "ended")
             self._end()
 

@@ -45,6 +45,7 @@ LONG_WAKE_CHANCE = 0.02
 PREEMPTIONS = (0.0, 0.02, 0.2, 0.5)
 # In those of them that are not 0 a thread stands still at one of so many looks, for so long.
 LOOKS_A_SLICE, SLICE_S_MAX = 300, 6e-3
+INTERRUPT_PATIENCE_S = 5.0  # a thread that is interrupted with run() comes to its next wait
 REAL_PATIENCE_S = 60.0  # without an entry taken: a thread waits for something real
 
 
@@ -129,7 +130,9 @@ class Scheduler:
         self._is_running = False
         self._until: Callable[[], bool] = lambda: False
         self._limit_s = 0.0
-        self._why: SimulationError | None = None
+        self._why: BaseException | None = None
+        self._ending: ThreadState | None = None  # close() waits for its end
+        self._stuck: set[ThreadState] = set()  # have not come back, and are left to themselves
         self.is_over = False
 
     def stream(self, name: str) -> random.Random:
@@ -225,7 +228,10 @@ class Scheduler:
         """
         me = self.here()
         if self._is_in_event:
-            raise SimulationError("an event of a simulation may not wait")
+            raise SimulationError(
+                "an event of a simulation, or the until of run(), may not wait: "
+                "have a process do what waits"
+            )
         if me is None:
             raise SimulationError(
                 "a thread that is not simulated would wait for a simulated one: "
@@ -309,7 +315,8 @@ class Scheduler:
             thread.ended = True
             self._threads.pop(_thread.get_ident(), None)
             if self.is_over:
-                self._controller.release()
+                if self._ending is thread:  # else close() has given it up
+                    self._controller.release()
             else:
                 for joiner in thread.joiners:
                     self.wake(joiner)
@@ -336,7 +343,7 @@ class Scheduler:
         before.
         """
         agenda = self._agenda
-        while self._why is None and not self._until():
+        while self._why is None and not self._has_come():
             if not agenda:
                 waiting = self._waiting()
                 if waiting:  # else all processes have ended
@@ -372,9 +379,20 @@ class Scheduler:
                 self._is_in_event = False
         return None
 
+    def _has_come(self) -> bool:
+        """Whether until() holds. Like an event it is asked in any thread, and may not wait."""
+        self._is_in_event = True
+        try:
+            return self._until()
+        except BaseException as error:
+            self._why = error
+            return True
+        finally:
+            self._is_in_event = False
+
     def run(self, until: Callable[[], bool], limit_s: float) -> None:
         """Let the simulation go on until that holds, or for so many seconds of its time. Called
-        outside of it. Raises Deadlock, Stuck, SimulationError.
+        outside of it. Raises Deadlock, Stuck, SimulationError, and what until() raises.
         """
         if self._is_running or self.here() is not None:
             raise SimulationError("run() is called by the test, not inside of the simulation")
@@ -393,18 +411,27 @@ class Scheduler:
             return
         self._baton = thread
         thread.gate.release()
+        try:
+            self._wait_for_baton()
+        except Stuck:
+            raise
+        except BaseException as error:  # KeyboardInterrupt: no thread may run on while others end
+            self._why = error
+            if not self._controller.acquire(timeout=INTERRUPT_PATIENCE_S):
+                self._give_up()
+            self._why = None
+            raise
+
+    def _wait_for_baton(self) -> None:
         seen = self.events
         while not self._controller.acquire(timeout=REAL_PATIENCE_S):
             if seen == self.events:
-                baton = self._baton
-                raise Stuck(
-                    f"{baton.owner.name}/{baton.name}" if baton is not None else "?", _stacks()
-                )
+                raise self._give_up()
             seen = self.events
 
     def _waiting(self) -> list[str]:
         return [
-            f"{each.owner.name}/{each.name}"
+            f"{each.owner.name}/{each.name}{' (stopped)' if each.owner.is_stopped else ''}"
             for each in self._all
             if not each.ended and not each.owner.is_dead
         ]
@@ -412,17 +439,34 @@ class Scheduler:
     def close(self) -> None:
         """End all threads that are left, one after the other."""
         self.is_over = True
+        stuck = None
         for thread in self._all:
             if not thread.ended:
-                thread.gate.release()
-                if not self._controller.acquire(timeout=REAL_PATIENCE_S):
-                    raise Stuck(f"{thread.owner.name}/{thread.name}", _stacks())
-        for real in self._real:  # what their frames hold is garbage once they have ended
-            threading.Thread.join(real, REAL_PATIENCE_S)
+                stuck = self._end(thread) or stuck
+        for thread, real in zip(self._all, self._real, strict=False):
+            if thread.ended:  # what their frames hold is garbage once they have ended
+                threading.Thread.join(real, REAL_PATIENCE_S)
         self._agenda.clear()
         self._until = lambda: True  # it may hold what the test does
         self._all.clear()
         self._real.clear()
+        if stuck is not None:
+            raise stuck
+
+    def _end(self, thread: ThreadState) -> Stuck | None:
+        if thread in self._stuck:
+            return None  # run() has said so; it ends by itself once what it waits for has come
+        self._ending = self._baton = thread
+        thread.gate.release()
+        return None if self._controller.acquire(timeout=REAL_PATIENCE_S) else self._give_up()
+
+    def _give_up(self) -> Stuck:
+        """The thread that has the baton does not come back."""
+        thread = self._baton
+        if thread is None:
+            return Stuck("?", _stacks())
+        self._stuck.add(thread)
+        return Stuck(f"{thread.owner.name}/{thread.name}", _stacks())
 
 
 def _stacks() -> str:

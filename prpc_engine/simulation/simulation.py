@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
+import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -62,12 +64,15 @@ class Simulation:
         seed: int,
         keep: bool = False,
         may_fail: bool = False,
-        skip: frozenset[int] = frozenset(),
+        skip: Collection[int] = (),
     ) -> None:
         if not isinstance(seed, int):
             raise SimulationError(f"Simulation(seed={seed!r:.100}): an int, to have it again")
         self.seed = seed
-        self._skip = skip
+        try:
+            self._skip = frozenset(map(operator.index, skip))
+        except TypeError:
+            raise SimulationError(f"skip={skip!r:.100}: numbers of faults, as [0, 2]") from None
         self.nemesis: Nemesis | None = None
         self.timeline = Timeline(keep)
         self.scheduler = Scheduler(seed, self.timeline)
@@ -79,6 +84,7 @@ class Simulation:
         self._failure: BaseException | None = None
         self._bells: dict[int, primitives.SimulatedBell] = {}
         self._leaving = ExitStack()
+        self._is_open = False
 
     # -- what takes part ---------------------------------------------------------------------------
 
@@ -90,9 +96,14 @@ class Simulation:
         """Begin a process: function(process) is its main thread, and ends it. A name that was used
         by a process that has ended is that process, started again.
         """
+        self._check_open("process()")
+        if not callable(function):
+            raise SimulationError(f"process({name!r:.100}, {function!r:.100}): function(process)")
         before = self.processes.get(name)
         if before is not None and not before.is_dead:
             raise SimulationError(f"process {name} runs: kill() it before it is started again")
+        if self.host(host).is_down:
+            raise SimulationError(f"host {host!r:.100} has no power: boot() it, then begin {name}")
         number = self.scheduler.count("process")
         process = Process(self, name, self.host(host), number, function)
         self.processes[name] = self._homes[process.home] = process
@@ -115,6 +126,14 @@ class Simulation:
         alone. Raises SimulationError.
         """
         self.network.known(host)
+        if (
+            not isinstance(folder, str | os.PathLike)
+            or not str(folder)
+            or not Path(folder).is_dir()
+        ):
+            raise SimulationError(
+                f"disk({host!r}, {folder!r:.100}): no such folder: make it before"
+            )
         path = os.path.realpath(folder)
         others = [disk.folder for disk in self.disks.values()]
         if host in self.disks or any(
@@ -150,7 +169,7 @@ class Simulation:
     ) -> bool:
         """Let it go on, called by the test: until a process has ended, or that holds, `limit_s`
         seconds of its time at most; whether it came so far (always, where `until` is None). Raises
-        ProcessFailed, Deadlock, Stuck.
+        ProcessFailed, Deadlock, Stuck, SimulationError, and what `until` raises.
         """
         done: Callable[[], bool]
         if isinstance(until, Process):
@@ -158,16 +177,24 @@ class Simulation:
 
             def done() -> bool:
                 return process.is_dead or self._failure is not None
-        elif until is not None:
+        elif callable(until):
             holds = until
 
             def done() -> bool:
                 return self._failure is not None or holds()
-        else:
+        elif until is None:
 
             def done() -> bool:
                 return self._failure is not None
 
+        else:
+            raise SimulationError(
+                f"run(until={until!r:.100}): a process, or a function without args"
+            )
+
+        self._check_open("run()")
+        if math.isnan(_number("run(limit_s)", limit_s)):
+            raise SimulationError("run(limit_s=nan): seconds of virtual time; math.inf: no limit")
         self.scheduler.run(done, limit_s)
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -176,11 +203,11 @@ class Simulation:
 
     def at(self, time_s: float, event: Callable[[], object]) -> None:
         """Have that happen then: a fault, say. It may not wait."""
-        self.scheduler.at(time_s, event)
+        self.scheduler.at(_seconds("at(time_s)", time_s), _event(event))
 
     def after(self, delay_s: float, event: Callable[[], object]) -> None:
         """The same, in so many seconds."""
-        self.scheduler.after(delay_s, event)
+        self.scheduler.at(self.now + _seconds("after(delay_s)", delay_s), _event(event))
 
     def note(self, text: str) -> None:
         """Have a line in the timeline, and in the digest."""
@@ -225,8 +252,10 @@ class Simulation:
         RATE_MIN to RATE_MAX: 1.0002 is 200 ppm fast. Raises SimulationError.
         """
         self.network.known(host)
-        if not RATE_MIN <= rate <= RATE_MAX:
-            raise SimulationError(f"drift({host!r}, {rate!r:.100}): {RATE_MIN} to {RATE_MAX}")
+        if not RATE_MIN <= _number("drift(rate)", rate) <= RATE_MAX:
+            raise SimulationError(
+                f"drift({host!r}, {rate!r:.100}): {RATE_MIN} to {RATE_MAX} times as fast"
+            )
         self.timeline.note(self.now, host, "fault", f"its clocks run {rate:.6f} times as fast")
         self.scheduler.set_rate(self.network.hosts[host].clock, rate)
 
@@ -253,8 +282,17 @@ class Simulation:
     ) -> Nemesis:
         """Have faults happen until then, drawn from the seed: `rates` of each kind, on the average,
         a second. may_end: processes that may be killed, and are started again; may_kill: asked
-        before one of them is.
+        before one of them is. Raises SimulationError.
         """
+        if self.nemesis is not None:
+            raise SimulationError("let_loose() once in a simulation, with the rates of all faults")
+        if not isinstance(rates, Rates):
+            raise SimulationError(f"let_loose({rates!r:.100}): Rates(kill=0.1), say")
+        if isinstance(may_end, str):
+            raise SimulationError(f"let_loose(may_end={may_end!r:.100}): a list of names")
+        for what, seconds in (("until_s", until_s), ("lasts_s", lasts_s)):
+            if _seconds(f"let_loose({what})", seconds) < 0:
+                raise SimulationError(f"let_loose({what}={seconds}): 0 seconds or more")
         self.nemesis = Nemesis(self, rates, until_s, lasts_s, may_end, self._skip, may_kill)
         return self.nemesis
 
@@ -285,6 +323,10 @@ class Simulation:
     def _here(self) -> Process | None:
         here = self.scheduler.here()
         return here.owner if here is not None and isinstance(here.owner, Process) else None
+
+    def _check_open(self, what: str) -> None:
+        if not self._is_open:
+            raise SimulationError(f"{what}: inside of `with Simulation(...) as simulation`, once")
 
     def _names(self) -> dict[str, Any]:
         """What stands in shard.runtime meanwhile: for threads of the simulation what is simulated,
@@ -369,14 +411,20 @@ class Simulation:
         return names
 
     def __enter__(self) -> Simulation:
+        if self.scheduler.is_over:
+            raise SimulationError("a simulation is entered once: make another of the same seed")
         with ExitStack() as entering:
-            entering.enter_context(runtime.simulate(self._names()))
+            try:
+                entering.enter_context(runtime.simulate(self._names()))
+            except RuntimeError as error:
+                raise SimulationError(str(error)) from None
             if gc.isenabled():  # destructors of cycles would run whenever garbage is collected
                 gc.disable()
                 entering.callback(gc.enable)
             gc.freeze()  # what was there before is not looked through at the end
             entering.callback(gc.unfreeze)
             self._leaving = entering.pop_all()
+        self._is_open = True
         return self
 
     def __exit__(
@@ -385,6 +433,7 @@ class Simulation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_open = False
         with self._leaving, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Threads end in the middle of something here, and coroutines that a process left behind
@@ -414,6 +463,24 @@ class Simulation:
             finally:
                 logging.disable(level)
                 sys.unraisablehook = hook
+
+
+def _number(what: str, number: float) -> float:
+    if not isinstance(number, int | float):
+        raise SimulationError(f"{what} is {number!r:.100}: a number")
+    return number
+
+
+def _seconds(what: str, seconds: float) -> float:
+    if not math.isfinite(_number(what, seconds)):
+        raise SimulationError(f"{what} is {seconds}: seconds of virtual time")
+    return seconds
+
+
+def _event(event: Callable[[], object]) -> Callable[[], object]:
+    if not callable(event):
+        raise SimulationError(f"an event is a function without arguments, not {event!r:.100}")
+    return event
 
 
 def _ended(process: Process) -> None:

@@ -134,3 +134,28 @@ def test_a_link_to_a_host_without_power_is_not_mended() -> None:
     network.send(wire, 0, "first", 10)
     scheduler.run(lambda: bool(there.came), 10.0)
     assert there.came == ["first"] and not here.came
+
+
+@pytest.mark.parametrize("does_send", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_an_end_that_one_side_gave_up_over_a_cut_link_is_refused_to_the_other(
+    seed: int, does_send: bool
+) -> None:
+    scheduler, network, _, here, there = connected(seed)
+    scheduler.at(1.0, lambda: (network.cut("a", "b"), network.cut("b", "a")))
+    scheduler.run(lambda: bool(here.came or there.came), 90.0)
+    assert (here.came + there.came) == ["lost"], "one of them sees the silence first"
+    network.mend("a", "b")
+    network.mend("b", "a")
+    if does_send:
+        other = network.connections()[0][bool(here.came)]
+        network.send(other, 0, "to nobody", 10)
+    before_s = scheduler.now
+    scheduler.run(lambda: bool(here.came and there.came), 60.0)
+    assert here.came == there.came == ["lost"]
+    if does_send:
+        assert scheduler.now < before_s + 0.2, "at once"
+    else:
+        assert scheduler.now < before_s + 30.0, "when its kernel asks"
+    scheduler.run(lambda: False, 60.0)
+    assert here.came == there.came == ["lost"], "once"

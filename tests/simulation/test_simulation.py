@@ -227,7 +227,7 @@ def test_run_answers_whether_it_came_so_far() -> None:
 
 def test_a_second_simulation_and_real_descriptors_are_refused_by_name() -> None:
     with Simulation(1) as simulation:
-        with pytest.raises(RuntimeError, match="one at a time"), Simulation(2):
+        with pytest.raises(SimulationError, match="one at a time"), Simulation(2):
             raise AssertionError("it must not open")
 
         def watch(process: Process) -> None:

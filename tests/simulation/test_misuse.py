@@ -1,0 +1,271 @@
+"""A simulation that is used wrongly, interrupted, or left with a thread that does not come back."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prpc_engine.simulation import (
+    Deadlock,
+    Process,
+    ProcessFailed,
+    Rates,
+    Simulation,
+    SimulationError,
+    Stuck,
+    explore,
+    scheduler,
+)
+from shard import runtime
+
+NAN, INF = math.nan, math.inf
+
+
+def nap(process: Process) -> None:
+    """Ends after five seconds."""
+    for _ in range(5):
+        runtime.sleep(1.0)
+
+
+WRONG: dict[str, Callable[[Any, Any], object]] = {
+    "run: no limit": lambda simulation, _: simulation.run(limit_s=NAN),
+    "run: limit of text": lambda simulation, _: simulation.run(limit_s="3"),
+    "run: until text": lambda simulation, _: simulation.run("napper"),
+    "run: until waits": lambda simulation, _: simulation.run(lambda: runtime.sleep(1.0)),
+    "at: nan": lambda simulation, _: simulation.at(NAN, print),
+    "at: no event": lambda simulation, _: simulation.at(1.0, None),
+    "after: infinity": lambda simulation, _: simulation.after(INF, print),
+    "after: text": lambda simulation, _: simulation.after("1", print),
+    "drift: text": lambda simulation, _: simulation.drift("h", "1"),
+    "drift: nan": lambda simulation, _: simulation.drift("h", NAN),
+    "disk: no folder": lambda simulation, _: simulation.disk("h", "/nowhere/at/all"),
+    "disk: empty": lambda simulation, _: simulation.disk("h", ""),
+    "disk: a file": lambda simulation, _: simulation.disk("h", __file__),
+    "disk: a number": lambda simulation, _: simulation.disk("h", 3),
+    "process: no function": lambda simulation, _: simulation.process("other", None),
+    "slow_down: nan": lambda _, process: process.slow_down(NAN),
+    "slow_down: 0": lambda _, process: process.slow_down(0.0),
+    "slow_down: text": lambda _, process: process.slow_down("2"),
+    "set_clock: nan": lambda _, process: process.set_clock(NAN),
+    "set_clock: too far": lambda _, process: process.set_clock(1e300),
+    "entered twice": lambda simulation, _: simulation.__enter__(),
+    "another one": lambda _, __: Simulation(2).__enter__(),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_refused_where_it_is_asked_for(wrong: str) -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("napper", nap, host="h")
+        with pytest.raises(SimulationError):
+            WRONG[wrong](simulation, process)
+        simulation.run(until=process)
+        assert process.is_dead, "and the simulation goes on"
+
+
+def test_a_simulation_that_is_over_begins_nothing() -> None:
+    with Simulation(1) as simulation:
+        simulation.run(until=simulation.process("napper", nap))
+    with pytest.raises(SimulationError, match="inside of"):
+        simulation.process("late", nap)
+    with pytest.raises(SimulationError, match="inside of"):
+        simulation.start_again("napper")
+    with pytest.raises(SimulationError, match="inside of"):
+        simulation.run()
+    with pytest.raises(SimulationError, match="entered once"):
+        simulation.__enter__()
+
+
+def test_what_until_raises_comes_out_of_run_whatever_thread_asks_it() -> None:
+    def holds() -> bool:
+        assert simulation.now < 2.0, "of the test"
+        return False
+
+    with Simulation(1) as simulation:
+        simulation.process("napper", nap)
+        with pytest.raises(AssertionError, match="of the test"):
+            simulation.run(until=holds)
+
+
+@pytest.mark.parametrize("after_s", [0.01, 0.03, 0.05, 0.07])
+def test_an_interrupt_ends_a_run_and_leaves_no_thread(after_s: float) -> None:
+    def busy(process: Process) -> None:
+        while True:
+            runtime.sleep(0.001)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), Simulation(1) as simulation:
+            for number in range(4):
+                simulation.process(f"busy {number}", busy)
+            signal.setitimer(signal.ITIMER_REAL, after_s)
+            simulation.run(limit_s=1e9)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert not [each for each in threading.enumerate() if "Simulated" in type(each).__name__]
+
+
+def test_a_stuck_thread_is_waited_for_once_and_the_others_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "REAL_PATIENCE_S", 0.5)
+    real = threading.Lock()
+    real.acquire()
+    ended: list[str] = []
+
+    def waits(process: Process) -> None:
+        with real:
+            pass
+
+    def other(process: Process) -> None:
+        try:
+            runtime.sleep(1e6)
+        finally:
+            ended.append(process.name)
+
+    with (
+        pytest.raises(Stuck, match=r"stuck/main .*shard\.runtime") as told,
+        Simulation(1) as simulation,
+    ):
+        simulation.process("stuck", waits)
+        simulation.process("other", other)
+        simulation.run(limit_s=10.0)
+    assert told.value.__context__ is None, "it is said once"
+    assert ended == ["other"]
+    with Simulation(1) as simulation:
+        assert simulation.run(until=simulation.process("napper", nap)), "the next one is as any"
+    left = [each for each in threading.enumerate() if "Simulated" in type(each).__name__]
+    real.release()
+    for each in left:
+        threading.Thread.join(each, 10.0)
+        assert not each.is_alive()
+
+
+def test_a_disk_of_a_folder_is_there(tmp_path: Path) -> None:
+    with Simulation(1) as simulation:
+        simulation.process("napper", nap, host="h")
+        simulation.disk("h", tmp_path)
+        with pytest.raises(SimulationError, match="one disk"):
+            simulation.disk("h", str(tmp_path))
+
+
+LET_LOOSE: dict[str, dict[str, Any]] = {
+    "no rates": {"rates": None, "until_s": 1.0},
+    "for ever": {"until_s": INF},
+    "until nan": {"until_s": NAN},
+    "until before": {"until_s": -1.0},
+    "until text": {"until_s": "3"},
+    "lasts nan": {"until_s": 1.0, "lasts_s": NAN},
+    "a name": {"until_s": 1.0, "may_end": "napper"},
+}
+
+
+@pytest.mark.parametrize("wrong", LET_LOOSE)
+def test_faults_that_cannot_be_drawn_are_refused(wrong: str) -> None:
+    with Simulation(1) as simulation:
+        simulation.process("napper", nap)
+        with pytest.raises(SimulationError, match="let_loose"):
+            simulation.let_loose(**{"rates": Rates(), **LET_LOOSE[wrong]})
+        simulation.let_loose(Rates(), until_s=1.0)
+        with pytest.raises(SimulationError, match="once"):
+            simulation.let_loose(Rates(), until_s=1.0)
+
+
+def test_a_scenario_that_exits_has_failed_with_its_seed(tmp_path: Path) -> None:
+    def scenario(simulation: Simulation) -> None:
+        if simulation.seed == 2:
+            sys.exit("of the test")
+
+    (failure,) = explore(scenario, range(4), keep=str(tmp_path / "kept"))
+    assert failure.least.seed == 2
+    assert failure.least.error == "SystemExit: of the test"
+    assert (tmp_path / "kept" / "seed-2.json").exists()
+
+
+def test_explore_says_what_it_cannot_run() -> None:
+    with pytest.raises(SimulationError, match="jobs=0"):
+        explore(lambda simulation: None, range(2), jobs=0)
+    with pytest.raises(SimulationError, match="top of a module"):
+        explore(lambda simulation: None, range(2), jobs=2)
+    with pytest.raises(SimulationError, match="failures_max"):
+        explore(lambda simulation: None, range(2), failures_max=0)
+
+
+def test_a_host_without_power_begins_no_process() -> None:
+    begun: list[float] = []
+
+    def begin(process: Process) -> None:
+        begun.append(simulation.now)
+        runtime.sleep(100.0)
+
+    with Simulation(1) as simulation:
+        simulation.process("a", begin, host="h")
+        simulation.run(limit_s=1.0)
+        simulation.crash("h")
+        with pytest.raises(SimulationError, match=r"boot\(\) it"):
+            simulation.start_again("a")
+        simulation.boot("h")
+        simulation.start_again("a")
+        simulation.run(limit_s=1.0)
+    assert len(begun) == 2
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_disk_with_what_is_no_file_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    if kind == "link":
+        (tmp_path / "odd").symlink_to(__file__)
+    else:
+        os.mkfifo(tmp_path / "odd")
+    with Simulation(1) as simulation:
+        simulation.process("napper", nap, host="h")
+        with pytest.raises(SimulationError, match="'odd'"):
+            simulation.disk("h", tmp_path)
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_process_that_exits_without_an_error_has_ended(code: int | None) -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("exits", lambda process: sys.exit(code))
+        assert simulation.run(until=process, limit_s=1.0)
+        assert process.is_dead
+        assert process.error is None
+
+
+def test_a_process_that_exits_with_an_error_has_failed() -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("exits", lambda process: sys.exit("of the test"))
+        with pytest.raises(ProcessFailed, match="exits raised SystemExit: of the test"):
+            simulation.run(until=process)
+    with Simulation(1, may_fail=True) as simulation:
+        process = simulation.process("exits", lambda process: sys.exit(3))
+        assert simulation.run(until=process)
+        assert isinstance(process.error, SystemExit)
+
+
+def test_faults_to_skip_are_numbers_in_any_collection() -> None:
+    Simulation(1, skip=[0, 2])
+    Simulation(1, skip=())
+    wrong: Any
+    for wrong in (None, 3, "ab", [0.5]):
+        with pytest.raises(SimulationError, match="skip="):
+            Simulation(1, skip=wrong)
+
+
+def test_a_deadlock_says_which_of_the_processes_are_stopped() -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("napper", nap)
+        simulation.at(2.5, process.stop)
+        with pytest.raises(Deadlock, match=r"napper/main \(stopped\)"):
+            simulation.run(until=process)
