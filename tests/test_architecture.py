@@ -232,6 +232,9 @@ WIDE_FOR_A_REASON = {
     "prpc_engine.simulation.network.Network": (
         "hosts, links and connections decide together what becomes of a message"
     ),
+    "prpc_engine.simulation.scheduler.Scheduler": (
+        "what is due, who has the baton, and how a run ends: each decides what the others may"
+    ),
     "shard.loop.reactor.Reactor": "a turn, each kind of work in it, and the sleep between two",
     "prpc_engine.master.session.MasterSession": "one connection's states and what is asked over it",
     "prpc_engine.rpc.peer.Peer": (

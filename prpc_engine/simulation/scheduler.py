@@ -46,7 +46,7 @@ PREEMPTIONS = (0.0, 0.02, 0.2, 0.5)
 # In those of them that are not 0 a thread stands still at one of so many looks, for so long.
 LOOKS_A_SLICE, SLICE_S_MAX = 300, 6e-3
 INTERRUPT_PATIENCE_S = 5.0  # a thread that is interrupted with run() comes to its next wait
-REAL_PATIENCE_S = 60.0  # without an entry taken: a thread waits for something real
+PATIENCE_S = 60.0
 
 
 class Abandoned(BaseException):
@@ -107,13 +107,15 @@ class Scheduler:
 
     seed      what all is drawn from
     timeline  is told what happens
+    patience_s  real seconds without an entry taken, after which a thread waits for something real
     """
 
-    def __init__(self, seed: int, timeline: Timeline) -> None:
+    def __init__(self, seed: int, timeline: Timeline, patience_s: float = PATIENCE_S) -> None:
         self.now = 0.0
         self.events = 0
         self.timeline = timeline
         self._seed = seed
+        self._patience_s = patience_s
         self._chance = self.stream("scheduler").random
         self._preemption = PREEMPTIONS[int(self._chance() * len(PREEMPTIONS))]
         self._looks = self._looks_to_come()
@@ -424,7 +426,7 @@ class Scheduler:
 
     def _wait_for_baton(self) -> None:
         seen = self.events
-        while not self._controller.acquire(timeout=REAL_PATIENCE_S):
+        while not self._controller.acquire(timeout=self._patience_s):
             if seen == self.events:
                 raise self._give_up()
             seen = self.events
@@ -445,7 +447,7 @@ class Scheduler:
                 stuck = self._end(thread) or stuck
         for thread, real in zip(self._all, self._real, strict=False):
             if thread.ended:  # what their frames hold is garbage once they have ended
-                threading.Thread.join(real, REAL_PATIENCE_S)
+                threading.Thread.join(real, self._patience_s)
         self._agenda.clear()
         self._until = lambda: True  # it may hold what the test does
         self._all.clear()
@@ -458,7 +460,7 @@ class Scheduler:
             return None  # run() has said so; it ends by itself once what it waits for has come
         self._ending = self._baton = thread
         thread.gate.release()
-        return None if self._controller.acquire(timeout=REAL_PATIENCE_S) else self._give_up()
+        return None if self._controller.acquire(timeout=self._patience_s) else self._give_up()
 
     def _give_up(self) -> Stuck:
         """The thread that has the baton does not come back."""

@@ -37,7 +37,7 @@ from prpc_engine.simulation.errors import ProcessFailed, SimulationError
 from prpc_engine.simulation.nemesis import Fault, Nemesis, Rates
 from prpc_engine.simulation.network import Network, SimulatedHost
 from prpc_engine.simulation.process import Process
-from prpc_engine.simulation.scheduler import Scheduler
+from prpc_engine.simulation.scheduler import PATIENCE_S, Scheduler
 from prpc_engine.simulation.timeline import Timeline
 from prpc_engine.simulation.transport import transports_of
 from shard import runtime
@@ -55,6 +55,8 @@ class Simulation:
     keep      keep all events for timeline.text() and timeline.write_trace(), not their digest alone
     may_fail  functions of processes may raise; else run() raises ProcessFailed
     skip      numbers of the nemesis's faults that are left out
+    patience_s  real seconds that a thread may compute, or wait for something that is not simulated,
+              before run() raises Stuck
 
     Raises SimulationError where another one is open.
     """
@@ -65,7 +67,10 @@ class Simulation:
         keep: bool = False,
         may_fail: bool = False,
         skip: Collection[int] = (),
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        if not _seconds("patience_s", patience_s) > 0:
+            raise SimulationError(f"Simulation(patience_s={patience_s}): more than 0")
         if not isinstance(seed, int):
             raise SimulationError(f"Simulation(seed={seed!r:.100}): an int, to have it again")
         self.seed = seed
@@ -75,7 +80,7 @@ class Simulation:
             raise SimulationError(f"skip={skip!r:.100}: numbers of faults, as [0, 2]") from None
         self.nemesis: Nemesis | None = None
         self.timeline = Timeline(keep)
-        self.scheduler = Scheduler(seed, self.timeline)
+        self.scheduler = Scheduler(seed, self.timeline, patience_s)
         self.network = Network(self.scheduler)
         self.processes: dict[str, Process] = {}
         self.disks: dict[str, Disk] = {}  # by host

@@ -22,7 +22,6 @@ from prpc_engine.simulation import (
     SimulationError,
     Stuck,
     explore,
-    scheduler,
 )
 from shard import runtime
 
@@ -117,10 +116,7 @@ def test_an_interrupt_ends_a_run_and_leaves_no_thread(after_s: float) -> None:
     assert not [each for each in threading.enumerate() if "Simulated" in type(each).__name__]
 
 
-def test_a_stuck_thread_is_waited_for_once_and_the_others_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(scheduler, "REAL_PATIENCE_S", 0.5)
+def test_a_stuck_thread_is_waited_for_once_and_the_others_end() -> None:
     real = threading.Lock()
     real.acquire()
     ended: list[str] = []
@@ -137,7 +133,7 @@ def test_a_stuck_thread_is_waited_for_once_and_the_others_end(
 
     with (
         pytest.raises(Stuck, match=r"stuck/main .*shard\.runtime") as told,
-        Simulation(1) as simulation,
+        Simulation(1, patience_s=0.5) as simulation,
     ):
         simulation.process("stuck", waits)
         simulation.process("other", other)
