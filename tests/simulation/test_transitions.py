@@ -6,6 +6,7 @@ nothing.
 from __future__ import annotations
 
 import re
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,9 @@ def test_a_transition_that_is_neither_taken_nor_argued_is_named() -> None:
     assert lines[-1] == "A door, open, shut: TAKEN, AND IN NO TABLE"
 
 
+OF_THIS_RUN = ("PYTEST_XDIST_WORKER", "PRPC_TEST_ROOM")
+
+
 @pytest.mark.slow
 def test_a_run_that_leaves_one_open_writes_its_report_and_fails_where_that_is_asked(
     tmp_path: Path,
@@ -81,8 +85,12 @@ def test_a_run_that_leaves_one_open_writes_its_report_and_fails_where_that_is_as
     file = tmp_path / "transitions.txt"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["tests/simulation/test_linearizability.py", f"--transitions={file}"]
+    # a run of its own: it would wait for its turn, which this test has (tests/turns.py)
+    alone = {name: value for name, value in os.environ.items() if name not in OF_THIS_RUN}
     for more, wanted in (([], 0), (["--all-transitions"], 1)):
-        done = subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, *more], cwd=ROOT, env=alone, capture_output=True, text=True, timeout=100
+        )
         assert done.returncode == wanted, done.stdout + done.stderr
         assert "A connection: 0 of 6 states reached, 0 of 33 transitions taken" in done.stdout
     assert "A connection: 0 of 6 states reached" in file.read_text()
