@@ -28,6 +28,12 @@ ROOM = Path(os.environ.get(SHARED, __file__))
 DOOR = ROOM.parent
 
 
+def environment_of_another_run() -> dict[str, str]:
+    """For pytest that a test starts: it would wait for its turn, which that test has."""
+    own = ("PYTEST_XDIST_WORKER", SHARED)
+    return {name: value for name, value in os.environ.items() if name not in own}
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """With several workers, each test in its turn."""

@@ -127,6 +127,41 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
             file = super()._split_scope(nodeid)
             return SOURCES if file in READ_ALL_SOURCES else file
 
+        def remove_node(self, node: Any) -> str | None:
+            """Of a worker that crashed, the test that it ran is over: it would crash the next, too.
+            Others have what it had left.
+            """
+            workload = self.assigned_work[node]
+            running = (
+                (unit, test)
+                for unit in workload.values()
+                for test, is_over in unit.items()
+                if not is_over
+            )
+            unit, crashed = next(running, (None, None))
+            if unit is None:
+                return super().remove_node(node)  # type: ignore[no-any-return]
+            unit[crashed] = True
+            del self.assigned_work[node]
+            self.workqueue.update(
+                {scope: unit for scope, unit in workload.items() if not all(unit.values())}
+            )
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return str(crashed)
+
+        def _reschedule(self, node: Any) -> None:
+            """A worker runs a test once it knows the next one, or that there is none: one in the
+            place of a worker that crashed is given what that had left, be it one test.
+            """
+            super()._reschedule(node)
+            if node.shutting_down:
+                return
+            while self.workqueue and self._pending_of(self.assigned_work[node]) == 1:
+                self._assign_work_unit(node)
+            if not self.workqueue and self._pending_of(self.assigned_work[node]) == 1:
+                node.shutdown()
+
     config.option.loadscopereorder = False  # the files are in their order already
     return ByFile(config, log)
 

@@ -5,7 +5,6 @@ nothing.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from tests.simulation.scenarios_calls import calls
 from tests.simulation.scenarios_jobs import places
 from tests.simulation.transitions import Report, all_transitions, taken
 from tests.simulation.untaken import ARGUED
+from tests.turns import environment_of_another_run
 
 
 def test_each_argument_is_of_a_transition_that_there_is() -> None:
@@ -75,9 +75,6 @@ def test_a_transition_that_is_neither_taken_nor_argued_is_named() -> None:
     assert lines[-1] == "A door, open, shut: TAKEN, AND IN NO TABLE"
 
 
-OF_THIS_RUN = ("PYTEST_XDIST_WORKER", "PRPC_TEST_ROOM")
-
-
 @pytest.mark.slow
 def test_a_run_that_leaves_one_open_writes_its_report_and_fails_where_that_is_asked(
     tmp_path: Path,
@@ -85,8 +82,7 @@ def test_a_run_that_leaves_one_open_writes_its_report_and_fails_where_that_is_as
     file = tmp_path / "transitions.txt"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["tests/simulation/test_linearizability.py", f"--transitions={file}"]
-    # a run of its own: it would wait for its turn, which this test has (tests/turns.py)
-    alone = {name: value for name, value in os.environ.items() if name not in OF_THIS_RUN}
+    alone = environment_of_another_run()
     for more, wanted in (([], 0), (["--all-transitions"], 1)):
         done = subprocess.run(
             [*command, *more], cwd=ROOT, env=alone, capture_output=True, text=True, timeout=100
