@@ -38,7 +38,7 @@ __version__ = release.VERSION
 logging.getLogger("prpc").addFilter(ONE_LINE)
 belongs_to_engine(
     "prpc_engine",
-    but=("cli", "demo", "perf", "pslite.launch", "settings.local_job"),
+    but=("cli", "demo", "perf", "pslite.launch", "settings.local_job", "simulation"),
     handlers=("rpc.server", "rpc.job", "service.service"),
 )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from prpc_engine import Master, RpcService
 from prpc_engine.simulation import (
     Deadlock,
     Process,
@@ -103,6 +104,9 @@ def test_an_interrupt_ends_a_run_and_leaves_no_thread(after_s: float) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    # from now on handlers of signals are the engine's to hold back
+    with Master() as master, RpcService(master.address):
+        pass
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt), Simulation(1) as simulation:
