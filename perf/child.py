@@ -9,6 +9,7 @@ blocked.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -57,6 +58,24 @@ def pin(cores: Iterable[int]) -> None:
         os.sched_setaffinity(0, chosen)
 
 
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes when the block is over. Where it is blocked in this thread alone another one
+    takes it (those of numpy's libraries), and Python has the main thread raise it all the same.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # nothing is raised here
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 class Child:
     """A process running `target(announce, *args)`. Owned by its parent: stop() it, or use it as a
     context manager.
@@ -91,7 +110,8 @@ class Child:
         """
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            self._process.start()
+            with _interrupts_wait():
+                self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

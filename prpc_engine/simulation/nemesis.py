@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from typing import Protocol, TypeVar
 
 from prpc_engine.simulation.disk import Disk
+from prpc_engine.simulation.errors import SimulationError
 from prpc_engine.simulation.network import Network
 from prpc_engine.simulation.process import Process
 from prpc_engine.simulation.scheduler import Scheduler
@@ -299,6 +300,11 @@ class Nemesis:
 
     def _end(self) -> None:
         simulation = self.simulation
+        unknown = [name for name in self.may_end if name not in simulation.processes]
+        if unknown:
+            raise SimulationError(
+                f"let_loose(may_end): no process was {unknown}, but {list(simulation.processes)}"
+            )
         for host in list(simulation.network.hosts.values()):
             self._boot(host.name)
         simulation.network.mend_all()

@@ -20,6 +20,7 @@ import logging
 import math
 import operator
 import os
+import random
 import sys
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -29,6 +30,8 @@ from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from prpc_engine.simulation import primitives
 from prpc_engine.simulation.clock import RATE_MAX, RATE_MIN
@@ -44,6 +47,7 @@ from shard import runtime
 
 EPOCH_S = 1_767_225_600.0  # what wall clocks say at the beginning: 1 January 2026
 COLLECTIONS_MAX = 10  # of garbage, at the end: what one frees may make more for the next
+NUMPY_SEEDS = 2**32  # that numpy's own generator takes
 LIMIT_S = 3600.0  # of virtual time, that run() takes at most
 
 
@@ -426,8 +430,14 @@ class Simulation:
             if gc.isenabled():  # destructors of cycles would run whenever garbage is collected
                 gc.disable()
                 entering.callback(gc.enable)
-            gc.freeze()  # what was there before is not looked through at the end
-            entering.callback(gc.unfreeze)
+            if not gc.get_freeze_count():  # else another froze, who unfreezes: that is of all
+                gc.freeze()  # what was there before is not looked through at the end
+                entering.callback(gc.unfreeze)
+            # what a test's own code draws is part of the run, whichever of these it calls
+            entering.callback(random.setstate, random.getstate())
+            entering.callback(np.random.set_state, np.random.get_state())
+            random.seed(self.seed)
+            np.random.seed(self.seed % NUMPY_SEEDS)
             self._leaving = entering.pop_all()
         self._is_open = True
         return self

@@ -15,6 +15,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+TEXT_COLUMN = 12 + 2 + 32 + 2 + 8 + 2  # where the text of a line begins
+NOT_KEPT = "no events were kept: Simulation(seed, keep=True) keeps them"
+
 
 @dataclass(frozen=True)
 class Happening:
@@ -28,7 +31,8 @@ class Happening:
 
     def __str__(self) -> str:
         where = f"{self.process}/{self.thread}" if self.thread else self.process
-        return f"{self.time_s:12.6f}  {where:32}  {self.kind:8}  {self.text}"
+        text = self.text.replace("\n", "\n" + " " * TEXT_COLUMN)
+        return f"{self.time_s:12.6f}  {where:32}  {self.kind:8}  {text}"
 
 
 class Timeline:
@@ -56,8 +60,12 @@ class Timeline:
             self.happenings.append(Happening(time_s, process, "", kind, text))
 
     def text(self, runs: bool = False) -> str:
-        """A line an event; those of threads that go on only where `runs` says so."""
-        kept = self.happenings or ()
+        """A line an event; those of threads that go on only where `runs` says so. One line that
+        says so where none were kept.
+        """
+        if self.happenings is None:
+            return NOT_KEPT
+        kept = self.happenings
         return "\n".join(str(each) for each in kept if runs or each.kind != "run")
 
     def write_trace(self, path: str | Path) -> None:

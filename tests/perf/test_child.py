@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 
 import psutil
@@ -50,6 +51,36 @@ def test_ctrl_c_while_a_process_is_started_leaves_none(monkeypatch: pytest.Monke
         Child(wait_for_ever)
     left = set(psutil.Process().children()) - before
     assert not [each for each in left if "spawn_main" in " ".join(each.cmdline())]
+
+
+class InterruptsAsItIsSent:
+    """An argument: while it is pickled, Ctrl-C is taken by another thread, as numpy's libraries
+    have them, and Python has the main thread raise it.
+    """
+
+    def __init__(self) -> None:
+        self.is_sent = False
+
+    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+        end = threading.Event()
+        other = threading.Thread(target=end.wait)
+        with_signals = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        other.start()  # it has the mask of its parent
+        signal.pthread_sigmask(signal.SIG_SETMASK, with_signals)
+        signal.pthread_kill(other.ident or 0, signal.SIGINT)
+        end.set()
+        other.join()
+        self.is_sent = True
+        return int, ()
+
+
+def test_ctrl_c_that_another_thread_takes_waits_until_a_process_is_started() -> None:
+    """Else it would read the end of what it is started with, and say so in a traceback."""
+    argument = InterruptsAsItIsSent()
+    with pytest.raises(KeyboardInterrupt):
+        Child(wait_for_ever, argument)
+    assert argument.is_sent
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def test_a_process_that_cannot_be_started_says_why() -> None:

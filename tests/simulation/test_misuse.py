@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
@@ -269,3 +271,39 @@ def test_a_deadlock_says_which_of_the_processes_are_stopped() -> None:
         simulation.at(2.5, process.stop)
         with pytest.raises(Deadlock, match=r"napper/main \(stopped\)"):
             simulation.run(until=process)
+
+
+def test_random_and_numpy_draw_from_the_seed_and_go_on_afterwards_as_before() -> None:
+    def drawn(seed: int) -> list[float]:
+        def draw(process: Process) -> None:
+            found.extend((random.random(), float(np.random.random())))
+
+        found: list[float] = []
+        with Simulation(seed) as simulation:
+            simulation.run(until=simulation.process("drawer", draw))
+        return found
+
+    random.seed("of the test")
+    np.random.seed(3)
+    before = random.getstate(), np.random.random()
+    np.random.seed(3)
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert (random.getstate(), np.random.random()) == before
+    assert len(drawn(-1)) == 2, "of any seed"
+
+
+def test_a_name_of_may_end_that_no_process_has_is_told() -> None:
+    with Simulation(1) as simulation:
+        process = simulation.process("napper", nap)
+        simulation.let_loose(Rates(), 2.0, ["naper"])
+        with pytest.raises(SimulationError, match=r"naper.*napper"):
+            simulation.run(until=process)
+
+
+def test_a_timeline_keeps_lines_apart_and_says_when_nothing_is_kept() -> None:
+    with Simulation(1) as simulation:
+        assert "keep=True" in simulation.timeline.text()
+    with Simulation(1, keep=True) as simulation:
+        simulation.note("one line\nand another")
+        first, second = simulation.timeline.text().splitlines()
+    assert first.index("one line") == second.index("and another"), "in its column"
