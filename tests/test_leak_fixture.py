@@ -137,6 +137,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("test", "named"),
     [

@@ -27,6 +27,7 @@ TESTS = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TEXT)
 MEMBERS = sorted(set(re.findall(r"`([A-Z]\w+)\.([a-z]\w+)[`(]", TEXT)))
 
 
+@pytest.mark.slow
 def test_the_client_gets_what_the_server_of_the_page_answers(tmp_path: Path) -> None:
     server, client = tmp_path / "server.py", tmp_path / "client.py"
     server.write_text(PROGRAMS[0])

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from prpc_engine import pslite
 from prpc_engine.pslite import environment
 from tests.pasted import TIMEOUT_S, without_stalls
@@ -22,6 +24,7 @@ TEXT = PAGE.read_text()
 (LAUNCH,) = re.findall(r"`prpc (launch .*) -- python train.py`", TEXT)
 
 
+@pytest.mark.slow
 def test_the_program_prints_what_stands_below_it(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     ran = subprocess.run(

@@ -15,6 +15,7 @@ the simulation's. Equal seeds give equal runs: `digest` says so.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import math
@@ -430,7 +431,7 @@ class Simulation:
             if gc.isenabled():  # destructors of cycles would run whenever garbage is collected
                 gc.disable()
                 entering.callback(gc.enable)
-            if not gc.get_freeze_count():  # else another froze, who unfreezes: that is of all
+            if not _is_frozen_by_others():
                 gc.freeze()  # what was there before is not looked through at the end
                 entering.callback(gc.unfreeze)
             # what a test's own code draws is part of the run, whichever of these it calls
@@ -478,6 +479,14 @@ class Simulation:
             finally:
                 logging.disable(level)
                 sys.unraisablehook = hook
+
+
+@functools.cache  # which counts them one by one: 25 ms of a worker of pytest
+def _is_frozen_by_others() -> bool:
+    """Objects were frozen before the first simulation of this process: by whom unfreezes them, if
+    anybody. It is all or none.
+    """
+    return gc.get_freeze_count() > 0
 
 
 def _number(what: str, number: float) -> float:

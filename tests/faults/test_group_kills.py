@@ -203,6 +203,7 @@ def plan_of(
     return plan
 
 
+@pytest.mark.slow
 def test_every_point_is_passed_by_an_application_or_a_shard(hits: dict[str, Census]) -> None:
     missed = [name for name in POINTS if not hits["application"][name] and not hits["shard"][name]]
     assert set(missed) <= set(OUTSIDE_ALL_CALLS), (
@@ -210,6 +211,7 @@ def test_every_point_is_passed_by_an_application_or_a_shard(hits: dict[str, Cens
     )
 
 
+@pytest.mark.slow
 def test_a_shard_that_dies_is_missed_and_replaced_and_takes_nothing_along(
     zygote: Zygote, hits: dict[str, Census], books: Ended, seed: int
 ) -> None:
@@ -228,6 +230,7 @@ def test_two_shards_that_die_at_once_are_both_missed_and_replaced(
     assert ended.killed
 
 
+@pytest.mark.slow
 def test_a_shard_dies_while_another_one_is_started_again(
     zygote: Zygote, hits: dict[str, Census], books: Ended, seed: int
 ) -> None:
@@ -243,6 +246,7 @@ def test_shards_that_die_as_they_start_make_the_start_fail_and_leave_nothing(
     assert "killed by SIGKILL" in victim.life.reported()
 
 
+@pytest.mark.slow
 def test_a_shard_that_dies_as_it_is_started_again_is_started_once_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -319,6 +323,7 @@ def test_an_application_that_dies_takes_all_its_shards_along(
     assert len(set(points) - killed.keys()) < len(points) // 2, "nobody died at most of the points"
 
 
+@pytest.mark.slow
 def test_an_application_and_a_shard_that_die_leave_nothing(
     zygote: Zygote, hits: dict[str, Census], seed: int
 ) -> None:

@@ -23,6 +23,7 @@ def test_{number}():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 1, 3])
 def test_what_a_crashed_worker_had_left_runs_elsewhere(tmp_path: Path, left: int) -> None:
     first = CRASHES + "".join(PASSES.format(number=number) for number in range(left))

@@ -44,6 +44,7 @@ def assert_found(error: object) -> None:
     assert str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_bit_of_a_frame_that_changes_is_found_and_none_of_it_is_delivered(
     proxy: Proxy, checking: Caller, direction: str

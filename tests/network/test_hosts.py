@@ -132,6 +132,7 @@ def test_calls_to_a_host_that_is_cut_off_are_told_others_go_on_and_it_is_used_ag
     assert targets(service) == before
 
 
+@pytest.mark.slow
 def test_the_host_of_master_and_clients_is_cut_off_from_all_and_finds_them_as_they_were(
     world: World,
 ) -> None:
@@ -156,6 +157,7 @@ class TestShortLease:
     def lease_s(self) -> float:
         return 3.0  # on a busy machine it must not end before the network is cut
 
+    @pytest.mark.slow
     def test_a_session_that_is_not_heard_for_longer_than_its_lease_expires_and_is_made_again(
         self, world: World
     ) -> None:
@@ -239,6 +241,7 @@ def test_bulk_goes_on_with_the_right_bytes_while_mtu_and_links_change(world: Wor
     assert load.wrong == []
 
 
+@pytest.mark.slow
 def test_large_packets_that_vanish_end_calls_by_name_while_small_ones_and_others_go_on(
     world: World,
 ) -> None:
@@ -295,6 +298,7 @@ def elsewhere(network: Network) -> Iterator[str]:
         process.terminate()
 
 
+@pytest.mark.slow
 def test_two_hosts_that_cannot_reach_each_other_while_both_reach_the_third(
     network: Network, elsewhere: str
 ) -> None:

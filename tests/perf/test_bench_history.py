@@ -92,6 +92,7 @@ def test_a_run_is_recorded_and_the_next_is_compared_with_it(
     assert history_file.read(folder / "ring.jsonl") == lines, "a comparison records nothing"
 
 
+@pytest.mark.slow
 def test_a_finished_run_compared_with_itself_is_the_same(
     run_file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_quick_run_is_not_recorded(folder: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -97,6 +97,7 @@ def serve_and_be_killed(announce: Callable[[object], None]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_server_ends_with_the_process_that_measures(
     method: str, monkeypatch: pytest.MonkeyPatch

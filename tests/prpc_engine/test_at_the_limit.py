@@ -22,6 +22,7 @@ class Echo:
         return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "thing", ["RpcService", "RpcClient", "Master", "MasterClient", "TableServer", "ShardGroup"]
 )

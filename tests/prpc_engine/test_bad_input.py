@@ -74,6 +74,7 @@ def refused(kind: type[Exception], *words: str) -> Iterator[None]:
 # -- calls -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_unknown_method_is_named_with_those_there_are(world: World) -> None:
     with refused(
         errors.UnknownMethod,

@@ -329,6 +329,7 @@ class Slow:
         self.events.put(event)
 
 
+@pytest.mark.slow
 def test_events_that_a_slow_callback_keeps_waiting_are_dropped_and_read_anew(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -91,6 +91,7 @@ def world(master: Master, transport: str) -> Iterator[World]:
             server.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_calls_to_a_stopped_process_end_soon_after_its_lease(
     master: Master, transport: str
@@ -121,6 +122,7 @@ def test_calls_to_a_stopped_process_end_soon_after_its_lease(
         client.call("take", PIECE, timeout_s=PATIENCE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("method", "answer"), [("sleep", "slept"), ("compute", "computed")])
 def test_a_handler_that_takes_longer_than_the_lease_costs_neither_lease_nor_call(
@@ -134,6 +136,7 @@ def test_a_handler_that_takes_longer_than_the_lease_costs_neither_lease_nor_call
         task.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_server_that_is_closed_beside_a_handler_that_blocks_costs_no_call(
     master: Master, transport: str

@@ -202,6 +202,7 @@ def sharded() -> Iterator[Sharded]:
             yield Sharded(service, server, client)
 
 
+@pytest.mark.slow
 def test_each_shard_is_there_under_its_number_and_all_of_a_service_in_one_sum(
     sharded: Sharded,
 ) -> None:
@@ -244,6 +245,7 @@ def test_each_shard_is_there_under_its_number_and_all_of_a_service_in_one_sum(
     )
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not_fall(
     sharded: Sharded, tmp_path: Path
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_shard_that_is_busy_is_told_from_one_that_answers_and_the_sum_does_not
     )
 
 
+@pytest.mark.slow
 def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
     registry = CollectorRegistry()
     metrics.register(sharded.service, registry)
@@ -295,6 +298,7 @@ def test_what_a_dead_shard_did_stays_in_the_sum(sharded: Sharded) -> None:
     assert sharded.server.statistics().requests == 2
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_dead_shards_connections_stay_in_the_figures_after_its_restart(
     sharded: Sharded,
 ) -> None:

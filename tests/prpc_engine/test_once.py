@@ -199,6 +199,7 @@ def test_a_method_that_runs_while_its_connection_is_cut_answers_over_the_new_one
     end(server)
 
 
+@pytest.mark.slow
 def test_while_connections_are_cut_at_random_every_call_runs_once_and_none_fails(
     world: World, seed: int
 ) -> None:
@@ -310,6 +311,7 @@ def test_a_repeat_that_finds_its_answer_forgotten_is_refused_by_name_and_does_no
     end(server)
 
 
+@pytest.mark.slow
 def test_a_client_that_hedges_repeats_such_a_call_where_it_runs_and_hedges_it_never(
     world: World,
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_request_whose_segment_the_server_cannot_map_is_copied_over_the_same_c
         server.communicate(b"\n", PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_memory_taken_away_while_they_talk_costs_only_what_needs_more_and_by_name() -> None:
     """What is mapped stays: the rings, and the blocks that are there; a larger array takes the
     socket.

@@ -50,6 +50,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [MANIFEST, SETTINGS], ids=["manifest", "settings"])
 def test_threads_may_convert_to_a_type_that_nobody_has_used_before(names: dict[str, str]) -> None:
     program = PROGRAM.format(rounds=ROUNDS, threads=THREADS, **names)

@@ -70,6 +70,7 @@ def all_of(role: str, count: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["service", "tables", "ps", "worker"])
 def test_shards_polling_and_pinning_are_as_the_variables_say(
     role: str, arguments: dict[str, str]
@@ -97,6 +98,7 @@ def test_without_shards_the_thread_that_serves_polls_and_is_pinned(
     assert told["lines"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["service", "tables", "ps"])
 def test_a_number_above_the_cpuset_is_clamped_and_one_line_says_so(
     role: str, arguments: dict[str, str]
@@ -143,6 +145,7 @@ def test_without_any_variable_nothing_has_shards_polls_or_is_pinned_in_a_process
         assert told["lines"] == []
 
 
+@pytest.mark.slow
 def test_shards_that_are_told_not_to_be_pinned_are_not(arguments: dict[str, str]) -> None:
     variables = {"PRPC_SHARDS": "1", "PRPC_PIN_CORES": "0"}
     with RoleProcess("service", arguments["service"], env=variables) as process:
@@ -151,6 +154,7 @@ def test_shards_that_are_told_not_to_be_pinned_are_not(arguments: dict[str, str]
         assert [len(kept) for kept in process.told["kept"]] == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["tables", "ps"])
 @pytest.mark.parametrize("default", [{}, {"PS_DISABLE_PIN_CORES": "1"}])
 def test_shards_of_a_role_are_not_pinned_by_default_nor_where_the_default_is_said(
@@ -201,6 +205,7 @@ def test_elastic_tables_say_why_they_have_no_shards(arguments: dict[str, str]) -
     assert "elastic tables have none" in line
 
 
+@pytest.mark.slow
 def test_elastic_tables_go_on_without_the_shards_that_a_variable_of_all_nodes_asks_for(
     arguments: dict[str, str],
 ) -> None:
@@ -214,6 +219,7 @@ def test_elastic_tables_go_on_without_the_shards_that_a_variable_of_all_nodes_as
     assert "elastic tables have none" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passed", ["shards=1", "config=NodeConfig.load(shards=1)"])
 def test_elastic_tables_refuse_shards_that_the_program_asks_for(master: str, passed: str) -> None:
     how: dict[str, Any] = (
@@ -238,6 +244,7 @@ def test_elastic_tables_leave_shards_alone_that_serve_something(
         assert client.call("echo", 5) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["RpcService(master.address)", "Server"])
 def test_a_script_without_a_guard_is_told_of_it_and_of_the_variable_that_asks_for_shards(
     role: str, tmp_path: Path, seed: int
@@ -260,6 +267,7 @@ def test_a_script_without_a_guard_is_told_of_it_and_of_the_variable_that_asks_fo
     assert "a shard of it imports the script: make it under" in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_role_that_comes_after_the_shards_says_so(arguments: dict[str, str]) -> None:
     variables = {"PRPC_SHARDS": "1", "NETWORK_PS_CORE_NUMBER": "2"}
     with RoleProcess("tables", arguments["tables"], env=variables) as process:
@@ -269,6 +277,7 @@ def test_a_role_that_comes_after_the_shards_says_so(arguments: dict[str, str]) -
     assert line.startswith("NETWORK_PS_CORE_NUMBER='2': this service has shards already")
 
 
+@pytest.mark.slow
 def test_one_core_of_a_role_goes_before_the_shards_of_all_nodes_or_comes_too_late_and_says_so(
     arguments: dict[str, str],
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_lease_is_kept_while_a_handler_keeps_the_reactor(master: Master) -> No
         assert serving.master_client.count_up("k", timeout_s=PATIENCE_S) == 0
 
 
+@pytest.mark.slow
 def test_who_asks_hears_in_time_that_a_handler_keeps_the_reactor(master: Master) -> None:
     """And what it had asked for is taken back, should the answer come later."""
     blocking = Blocking()

@@ -169,6 +169,7 @@ class AnySession(RuleBasedStateMachine):
         assert self.told == (self.state is not SessionState.NEW)
 
 
+@pytest.mark.slow
 def test_every_transition_is_taken_and_a_verb_ends_once() -> None:
     table = Sessions(SESSIONS)
     run_state_machine_as_test(

@@ -112,6 +112,7 @@ def test_a_call_that_is_sent_into_nothing_is_told(
         assert_lost(caller.finished(caller.ask("echo", np.zeros(nbytes, np.uint8))))
 
 
+@pytest.mark.slow
 def test_a_server_that_works_far_longer_than_the_bound_is_not_lost(network: Network) -> None:
     """Also while so much waits for it that its kernel takes no more; TCP_USER_TIMEOUT would end
     that connection.

@@ -7,6 +7,8 @@ Each test runs a program whose segments have little memory; the last one a progr
 
 from __future__ import annotations
 
+import pytest
+
 from tests.shard.small_memory import end_with_memory
 from tests.shard.small_shm import run_with_own_shm
 
@@ -54,6 +56,7 @@ def run_with_small_memory(size_bytes: int, program: str, transports: list[str]) 
     assert (returncode, output.splitlines()[-1:]) == (0, ["all is well"]), output
 
 
+@pytest.mark.slow
 def test_an_array_that_does_not_fit_goes_over_a_socket_and_only_empty_is_shm_full() -> None:
     program = """
 def test(service, client):

@@ -47,6 +47,7 @@ def test_it_is_made_at_first_use_for_its_user_alone_whatever_the_umask(
     assert stat.S_IMODE((home / "secret").stat().st_mode) == 0o600
 
 
+@pytest.mark.slow
 def test_processes_that_begin_together_agree(home: Path) -> None:
     code = "from prpc_engine.settings.user_secret import user_secret; print(user_secret().decode())"
     started = [

@@ -559,6 +559,7 @@ def test_a_group_closes_only_after_what_was_cancelled_has_cleaned_up(group: Shar
     assert group.statistics().shards[0].exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_never_ends_holds_a_group_no_longer_than_it_may() -> None:
     with ShardGroup(1, start_method="forkserver", drain_s=0.5) as group:
         task = group.submit_to(0, functions.go_on_for_ever)

@@ -56,6 +56,7 @@ def run(hard: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_soft_limit_is_raised_where_a_group_needs_more() -> None:
     ended = run(hard=1024)
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "6 shards, 1024 files"), (

@@ -36,6 +36,7 @@ def test_a_shard_that_dies_as_wait_up_looks_is_none_that_stays_down() -> None:
         assert group.statistics().shards[1].incarnation == 2
 
 
+@pytest.mark.slow
 def test_a_shard_that_dies_before_it_is_asked_to_set_up_is_waited_for_as_any_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,6 +131,7 @@ def test_the_interpreter_ends_silently_with_an_open_group(
     assert (ended.stdout, ended.returncode) == ("", exit_code)
 
 
+@pytest.mark.slow
 def test_shards_that_end_before_the_group_waits_for_them_are_no_news(tmp_path: Path) -> None:
     ended = run(
         tmp_path,
@@ -142,6 +143,7 @@ def test_shards_that_end_before_the_group_waits_for_them_are_no_news(tmp_path: P
     assert (ended.stdout, ended.returncode) == ("", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "main",
     ["global group; group = new(); raise KeyError('mine')", "with new(): raise KeyError('mine')"],

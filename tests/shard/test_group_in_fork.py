@@ -92,6 +92,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
 @pytest.mark.parametrize(
     ("end", "exit_code"), [("sys.exit(3)", 3), ("raise KeyError('child')", 1), ("return", 0)]

@@ -121,6 +121,7 @@ def both() -> Iterator[Both]:
 costs = st.lists(st.sampled_from([20e-6, 400e-6, STEP_S, 20e-3]), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(plain_s=costs, bulk_s=costs, seed=st.integers(0, 100))
 @example(plain_s=[20e-6], bulk_s=[20e-3], seed=0)

@@ -83,6 +83,7 @@ def test_who_reads_may_close_it_and_senders_are_told(group: ShardGroup) -> None:
     assert "ClosedError" in sending.result(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_pipes_that_have_ended_leave_nothing_in_their_shards(group: ShardGroup) -> None:
     group.submit_to(0, functions.use_pipes, 300).result(PATIENCE_S)
     before = group.map(functions.blocks)

@@ -104,6 +104,7 @@ def test_a_hundred_thousand_sleeps_end_by_their_doorbells(seed: int) -> None:
     assert theirs.messages == ours.messages + 2  # each pair was answered, but for the last
 
 
+@pytest.mark.slow
 @needs_fence
 @pytest.mark.alone  # both must be awake at the same time, and often
 @pytest.mark.skipif(

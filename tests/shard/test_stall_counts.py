@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from shard import ShardGroup
 from shard.memory.counters import CounterRow
 from tests.program import wait_until
@@ -21,6 +23,7 @@ def counters_asleep(group: ShardGroup) -> CounterRow:
     return group.statistics().shards[0].counters
 
 
+@pytest.mark.slow
 def test_each_stall_of_a_shard_counts_once_however_it_falls_between_two_looks() -> None:
     with ShardGroup(1, start_method="forkserver", stall_budget_s=BUDGET_S) as group:
         # imports what it needs, which may take too long itself

@@ -59,6 +59,7 @@ def test_the_address_that_answers_is_taken_with_all_lanes(world: World, name: Na
     two.connection.close()
 
 
+@pytest.mark.slow
 def test_one_that_hangs_leaves_the_others_their_share_of_the_time(
     world: World, name: Names
 ) -> None:

@@ -255,13 +255,14 @@ def test_a_seed_is_a_number_that_can_be_told(seed: Any) -> None:
         Simulation(seed)
 
 
-def test_names_of_processes_that_never_began_are_passed_over_or_refused() -> None:
+def test_a_process_that_never_began_is_not_started_again_and_may_begin_late() -> None:
     with Simulation(1) as simulation:
         with pytest.raises(SimulationError, match="no process 'none' to start again"):
             simulation.start_again("none")
         simulation.let_loose(Rates(kill=5.0), 2.0, may_end=["later"])
-        simulation.process("one", lambda process: runtime.sleep(1.0))
+        simulation.at(1.0, lambda: simulation.process("later", lambda process: runtime.sleep(9.0)))
         simulation.run(limit_s=3.0)
+        assert not simulation.processes["later"].is_dead
 
 
 def test_a_name_of_a_process_that_runs_is_refused() -> None:

@@ -418,6 +418,7 @@ def test_names_are_spread_over_servers_and_read_wherever_they_are() -> None:
         assert len(client.snapshot()) == 600
 
 
+@pytest.mark.slow
 def test_shards_serve_counters_and_go_on_from_their_snapshots(tmp_path: Path) -> None:
     counters, path = CounterSet(), tmp_path / "snapshot"
     with Master() as master, RpcService(master=master.address) as service:

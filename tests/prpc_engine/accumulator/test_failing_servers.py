@@ -482,6 +482,7 @@ def is_dead(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restart", ["never", "on-failure"])
 def test_a_dead_shard_takes_nothing_from_the_snapshots_of_the_living(
     tmp_path: Path, restart: str

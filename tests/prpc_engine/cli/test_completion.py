@@ -38,6 +38,7 @@ OFFERED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_offers_what_may_follow(tmp_path: Path, subtests: pytest.Subtests) -> None:
     script = tmp_path / "prpc"

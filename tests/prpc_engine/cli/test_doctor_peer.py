@@ -94,6 +94,7 @@ def test_a_master_is_reached_by_tcp_alone(master: Master) -> None:
     assert report["path tcp"].startswith("ok: taken: ")
 
 
+@pytest.mark.slow
 def test_a_path_that_should_work_and_does_not_is_a_warning_and_not_the_end() -> None:
     """The doctor itself may have no memory for rings."""
     run_with_memory(

@@ -199,6 +199,7 @@ def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
         assert set(found["rank 0"]) == {name for name, _ in HEADINGS} | {"error"}
 
 
+@pytest.mark.slow
 def test_shards_have_rows_of_their_own_beside_their_nodes(master: Master) -> None:
     with RpcService(master.address, shards=2):
         found = [row["who"] for row in json.loads(one_look(master, "--json"))["rows"]]
@@ -213,6 +214,7 @@ def test_one_look_for_people_is_one_table(master: Master) -> None:
     assert [line[:2] for line in table].count(["rank", "0"]) == 1
 
 
+@pytest.mark.slow
 def test_looks_go_on_until_it_is_interrupted(master: Master) -> None:
     command = [
         sys.executable,

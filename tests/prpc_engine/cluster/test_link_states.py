@@ -142,6 +142,7 @@ class RealLink(RuleBasedStateMachine):
         self.endpoint.close()
 
 
+@pytest.mark.slow
 def test_a_link_between_tasks_goes_by_the_table(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Queues(QUEUES)
     monkeypatch.setattr(send_queue, "QUEUES", table)

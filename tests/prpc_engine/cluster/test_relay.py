@@ -196,6 +196,7 @@ def test_whatever_else_a_task_may_ask_comes_through_a_shard_too_and_so_do_its_er
         assert caught.value.type_name == "LookupError"
 
 
+@pytest.mark.slow
 def test_with_tls_the_lanes_of_a_task_meet_at_one_shard(host: str, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.issue("task")
@@ -234,6 +235,7 @@ def test_a_killed_shard_is_started_again_and_its_receives_fail_by_name(
     wait_until(lambda: ps.statistics().shards == 2)
 
 
+@pytest.mark.slow
 def test_a_shard_that_stays_down_is_told_of_once_and_others_answer_in_its_place(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -270,6 +272,7 @@ def test_a_shard_that_stays_down_is_told_of_once_and_others_answer_in_its_place(
         assert worker.recv("first", source=PS0, step=9) == 1
 
 
+@pytest.mark.slow
 def test_one_killed_shard_leaves_the_other_alone_and_gets_the_next_connection(host: str) -> None:
     cluster, config = cluster_at(host, ps=1, worker=2), ServerConfig(transports=["tcp"])
     with (

@@ -136,6 +136,7 @@ def test_a_killed_server_is_replaced_and_nothing_is_lost(tmp_path: Path) -> None
     assert report["recoveries"][0]["after_examples"] >= 0.4 * report["examples"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -308,6 +309,7 @@ def test_a_worker_that_gives_up_as_the_director_ends_says_nothing(
             )
 
 
+@pytest.mark.slow
 def test_a_killed_demo_takes_its_processes_with_it(few_flights: dict[str, str]) -> None:
     demo = start("--epochs", MANY_EPOCHS_OF_FEW, **few_flights)
     read_until(demo, "training ...")
@@ -330,6 +332,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_reach_a_process_whose_interpreter_still_starts(tmp_path: Path) -> None:
     """It would end in the middle of an import, with a traceback among what the user sees."""
     script = tmp_path / "first_child.py"

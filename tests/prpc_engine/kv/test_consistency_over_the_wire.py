@@ -107,6 +107,7 @@ def test_a_worker_too_far_ahead_waits_within_its_deadline(
     assert kv.pull("rows", keys) == 6
 
 
+@pytest.mark.slow
 def test_the_balance_names_the_worker_that_others_wait_for(
     job: tuple[TableWorker, list[WorkerProcess]],
 ) -> None:

@@ -46,6 +46,7 @@ LEASE_S = 3.0
 ONES = np.ones((KEYS_A_PUSH, 1), np.float32)
 
 
+@pytest.mark.slow
 def test_whoever_is_killed_each_acknowledged_push_counts_once(farm: Farm, seed: int) -> None:
     chance = random.Random(seed)
     settings = {"partitions": 6, "replicas": 1, "servers": 3}
@@ -92,6 +93,7 @@ def test_whoever_is_killed_each_acknowledged_push_counts_once(farm: Farm, seed: 
             end(server)
 
 
+@pytest.mark.slow
 def test_while_links_between_servers_and_workers_are_cut_each_acknowledged_push_counts_once(
     farm: Farm,
 ) -> None:
@@ -122,6 +124,7 @@ def test_while_links_between_servers_and_workers_are_cut_each_acknowledged_push_
             end(server)
 
 
+@pytest.mark.slow
 def test_servers_join_and_leave_under_load_and_nothing_is_lost(farm: Farm) -> None:
     with elastic_world() as (master, watcher):
         settings = {"partitions": 6}
@@ -197,6 +200,7 @@ def test_a_partition_without_a_copy_comes_from_the_checkpoint_and_workers_are_to
             end(server)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_stopped_for_longer_than_its_lease_acknowledges_nothing(
     farm: Farm,
 ) -> None:
@@ -355,6 +359,7 @@ def test_a_push_that_waits_at_a_server_as_that_is_closed_is_asked_of_its_success
         assert worker.pull(TABLE, keys_of(0, 0)).tolist() == [[1]] * KEYS_A_PUSH
 
 
+@pytest.mark.slow
 def test_a_server_closes_though_its_master_is_gone_which_hears_of_it_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,6 +405,7 @@ def test_a_server_that_could_not_be_made_is_given_no_partitions(
             wait_until(lambda: server.statistics().primaries == (0, 1), "all partitions")
 
 
+@pytest.mark.slow
 def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
     with elastic_world() as (master, watcher):
         with pytest.raises(NoServer):

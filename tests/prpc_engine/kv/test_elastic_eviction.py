@@ -53,6 +53,7 @@ def rows(worker: TableWorker) -> list[float]:
     return worker.pull(TABLE, np.arange(2 * ROWS))[:, 0].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_after_kill_9_the_replica_has_the_rows_that_its_primary_had(
     farm: Farm, policy: str

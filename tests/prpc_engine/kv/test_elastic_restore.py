@@ -90,6 +90,7 @@ def test_workers_that_restore_plain_tables_at_once_come_one_after_the_other(tmp_
                 service.close()
 
 
+@pytest.mark.slow
 def test_workers_that_restore_elastic_tables_at_once_get_one_checkpoint(
     farm: Farm, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def create_tables(worker: TableWorker) -> None:
     worker.create_dense("whole", (3,), {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_a_partition_that_is_lost_comes_back_with_its_tables_and_workers_are_told_once(
     farm: Farm, tmp_path: Path, is_saved: bool

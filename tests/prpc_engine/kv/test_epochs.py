@@ -109,6 +109,7 @@ def train(worker: TableWorker) -> None:
     worker.push("head", DENSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_created_anew", [False, True])
 def test_a_server_in_the_place_of_a_killed_one_never_answers_zeros_and_takes_no_push(
     farm: Farm, master: Master, is_created_anew: bool
@@ -137,6 +138,7 @@ def test_a_server_in_the_place_of_a_killed_one_never_answers_zeros_and_takes_no_
         assert sorted(each.rows if each is not None else 0 for each in rows)[0] == 0
 
 
+@pytest.mark.slow
 def test_reset_begins_empty_and_every_worker_is_told_once(farm: Farm, master: Master) -> None:
     with job(farm, master.address) as running:
         one, reader, other = running.worker(), running.worker(), running.worker()
@@ -165,6 +167,7 @@ def test_reset_begins_empty_and_every_worker_is_told_once(farm: Farm, master: Ma
             late.reset("nothing")
 
 
+@pytest.mark.slow
 def test_restore_brings_the_rows_back_and_every_worker_is_told_once(
     farm: Farm, master: Master, tmp_path: Path
 ) -> None:
@@ -196,6 +199,7 @@ def test_restore_brings_the_rows_back_and_every_worker_is_told_once(
         assert running.worker().pull("clicks", KEYS).min() == 1
 
 
+@pytest.mark.slow
 def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(
     farm: Farm, master: Master, tmp_path: Path
 ) -> None:
@@ -218,6 +222,7 @@ def test_a_whole_service_that_began_again_goes_on_with_a_checkpoint(
             running.worker(create=False).create_sparse("clicks", 2, ADD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_journal", [False, True])
 def test_what_is_due_is_known_after_the_master_began_again(
     farm: Farm, tmp_path: Path, has_journal: bool
@@ -260,6 +265,7 @@ def known_tables(tree: object) -> list[str]:
         return []
 
 
+@pytest.mark.slow
 def test_a_restore_that_was_not_finished_is_found_by_who_creates_the_table_next(
     farm: Farm, master: Master
 ) -> None:
@@ -282,6 +288,7 @@ def test_a_restore_that_was_not_finished_is_found_by_who_creates_the_table_next(
         assert one.pull("clicks", KEYS).max() == 0
 
 
+@pytest.mark.slow
 def test_two_workers_that_create_a_table_at_once_find_one_table(farm: Farm, master: Master) -> None:
     with job(farm, master.address) as running:
         workers = [running.worker(create=False) for _ in range(4)]

@@ -107,6 +107,7 @@ def cuts_at_random(
         cutter.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_while_connections_are_cut_every_push_is_applied_once(
     farm: Farm, master: Master, transport: str, seed: int
@@ -143,6 +144,7 @@ def test_while_connections_are_cut_every_push_is_applied_once(
         end(server)
 
 
+@pytest.mark.slow
 def test_a_push_whose_server_died_says_at_its_deadline_that_it_may_have_been_applied(
     farm: Farm, master: Master
 ) -> None:

@@ -20,6 +20,7 @@ key = st.one_of(st.integers(-5, 5), st.integers(INT64.min, INT64.max))
 batch = st.lists(key, max_size=60).map(lambda keys: np.array(keys, np.int64))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["look up", "insert", "remove"]), batch), max_size=12))
 def test_it_behaves_as_a_dict_that_numbers_its_keys(steps: list[tuple[str, np.ndarray]]) -> None:

@@ -61,6 +61,7 @@ def services(request: pytest.FixtureRequest, farm_of_module: Farm) -> Iterator[l
     farm_of_module.end_all()
 
 
+@pytest.mark.slow
 def test_a_sync_push_whose_answer_was_cut_off_is_in_one_step(
     services: list[RpcService], seed: int
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_sync_push_whose_answer_was_cut_off_is_in_one_step(
         assert versions == {0: step}
 
 
+@pytest.mark.slow
 def test_an_ssp_push_whose_answer_was_cut_off_ticks_once(services: list[RpcService]) -> None:
     cut, other = (TableWorker(service) for service in services)
     for worker in (cut, other):

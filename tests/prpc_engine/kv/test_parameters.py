@@ -229,6 +229,7 @@ def test_an_assign_that_a_save_holds_comes_after_its_cut(tmp_path: Path) -> None
     assert shard.pull_dense("model").max() == 0
 
 
+@pytest.mark.slow
 def test_assigned_values_are_on_the_replica_too(farm: Farm) -> None:
     with elastic_world() as (master, watcher):
         servers = {

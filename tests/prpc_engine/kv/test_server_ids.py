@@ -39,6 +39,7 @@ def test_a_server_waits_for_the_id_of_the_one_before(master: Master) -> None:
             worker.pull("rows", np.arange(64), timeout_s=SECONDS)
 
 
+@pytest.mark.slow
 def test_a_server_of_shards_takes_the_ids_of_all_of_them(master: Master) -> None:
     with RpcService(master.address, shards=2) as service:
         assert TableServer(service, server_id=4).server.server_ids == (4, 5)

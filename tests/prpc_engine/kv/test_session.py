@@ -312,6 +312,7 @@ def test_a_push_that_comes_again_is_answered_as_the_first_time_was(verb: str) ->
     assert np.all(first == again if verb == "push" else first[0] == again[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_cut_connections_take_nothing_back(farm: Farm, transport: str, seed: int) -> None:
     chance, number = random.Random(seed), 0
@@ -341,6 +342,7 @@ def serve(life: Life, master: str) -> None:
         signal.sigwait({signal.SIGTERM})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ack", ["applied", "replicated"])
 def test_a_promoted_replica_that_has_less_than_was_acknowledged_is_found_out(
     farm: Farm, ack: str

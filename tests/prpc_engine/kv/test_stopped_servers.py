@@ -62,6 +62,7 @@ def stopped_server(farm: Farm, master: Master) -> Iterator[tuple[Victim, TableWo
     end(server)
 
 
+@pytest.mark.slow
 def test_verbs_wait_until_a_server_that_was_stopped_is_back(farm: Farm, master: Master) -> None:
     with stopped_server(farm, master) as (server, worker):
         pushed, pulled = worker.submit_push("t", KEYS, ONES), worker.submit_pull("t", KEYS)
@@ -79,6 +80,7 @@ def test_verbs_wait_until_a_server_that_was_stopped_is_back(farm: Farm, master: 
         assert worker.push_pull("t", KEYS, ONES).ravel().tolist() == [3] * 8
 
 
+@pytest.mark.slow
 def test_verbs_that_wait_for_a_server_in_vain_end_at_their_deadlines_and_say_for_whom(
     farm: Farm, master: Master
 ) -> None:
@@ -92,6 +94,7 @@ def test_verbs_that_wait_for_a_server_in_vain_end_at_their_deadlines_and_say_for
                 verb()
 
 
+@pytest.mark.slow
 def test_a_save_waits_until_a_server_that_was_stopped_is_back(
     farm: Farm, master: Master, tmp_path: Path
 ) -> None:

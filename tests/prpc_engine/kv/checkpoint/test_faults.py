@@ -228,6 +228,7 @@ def test_kill_9_at_any_call_leaves_a_whole_one(tmp_path: Path, full_every: int) 
     assert len(steps) > 20
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_its_room_comes_back() -> None:
     run_with_own_shm(
         "size=4m",

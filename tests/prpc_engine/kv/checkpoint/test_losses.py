@@ -92,6 +92,7 @@ def test_a_save_goes_on_where_the_partitions_are_then(
             end(server)
 
 
+@pytest.mark.slow
 def test_a_save_that_no_server_is_left_for_says_what_was_not_saved(
     farm: Farm, tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def count_interleaved(folder: Path, order: str, at: int, then_at: int) -> tuple[
     return files[first].calls > at, files[second].calls > then_at
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["over full", "full over"])
 def test_whatever_two_savers_do_in_turns_what_counts_has_all_that_it_lies_over(
     tmp_path: Path, order: str
@@ -234,6 +235,7 @@ def test_a_cut_that_comes_too_late_is_made_again(tmp_path: Path) -> None:
     assert latest(tmp_path).step == 1
 
 
+@pytest.mark.slow
 def test_savers_of_several_jobs_that_keep_two_all_save(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 
