@@ -36,6 +36,7 @@ duty.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -601,12 +602,11 @@ class Driver:
             # What it was called for may be done by now. It may have been called for lack of a
             # leader, too: a call that the progress thread was meant to hear.
             if self.reactor.held or self.prompt or self._expected:
-                self._go_on_duty()
+                self._go_on_duty(relieve_at=ends_at)
             if self._thread.ident not in self._idle:  # else it would have done the same
                 ends_at = runtime.monotonic() + SPARE_IDLE_S
         self._spares.pop(threading.current_thread(), None)
-        if self.closing:
-            self._call_to_duty.release()
+        self._call_to_duty.release()  # to who goes on with what it did, or ends as well
 
     def _await_call(self, timeout_s: float) -> bool:
         me = threading.get_ident()
@@ -622,8 +622,10 @@ class Driver:
         self._called = self._summoned = False
         return called
 
-    def _go_on_duty(self) -> bool:
-        """Lead until somebody wants to; False where somebody leads."""
+    def _go_on_duty(self, relieve_at: float = math.inf) -> bool:
+        """Lead until somebody wants to; False where somebody leads. relieve_at: when a spare gives
+        it up to the progress thread, or, where that waits in a handler, later.
+        """
         if self._resuming or not self._lead.acquire(False):
             return False
         self._leader = threading.get_ident()
@@ -632,7 +634,7 @@ class Driver:
             self.reactor.take_lead(True)
             if self.reactor.parked:  # a loop rests, and is late
                 self.reactor.unannounce(True)
-            self._duty()
+            self._duty(relieve_at)
         finally:
             self._on_duty = False
             self._wanted = 0
@@ -642,7 +644,7 @@ class Driver:
                 self._pass_on()
         return True
 
-    def _duty(self) -> None:
+    def _duty(self, relieve_at: float) -> None:
         reactor = self.reactor
         clock = runtime.monotonic
         idle = self._adaptive
@@ -650,6 +652,10 @@ class Driver:
             not self.closing and not self._resuming and (not self._wanted or reactor.is_awaited())
         ):
             now = clock()
+            if now >= relieve_at:
+                if self._thread.ident in self._idle and not reactor.held:
+                    break
+                relieve_at = now + SPARE_IDLE_S
             if held_signals:
                 interrupts.try_again()
             try:

@@ -371,3 +371,40 @@ def test_an_exit_in_a_callback_does_not_end_the_progress_thread(
     driver.reactor.call_soon(lambda: driver.reactor.call_soon(goes_on.set))
     assert goes_on.wait(PATIENCE_S)
     assert "the reactor's turn failed" in caplog.text
+
+
+def test_spares_end_though_one_of_them_had_the_lead_when_there_was_no_more_to_do() -> None:
+    """A thread that nobody wants back would be the one that leads for good."""
+    driver = Driver(polling=False)
+    driver.take_over()
+    answers, waiting = [Future(driver) for _ in range(8)], threading.Semaphore(0)
+    ended = threading.Semaphore(0)
+
+    def handle(answer: Future) -> None:
+        waiting.release()
+        driver.wait(answer, PATIENCE_S)
+        ended.release()
+
+    for answer in answers:
+        driver.call_in_engine(lambda answer=answer: handle(answer))  # type: ignore[misc]
+        assert waiting.acquire(timeout=PATIENCE_S)
+    for answer in answers:
+        later(driver, answer, 0.0)
+    driver.reactor.wake()
+    for _ in answers:
+        assert ended.acquire(timeout=PATIENCE_S)
+    for _ in range(20):  # who has idled for longest leads after each of these waits
+        future = Future(driver)
+        later(driver, future, 0.005)
+        driver.reactor.wake()
+        assert driver.wait(future, PATIENCE_S)
+    spares = [one for one in threading.enumerate() if one.name.endswith("-spare")]
+    assert spares
+    for spare in spares:
+        spare.join(PATIENCE_S)
+    assert not any(spare.is_alive() for spare in spares)
+    future = Future(driver)
+    later(driver, future, 0.0)
+    driver.reactor.wake()
+    assert driver.wait(future, PATIENCE_S)
+    driver.close()
