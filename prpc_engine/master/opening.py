@@ -2,7 +2,8 @@
 file: `now` is handed in.
 
 One that was never open is tried within its time, and while the master may come; one that was, for
-ever.
+ever. An attempt has a part of that time, twice as much after one that had used its part up: a host
+that loses its power in the middle of one never says a word about it.
 
 The master may come after what it says to nobody there: NotSent, MaybeExecuted, DeadlineExceeded. It
 will not after another secret, or another protocol.
@@ -17,7 +18,7 @@ from prpc_engine.rpc.backoff import Backoff
 
 # nobody answers yet, or has answered to the end
 MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded)
-CONNECT_TIMEOUT_S = 5.0  # for one attempt, once there has been a session
+CONNECT_TIMEOUT_S = 5.0  # for one attempt; the first, where there has been no session yet
 # Between attempts: a master that restarts is found at once, and a thousand clients do not all come
 # in the same moment.
 BACKOFF = Backoff(first_s=0.02, max_s=2.0)
@@ -41,7 +42,9 @@ class Opening:
     """
 
     def __init__(self, now: float, open_timeout_s: float) -> None:
-        self.attempt_s = open_timeout_s
+        self._part_s = CONNECT_TIMEOUT_S
+        self.attempt_s = min(self._part_s, open_timeout_s)
+        self._began_at = now  # the attempt
         self._give_up_at = now + open_timeout_s
         self._failures = 0  # in a row
 
@@ -62,5 +65,8 @@ class Opening:
             will_come = isinstance(error, MAY_COME) and not isinstance(error, errors.NotAPeer)
             if left_s <= 0.0 or not will_come:
                 return None
-            self.attempt_s = left_s
+            if now - self._began_at >= self._part_s:
+                self._part_s *= 2
+            self._began_at = now + delay_s
+            self.attempt_s = min(self._part_s, left_s)
         return Again(delay_s, is_first)

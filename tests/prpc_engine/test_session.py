@@ -13,7 +13,7 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient
-from prpc_engine.master.opening import BACKOFF, CONNECT_TIMEOUT_S, Opening
+from prpc_engine.master.opening import BACKOFF, CONNECT_TIMEOUT_S, Again, Opening
 from prpc_engine.master.session import HEARTBEATS_PER_LEASE
 from shard import Future, control_loop
 from tests.held import at, held_at
@@ -163,12 +163,32 @@ def test_a_master_that_may_come_is_waited_for_until_the_time_is_over() -> None:
     assert first is not None
     assert first.is_first
     assert first.delay_s == BACKOFF.first_s
-    assert opening.attempt_s == pytest.approx(9.0 - BACKOFF.first_s)
+    assert opening.attempt_s == CONNECT_TIMEOUT_S
     second = opening.failed(MAY_COME, 102.0, 1.0, is_new=True)
     assert second is not None
     assert not second.is_first
     assert second.delay_s == 2 * BACKOFF.first_s
     assert opening.failed(MAY_COME, 110.0, 0.0, is_new=True) is None
+
+
+def test_an_attempt_has_a_part_of_the_time_and_twice_as_much_once_that_was_too_little() -> None:
+    """One whose peer has vanished hears nothing more: the next one finds the master that is back.
+    And one that is slow to answer is given the time.
+    """
+    opening, now, parts = Opening(0.0, 60.0), 0.0, list[float]()
+    again: Again | None = Again(0.0, False)
+    while again is not None:
+        now += again.delay_s
+        parts.append(opening.attempt_s)
+        now += opening.attempt_s
+        again = opening.failed(MAY_COME, now, 0.0, is_new=True)
+    assert parts[:3] == [CONNECT_TIMEOUT_S, 2 * CONNECT_TIMEOUT_S, 4 * CONNECT_TIMEOUT_S]
+    assert now == pytest.approx(60.0)
+    assert Opening(0.0, 1.0).attempt_s == 1.0
+    quick = Opening(0.0, 60.0)
+    for number in range(50):
+        assert quick.failed(MAY_COME, number / 10, 0.0, is_new=True) is not None
+    assert quick.attempt_s == CONNECT_TIMEOUT_S, "none of them had used it up"
 
 
 @pytest.mark.parametrize(
