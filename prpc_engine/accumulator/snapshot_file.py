@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine.archive import ArchiveError, Decoder, encode
+from prpc_engine.durable import sync_folder
 from prpc_engine.errors import ConfigError
 from prpc_engine.regular_file import read_regular_file
 from shard import runtime
@@ -83,13 +84,8 @@ def save(path: Path, states: list[dict[str, Any]]) -> None:
         file.flush()
         runtime.fsync(file.fileno())
     beside.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        runtime.fsync(
-            folder
-        )  # else the name may point to the old file after a crash of the machine
-    finally:
-        os.close(folder)
+    # else the name may point to the old file after a crash of the machine
+    sync_folder(path.parent)
 
 
 def _opened(name: str, flags: int) -> int:

@@ -41,6 +41,7 @@ from pathlib import Path
 
 import msgspec
 
+from prpc_engine.durable import make_folder, sync_folder
 from prpc_engine.errors import JournalError
 from prpc_engine.master.tree import Change, NodeTree
 from shard import runtime
@@ -57,7 +58,7 @@ SNAPSHOT_LENGTH = 1 << 20
 # A journal this long, and longer than twice its snapshot, is replaced: replay stays within a second
 # or so.
 COMPACT_BYTES = 16 << 20
-FILE_MODE, FOLDER_MODE = 0o600, 0o700  # it holds the sessions' tokens
+FILE_MODE = 0o600  # it holds the sessions' tokens
 
 _RESTORE = "Restore the file, or start on another folder (the job's nodes then join anew)"
 logger = logging.getLogger("prpc")
@@ -160,27 +161,6 @@ def _apply(tree: NodeTree, changes: Iterable[Change], name: str, data: bytes, nu
             ) from error
 
 
-def _make_folder(folder: Path) -> None:
-    """With those above it, for this user alone whatever the umask; their names are on the disk when
-    this returns.
-    """
-    for path in reversed([folder, *folder.parents]):
-        try:
-            path.mkdir(FOLDER_MODE)
-        except FileExistsError:
-            continue
-        with contextlib.suppress(PermissionError):  # one that may be written and not read
-            _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        runtime.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _opened(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, FILE_MODE)
 
@@ -259,7 +239,7 @@ class Journal:
         self._sync, self._compact_bytes = sync, compact_bytes
         self._broken: OSError | None = None
         try:
-            _make_folder(self.folder)
+            make_folder(self.folder)
             self._lock_fd = self._lock()
         except OSError as error:
             raise JournalError(
@@ -337,7 +317,7 @@ class Journal:
             if not good_bytes:
                 _write_all(fd, encode_header())
             runtime.fsync(fd)
-            self._sync_folder()
+            sync_folder(self.folder)
         except BaseException:
             os.close(fd)
             raise
@@ -396,7 +376,7 @@ class Journal:
             )
             return
         try:
-            self._sync_folder()
+            sync_folder(self.folder)
             self._open_journal(None)
         except OSError as error:
             # the new snapshot counts already: nothing may go to the old journal any more
@@ -414,9 +394,6 @@ class Journal:
                     (self.folder / f"{kind}-{number}").unlink()
         for path in self.folder.glob("snapshot-*.tmp"):
             path.unlink()
-
-    def _sync_folder(self) -> None:
-        _sync_folder(self.folder)
 
     def close(self) -> None:
         """Let others have the folder. A second close does nothing. Raises JournalError where what

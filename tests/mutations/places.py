@@ -246,15 +246,22 @@ MUTATIONS = (
     Mutation(
         "a checkpoint's files can be read by others",
         "prpc_engine/kv/checkpoint/files.py",
-        "FILE_MODE, FOLDER_MODE = 0o600, 0o700",
-        "FILE_MODE, FOLDER_MODE = 0o666, 0o777",
+        "FILE_MODE = 0o600",
+        "FILE_MODE = 0o666",
         ON_DISK,
     ),
     Mutation(
         "the journal can be read by others",
         "prpc_engine/master/journal.py",
-        "FILE_MODE, FOLDER_MODE = 0o600, 0o700",
-        "FILE_MODE, FOLDER_MODE = 0o666, 0o777",
+        "FILE_MODE = 0o600",
+        "FILE_MODE = 0o666",
+        ON_DISK,
+    ),
+    Mutation(
+        "others may look into the folders of journals and checkpoints",
+        "prpc_engine/durable.py",
+        "FOLDER_MODE = 0o700",
+        "FOLDER_MODE = 0o777",
         ON_DISK,
     ),
     Mutation(
@@ -274,7 +281,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a checkpoint counts before its name is on the disk",
-        "prpc_engine/kv/checkpoint/files.py",
+        "prpc_engine/durable.py",
         "    try:\n        runtime.fsync(fd)\n    finally:",
         "    try:\n        pass\n    finally:",
         ON_DISK,

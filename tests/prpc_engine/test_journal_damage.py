@@ -180,9 +180,13 @@ def test_a_disk_that_takes_half_a_header_loses_nothing_that_is_answered_later(
     assert state_in(tmp_path) == [COUNTED]
 
 
-@pytest.mark.parametrize("fails", ["_sync_folder", "_open_journal"])
+@pytest.mark.parametrize(
+    ("where", "fails"),
+    [(journal_module, "sync_folder"), (journal_module.Journal, "_open_journal")],
+    ids=["sync_folder", "open_journal"],
+)
 def test_what_is_answered_after_a_snapshot_that_could_not_be_finished_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: object, fails: str
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(5, "Input/output error")
@@ -191,7 +195,7 @@ def test_what_is_answered_after_a_snapshot_that_could_not_be_finished_is_not_los
         append(journal, tree)
         before = state(tree)
         with monkeypatch.context() as patch:
-            patch.setattr(journal_module.Journal, fails, fail)
+            patch.setattr(where, fails, fail)
             journal.compact(tree)
         with contextlib.suppress(JournalError):  # it may refuse, but what it took is there
             append(journal, tree)

@@ -11,10 +11,11 @@ import os
 import shutil
 from pathlib import Path
 
+from prpc_engine import durable
 from prpc_engine.errors import ConfigError
 from shard import runtime
 
-FILE_MODE, FOLDER_MODE = 0o600, 0o700
+FILE_MODE = 0o600
 
 
 def checked_folder(folder: object, root: str | None) -> Path:
@@ -43,13 +44,7 @@ class Files:
         """With those above it, whose names are on the disk when this returns; one that is there is
         as good.
         """
-        new = [above for above in path.parents if not above.exists()]
-        # one by one: mkdir(parents=True) makes those above for whom the umask lets in
-        for each in reversed([path, *new]):
-            with contextlib.suppress(FileExistsError):
-                each.mkdir(FOLDER_MODE)
-        for each in new:
-            _sync_folder(each.parent)
+        durable.make_folder(path)
 
     def create(self, path: Path) -> int:
         """A descriptor of a new, empty file; the caller closes it."""
@@ -78,7 +73,7 @@ class Files:
 
     def sync_folder(self, path: Path) -> None:
         """The names in it are on the disk when this returns."""
-        _sync_folder(path)
+        durable.sync_folder(path)
 
     def names(self, path: Path) -> list[str]:
         """Of what is in the folder."""
@@ -98,11 +93,3 @@ class Files:
             float(each.lstat().st_mtime)
             for each in (path, *(path.iterdir() if path.is_dir() else ()))
         )
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        runtime.fsync(fd)
-    finally:
-        os.close(fd)
