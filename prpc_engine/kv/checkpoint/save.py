@@ -154,6 +154,7 @@ class TensorFile:
     def create(self) -> None:
         """The file, with its header."""
         self._fd = self._files.create(self._path)
+        runtime.close_with_process(self.close)
         self._files.write_at(self._fd, memoryview(self._header), 0)
 
     def write(self, begin: int, piece: Mapping[str, npt.NDArray[Any]]) -> None:
