@@ -10,7 +10,7 @@ Or `prpc run script.py ...`, for a script without these two lines. TensorFlow 2.
 made and tested for.
 
     hooks  ->  plane  ->  sendrecv  ->  star  ->  server  ->  programs  ->  stages  ->  runtime
-    runtime  ->  rewrite  ->  partition
+    runtime  ->  rewrite  ->  partition  ->  postpone
     sendrecv, programs  ->  transfers  ->  partition  ->  place  ->  nodes
     errors, tensors, proto, traffic
 """

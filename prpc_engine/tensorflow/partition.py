@@ -16,7 +16,8 @@ and when. No I/O here.
                              frame and set of branches
 
     round   first all ops of the own task that are ready; then of every other task, those that are
-            ready and what of it follows
+            ready and what of it follows. An op of another task that only a later stage there needs
+            runs in that one (postpone.py)
     branch  (predicate, side) of each Switch above: ops of one stage are all dead or all alive. Read
             off the graph, as copies of a conditional (in initial values) have lost its context
     frame   of a while loop; what comes after it waits until everything in it has its place
@@ -36,6 +37,7 @@ from prpc_engine.cluster.names import device
 from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, GraphNode, text_of
 from prpc_engine.tensorflow.place import Placer
+from prpc_engine.tensorflow.postpone import postpone
 
 SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})  # the last one is of a Case
 ENTERS = frozenset({"Enter", "RefEnter"})
@@ -126,6 +128,11 @@ class Stage:
     after: list[str] = field(default_factory=list)
     gates: list[Branch] = field(default_factory=list)  # branches that no value tells it of
 
+    @property
+    def key(self) -> object:
+        """Equal for stages of one task that are dead or alive together."""
+        return self.task, self.frame, self.branches
+
 
 @dataclass
 class Plan:
@@ -204,6 +211,7 @@ class _Cutter:
     def plan(self) -> Plan:
         """Cut the step into stages, and connect them; the plan. Raises Misplaced, Unsupported."""
         self._schedule()
+        self._postpone()
         for stage in self.stages:
             self._connect(stage)
         for name in self.local:
@@ -480,6 +488,39 @@ class _Cutter:
                 f"{self.nodes[stuck].op} {stuck!r} waits for what comes after it once the graph "
                 "is cut by tasks"
             )
+
+    def _postpone(self) -> None:
+        """Have ops run in the stage that needs them, where they could run in an earlier one."""
+        wanted = {source for source, _ in self.fetches} | set(self.targets)
+        for branches in set(self.branches.values()):
+            wanted.update(one.predicate[0] for one in branches)
+        postpone(
+            self.order,
+            self.stage_of,
+            {
+                name: [source for source, _ in self._forward(self.nodes[name])]
+                for name in self.order
+            },
+            self.controls,
+            {name for name in self.stage_of if name not in wanted and self._may_run_later(name)},
+        )
+        self.stages = [stage for stage in self.stages if stage.members]
+
+    def _may_run_later(self, name: str) -> bool:
+        """Its values are the same whenever it runs: it has no state, and reads no variable."""
+        node = self.nodes[name]
+        return (
+            self.kinds[name] is OpKind.OTHER
+            and not node.is_stateful
+            and not any(
+                edge in self.roots or self.kinds[edge[0]] in READS
+                for edge in node.inputs
+                if edge not in self.fed
+            )
+            and not any(
+                edge in self.roots for edge in ((name, at) for at in range(len(node.out_types)))
+            )
+        )
 
     def _key(self, name: str) -> object:
         """Nodes with one of these may be in one stage."""

@@ -15,9 +15,13 @@ PS0, PS1, WORKER = Task("ps", 0), Task("ps", 1), Task("worker", 0)
 @pytest.fixture(scope="module")
 def tf() -> Any:
     """TensorFlow, by its old face."""
-    return pytest.importorskip(
+    found = pytest.importorskip(
         "tensorflow", reason="not installed: pip install 'prpc-engine[tensorflow]'"
     ).compat.v1
+    with found.Graph().as_default():  # what folds constants opens the process's command line
+        count = found.shape(found.unique(found.placeholder("int32", [1]))[0])[0]
+        found.unsorted_segment_sum([1.0], [0], count)
+    return found
 
 
 def cut_of(tf: Any, build: Callable[[], Any], fetch: bool = True, soft: bool = False) -> Any:
@@ -179,3 +183,40 @@ def test_a_stage_in_an_inner_loop_is_told_by_that_loop_alone(tf: Any) -> None:
     assert {len(stage.frame) for stage in stages} == {2}
     for stage in stages:
         assert {plan.frames[gate.predicate[0]] for gate in stage.gates} <= {stage.frame}
+
+
+def test_what_a_sparse_update_makes_of_its_rows_runs_in_the_stage_of_the_update(tf: Any) -> None:
+    def build() -> Any:  # as optimizers of sparse gradients do
+        ids = tf.placeholder_with_default([1, 1, 7], [3])
+        with tf.device("/job:ps/task:0"):
+            table = tf.get_variable("table", [100, 4], use_resource=True)
+            rows = table.sparse_read(ids)
+        with tf.device("/job:worker/task:0"):
+            gradient = tf.sin(rows)
+        with tf.device("/job:ps/task:0"):
+            different, places = tf.unique(ids)
+            summed = tf.unsorted_segment_sum(gradient, places, tf.shape(different)[0])
+            return table.scatter_sub(tf.IndexedSlices(summed, different))
+
+    plan = cut_of(tf, build, fetch=False)
+    read, update = plan.stages
+    assert len(read.fetches) == 1, "the rows alone"
+    assert not update.fetches
+    ops = [plan.graph.nodes[name].op for name in update.members]
+    assert {"Unique", "UnsortedSegmentSum"} <= set(ops)
+
+
+def test_what_is_read_and_what_is_random_is_made_when_it_was(tf: Any) -> None:
+    def build() -> Any:
+        with tf.device("/job:ps/task:0"):
+            v = tf.get_variable("v", [4], use_resource=True)
+            read = tf.square(v.read_value(), name="of_read")
+            drawn = tf.square(tf.random.uniform([4], seed=1), name="of_drawn")
+        with tf.device("/job:worker/task:0"):
+            gradient = tf.sin(v.read_value())
+        with tf.device("/job:ps/task:0"):
+            return v.assign_sub(gradient * read * drawn, read_value=False)
+
+    plan = cut_of(tf, build, fetch=False)
+    (first, _) = plan.stages
+    assert {"of_read", "of_drawn"} <= set(first.members)
