@@ -13,6 +13,8 @@ step.
     reset     containers                [0]; [code, text]; all      the registering thread
                                         stages are freed
 
+Tensors are what tensors.pack_all() makes of them.
+
 The registering thread is one, and takes what it is given in the order in which it was asked: what a
 session registered before it was closed is freed.
 
@@ -109,10 +111,7 @@ class Registered:
     def run(self, packed: Sequence[Any], owner: object = None) -> list[Any]:
         """The answer."""
         try:
-            return [
-                0,
-                *map(tensors.pack, self.fetched([tensors.unpack(one) for one in packed], owner)),
-            ]
+            return [0, *tensors.pack_all(self.fetched(tensors.unpack_all(packed), owner))]
         except Exception as error:
             return list(errors.told(error))
 
@@ -129,8 +128,8 @@ class Registered:
     def run_traced(self, options: bytes, packed: Sequence[Any], owner: object) -> list[Any]:
         """The answer, with RunMetadata."""
         try:
-            fetched, metadata = self.traced([tensors.unpack(one) for one in packed], options, owner)
-            return [0, metadata, *map(tensors.pack, fetched)]
+            fetched, metadata = self.traced(tensors.unpack_all(packed), options, owner)
+            return [0, metadata, *tensors.pack_all(fetched)]
         except Exception as error:
             return list(errors.told(error))
 

@@ -113,7 +113,7 @@ class _StageCall:
         return runs[0] if len(runs) == 1 else None
 
     def _submit(self, values: Sequence[Any]) -> _Sent:
-        plane, packed, run = self._plane, [tensors.pack(one) for one in values], self._run()
+        plane, packed, run = self._plane, tensors.pack_all(values), self._run()
         plane.traffic.sent(packed)
         until, trace = (None, None) if run is None else (run.until, run.trace)
         method, options = (stages.RUN, ()) if trace is None else (stages.TRACE, (trace.options,))
@@ -131,7 +131,7 @@ class _StageCall:
         if run is not None and run.trace is not None:
             run.trace.add(self.task, packed.pop(0))
         self._plane.traffic.received(packed)
-        return [tensors.unpack(one) for one in packed]
+        return tensors.unpack_all(packed)
 
     def failure(self, call: Future) -> Exception | None:
         """What a call ends with, as an error of TensorFlow. Waits for it."""

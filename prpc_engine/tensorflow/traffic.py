@@ -2,7 +2,9 @@
 copied. No I/O here.
 
 a tensor                  before it is sent                       after it was received
-of up to SMALL_BYTES_MAX  copied into its message                 copied out of it
+of up to SMALL_BYTES_MAX  copied into its message, before that    copied out of it
+                          into a block with the others of its
+                          call, where there are any
 larger, numbers           copied once, from TensorFlow's memory   not at all: fed where it lies,
                           into shared memory (a socket's buffer)  in the sender's shared memory,
                                                                   or where the socket put it;
@@ -44,8 +46,10 @@ class StepTraffic:
         ) = self.leased = 0
 
     def sent(self, packed: Sequence[Any]) -> None:
-        """Tensors as tensors.pack() made them."""
-        for one in packed:
+        """Tensors as tensors.pack_all() made them."""
+        if packed[0]:  # a block comes first
+            self.bytes_copied_before += packed[1].nbytes
+        for one in packed[1:]:
             if type(one) is np.ndarray:
                 nbytes = one.nbytes
                 self.bytes_copied_before += nbytes
@@ -59,7 +63,13 @@ class StepTraffic:
 
     def received(self, packed: Sequence[Any]) -> None:
         """The same, as they arrived."""
-        for one in packed:
+        others = packed[1:]
+        if packed[0]:
+            nbytes = packed[1].nbytes
+            self.bytes_received += nbytes
+            self.bytes_copied_after += nbytes
+            others = packed[2:]
+        for one in others:
             if type(one) is np.ndarray:
                 array, is_cut = one, False
             else:

@@ -150,14 +150,14 @@ def test_a_stage_that_waits_ends_with_its_steps_deadline_whoever_notices_that_fi
     wait_until(registered.done, "the stage")
     handle = registered.result()[1]
     for begins in (True, False):
-        answer = stages.run(handle, "session")
+        answer = stages.run(handle, "session", b"")
         if begins:
             wait_until(lambda answer=answer: stages.find(handle).loaded._runs[answer], "the run")
         timers.pop()()
         wait_until(answer.done, "its end")
         assert answer.result()[0] == tf.errors.DEADLINE_EXCEEDED
     runtime.load(put, "session").run(())
-    answer = stages.run(handle, "session")
+    answer = stages.run(handle, "session", b"")
     wait_until(answer.done, "the next run")
     assert answer.result()[0] == 0
     stages.close_session("session")
@@ -193,7 +193,7 @@ def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run
     stages = Stages(runtime, lambda handles, is_all: None, pool, pool)
     registered = stages.register("session", pack_part(part_and_put(tf, "stage")[0]))
     pool.go_on()
-    answer = stages.run(registered.result()[1], "session")
+    answer = stages.run(registered.result()[1], "session", b"")
     assert stages.statistics().running == 1
     stages.close_session("session")
     pool.go_on()
