@@ -272,6 +272,11 @@ class Stream:
             self._line.send_item(item)
         except errors.Closed as error:  # it ended after the look at the window, which has heard how
             raise self._window.ended_by or error from None
+        except errors.NotSent as error:
+            # The connection is lost, and that ends the stream, if it has not heard of it yet. The
+            # item was not sent, but the stream was: repeating it may run it twice.
+            lost = errors.MaybeExecuted(f"the stream of {self.call.asked[0]!r} is over: {error}")
+            raise self._window.ended_by or lost from error
 
     def _check_not_ended(self) -> None:
         if self._ended:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from prpc_engine.simulation import run_once
 from tests.simulation import scenarios_calls as scenarios
-from tests.simulation.seeds import hold
+from tests.simulation.seeds import describe, hold
 
 
 def test_calls_end_in_time_and_as_their_kind_promises(request: pytest.FixtureRequest) -> None:
@@ -36,3 +37,11 @@ def test_streams_bring_each_item_once_in_order_and_end_aloud(
     request: pytest.FixtureRequest,
 ) -> None:
     hold(scenarios.streams, request, share=1.5)
+
+
+def test_an_item_that_finds_its_connection_lost_does_not_say_that_the_stream_was_never_sent() -> (
+    None
+):
+    """NotSent would have its caller open the stream again, which the server had begun."""
+    outcome = run_once(scenarios.streams, 5_000_141)
+    assert not outcome.error, describe(outcome)
