@@ -350,10 +350,10 @@ class Reconciler:
                 await self._change_one(index, placed, partial(_if_replica, places.demoted, server))
         for server in caught_up:
             if server in placed.joining:
-                await self._now(partial(hosted.promised.add, server))
+                await self._now(partial(hosted.promise, server))
                 await self._change_one(index, placed, partial(_if_joining, places.joined, server))
                 # not when that raises: the master may have heard
-                await self._now(partial(hosted.promised.discard, server))
+                await self._now(partial(hosted.take_back_promise, server))
 
     async def _hand_over(self, index: int, placed: Placed, hosted: Replica) -> None:
         try:

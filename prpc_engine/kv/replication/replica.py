@@ -9,7 +9,9 @@ hands over.
 A push is replicated when every stream that is live, and every replica by the placement, has it, and
 the placement names a replica: when this server dies, a replica that the master knows of takes over,
 and no other copy, however complete. A stream that breaks counts until the placement says that it is
-no replica any more: else a server that may be promoted would lack the push.
+no replica any more: else a server that may be promoted would lack the push. A table that is created
+waits for the same copies, but for no first one: who loads the partition creates what the master
+knows.
 
 In the reactor's thread.
 """
@@ -45,6 +47,7 @@ EARLY_MAX = 65536
 BEGINNINGS_MAX = 64
 Beginning = tuple[int, dict[str, int]]  # the epoch of a primary; the version of each table then
 Send = Callable[..., Future]  # server id, method, arguments
+Unanswered = tuple[int, Deferred, Any]  # the number that copies must have; the answer, its value
 
 
 class Moved(RpcError):
@@ -89,7 +92,8 @@ class Replica:
         self._send = send
         self._changed = changed
         # number, answer, value: until it is replicated
-        self._waiting: deque[tuple[int, Deferred, Any]] = deque()
+        self._waiting: deque[Unanswered] = deque()
+        self._creating: deque[Unanswered] = deque()  # tables, until every copy there is has them
         self._held: list[Deferred] = []  # pushes that came while it is handed over
         self._early: dict[int, tuple[Deferred, tuple[Any, ...]]] = {}
         self._tables = tables_of(shard)  # as they are now: asked with each push
@@ -193,10 +197,11 @@ class Replica:
         moved = Moved(f"partition {self.index}: {why}")
         self.shard.durable.fail(moved)
         self.shard.refuse_held(moved)  # whoever serves it would not hear of them
-        waiting = [answer for _, answer, _ in self._waiting]
+        waiting = [answer for _, answer, _ in (*self._waiting, *self._creating)]
         early = [answer for answer, _ in self._early.values()]
         held, self._held = self._held, []
         self._waiting.clear()
+        self._creating.clear()
         self._early.clear()
         for answer in (*waiting, *early, *held):
             answer.fail(moved)
@@ -244,7 +249,7 @@ class Replica:
             self._release()
 
     def create_table(self, spec: dict[str, Any]) -> Any:
-        """TableShard.create_table(), answered when every replica there is has it."""
+        """TableShard.create_table(), answered when every copy has it that may be promoted."""
         # consistency.py says what is missing for it
         if isinstance(spec, dict) and spec.get("consistency") is not None:
             raise ConfigError(
@@ -261,10 +266,9 @@ class Replica:
             if self.streams:
                 self._begin_telling()
             self._forward("create_table", spec)
-        if not self.placed.replicas:
-            return is_new
         answer = Deferred()
-        self._answer_replicated(answer, is_new)
+        self._creating.append((self.applied, answer, is_new))
+        self._release()
         return answer
 
     def _on_applied(
@@ -303,12 +307,12 @@ class Replica:
 
     def _release(self) -> None:
         """Answer what is replicated now."""
-        if not self.placed.replicas or not self._waiting:
+        if not self._waiting and not self._creating:
             return
-        acked = min(self._acked(server) for server in self._copies())
-        while self._waiting and self._waiting[0][0] <= acked:
-            _, answer, value = self._waiting.popleft()
-            answer.reply(value)
+        acked = min((self._acked(server) for server in self._copies()), default=self.applied)
+        _answer(self._creating, acked)
+        if self.placed.replicas:
+            _answer(self._waiting, acked)
 
     def _acked(self, server: int) -> int:
         """Up to which number it is known to have everything: not while it is copied, as it may be
@@ -350,6 +354,15 @@ class Replica:
         live = {server for server, stream in self.streams.items() if stream.is_live}
         lost = [server for server in self.placed.replicas if server not in live]
         return caught_up, lost, any(stream.is_in_doubt for stream in self.streams.values())
+
+    def promise(self, server: int) -> None:
+        """The master is about to be told of that server as a replica."""
+        self.promised.add(server)
+
+    def take_back_promise(self, server: int) -> None:
+        """The placement that was learned since says what that server is."""
+        self.promised.discard(server)
+        self._release()
 
     def begin_copy(self, server: int) -> dict[str, Any]:
         """Cut the tables for that server;
@@ -493,6 +506,13 @@ class Replica:
                 f"the copy of partition {self.index} has no table {name!r}: copy it again"
             )
         return found
+
+
+def _answer(waiting: deque[Unanswered], acked: int) -> None:
+    """Those up to that number, in order."""
+    while waiting and waiting[0][0] <= acked:
+        _, answer, value = waiting.popleft()
+        answer.reply(value)
 
 
 def tables_of(shard: TableShard) -> dict[str, SparseTable | DenseTable]:
