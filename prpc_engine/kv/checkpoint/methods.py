@@ -40,6 +40,7 @@ be 16 hexadecimal digits.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +79,7 @@ from shard import runtime
 HOLD_S_MAX = 2.0
 LOADED_S_MAX = 600.0  # a worker swaps once the slowest server has loaded
 Array = npt.NDArray[Any]
+logger = logging.getLogger("prpc")
 # Of each sparse table: its changes, the epoch that ended with a cut, and the table's time then.
 Epochs = dict[str, tuple[Changes, int, float]]
 _Loaded = tuple[
@@ -144,15 +146,22 @@ class CheckpointMethods:
         """
 
     async def checkpoint_newest(self, folder: str) -> dict[str, Any] | None:
-        """The folder's newest checkpoint, as a Base;
+        """The folder's newest checkpoint, as a Base, and its name on the disk;
         whether its data are whole is not looked at.
         """
-        link = await in_background(newest, checked_folder(folder, self._checkpoint_root))
-        return (
-            None
-            if link is None
-            else msgspec.to_builtins(Base(link.path.name, link.crc32, link.manifest.links))
+        path = checked_folder(folder, self._checkpoint_root)
+        link = await in_background(newest, path)
+        if link is None:
+            return None
+        try:
+            # who gave it that name may have been killed before that was synced
+            await in_background(self._files.sync_folder, path)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        base: dict[str, Any] = msgspec.to_builtins(
+            Base(link.path.name, link.crc32, link.manifest.links)
         )
+        return base
 
     def checkpoint_enter(
         self, save_id: str, folder: str, tables: Sequence[str] = ()
@@ -294,11 +303,20 @@ class CheckpointMethods:
     async def checkpoint_find(
         self, folder: str
     ) -> tuple[str, int, dict[str, list[dict[str, Any]]]]:
-        """The newest checkpoint that is whole: its name, its step, and {table: the spec of each
-        server that had of it}.
+        """The newest checkpoint that is whole, and outlives a crash: its name, its step, and
+        {table: the spec of each server that had of it}.
         """
         path = checked_folder(folder, self._checkpoint_root)
         found: ChainLink = await in_background(newest_whole, path)
+        try:
+            await in_background(self._files.sync_folder, path)  # as for checkpoint_newest
+        except OSError as error:
+            logger.warning(
+                "%s cannot be synced (%s): if its host crashes, %s may be gone",
+                folder,
+                error.strerror or error,
+                found.path.name,
+            )
         # failpoint: checkpoint.found
         specs = found.manifest.specs()
         return (
