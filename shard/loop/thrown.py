@@ -9,6 +9,9 @@ no hook, so that one attribute is replaced by a function that holds back:
     the application, a handler or a task too       at once
     the engine                                     at the next safe point, or when the thread is
                                                    seen outside of the engine
+    the application, whose next step is to drop    the same: Python raises it as the destructor
+      an object with a destructor of the engine    begins, where nobody would see it. That runs
+                                                   after all, from sys.unraisablehook
     the engine, for HELD_S_MAX so far              where it is
 
 The look where the thread is and the throw are one step of the interpreter, in which no other thread
@@ -26,6 +29,7 @@ import operator
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -38,6 +42,7 @@ _throw = ctypes.pythonapi[_NAME]
 _throw.argtypes = ctypes.c_ulong, ctypes.py_object
 _throw.restype = ctypes.c_int
 _Base: Any = type(_throw)
+_kinds = set[type[BaseException]]()  # of all that was thrown
 
 
 class _Throw(_Base):  # type: ignore[misc]
@@ -66,11 +71,31 @@ def _throw_or_hold(key: int, kind: type[BaseException]) -> int:
     frame = sys._current_frames().get(-key)
     if frame is None:
         return 0  # there is no such thread
+    _kinds.add(kind)
     if interrupts.is_in_engine(frame) or not throw_at(frame, -key, kind):
-        who = _thread_at(-key)
-        raise_it, again = partial(_raise, kind, who), partial(_again, kind, who)
-        interrupts.hold(key, interrupts.Delayed(raise_it, time.monotonic(), again))
+        _hold(key, kind)
     return 1
+
+
+def _hold(key: int, kind: type[BaseException]) -> None:
+    who = _thread_at(-key)
+    raise_it, again = partial(_raise, kind, who), partial(_again, kind, who)
+    interrupts.hold(key, interrupts.Delayed(raise_it, time.monotonic(), again))
+
+
+def unraisable(before: Callable[[Any], object], caught: Any) -> None:
+    """As sys.unraisablehook: a destructor that never began runs; what was thrown comes later."""
+    frame = getattr(caught.exc_traceback, "tb_frame", None)
+    if (
+        frame is not None
+        and caught.exc_type in _kinds
+        and getattr(caught.object, "__code__", None) is frame.f_code
+        and interrupts.is_in_engine(frame)
+    ):
+        caught.object(frame.f_locals["self"])
+        _hold(-threading.get_ident(), caught.exc_type)
+    else:
+        before(caught)
 
 
 def _again(kind: type[BaseException], who: threading.Thread | None, key: int, since: float) -> None:
@@ -119,3 +144,4 @@ def install() -> None:
             function.argtypes = before.argtypes
         function.restype = before.restype
         setattr(ctypes.pythonapi, _NAME, function)
+        sys.unraisablehook = partial(unraisable, sys.unraisablehook)

@@ -5,10 +5,13 @@ outside of it.
 from __future__ import annotations
 
 import ctypes
+import operator
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -225,6 +228,54 @@ def test_types_of_arguments_are_the_programs_own(monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_is_installed_once() -> None:
-    before = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    before = ctypes.pythonapi.PyThreadState_SetAsyncExc, sys.unraisablehook
     thrown.install()
-    assert ctypes.pythonapi.PyThreadState_SetAsyncExc is before
+    assert before == (ctypes.pythonapi.PyThreadState_SetAsyncExc, sys.unraisablehook)
+
+
+class OfTheEngine:
+    """Its destructor is a function of the engine's."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def note(self) -> None:
+        self.ends.append("it ran")
+
+    __del__ = in_module("shard.memory.leases", note)
+
+
+def throw_and_drop(dropped: list[Any]) -> list[str]:
+    """Throw into this thread, and drop what is in the list with no step of Python in between: the
+    exception comes as its destructor begins. What the destructor did.
+    """
+    ends: list[str] = dropped[0].ends
+    victim = Victim(go_round)
+    assert throw(victim.ident) == 1  # programs throw such exceptions
+    assert type(victim.end()) is Thrown
+    function = ctypes.PyDLL(None).PyThreadState_SetAsyncExc
+    ident, kind = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Thrown)
+    throw_it = partial(function, ident, kind)
+    deque(map(operator.methodcaller("__call__"), (throw_it, dropped.clear)), 0)
+    return ends
+
+
+def test_a_destructor_of_the_engine_runs_and_what_was_thrown_comes_after_it() -> None:
+    assert throw_and_drop([OfTheEngine()]) == ["it ran"]
+    with pytest.raises(Thrown):
+        interrupts.deliver()
+
+
+def test_in_a_destructor_of_the_application_it_is_told_as_ever() -> None:
+    def destructor(self: object) -> None:
+        raise Thrown
+
+    with pytest.raises(Thrown) as caught:
+        destructor(None)
+    told: list[Any] = []
+    of_python = types.SimpleNamespace(
+        exc_type=Thrown, exc_traceback=caught.tb.tb_next, object=destructor
+    )
+    thrown.unraisable(told.append, of_python)
+    assert told == [of_python]
+    assert not interrupts.held
