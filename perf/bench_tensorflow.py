@@ -73,9 +73,12 @@ class Train:
     workers: int = 1
     steps_of_full: int = 400
     ways: tuple[str, ...] = (STOCK, OURS)
+    shards: int = 1  # processes of each ps, of ours
 
     def __str__(self) -> str:
         fused = ", fused or not" if FUSED in self.ways else ""
+        if self.shards > 1:
+            fused = f", {self.shards} processes a ps"
         return (
             f"{self.model}, {self.ps} ps, {self.workers} "
             f"worker{'s' if self.workers > 1 else ''}{fused}"
@@ -93,6 +96,8 @@ CASES = [
     Train("32 variables", ways=(EACH, FUSED, OURS)),
     Train("Wide & Deep", steps_of_full=200),
     Train("Wide & Deep", ps=2, workers=2, steps_of_full=200),
+    Train("softmax", workers=2, shards=2),
+    Train("Wide & Deep", workers=2, steps_of_full=200, shards=2),
 ]
 TARGETS = [
     *(Target(str(case), OURS, "p50_ns", "at most", 1 / 1.7, against=STOCK) for case in CASES[:3]),
@@ -103,6 +108,9 @@ TARGETS = [
     Target(str(CASES[7]), FUSED, "p50_ns", "at most", 1 / 2, against=EACH),
     Target(str(CASES[8]), OURS, "p50_ns", "at most", 1 / 1.6, against=STOCK),
     Target(str(CASES[9]), OURS, "ops_per_s", "at least", 1.7, against=STOCK),
+    # on four cores or more
+    Target(str(CASES[10]), OURS, "ops_per_s", "at least", 1.7, against=STOCK),
+    Target(str(CASES[11]), OURS, "ops_per_s", "at least", 1.7, against=STOCK),
 ]
 
 
@@ -186,6 +194,11 @@ def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
     tasks = [("ps", index) for index in range(case.ps)] + [
         ("worker", index) for index in range(case.workers)
     ]
+    variables = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "NETWORK_PS_CORE_NUMBER": str(case.shards),
+    }
     with contextlib.ExitStack() as ending:
         processes = []
         for job, index in tasks:
@@ -201,7 +214,7 @@ def _job(case: Train) -> Iterator[list[subprocess.Popen[bytes]]]:
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, **variables},
             )
             ending.callback(_end, process)
             processes.append(process)

@@ -22,7 +22,7 @@ import enum
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import index
 from types import TracebackType
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.control import ABORT, RECEIVE
-from prpc_engine.cluster.endpoint import Endpoint, node_config, place_from
+from prpc_engine.cluster.endpoint import Endpoint, Place, node_config, place_from
 from prpc_engine.cluster.errors import Duplicate, StepAborted
 from prpc_engine.cluster.fuse import FuseCollector
 from prpc_engine.cluster.late import Late
@@ -49,6 +49,7 @@ from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
+from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.config import WAIT_S_MAX, check_seconds, check_timeout
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
@@ -181,6 +182,7 @@ class Server:
         )
         self._late = Late(runtime.Lock(), config.bytes_max)  # receipts end in any thread
         self._links: dict[int, Link] = {}
+        self._beside: dict[str, tuple[Address, Link]] = {}  # by name: see meet()
         self._methods: dict[str, Callable[..., Any]] = {
             **(methods or {}),
             RECEIVE: self._receive,
@@ -238,7 +240,7 @@ class Server:
             if before is not State.STARTED:
                 return
             with self._guard:  # nobody makes another one
-                links = list(self._links.values())
+                links = [*self._links.values(), *(link for _, link in self._beside.values())]
             for link in links:
                 link.close()
             self._collector.end(None, self._stopped())
@@ -281,7 +283,13 @@ class Server:
             waiting_bytes=self._table.nbytes,
             late_bytes=self._late.nbytes,
             steps=self._table.steps,
-            links={link.task: link.statistics() for link in list(self._links.values())},
+            links={
+                link.task: link.statistics()
+                for link in (
+                    *list(self._links.values()),
+                    *(link for _, link in list(self._beside.values())),
+                )
+            },
             slab=slab.default_slab().statistics(),
         )
 
@@ -469,9 +477,31 @@ class Server:
         Closed, Backpressure, ConfigError."""
         self._check_started()
         check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
-        return self._link(self._names.number(task)).submit(
-            method, what, arguments, timeout_s, is_patient
-        )
+        beside = self._beside.get(task)
+        link = self._link(self._names.number(task)) if beside is None else beside[1]
+        return link.submit(method, what, arguments, timeout_s, is_patient)
+
+    def place_beside(self, name: str) -> Place:
+        """Where another process of this task listens, and how: at any ports, with this task's plan
+        and settings. Those of other tasks reach it once they meet() it.
+        """
+        anywhere = replace(self._place.control, port=0)
+        return replace(self._place, task=name, control=anywhere, data=anywhere)
+
+    def meet(self, name: str, task: str, port: int) -> None:
+        """From now on ask() knows `name` too, which is a process beside that task: its control
+        port, at the task's host. Again, with another port: it was started again. Raises Closed,
+        ConfigError.
+        """
+        address = replace(self._control_of(self._names.number(task)), port=port)
+        with self._guard:
+            self._check_started()
+            before = self._beside.get(name)
+            if before is not None and before[0] == address:
+                return
+            self._beside[name] = address, self._link_to(name, address, None)
+        if before is not None:
+            before[1].close()
 
     # -- what others ask, in the reactor's thread --------------------------------------------------
 
@@ -587,25 +617,33 @@ class Server:
         link = self._links.get(number)
         if link is None:
             task = self._names.tasks[number]
-            control = (
-                self._at.address if number == self._number else self._names.cluster.addresses[task]
-            )
             data = self._endpoints.addresses.get(task)
-            patience_s = self.settings.connection_timeout_s
             with self._guard:
                 self._check_started()  # again: stop() closes those that there are
-                link = self._links.get(number) or Link(
-                    device(task),
-                    control,
-                    data,
-                    self._at.me,
-                    self._at.control,
-                    self._at.data,
-                    patience_s,
-                    self._look_at_map,
+                link = self._links.get(number) or self._link_to(
+                    device(task), self._control_of(number), data
                 )
                 self._links[number] = link
         return link
+
+    def _control_of(self, number: int) -> Address:
+        return (
+            self._at.address
+            if number == self._number
+            else self._names.cluster.addresses[self._names.tasks[number]]
+        )
+
+    def _link_to(self, name: str, control: Address, data: Address | None) -> Link:
+        return Link(
+            name,
+            control,
+            data,
+            self._at.me,
+            self._at.control,
+            self._at.data,
+            self.settings.connection_timeout_s,
+            self._look_at_map,
+        )
 
     def _look_at_map(self) -> None:
         """A task cannot be reached, or has another plan: perhaps somebody has written other

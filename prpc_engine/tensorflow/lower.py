@@ -38,7 +38,7 @@ from prpc_engine.tensorflow.nodes import (
     text_of,
 )
 from prpc_engine.tensorflow.partition import ALIASES, Unsupported
-from prpc_engine.tensorflow.place import Placer
+from prpc_engine.tensorflow.place import Places
 
 BRANCHING = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile"})
 FUNCTIONAL = BRANCHING | {"PartitionedCall", "StatefulPartitionedCall"}
@@ -49,7 +49,7 @@ _LOWER = "_lower_using_switch_merge"
 
 def lowered(
     graph: Graph,
-    placer: Placer,
+    placer: Places,
     own: Task,
     fetches: Sequence[Edge],
     targets: Sequence[str],
@@ -160,7 +160,7 @@ def _add_fetch(definition: Any, graph: Graph, edge: Edge) -> Edge:
     return node.name, 0
 
 
-def _is_of_several(graph: Graph, placer: Placer, own: Task, node: GraphNode) -> bool:
+def _is_of_several(graph: Graph, placer: Places, own: Task, node: GraphNode) -> bool:
     """Whether no one task can run it."""
     handles = {
         _root(graph, edge)

@@ -36,7 +36,7 @@ from typing import NamedTuple
 from prpc_engine.cluster.names import device
 from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Edge, Graph, GraphNode, text_of
-from prpc_engine.tensorflow.place import Placer
+from prpc_engine.tensorflow.place import Places
 from prpc_engine.tensorflow.postpone import postpone
 
 SWITCHES = frozenset({"Switch", "RefSwitch", "_SwitchN"})  # the last one is of a Case
@@ -158,7 +158,7 @@ class Plan:
 
 def cut(
     graph: Graph,
-    placer: Placer,
+    placer: Places,
     own: Task,
     fetches: Sequence[Edge],
     targets: Sequence[str],
@@ -184,7 +184,7 @@ class _Cutter:
     def __init__(
         self,
         graph: Graph,
-        placer: Placer,
+        placer: Places,
         own: Task,
         fetches: Sequence[Edge],
         targets: Sequence[str],

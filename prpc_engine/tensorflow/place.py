@@ -18,8 +18,8 @@ otherwise                                 InvalidArgument
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 from prpc_engine.cluster.names import device as text_of
 from prpc_engine.settings.cluster_spec import Task
@@ -59,6 +59,13 @@ class Device(NamedTuple):
         return cls(job, task, kind)
 
 
+class Places(Protocol):
+    """Says where the nodes of a graph run: a Placer, and one that knows the processes of tasks."""
+
+    def place(self, graph: Graph, names: Iterable[str]) -> dict[str, Task]:
+        """The task of each of these nodes. Raises Misplaced."""
+
+
 class Placer:
     """Decides which task each node of a session's graph runs at.
 
@@ -75,24 +82,7 @@ class Placer:
     def place(self, graph: Graph, names: Iterable[str]) -> dict[str, Task]:
         """The task of each of these nodes. Raises Misplaced."""
         nodes = [graph.nodes[name] for name in names]
-        parent = {node.name: node.name for node in nodes}
-
-        def root(name: str) -> str:
-            while parent[name] != name:
-                parent[name] = name = parent[parent[name]]
-            return name
-
-        for node in nodes:
-            for (source, _), kind in zip(node.inputs, node.in_types, strict=True):
-                if source in parent and (
-                    kind == RESOURCE
-                    or kind >= REF
-                    or (kind == VARIANT and graph.is_dataset(source))
-                ):
-                    parent[root(node.name)] = root(source)
-            for other in () if node.is_of_step else node.colocated():
-                if other in parent:
-                    parent[root(node.name)] = root(other)
+        root = tied(graph, [node.name for node in nodes])
         chosen: dict[str, tuple[GraphNode, Task]] = {}
         for node in nodes:
             task = self._wanted(node)
@@ -151,6 +141,30 @@ class Placer:
             f"explicitly assigned to {node.device} but available devices are [ {there} ]. "
             "Make sure the device specification refers to a valid device."
         )
+
+
+def tied(graph: Graph, names: Iterable[str]) -> Callable[[str], str]:
+    """What must be in one place: tells of each of these nodes a name that is one for all that it is
+    tied to.
+    """
+    parent = {name: name for name in names}
+
+    def root(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = name = parent[parent[name]]
+        return name
+
+    for name in parent:
+        node = graph.nodes[name]
+        for (source, _), kind in zip(node.inputs, node.in_types, strict=True):
+            if source in parent and (
+                kind == RESOURCE or kind >= REF or (kind == VARIANT and graph.is_dataset(source))
+            ):
+                parent[root(name)] = root(source)
+        for other in () if node.is_of_step else node.colocated():
+            if other in parent:
+                parent[root(name)] = root(other)
+    return root
 
 
 def _rank(node: GraphNode) -> int:

@@ -3,11 +3,27 @@
 It is a prpc_engine.Server, with its control and data address, its .endpoint_map and NETWORK_*
 variables, and has the verbs of stages.py besides. What belongs to the task lives in one runtime:
 what its own sessions run here, and what those of others do.
+
+A ps with NETWORK_PS_CORE_NUMBER=N is N processes, each with a runtime, a reactor, connections and a
+slab: this one and its shards (shard_process.py).
+
+    verb   arguments                        answer                   what it does
+    deal   [[keys, bytes], ...] of handles  [0, control ports of     says which process has what:
+           that are to be in one process    the shards, numbers];    deal.py
+                                            [code, text]
+    reset  containers                       [0]; [code, text]        as of stages.py, and of all
+                                                                     shards
+
+    a shard ends                            the task ends: who asks it gets TaskLost, and join()
+                                            raises AbortedError; what it had is gone, as of a
+                                            process that dies
+    this process ends, however              its shards end
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -18,16 +34,22 @@ from tensorflow.python.framework import errors_impl as tf_errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.server import Server
+from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.settings.cluster_spec import Task
-from prpc_engine.settings.network import DEFAULT
+from prpc_engine.settings.cluster_spec import PS, ClusterSpec, Task
+from prpc_engine.settings.network import DEFAULT, NetworkSettings
 from prpc_engine.tensorflow import errors, proto
+from prpc_engine.tensorflow.deal import Deal, HandleGroup, TaskShard, device_of
+from prpc_engine.tensorflow.place import Misplaced
 from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime
+from prpc_engine.tensorflow.shard_process import ShardProcesses, divided
 from prpc_engine.tensorflow.stages import RESET, Stages
+from shard import Future, gather, usable_cores
 
 PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
 
+DEAL = "tf.deal"
 RESET_TIMEOUT_S = 60.0  # for a task to drop its containers
 
 logger = logging.getLogger("prpc")
@@ -40,7 +62,8 @@ class TaskServer:
 
     definition  the ServerDef: cluster, job, task, and the ConfigProto of sessions
 
-    It listens from start() on; close() by its owner. Raises as prpc_engine.Server does.
+    It listens from start() on, once its shards do; close() by its owner. Raises as
+    prpc_engine.Server does, and RpcError when a shard does not start.
     """
 
     def __init__(self, definition: Any) -> None:
@@ -48,29 +71,44 @@ class TaskServer:
         cluster = {job.name: dict(job.tasks) for job in definition.cluster.job}
         self.task = Task(definition.job_name, definition.task_index)
         self.config = definition.default_session_config
+        # of which this one is the first
+        self.processes = _count_of_processes(ClusterSpec(cluster), self.task)
+        if self.processes > 1:
+            self.config = divided(self.config, self.processes)
         self.runtime = Runtime(self.config)
         self.stages = Stages(self.runtime, self._forget)
         self._planes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the sessions at this target
         self._entering = threading.Lock()  # of one; nobody may go through them meanwhile
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
-        verbs = {**self.stages.verbs, **self.programs.verbs}
+        self._deal = Deal(self.processes)
+        self._shards: ShardProcesses | None = None
+        self._lost = ""  # a shard has ended, and how
+        verbs = {
+            **self.stages.verbs,
+            **self.programs.verbs,
+            DEAL: self._deal_out,
+            RESET: self._reset_all,
+        }
         self.engine = Server(
             cluster, self.task.job, self.task.index, config=config, start=False, methods=verbs
         )
-        cores, origin = self.engine.settings.cores, self.engine.settings.origins["cores"]
-        if cores > 1 and not origin.startswith(DEFAULT):
-            logger.warning(
-                "%s: a server of TensorFlow has no shards: its variables live in the task's own "
-                "process, where each request ends",
-                origin,
-            )
         self.engine.on_peer_lost = self._peer_lost
         self.tasks = frozenset(self.engine.server_def.cluster.addresses)
 
     def start(self) -> None:
-        """Listen. Raises AddressInUse."""
-        self.engine.start()
+        """Listen. Raises AddressInUse; RpcError when a shard does not start."""
+        names = self._names_of_shards()
+        if names and self._shards is None:
+            places = [self.engine.place_beside(name) for name in names]
+            self._shards = ShardProcesses(places, self.config, self._shard_lost)
+        try:
+            self.engine.start()
+            for name, port in zip(names, self._ports, strict=True):
+                self.engine.meet(name, device(self.task), port)
+        except BaseException:
+            self._end_shards()
+            raise
         with _guard:
             _by_target[_address(self.engine.target)] = self
 
@@ -83,6 +121,59 @@ class TaskServer:
         with self._entering:
             return list(self._planes)
 
+    # -- shards ------------------------------------------------------------------------------------
+
+    def _names_of_shards(self) -> list[str]:
+        job, index = self.task.job, self.task.index
+        return [device_of(TaskShard(job, index, shard)) for shard in range(1, self.processes)]
+
+    @property
+    def _ports(self) -> list[int]:
+        return [] if self._shards is None else self._shards.ports
+
+    @property
+    def pids_of_shards(self) -> list[int]:
+        """Of the processes beside this one."""
+        return [] if self._shards is None else self._shards.pids
+
+    def _deal_out(self, packed: Sequence[Any]) -> list[Any]:
+        try:
+            return [0, self._ports, self._deal.assign([HandleGroup(*one) for one in packed])]
+        except Misplaced as error:
+            return [tf_errors.INVALID_ARGUMENT, str(error)]
+
+    def _reset_all(self, containers: list[str]) -> Deferred:
+        answer = Deferred()
+        resets: list[Future] = [self.stages.reset(containers)]
+        for name in self._names_of_shards():
+            resets.append(
+                self.engine.ask(name, RESET, "a reset", lambda _: (containers,), RESET_TIMEOUT_S)
+            )
+
+        def answered(done: Future) -> None:
+            error = done.error()
+            if error is not None:
+                answer.fail(error)
+            else:
+                answer.reply(next((said for said in done.result() if said[0]), [0]))
+
+        gather(resets).when_done(answered)
+        return answer
+
+    def _shard_lost(self, name: str, how: str) -> None:
+        """In a thread of the shards'."""
+        self._lost = (
+            f"{name} {how}: what it had of {device(self.task)} is lost, and the task ends; "
+            "start it again"
+        )
+        logger.error("%s", self._lost)
+        self.engine.stop()
+
+    def _end_shards(self) -> None:
+        shards, self._shards = self._shards, None
+        if shards is not None:
+            shards.close()
+
     def _peer_lost(self, peer: Peer) -> None:
         self.stages.peer_lost(peer)
         self.programs.peer_lost(peer)
@@ -93,8 +184,10 @@ class TaskServer:
         return self.engine.target
 
     def join(self) -> None:
-        """Serve from this thread until close()."""
+        """Serve from this thread until close(). Raises AbortedError when a shard has ended."""
         self.engine.join()
+        if self._lost:
+            raise tf_errors.AbortedError(None, None, self._lost)
 
     def reset(self, containers: Sequence[str]) -> None:
         """End all sessions at this target with AbortedError, and drop what is in these containers
@@ -127,8 +220,28 @@ class TaskServer:
             if _by_target.get(address) is self:  # another one may have got the port
                 del _by_target[address]
         self.engine.stop()
+        self._end_shards()
         self.programs.close()
         self.stages.close()
+
+
+def _count_of_processes(cluster: ClusterSpec, task: Task) -> int:
+    """How many a task is, where a variable says so; else one. Raises ConfigError."""
+    settings = NetworkSettings.for_task(cluster, task.job, os.environ)
+    cores, origin = settings.cores, settings.origins["cores"]
+    if cores == 1 or origin.startswith(DEFAULT):
+        return 1
+    if task.job != PS:
+        logger.warning(
+            "%s: a server of TensorFlow has shards at a ps only: what a worker runs, and its "
+            "sessions, are in one process",
+            origin,
+        )
+        return 1
+    usable = len(usable_cores())
+    if cores > usable:
+        logger.warning("%s: %d processes, as this one may use so many cores", origin, usable)
+    return min(cores, usable)
 
 
 def server_of(target: object) -> TaskServer | None:

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -31,14 +31,16 @@ from tensorflow.python.ops import script_ops
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
+from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow import errors, stages, tensors
+from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer
 from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
 from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
-from prpc_engine.tensorflow.server import TaskServer
+from prpc_engine.tensorflow.server import DEAL, TaskServer
 from prpc_engine.tensorflow.tracing import Trace
 from prpc_engine.tensorflow.traffic import StepTraffic
 from shard import Future, ShardError
@@ -71,7 +73,7 @@ class _StageCall:
 
     def __init__(self, plane: StarPlane, stage: Stage, handle: int, runs: Sequence[Run]) -> None:
         self._plane, self._stage, self._handle, self._runs = plane, stage, handle, runs
-        self.task = device(stage.task)
+        self.task = device_of(stage.task)
         self._text = f"a stage of {len(stage.members)} ops ({stage.members[0]}, ...)"
         self._sent: dict[int, _Sent] = {}
 
@@ -129,7 +131,7 @@ class _StageCall:
             raise errors.keep(error)
         packed = call.result()[1:]
         if run is not None and run.trace is not None:
-            run.trace.add(self.task, packed.pop(0))
+            run.trace.add(device(self._stage.task), packed.pop(0))
         self._plane.traffic.received(packed)
         return tensors.unpack_all(packed)
 
@@ -199,6 +201,8 @@ class StarStep:
     # what its key is made of, and the functions of its ops, while their numbers are in use
     kept: Any
     runs: list[Run]  # that go on
+    # of tasks: where they are is found anew when one cannot be reached
+    has_shards: bool = field(default=False, kw_only=True)
 
     def run(self, feeds: Sequence[Any]) -> Any:
         """What it fetches."""
@@ -260,7 +264,8 @@ class StarPlane:
         self._graph: tuple[int, Graph] | None = None  # of which version
         config = session._config
         soft = config.allow_soft_placement or server.config.allow_soft_placement
-        self._placer = Placer(server.tasks, server.task, soft)
+        placer = Placer(server.tasks, server.task, soft)
+        self._placer = ShardPlacer(placer, [server.task] if server.processes == 1 else [])
         timeout_ms = config.operation_timeout_in_ms or server.config.operation_timeout_in_ms
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
         self._under_way: set[Future] = set()
@@ -371,8 +376,12 @@ class StarPlane:
             if self._ended is not None:  # whatever else it ended with came of that
                 typed = self._ended[0](None, None, self._ended[1])
             run.failed(typed)
-            if isinstance(typed, tf_errors.AbortedError):
+            if isinstance(typed, tf_errors.AbortedError) or (
+                step.has_shards and isinstance(typed, tf_errors.UnavailableError)
+            ):
                 self._steps.pop(key, None)  # registered at a task that is another one by now
+                with self._making:
+                    self._placer.forget()
             raise typed from None
         finally:
             step.runs.remove(run)
@@ -389,9 +398,12 @@ class StarPlane:
             graph = self._graph_now()
             if self.now.connections:
                 graph = graph.connected(dict(self.now.connections))
-            graph, wanted, run = lowered(
-                graph, placer, own, wanted, [one.name for one in targets], fed
-            )
+            run = [one.name for one in targets]
+            needed = graph.needed(wanted, run, fed)
+            # whether a function is lowered is said by where its variables are
+            self._find_shards(graph, {name for name in needed if graph.nodes[name].is_handle})
+            graph, wanted, run = lowered(graph, placer, own, wanted, run, fed)
+            self._find_shards(graph, graph.needed(wanted, run, fed))
             plan = cut(graph, placer, own, wanted, run, fed)
         except Misplaced as error:
             raise tf_errors.InvalidArgumentError(None, None, str(error)) from None
@@ -404,7 +416,7 @@ class StarPlane:
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         rewriter, runs = Rewriter(plan, graph_pb2.GraphDef), list[Run]()
         loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept, runs)))
-        return StarStep(loaded, plan.may_be_dead, kept, runs)
+        return StarStep(loaded, plan.may_be_dead, kept, runs, has_shards=has_shards(plan))
 
     def _make_calls(
         self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]
@@ -443,8 +455,37 @@ class StarPlane:
 
     # -- other tasks -------------------------------------------------------------------------------
 
+    def _find_shards(self, graph: Graph, names: set[str]) -> None:
+        """Ask the tasks which process of theirs has what these nodes use, where that is not
+        known. Raises errors of TensorFlow, Misplaced.
+        """
+        order = [name for name in graph.nodes if name in names]  # the same at all workers
+        what = "which of its processes has which variables"
+        try:
+            asked = [
+                (
+                    task,
+                    groups,
+                    self.submit(device(task), DEAL, what, ([list(group) for group in groups],)),
+                )
+                for task, groups in self._placer.missing(graph, order).items()
+            ]
+        except engine_errors.RpcError as error:
+            raise errors.from_engine(error) from None
+        for task, groups, call in asked:
+            ports, shards = self._answer(call)
+            if ports:
+                self._check_shards(task)
+            for shard, port in enumerate(ports, 1):
+                name = device_of(TaskShard(task.job, task.index, shard))
+                self._server.engine.meet(name, device(task), port)
+            self._placer.learn(task, len(ports) + 1, groups, shards)
+
+    def _check_shards(self, task: Task) -> None:
+        """Whether this plane knows tasks with shards."""
+
     def _submit_register(self, rewriter: Rewriter, stage: Stage) -> Future:
-        task = device(stage.task)
+        task = device_of(stage.task)
         self._met.add(task)
         packed = stages.pack_part(rewriter.stage(stage))
         what = f"the graph of {len(stage.members)} ops ({stage.members[0]}, ...)"
@@ -457,15 +498,20 @@ class StarPlane:
         return call
 
     @staticmethod
-    def _registered(registered: Future) -> int:
+    def _answer(call: Future) -> list[Any]:
+        """What is in it behind its code. Raises errors of TensorFlow."""
         try:
-            answer = registered.result()
+            answer: list[Any] = call.result()
         except (engine_errors.RpcError, ShardError) as error:
             raise errors.from_engine(error) from None
         if answer[0]:
             raise errors.read(*answer)
-        handle: int = answer[1]
-        return handle
+        return answer[1:]
+
+    @classmethod
+    def _registered(cls, registered: Future) -> int:
+        (handle,) = cls._answer(registered)
+        return int(handle)
 
     def submit(
         self,
@@ -528,6 +574,11 @@ class StarPlane:
             )
         except engine_errors.RpcError as error:
             logger.debug("%s does not hear of the end of a session: %s", task, str(error))
+
+
+def has_shards(plan: Plan) -> bool:
+    """Whether a stage is at a process beside a task's own."""
+    return any(isinstance(stage.task, TaskShard) for stage in plan.stages)
 
 
 def signature_of(op: str) -> Signature | None:

@@ -102,9 +102,15 @@ def node_of_pslite() -> Iterator[dict[str, Any]]:
     lifecycle.finalize(0, False)
 
 
+def _kept(pid: int) -> list[int]:
+    """The cores of the thread of that process which serves: it has one to itself, where any has."""
+    threads = map(int, os.listdir(f"/proc/{pid}/task"))
+    return min((sorted(os.sched_getaffinity(one)) for one in threads), key=len)
+
+
 @contextlib.contextmanager
 def task_of_tensorflow(host: str) -> Iterator[dict[str, Any]]:
-    """The only one of its cluster."""
+    """One of two; the other one is not there."""
     import tensorflow as tf
 
     from prpc_engine.tensorflow.server import TaskServer
@@ -114,7 +120,12 @@ def task_of_tensorflow(host: str) -> Iterator[dict[str, Any]]:
         tf.train.ServerDef(cluster=cluster.as_cluster_def(), job_name="ps", protocol="prpc")
     )
     task.start()
-    yield of(None, task.engine._at.driver, task.engine.statistics().shards)
+    told = of(None, task.engine._at.driver, task.engine.statistics().shards)
+    pids = task.pids_of_shards
+    yield told | {
+        "processes": len(pids),
+        "kept": [*told["kept"], *(_kept(pid) for pid in pids)],
+    }
     task.close()
 
 

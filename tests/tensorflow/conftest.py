@@ -5,6 +5,7 @@ of them.
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
 from collections.abc import Iterator
 
@@ -23,7 +24,9 @@ def job(_started_once: None) -> Iterator[Job]:
     global _job
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'")
-    _job = Job(secrets.randbits(32), ps=2, worker=2)
+    shards = os.environ.get("PRPC_TEST_TF_SHARDS")  # all tests, with so many processes a ps
+    env = {"NETWORK_PS_CORE_NUMBER": shards} if shards else None
+    _job = Job(secrets.randbits(32), env, ps=2, worker=2)
     yield _job
     _job.close()
 

@@ -29,6 +29,11 @@ def task_server(server: Any) -> Any:
     return found
 
 
+def serves(task: Task) -> bool:
+    """Whether it does: its server was made before this."""
+    return bool(task.server.target)
+
+
 class Task:
     """This process's place in a cluster, with its server."""
 

@@ -86,9 +86,12 @@ class Script(Program):
     patience_s = PATIENCE_S
     imports = TENSORFLOW
 
-    def __init__(self, *arguments: str, place: dict[str, Any]) -> None:
-        """`place` is what TF_CONFIG says."""
-        super().__init__("prpc_engine.tensorflow", *arguments, env={"TF_CONFIG": json.dumps(place)})
+    def __init__(
+        self, *arguments: str, place: dict[str, Any], env: dict[str, str] | None = None
+    ) -> None:
+        """`place` is what TF_CONFIG says; `env`: more variables."""
+        variables = {"TF_CONFIG": json.dumps(place), **(env or {})}
+        super().__init__("prpc_engine.tensorflow", *arguments, env=variables)
 
 
 class Job:
@@ -98,18 +101,21 @@ class Job:
     1000 ops: renew() has new tasks instead, which takes less than 1 s in all.
     """
 
-    def __init__(self, seed: int, **jobs: int) -> None:
-        self._source, self._jobs = random.Random(seed), jobs
+    def __init__(self, seed: int, env: dict[str, str] | None = None, **jobs: int) -> None:
+        """`env`: variables of all tasks; they serve when this returns."""
+        self._source, self._jobs, self._env = random.Random(seed), jobs, env
         self._stock: dict[str, Any] = {}  # by scenario and keywords
         self._start()
 
     def _start(self) -> None:
         self.clusters = clusters(self._source.getrandbits(32), **self._jobs)
         self.tasks = {
-            (job, index): TaskProcess(self.clusters, job, index)
+            (job, index): TaskProcess(self.clusters, job, index, env=self._env)
             for job, count in self._jobs.items()
             for index in range(count)
         }
+        for task in self.tasks.values() if self._env else ():
+            task.do("serves", "prpc")
 
     def renew(self) -> None:
         """The same job in new processes, at other places."""
@@ -151,11 +157,14 @@ def main(clusters: str, job: str, index: str) -> None:
         mistakes,
         scenarios,
         semantics,
+        shards,
         states,
         traces,
     )
 
-    modules = (scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces, states)
+    modules = (
+        *(scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces, states, shards),
+    )
     known = {name: value for module in modules for name, value in vars(module).items()}
     runs = {
         protocol: scenarios.Task(protocol, cluster, job, int(index))

@@ -404,9 +404,8 @@ def tasks() -> Tasks:
 def plane_of(tf: Any, kind: str, tasks: Tasks, session: Any = None) -> Any:
     from prpc_engine.tensorflow.plane import PLANES
 
-    server = SimpleNamespace(
-        tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=tasks
-    )
+    of_server = {"tasks": frozenset(), "task": Task("worker", 0), "processes": 1}
+    server = SimpleNamespace(**of_server, config=tf.ConfigProto(), engine=tasks)
     return PLANES[kind](server, session or SimpleNamespace(_config=tf.ConfigProto(), graph=None))  # type: ignore[arg-type]
 
 
@@ -443,7 +442,8 @@ def test_a_step_made_while_the_tasks_forgot_what_it_is_made_of_is_made_again(
 
     def make(*_: object) -> Any:
         number = len(made)
-        made.append(SimpleNamespace(run=lambda feeds: number, may_be_dead=False, runs=[]))
+        step = {"may_be_dead": False, "runs": [], "has_shards": False}
+        made.append(SimpleNamespace(run=lambda feeds: number, **step))
         if len(made) == 1:
             plane.forget()
         return made[-1]
@@ -545,7 +545,9 @@ def test_the_first_call_of_a_step_that_fails_ends_the_others(tf: Any, tasks: Tas
         calls[1].set_result([3, "no number"])
         return stages[0].wait(numbers[0])
 
-    plane._make = lambda *_: SimpleNamespace(run=run, may_be_dead=False, runs=runs)
+    plane._make = lambda *_: SimpleNamespace(
+        run=run, may_be_dead=False, has_shards=False, runs=runs
+    )
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"no number \(at /job:ps/task:1\)"):
         plane.run([], [], {}, None, None)
     assert calls[0].done()

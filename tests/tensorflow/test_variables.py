@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 
@@ -16,7 +17,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_it_polls_is_pinned_and_says_why_it_has_no_shards(seed: int) -> None:
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(CORES < 2, reason="two processes of a ps need two cores")
+def test_it_polls_and_each_of_its_processes_is_pinned_to_a_core_of_its_own(seed: int) -> None:
     variables = {
         "NETWORK_PS_CORE_NUMBER": "2",
         "PS_ENABLE_POLLING": "1",
@@ -24,11 +29,18 @@ def test_it_polls_is_pinned_and_says_why_it_has_no_shards(seed: int) -> None:
     }
     with RoleProcess("tensorflow", fresh_host(seed), env=variables) as process:
         told = process.told
-    assert (told["shards"], told["polling"]) == (0, True)
-    assert [len(kept) for kept in told["kept"]] == [1]
+    assert (told["processes"], told["polling"], told["lines"]) == (1, True, [])
+    cores = [core for kept in told["kept"] for core in kept]
+    assert len(cores) == len(set(cores)) == 2
+
+
+def test_more_processes_than_cores_are_not_made_and_a_line_says_so(seed: int) -> None:
+    variables = {"NETWORK_PS_CORE_NUMBER": "2"}
+    with RoleProcess("tensorflow", fresh_host(seed), cores=1, env=variables) as process:
+        told = process.told
+    assert told["processes"] == 0
     [line] = told["lines"]
-    assert line.startswith("NETWORK_PS_CORE_NUMBER='2'")
-    assert "a server of TensorFlow has no shards" in line
+    assert line.startswith("NETWORK_PS_CORE_NUMBER='2'") and "1 processes" in line
 
 
 class ForkedRole(RoleProcess):

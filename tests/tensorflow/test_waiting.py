@@ -221,7 +221,11 @@ def test_what_is_asked_while_the_session_is_closed_is_given_up_too(tf: Any) -> N
 
     engine = ClosingEngine()
     server = SimpleNamespace(
-        tasks=frozenset(), task=Task("worker", 0), config=tf.ConfigProto(), engine=engine
+        tasks=frozenset(),
+        task=Task("worker", 0),
+        processes=1,
+        config=tf.ConfigProto(),
+        engine=engine,
     )
     engine.plane = plane = StarPlane(server, SimpleNamespace(_config=tf.ConfigProto(), graph=None))  # type: ignore[arg-type]
     plane._met.add("/job:ps/task:0")

@@ -1,0 +1,212 @@
+"""A shard of a task: a process beside the task's own, with a runtime, a reactor, connections and a
+slab, that runs the stages which other tasks register with it.
+
+    the task's process                        a shard
+    starts it; its settings go to stdin       imports TensorFlow, listens at any ports
+    waits for its line                        writes its control port to stdout, and serves
+    closes its stdin; or ends, however        ends
+    sees its stdout end: the shard has ended
+
+Not by fork: TensorFlow has threads. Not by multiprocessing's spawn: that would import the user's
+script, which is a ps with a server of its own. Logs go to stderr, as those of the task do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tensorflow.core.protobuf import config_pb2
+
+from prpc_engine import errors
+from prpc_engine.cluster.endpoint import Endpoint, Place
+from prpc_engine.tensorflow.runtime import Runtime
+from prpc_engine.tensorflow.stages import Stages
+from shard import runtime
+
+START_TIMEOUT_S = 120.0  # to import TensorFlow on a host that starts many
+END_TIMEOUT_S = 5.0  # for a shard to end by itself; then it is killed
+LOOK_S = 1.0  # a process that the task has forked may keep its end of stdin open
+
+logger = logging.getLogger("prpc")
+
+
+@dataclass(frozen=True)
+class ShardSettings:
+    """Where a shard listens, and how; config: the ConfigProto of its runtime, serialized."""
+
+    place: Place
+    config: bytes
+    parent: int  # the pid of the task's process
+
+
+def divided(config: Any, count: int) -> Any:
+    """The ConfigProto of one of so many processes on this host: each has its part of the threads
+    for kernels, where the user does not say how many.
+    """
+    part = config_pb2.ConfigProto()
+    part.CopyFrom(config)
+    if not part.intra_op_parallelism_threads:
+        part.intra_op_parallelism_threads = max(1, len(os.sched_getaffinity(0)) // count)
+    return part
+
+
+class ShardProcesses:
+    """The shards of one task, on the side of the task's process: one for each of the places.
+
+    on_lost  told the name of one that ended by itself, and how, once, in a thread of its own
+    python   runs them
+
+    Owned by the task's server, which closes it. They serve when this returns. Raises RpcError when
+    one does not start, within `START_TIMEOUT_S` seconds.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        config: Any,
+        on_lost: Callable[[str, str], object],
+        python: str = sys.executable,
+    ) -> None:
+        self._on_lost = on_lost
+        self._is_closing = False
+        self._names = [place.task for place in places]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._watch: threading.Thread | None = None
+        try:
+            for place in places:
+                self._processes.append(_started(python, place, config))
+            until = runtime.monotonic() + START_TIMEOUT_S
+            self.ports = [
+                self._port(place.task, process, until)
+                for place, process in zip(places, self._processes, strict=True)
+            ]
+        except BaseException:
+            self.close()
+            raise
+        self._watch = threading.Thread(target=self._look, name="prpc-tf-shards", daemon=True)
+        self._watch.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the shards, in order."""
+        return [process.pid for process in self._processes]
+
+    @staticmethod
+    def _port(name: str, process: subprocess.Popen[bytes], until: float) -> int:
+        """What it says once it serves."""
+        assert process.stdout is not None
+        left_s = max(0.0, until - runtime.monotonic())
+        if select.select([process.stdout], [], [], left_s)[0]:
+            line = process.stdout.readline()
+            if line.strip().isdigit():
+                return int(line)
+            what = f"its process {_end_of(process)}; its log says why"
+        else:
+            what = f"it does not serve after {START_TIMEOUT_S:.0f} s"
+        raise errors.RpcError(f"{name} did not start: {what} (NETWORK_PS_CORE_NUMBER asks for it)")
+
+    def _look(self) -> None:
+        poll = select.poll()
+        by_fd = {}
+        for name, process in zip(self._names, self._processes, strict=True):
+            assert process.stdout is not None
+            by_fd[process.stdout.fileno()] = name, process
+            poll.register(process.stdout, 0)  # POLLHUP comes unasked
+        while by_fd:
+            for fd, _ in poll.poll():
+                poll.unregister(fd)
+                name, process = by_fd.pop(fd)
+                how = _end_of(process)
+                if not self._is_closing:
+                    self._on_lost(name, how)
+
+    def close(self) -> None:
+        """End them, and wait until they have. Again: does nothing."""
+        self._is_closing = True
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                process.stdin.close()
+        for name, process in zip(self._names, self._processes, strict=False):
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("%s did not end by itself, and is killed", name)
+                process.kill()
+                process.wait()
+        if self._watch is not None and self._watch is not threading.current_thread():
+            self._watch.join()
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+def _started(python: str, place: Place, config: Any) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(each for each in sys.path if each)
+    process = subprocess.Popen(
+        [python, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdin is not None
+    settings = ShardSettings(place, config.SerializeToString(), os.getpid())
+    with contextlib.suppress(BrokenPipeError):  # it has ended: whoever waits for its line says so
+        pickle.dump(settings, process.stdin)
+        process.stdin.flush()
+    return process
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    code = process.wait()
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+# -- in a shard ------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve until stdin ends, or the task's process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the task's process ends us
+    told = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints here is no port
+    settings: ShardSettings = pickle.load(sys.stdin.buffer)
+    stages = Stages(
+        Runtime(config_pb2.ConfigProto.FromString(settings.config)), lambda handles, is_all: None
+    )
+    endpoint = Endpoint(settings.place, stages.verbs, stages.peer_lost)
+    try:
+        endpoint.serve()
+        watch = threading.Thread(
+            target=_end_with, args=(settings.parent, endpoint.driver.stop_running), daemon=True
+        )
+        watch.start()
+        print(endpoint.address.port, file=told, flush=True)
+        endpoint.run(None)
+    finally:
+        stages.close()
+        endpoint.close()
+
+
+def _end_with(parent: int, end: Callable[[], object]) -> None:
+    poll = select.poll()
+    poll.register(sys.stdin, select.POLLIN)
+    while os.getppid() == parent:
+        if poll.poll(LOOK_S * 1000) and not os.read(sys.stdin.fileno(), 4096):
+            break
+    end()
+
+
+if __name__ == "__main__":
+    main()
