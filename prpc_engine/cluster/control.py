@@ -2,6 +2,7 @@
 No I/O here.
 
 hello(plan, task, incarnation)  ->  [plan, task, incarnation, data addresses]
+describe()                      ->  [plan, task, [[job, index, control, data], ...]]
 
 plan         names.py: they must be the same, or the two tasks would not mean the same by a task's
              number
@@ -9,17 +10,26 @@ task         the device of who speaks: an address that leads to another task is 
 incarnation  of its process, random: another one later means that the task was started again
 data         most preferred first; a tcp one counts only by rule "exchange", and only its port: see
              data_addresses()
+
+describe() is for who is no task of the cluster and knows one address of it (visitor.py): all tasks,
+with their control addresses, and by rule "file" or "offset" their data addresses, else "".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from prpc_engine.errors import ConfigError, RpcError
 from prpc_engine.settings.address import Address
+from prpc_engine.settings.cluster_spec import ClusterSpec, Task
 
 CONTROL_TARGET, DATA_TARGET = 3, 4  # below what a master gives to servers
-HELLO, RECEIVE, ABORT = "hello", "receive", "abort"
+HELLO, DESCRIBE, RECEIVE, ABORT = "hello", "describe", "receive", "abort"
+ToldTask = tuple[str, int, str, str]  # job, index, control address, data address or ""
+ToldTasks = Sequence[ToldTask]
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,39 @@ class Facts:
             ):
                 return cls(plan, task, incarnation, tuple(map(str, data)))
         raise RpcError(f"{address} answers, but not as a task of a cluster does: {answer!r:.100}")
+
+
+@dataclass(frozen=True)
+class Description:
+    """A cluster, as one of its tasks, `task`, tells it."""
+
+    plan: str
+    task: str
+    cluster: ClusterSpec
+    data: Mapping[Task, Address]
+
+    @classmethod
+    def read(cls, answer: object, address: Address) -> Description:
+        """An answer to describe(). Raises RpcError for anything else."""
+        try:
+            plan, task, told = msgspec.convert(answer, tuple[str, str, list[ToldTask]])
+            jobs: dict[str, dict[int, str]] = {}
+            for job, index, control, _ in told:
+                jobs.setdefault(job, {})[index] = control
+            data = {Task(job, index): Address.parse(at) for job, index, _, at in told if at}
+            return cls(plan, task, ClusterSpec(jobs), data)
+        except (msgspec.ValidationError, ConfigError):
+            raise RpcError(
+                f"{address} answers, but not as a task of a cluster does: {answer!r:.100}"
+            ) from None
+
+
+def told_of(cluster: ClusterSpec, data: Mapping[Task, Address]) -> ToldTasks:
+    """What describe() tells of the tasks."""
+    return tuple(
+        (task.job, task.index, str(address), str(data.get(task, "")))
+        for task, address in sorted(cluster.addresses.items())
+    )
 
 
 def check_plan(ours: str, our_task: str, theirs: str, their_task: str) -> None:

@@ -4,7 +4,7 @@
     node      listens at                                    serves
     data      shared memory, and tcp by the rule of         receive, abort
               endpoint_map.py: its address, or any port
-    control   tcp, the task's address in the cluster        hello
+    control   tcp, the task's address in the cluster        hello, describe
 
 Both live in this process. Communication shards (relay.py) take the answers over tcp out of it,
 where somebody asks for them; they share the data port.
@@ -26,7 +26,15 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
-from prpc_engine.cluster.control import CONTROL_TARGET, DATA_TARGET, HELLO, Facts, check_plan
+from prpc_engine.cluster.control import (
+    CONTROL_TARGET,
+    DATA_TARGET,
+    DESCRIBE,
+    HELLO,
+    Facts,
+    ToldTasks,
+    check_plan,
+)
 from prpc_engine.cluster.relay import Relays
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.node import slab
@@ -58,6 +66,7 @@ class Place:
     control: Address
     data: Address  # port 0: any
     config: NodeConfig
+    tasks: ToldTasks = ()  # of the cluster, for who asks for them
 
 
 def node_config(config: ServerConfig, role: str, tasks: int) -> NodeConfig:
@@ -182,11 +191,14 @@ class Endpoint:
     def serve(self) -> None:
         """Answer. Who came before finds no service, and asks again (link.py)."""
         allow = self._place.config.allow
-        self.data.servers[DATA_TARGET] = Methods(
-            "data", 0, DATA_TARGET, self._methods, allow=allow, inline=True
-        )
+        if self._methods:
+            self.data.servers[DATA_TARGET] = Methods(
+                "data", 0, DATA_TARGET, self._methods, allow=allow, inline=True
+            )
         self.control.servers[CONTROL_TARGET] = Methods(
-            "control", 0, CONTROL_TARGET, {HELLO: self._hello}, allow=allow, inline=True
+            *("control", 0, CONTROL_TARGET, {HELLO: self._hello, DESCRIBE: self._describe}),
+            allow=allow,
+            inline=True,
         )
         self.driver.take_over()
         # failpoint: endpoint.serving
@@ -225,6 +237,9 @@ class Endpoint:
         except errors.ConfigError as error:
             logger.warning("%s", str(error))  # who asked compares too, and fails
         return [me.plan, me.task, me.incarnation, list(me.data)]
+
+    def _describe(self) -> list[Any]:
+        return [self._place.plan, self._place.task, self._place.tasks]
 
     def close(self) -> None:
         """End the shards, hang up on everybody."""

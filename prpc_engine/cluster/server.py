@@ -33,12 +33,13 @@ from numpy.typing import NDArray
 
 from prpc_engine import errors
 from prpc_engine.cluster.config import ServerConfig
-from prpc_engine.cluster.control import ABORT, RECEIVE
+from prpc_engine.cluster.control import ABORT, RECEIVE, told_of
 from prpc_engine.cluster.endpoint import Endpoint, Place, node_config, place_from
 from prpc_engine.cluster.errors import Duplicate, StepAborted
 from prpc_engine.cluster.fuse import FuseCollector
 from prpc_engine.cluster.late import Late
 from prpc_engine.cluster.link import Errand, Link, LinkStatistics, Settle
+from prpc_engine.cluster.links import Links
 from prpc_engine.cluster.names import Names, device, plan_of, who_am_i
 from prpc_engine.cluster.receipt import Message, Receipt
 from prpc_engine.cluster.rendezvous import TENSORS_MAX, Rendezvous, Tensor, TensorRequest, restarted
@@ -49,7 +50,6 @@ from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
-from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.config import WAIT_S_MAX, check_seconds, check_timeout
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
@@ -164,16 +164,9 @@ class Server:
         self._task = device(task)
         self._number = self._names.number(self._task)
         plan, data = plan_of(spec, self._endpoints), self._endpoints.addresses.get(task)
-        self._place = place_from(
-            self._task,
-            plan,
-            spec.addresses[task],
-            data,
-            config,
-            node,
-        )
+        place = place_from(self._task, plan, spec.addresses[task], data, config, node)
+        self._place = replace(place, tasks=told_of(spec, self._endpoints.addresses))
         self._fuses = self.settings.tensor_fuse
-        self._guard = runtime.Lock()  # of _links: any thread receives from a task first
         self._changing = runtime.Lock()  # of the state
         self._table = Rendezvous(
             runtime.Lock(),  # any thread sends and receives, and so do handlers
@@ -181,8 +174,6 @@ class Server:
             config.bytes_max,
         )
         self._late = Late(runtime.Lock(), config.bytes_max)  # receipts end in any thread
-        self._links: dict[int, Link] = {}
-        self._beside: dict[str, tuple[Address, Link]] = {}  # by name: see meet()
         self._methods: dict[str, Callable[..., Any]] = {
             **(methods or {}),
             RECEIVE: self._receive,
@@ -205,6 +196,15 @@ class Server:
                 raise self._stopped()
             if self.state is State.NEW:
                 self._at = Endpoint(self._place, self._methods, self._peer_lost)
+                self._links = Links(
+                    self._names,
+                    self._endpoints.addresses,
+                    self._at,
+                    self._number,
+                    self.settings.connection_timeout_s,
+                    self._look_at_map,
+                    self._check_started,
+                )
                 # the lock is of what is collected: any thread asks, and waits
                 guard = runtime.Lock()
                 self._collector = FuseCollector(self._fuses, self._at.driver, guard, self._leave)
@@ -239,10 +239,7 @@ class Server:
             before, self.state = self.state, State.STOPPED
             if before is not State.STARTED:
                 return
-            with self._guard:  # nobody makes another one
-                links = [*self._links.values(), *(link for _, link in self._beside.values())]
-            for link in links:
-                link.close()
+            self._links.close()
             self._collector.end(None, self._stopped())
             self._at.driver.stop_running()
             self._at.close()
@@ -283,13 +280,7 @@ class Server:
             waiting_bytes=self._table.nbytes,
             late_bytes=self._late.nbytes,
             steps=self._table.steps,
-            links={
-                link.task: link.statistics()
-                for link in (
-                    *list(self._links.values()),
-                    *(link for _, link in list(self._beside.values())),
-                )
-            },
+            links={} if self.state is State.NEW else self._links.statistics(),
             slab=slab.default_slab().statistics(),
         )
 
@@ -477,9 +468,7 @@ class Server:
         Closed, Backpressure, ConfigError."""
         self._check_started()
         check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
-        beside = self._beside.get(task)
-        link = self._link(self._names.number(task)) if beside is None else beside[1]
-        return link.submit(method, what, arguments, timeout_s, is_patient)
+        return self._links.named(task).submit(method, what, arguments, timeout_s, is_patient)
 
     def place_beside(self, name: str) -> Place:
         """Where another process of this task listens, and how: at any ports, with this task's plan
@@ -493,15 +482,8 @@ class Server:
         port, at the task's host. Again, with another port: it was started again. Raises Closed,
         ConfigError.
         """
-        address = replace(self._control_of(self._names.number(task)), port=port)
-        with self._guard:
-            self._check_started()
-            before = self._beside.get(name)
-            if before is not None and before[0] == address:
-                return
-            self._beside[name] = address, self._link_to(name, address, None)
-        if before is not None:
-            before[1].close()
+        self._check_started()
+        self._links.meet(name, task, port)
 
     # -- what others ask, in the reactor's thread --------------------------------------------------
 
@@ -614,36 +596,7 @@ class Server:
         return partial(self._late.settle, straggler)
 
     def _link(self, number: int) -> Link:
-        link = self._links.get(number)
-        if link is None:
-            task = self._names.tasks[number]
-            data = self._endpoints.addresses.get(task)
-            with self._guard:
-                self._check_started()  # again: stop() closes those that there are
-                link = self._links.get(number) or self._link_to(
-                    device(task), self._control_of(number), data
-                )
-                self._links[number] = link
-        return link
-
-    def _control_of(self, number: int) -> Address:
-        return (
-            self._at.address
-            if number == self._number
-            else self._names.cluster.addresses[self._names.tasks[number]]
-        )
-
-    def _link_to(self, name: str, control: Address, data: Address | None) -> Link:
-        return Link(
-            name,
-            control,
-            data,
-            self._at.me,
-            self._at.control,
-            self._at.data,
-            self.settings.connection_timeout_s,
-            self._look_at_map,
-        )
+        return self._links.to(number)
 
     def _look_at_map(self) -> None:
         """A task cannot be reached, or has another plan: perhaps somebody has written other

@@ -4,8 +4,9 @@ ours, and else calls what was there.
     hook                                 does
     Server.__init__, start, join,        protocol="prpc" or "grpc++": a TaskServer
       target, __del__
-    BaseSession.__init__                 a target that is a server of ours: TensorFlow's session on
-                                         an empty target, as a shell
+    BaseSession.__init__                 a target that is a server of ours, here or in another
+                                         process (remote.py): TensorFlow's session on an empty
+                                         target, as a shell
     BaseSession._do_run                  of such a session: runs on the server's plane; run() and
                                          all below lead here
     BaseSession.run                      of such a session, with run_metadata: it gets what all
@@ -34,9 +35,10 @@ from tensorflow.python.util import compat
 from tensorflow_estimator.python.estimator import run_config
 
 from prpc_engine import errors as engine_errors
-from prpc_engine.tensorflow import errors, proto
+from prpc_engine.tensorflow import errors, proto, remote
 from prpc_engine.tensorflow.callables import OptionsCallable
 from prpc_engine.tensorflow.plane import plane_for
+from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
 from shard import ShardError
 
@@ -87,6 +89,7 @@ def restore() -> None:
     """
     for (owner, name), before in _before.items():
         setattr(owner, name, before)
+    remote.close_all()
 
 
 # -- servers ---------------------------------------------------------------------------------------
@@ -178,7 +181,8 @@ def _validate_run_config(config: Any) -> None:
 
 
 def _session_init(self: Any, target: Any = "", graph: Any = None, config: Any = None) -> None:
-    server = server_of(target)
+    self._session = None  # for its __del__, when there is no way to the target
+    server = _server_at(target, config)
     before = _before[_Session, "__init__"]
     if server is None:
         before(self, target, graph, config)
@@ -186,6 +190,18 @@ def _session_init(self: Any, target: Any = "", graph: Any = None, config: Any = 
     before(self, "", graph, config)
     self._target = server.target.encode()
     self._prpc = plane_for(server, self)
+
+
+def _server_at(target: Any, config: Any = None) -> TaskServer | RemoteMaster | None:
+    """Of ours, in this process or in another one."""
+    server = server_of(target)
+    if server is not None:
+        return server
+    timeout_ms = getattr(config, "operation_timeout_in_ms", 0)
+    try:
+        return remote.master_at(target, timeout_ms / 1000 if timeout_ms else None)
+    except (engine_errors.RpcError, ShardError) as error:
+        raise errors.from_engine(error) from None
 
 
 def _session_do_run(
@@ -244,7 +260,7 @@ def _session_close(self: Any) -> None:
 
 
 def _session_reset(target: Any, containers: Any = None, config: Any = None) -> None:
-    server = server_of(target)
+    server = _server_at(target, config)
     if server is None:
         _before[tf_sessions.Session, "reset"].__func__(target, containers, config)
         return

@@ -4,6 +4,8 @@ steps.
 PRPC_TF_PLANE    plane                                                                 file
 star, the rule   subgraphs of other tasks are called as one op each, level by level    star.py
 sendrecv         every task runs its part, and they ask each other for values          sendrecv.py
+
+A session at a master in another process (remote.py) has the plane star in any case.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.tensorflow.nodes import Edge
+from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.sendrecv import SendRecvPlane
 from prpc_engine.tensorflow.server import TaskServer
 from prpc_engine.tensorflow.star import StarPlane
@@ -65,11 +68,15 @@ PLANES: dict[str, Callable[[TaskServer, Any], Plane]] = {
 }
 
 
-def plane_for(server: TaskServer, session: Any) -> Plane:
+def plane_for(server: TaskServer | RemoteMaster, session: Any) -> Plane:
     """Of that session. Raises ConfigError."""
     name = os.environ.get(VARIABLE, "star")
     if name not in PLANES:
         raise ConfigError(f"{VARIABLE}={name!r}: {', '.join(PLANES)} are allowed")
-    plane = PLANES[name](server, session)
+    plane: Plane
+    if isinstance(server, RemoteMaster):  # no task sends values to a client
+        plane = StarPlane(server, session)
+    else:
+        plane = PLANES[name](server, session)
     server.enter(plane)
     return plane

@@ -26,8 +26,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from tensorflow.python.framework import errors_impl as tf_errors
 
@@ -48,6 +48,8 @@ from prpc_engine.tensorflow.stages import RESET, Stages
 from shard import Future, gather, usable_cores
 
 PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
+SCHEMES, GRPC = ("prpc", "grpc++"), "grpc"  # of targets
+LOOPBACKS = ("localhost", "127.0.0.1", "[::1]", "::1")  # one host by several names
 
 DEAL = "tf.deal"
 RESET_TIMEOUT_S = 60.0  # for a task to drop its containers
@@ -179,6 +181,11 @@ class TaskServer:
         self.programs.peer_lost(peer)
 
     @property
+    def master(self) -> Task:
+        """Where sessions at this target run what has no device."""
+        return self.task
+
+    @property
     def target(self) -> str:
         """For sessions of this process: "prpc://host:port"."""
         return self.engine.target
@@ -195,16 +202,7 @@ class TaskServer:
         TensorFlow."""
         for plane in self._entered():
             plane.close(tf_errors.AbortedError, "the session was ended: its target was reset")
-        calls = [
-            self.engine.ask(
-                device(task), RESET, "a reset", lambda _: (list(containers),), RESET_TIMEOUT_S
-            )
-            for task in sorted(self.tasks)
-        ]
-        for call in calls:
-            code, *text = call.result()
-            if code:
-                raise errors.read(code, *text)
+        reset_tasks(self.engine, self.tasks, containers)
 
     def _forget(self, handles: Sequence[int], is_all: bool) -> None:
         """Of stages that are gone: what was made of them."""
@@ -244,6 +242,38 @@ def _count_of_processes(cluster: ClusterSpec, task: Task) -> int:
     return min(cores, usable)
 
 
+class Asks(Protocol):
+    """Who asks the tasks of a cluster: a Server, which is one of them, or a Visitor."""
+
+    def ask(
+        self,
+        task: str,
+        method: str,
+        what: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        timeout_s: float,
+        is_patient: bool = ...,
+    ) -> Future:
+        """The future of what a task answers."""
+
+    def meet(self, name: str, task: str, port: int) -> None:
+        """From now on ask() knows a process beside that task."""
+
+
+def reset_tasks(engine: Asks, tasks: Iterable[Task], containers: Sequence[str]) -> None:
+    """Drop what is in these containers of all the tasks. Raises RpcError and errors of
+    TensorFlow.
+    """
+    calls = [
+        engine.ask(device(task), RESET, "a reset", lambda _: (list(containers),), RESET_TIMEOUT_S)
+        for task in sorted(tasks)
+    ]
+    for call in calls:
+        code, *text = call.result()
+        if code:
+            raise errors.read(code, *text)
+
+
 def server_of(target: object) -> TaskServer | None:
     """The server of this process that a session's target names, with or without its scheme; None
     for any other target.
@@ -253,4 +283,5 @@ def server_of(target: object) -> TaskServer | None:
 
 
 def _address(target: str) -> str:
-    return target.rpartition("://")[2]
+    host, _, port = target.rpartition("://")[2].rpartition(":")
+    return f"{'localhost' if host in LOOPBACKS else host}:{port}"

@@ -38,6 +38,7 @@ from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer
+from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
 from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
 from prpc_engine.tensorflow.server import DEAL, TaskServer
@@ -243,7 +244,7 @@ class StarPlane:
     """Runs the steps of one session: its task calls the stages of the others, which never call each
     other.
 
-    server   the task whose target the session has
+    server   the task whose target the session has, in this process or in another one
     session  TensorFlow's
 
     Made by plane_for(), one for each session; thread-safe. Its steps raise errors of TensorFlow.
@@ -251,7 +252,7 @@ class StarPlane:
     is done once, and what each step: the table at the file's head.
     """
 
-    def __init__(self, server: TaskServer, session: Any) -> None:
+    def __init__(self, server: TaskServer | RemoteMaster, session: Any) -> None:
         self._server = server
         # not the session, which would end in whichever thread collects garbage
         self._user_graph = session.graph
@@ -264,7 +265,7 @@ class StarPlane:
         self._graph: tuple[int, Graph] | None = None  # of which version
         config = session._config
         soft = config.allow_soft_placement or server.config.allow_soft_placement
-        placer = Placer(server.tasks, server.task, soft)
+        placer = Placer(server.tasks, server.master, soft)
         self._placer = ShardPlacer(placer, [server.task] if server.processes == 1 else [])
         timeout_ms = config.operation_timeout_in_ms or server.config.operation_timeout_in_ms
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX

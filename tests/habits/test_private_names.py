@@ -46,7 +46,6 @@ PRIVATE: dict[str, int] = {
     "tests/prpc_engine/accumulator/test_counter.py": 1,
     "tests/prpc_engine/accumulator/test_failing_servers.py": 1,
     "tests/prpc_engine/cli/test_config_command.py": 1,
-    "tests/prpc_engine/cluster/test_cluster.py": 1,
     "tests/prpc_engine/cluster/test_late.py": 9,
     "tests/prpc_engine/cluster/test_relay.py": 10,
     "tests/prpc_engine/demo/test_data.py": 1,

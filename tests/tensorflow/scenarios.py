@@ -9,6 +9,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,20 @@ class Task:
         )
 
 
+class Client(Task):
+    """A process that is no task, with worker 0 for its master."""
+
+    def __init__(self, protocol: str, cluster: dict[str, list[str]]) -> None:
+        self.protocol, self.job, self.index = protocol, "worker", 0
+        self.cluster = tf.train.ClusterSpec(cluster)
+        self.server = SimpleNamespace(target=f"{protocol}://{cluster['worker'][0]}")
+        self.fuse, self.scope = False, ""
+
+    def graph(self, name: str = "") -> Any:
+        """With names that no task's own sessions have."""
+        return super().graph(name or f"client{os.getpid()}n{next(_numbers)}")
+
+
 class _scoped:  # noqa: N801
     def __init__(self, scope: str) -> None:
         self._graph = tf.Graph()
@@ -108,6 +123,15 @@ def error_of(function: Callable[[], Any]) -> list[str]:
         function()
     except Exception as error:
         return [type(error).__name__, str(error).partition("\n")[0]]
+    return ["", ""]
+
+
+def said(function: Callable[[], Any]) -> list[str]:
+    """Type and all the text of what it raises."""
+    try:
+        function()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
     return ["", ""]
 
 

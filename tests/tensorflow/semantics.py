@@ -143,9 +143,12 @@ def summaries_and_checkpoints(task: Task) -> Any:
             with task.graph(f"kept_{task.protocol}_{task.index}"), task.setter():
                 v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
                 step = v1.train.get_or_create_global_step()
-                op = tf.group(v1.assign(v, v * 2.0), v1.assign_add(step, 1))
-                v1.summary.scalar("size", tf.reduce_sum(v))
-                v1.summary.histogram("all", v)
+                size, values = tf.reduce_sum(v), v * 1.0
+                v1.summary.scalar("size", size)
+                v1.summary.histogram("all", values)
+                # after what is read of them: else either order is right
+                with tf.control_dependencies([size, values, tf.identity(step)]):
+                    op = tf.group(v1.assign(v, v * 2.0), v1.assign_add(step, 1))
                 if turn:
                     with task.session() as session:  # what the ps remember is not what is asked for
                         session.run(v1.assign(v, [0.0, 0.0]))

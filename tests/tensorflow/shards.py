@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tests.tensorflow.scenarios import Task, task_server
+from tests.tensorflow.scenarios import Task, said, task_server
 
 v1 = tf.compat.v1
 VARIABLES = 6
 LARGE = 1 << 20
 _open: list[Any] = []
-
-
-def _said(function: Callable[[], Any]) -> list[str]:
-    """Type and text of what it raises."""
-    try:
-        function()
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return ["", ""]
 
 
 def processes(task: Task) -> Any:
@@ -32,7 +22,7 @@ def processes(task: Task) -> Any:
 
 def join(task: Task) -> Any:
     """What the end of a server is told as."""
-    return _said(task.server.join)
+    return said(task.server.join)
 
 
 def threads_of_kernels(task: Task) -> Any:
@@ -103,7 +93,7 @@ def open_steps(task: Task) -> Any:
 def steps_until_an_error(task: Task, steps: int = 100_000) -> Any:
     """What they end with."""
     session, op, _ = _open[-1]
-    return _said(lambda: [session.run(op) for _ in range(steps)])
+    return said(lambda: [session.run(op) for _ in range(steps)])
 
 
 def used_together_too_late(task: Task) -> Any:
@@ -123,4 +113,4 @@ def used_together_too_late(task: Task) -> Any:
                 grad=tf.ones([LARGE]),
                 momentum=0.5,
             )
-            return _said(lambda: session.run(both))
+            return said(lambda: session.run(both))

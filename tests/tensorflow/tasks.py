@@ -3,10 +3,11 @@ and one of ours, side by side.
 
     python -m tests.tensorflow.tasks CLUSTERS JOB INDEX
 
-CLUSTERS is JSON, {protocol: cluster}. A task does what the lines of its standard input say: a JSON
-list [scenario, protocol, keywords] each, a function of scenarios.py or semantics.py, answered by a
-JSON line, {"value": ...} or {"error": [type, text]}. The end of the input, which the death of the
-test brings about too, ends it.
+CLUSTERS is JSON, {protocol: cluster}. JOB may be "client": a process that is no task of them. A
+task does what the lines of its standard input say: a JSON list [scenario, protocol, keywords] each,
+a function of scenarios.py or semantics.py, answered by a JSON line, {"value": ...} or
+{"error": [type, text]}. The end of the input, which the death of the test brings about too, ends
+it.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ def main(clusters: str, job: str, index: str) -> None:
         flows,
         kills,
         mistakes,
+        remotes,
         scenarios,
         semantics,
         shards,
@@ -164,10 +166,13 @@ def main(clusters: str, job: str, index: str) -> None:
 
     modules = (
         *(scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces, states, shards),
+        remotes,
     )
     known = {name: value for module in modules for name, value in vars(module).items()}
     runs = {
-        protocol: scenarios.Task(protocol, cluster, job, int(index))
+        protocol: scenarios.Client(protocol, cluster)
+        if job == "client"
+        else scenarios.Task(protocol, cluster, job, int(index))
         for protocol, cluster in json.loads(clusters).items()
     }
     out = os.fdopen(os.dup(1), "w")

@@ -404,7 +404,8 @@ def tasks() -> Tasks:
 def plane_of(tf: Any, kind: str, tasks: Tasks, session: Any = None) -> Any:
     from prpc_engine.tensorflow.plane import PLANES
 
-    of_server = {"tasks": frozenset(), "task": Task("worker", 0), "processes": 1}
+    worker = Task("worker", 0)
+    of_server = {"tasks": frozenset(), "task": worker, "master": worker, "processes": 1}
     server = SimpleNamespace(**of_server, config=tf.ConfigProto(), engine=tasks)
     return PLANES[kind](server, session or SimpleNamespace(_config=tf.ConfigProto(), graph=None))  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.program import wait_until
 from tests.tensorflow.tasks import Job, Script, TaskProcess, clusters
-from tests.tensorflow.test_scenarios import check
+from tests.tensorflow.test_scenarios import check, same
 
 pytestmark = [
     pytest.mark.skipif(
@@ -97,6 +97,13 @@ def test_workers_agree_on_who_has_what_whatever_their_graphs(sharded: Job) -> No
         assert sharded.worker(worker).do("read", "prpc", name="shared", order=-1) == [7.0] * 6
 
 
+def test_a_client_that_is_no_task_asks_each_process_too(sharded: Job) -> None:
+    with TaskProcess(sharded.clusters, "client", 0) as client:
+        keywords = {"optimizer": "adagrad", "sparse": True, "resource": True}
+        stock, ours = (client.do("train", one, **keywords) for one in ("grpc", "prpc"))
+        assert same(stock, ours)
+
+
 def test_each_process_has_its_part_of_the_threads(sharded: Job) -> None:
     threads = sharded.tasks["ps", 0].do("threads_of_kernels", "prpc")
     assert threads == max(1, len(os.sched_getaffinity(0)) // 2)
@@ -124,7 +131,7 @@ def test_a_shard_that_is_killed_ends_its_task_and_steps_are_told() -> None:
         worker.begin("steps_until_an_error", "prpc")
         os.kill(pid, signal.SIGKILL)
         kind, text = worker.answer()
-        assert kind == "UnavailableError"
+        assert kind == "UnavailableError", text
         assert PS in text
         kind, text = ps.do("join", "prpc")
         assert kind == "AbortedError"

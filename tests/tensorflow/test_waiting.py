@@ -223,6 +223,7 @@ def test_what_is_asked_while_the_session_is_closed_is_given_up_too(tf: Any) -> N
     server = SimpleNamespace(
         tasks=frozenset(),
         task=Task("worker", 0),
+        master=Task("worker", 0),
         processes=1,
         config=tf.ConfigProto(),
         engine=engine,

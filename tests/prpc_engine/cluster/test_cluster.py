@@ -22,7 +22,6 @@ from prpc_engine.cluster import (
 )
 from prpc_engine.errors import AuthenticationFailed, Cancelled, Closed, DeadlineExceeded
 from prpc_engine.rpc.peer import Peer
-from prpc_engine.rpc.send_queue import QueueState
 from shard import run_blocking
 from tests.held import at
 from tests.prpc_engine.cluster.tasks import TaskProcess, cluster_at, fresh_host, rule_environment
@@ -137,7 +136,7 @@ def pair(host: str) -> Iterator[tuple[TaskProcess, Server]]:
         ps.do("send", key="first", value=1, to=WORKER0, step=0)
         assert worker.recv("first", source=PS0, step=0) == 1
         wait_until(
-            lambda: worker._links[0].state is QueueState.UP,
+            lambda: worker.statistics().links[PS0].state == "up",
             "the end of connecting: what is asked now leaves at once",
         )
         yield ps, worker

@@ -78,8 +78,9 @@ def test_a_map_that_was_changed_is_refused_by_name_once(
     cluster = cluster_at(fresh_host(seed), ps=1, worker=1)
     for name, value in rule_environment("file", cluster, tmp_path).items():
         monkeypatch.setenv(name, value)
-    with Server(cluster, "worker", 0) as worker:
+    with Server(cluster, "worker", 0, start=False) as worker:
         worker.settings = replace(worker.settings, connection_timeout_s=patience_s)
+        worker.start()
         file = tmp_path / ".endpoint_map"
         file.write_text(file.read_text().replace("3333", "3444"))
         for _ in range(2):
