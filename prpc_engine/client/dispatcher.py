@@ -42,6 +42,7 @@ from prpc_engine import errors
 from prpc_engine.client.balance import Outcome, outcome_of
 from prpc_engine.client.directory import Directory
 from prpc_engine.client.retry import (
+    DID_NOT_RUN,
     ONLY_THERE,
     GiveUp,
     Retry,
@@ -452,7 +453,7 @@ class Dispatcher:
         # before: the end may not say that it never did
         may_have_run = call.state is not None and call.state.may_have_run
         if self._pending.is_closed or not (
-            is_retriable(error) or (may_have_run and isinstance(error, errors.Rejected))
+            is_retriable(error) or (may_have_run and isinstance(error, DID_NOT_RUN))
         ):
             return False
         if isinstance(error, errors.DeadlineExceeded) and call.state is None:

@@ -11,7 +11,7 @@ no clock, no I/O.
     MaybeExecuted                     idempotent only  after a backoff              yes
     MaybeExecuted of a `once` method  there only (3)   after a backoff              yes
     DeadlineExceeded, ours left (2)   idempotent only  after a backoff              yes
-    every other Rejected              no: every server would refuse it
+    every other Rejected, ShmFull     no: every server would refuse it; or so do we
     RemoteError and all others        no: that is the answer
 
 (1) While each attempt met a server that this call had not tried before; after that with a backoff.
@@ -44,6 +44,7 @@ from prpc_engine.errors import (
     NotSent,
     Rejected,
     RpcError,
+    ShmFull,
     Stopping,
     UnknownService,
 )
@@ -75,6 +76,8 @@ BUDGET_PER_S = 1.0  # extra requests a second, so that a client of few calls may
 
 # Who says so takes on nothing, however long one waits: another server may.
 ELSEWHERE_AT_ONCE = (NotSent, Stopping, UnknownService)
+# what says of an attempt that it did not run: at the server, or here, as it was sent
+DID_NOT_RUN = (Rejected, ShmFull)
 RETRIABLE = (*ELSEWHERE_AT_ONCE, Backpressure, MaybeExecuted, DeadlineExceeded)
 
 ONLY_THERE = "only that server process could tell whether it ran"
@@ -315,7 +318,7 @@ class RetryState(Generic[R]):
             self._unsent += 1
         else:
             self._sent += 1
-            if not isinstance(error, Rejected):
+            if not isinstance(error, DID_NOT_RUN):
                 self.may_have_run = True
 
     def final_error(self, error: BaseException, gave_up: GiveUp, now: float) -> BaseException:
@@ -327,7 +330,7 @@ class RetryState(Generic[R]):
         """
         if self.failures < 2 and not gave_up.reason:
             return error
-        if self.may_have_run and isinstance(error, NotSent | Rejected):
+        if self.may_have_run and isinstance(error, (NotSent, *DID_NOT_RUN)):
             final: BaseException = MaybeExecuted(self._text(str(error), gave_up, now))
             final.__cause__ = error
             return final

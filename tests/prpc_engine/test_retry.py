@@ -484,6 +484,32 @@ def test_a_call_that_may_have_run_never_ends_in_an_error_that_says_it_did_not(
     )
 
 
+def test_a_repeat_that_finds_no_memory_here_does_not_say_that_the_call_did_not_run(
+    seed: int, clock: ManualClock
+) -> None:
+    """Seed 8000059 of calls with arrays, of a `once` method, among faults."""
+    state = state_of(seed, clock)
+    assert isinstance(
+        state.decide(errors.MaybeExecuted("lost"), "a", clock(), NEVER, False, True), Retry
+    )
+    error = errors.ShmFull("no memory for a copy")
+    decision = state.decide(error, "a", clock(), NEVER, False, True)
+    assert isinstance(decision, GiveUp)
+    final = state.final_error(error, decision, clock())
+    assert type(final) is errors.MaybeExecuted
+    assert final.__cause__ is error
+
+
+def test_memory_that_is_refused_at_the_first_attempt_is_told_as_it_is(
+    seed: int, clock: ManualClock
+) -> None:
+    state, error = state_of(seed, clock), errors.ShmFull("no memory for a copy")
+    decision = state.decide(error, "a", clock(), NEVER, False, True)
+    assert isinstance(decision, GiveUp)
+    assert state.final_error(error, decision, clock()) is error
+    assert not state.may_have_run
+
+
 def test_an_error_of_a_single_attempt_is_left_as_it_is_but_for_the_reason(
     seed: int, clock: ManualClock
 ) -> None:
