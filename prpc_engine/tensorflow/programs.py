@@ -26,7 +26,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +40,7 @@ from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.stages import RUNS_AT_ONCE_MAX, Registered, Stages
+from prpc_engine.tensorflow.threads import DaemonThreads, Threads
 from prpc_engine.tensorflow.transfers import StageBlock
 from shard import Future, ShardError
 
@@ -89,10 +89,10 @@ class Programs:
     """
 
     def __init__(
-        self, stages: Stages, engine: Callable[[], Server], threads: Executor | None = None
+        self, stages: Stages, engine: Callable[[], Server], threads: Threads | None = None
     ) -> None:
         self._stages, self._engine = stages, engine
-        self._threads = threads or ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-program")
+        self._threads = threads or DaemonThreads(RUNS_AT_ONCE_MAX, "prpc-program")
         self._handles = itertools.count(secrets.randbits(40) << 20)
         self._guard = threading.Lock()  # of the next three: stages are freed in another thread
         self._programs: dict[int, list[_Block]] = {}
@@ -219,7 +219,7 @@ class _Run:
         blocks: list[_Block],
         step: int,
         engine: Server,
-        threads: Executor,
+        threads: Threads,
         peer: Peer | None,
         options: bytes,
     ) -> None:

@@ -35,7 +35,6 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -49,6 +48,7 @@ from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
+from prpc_engine.tensorflow.threads import DaemonThreads, Threads
 
 REGISTER, RUN, TRACE, CLOSE, RESET = "tf.register", "tf.run", "tf.trace", "tf.close", "tf.reset"
 IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
@@ -181,15 +181,15 @@ class Stages:
         self,
         runtime: Runtime,
         on_freed: Callable[[Sequence[int], bool], None],
-        threads: Executor | None = None,
-        registering: Executor | None = None,
+        threads: Threads | None = None,
+        registering: Threads | None = None,
     ) -> None:
         self._runtime, self._on_freed = runtime, on_freed  # handles; and that the task was reset
-        self._threads = threads or ThreadPoolExecutor(RUNS_AT_ONCE_MAX, "prpc-stage")
+        self._threads = threads or DaemonThreads(RUNS_AT_ONCE_MAX, "prpc-stage")
         self._stages: dict[int, Registered] = {}
         self._by_content: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # that no session has, the oldest first
-        self._registering = registering or ThreadPoolExecutor(1, "prpc-register")
+        self._registering = registering or DaemonThreads(1, "prpc-register")
         self._next_handle = secrets.randbits(40) << 20
         self._running: dict[Deferred, _Run] = {}
         self._shared = self._runs = self._in_turn = 0

@@ -34,10 +34,10 @@ class Trace:
         """`own` is the task that runs the step; `options` the user's RunOptions or None."""
         asked = config_pb2.RunOptions()
         if options is not None:
-            asked.trace_level, asked.output_partition_graphs = (
-                options.trace_level,
-                options.output_partition_graphs,
-            )
+            # a process has one profiler, for HARDWARE_TRACE and more: the own part may have it, or
+            # another session of the task
+            asked.trace_level = min(options.trace_level, config_pb2.RunOptions.SOFTWARE_TRACE)
+            asked.output_partition_graphs = options.output_partition_graphs
         self._own = f"/job:{own.job}/task:{own.index}"
         self._told: list[tuple[str, bytes]] = []
         self.options: bytes = asked.SerializeToString()
