@@ -37,6 +37,7 @@ from tensorflow_estimator.python.estimator import run_config
 from prpc_engine import errors as engine_errors
 from prpc_engine.tensorflow import errors, proto, remote
 from prpc_engine.tensorflow.callables import OptionsCallable
+from prpc_engine.tensorflow.place import cpu_of
 from prpc_engine.tensorflow.plane import plane_for
 from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.server import PROTOCOLS, TaskServer, server_of
@@ -274,9 +275,4 @@ def _session_list_devices(self: Any) -> Any:
     if "_prpc" not in self.__dict__:
         return _before[_Session, "list_devices"](self)
     tasks = sorted(self._prpc.tasks)
-    return [
-        tf_sessions._DeviceAttributes(
-            f"/job:{one.job}/replica:0/task:{one.index}/device:CPU:0", "CPU", 0, 0
-        )
-        for one in tasks
-    ]
+    return [tf_sessions._DeviceAttributes(cpu_of(one), "CPU", 0, 0) for one in tasks]

@@ -127,6 +127,7 @@ class Stage:
     # nodes elsewhere that it waits for, without a value
     after: list[str] = field(default_factory=list)
     gates: list[Branch] = field(default_factory=list)  # branches that no value tells it of
+    may_wait: bool = False  # for another step
 
     @property
     def key(self) -> object:
@@ -214,6 +215,7 @@ class _Cutter:
         self._postpone()
         for stage in self.stages:
             self._connect(stage)
+            stage.may_wait = any(self.nodes[name].op in BLOCKING for name in stage.members)
         for name in self.local:
             for edge in self.nodes[name].inputs:
                 self._use(edge)

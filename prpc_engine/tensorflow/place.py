@@ -26,6 +26,26 @@ from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import REF, RESOURCE, VARIANT, Graph, GraphNode
 
 
+def cpu_of(task: Task) -> str:
+    """The device that a task has, as TensorFlow writes it."""
+    return f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
+
+
+def filtered(tasks: Iterable[Task], own: Task, filters: Iterable[str]) -> frozenset[Task]:
+    """Those that a session with these device filters knows: the ones that any of them names, and
+    its own; without filters, all.
+    """
+    named = [Device.parse(text) for text in filters]
+    if not named:
+        return frozenset(tasks)
+    return frozenset(
+        task
+        for task in tasks
+        if task == own
+        or any(one.job in (None, task.job) and one.task in (None, task.index) for one in named)
+    )
+
+
 class Misplaced(ValueError):
     """A node names a task or device that is not there, or is tied to nodes that name different
     ones.
@@ -132,10 +152,7 @@ class Placer:
         return task
 
     def _unknown(self, node: GraphNode) -> Misplaced:
-        there = ", ".join(
-            f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
-            for task in sorted(self._tasks)
-        )
+        there = ", ".join(cpu_of(task) for task in sorted(self._tasks))
         return Misplaced(
             f"Cannot assign a device for operation {node.name}: {{{{node {node.name}}}}} was "
             f"explicitly assigned to {node.device} but available devices are [ {there} ]. "

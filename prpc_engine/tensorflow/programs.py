@@ -40,7 +40,7 @@ from prpc_engine.rpc.deferred import Deferred
 from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.stages import RUNS_AT_ONCE_MAX, Registered, Stages
-from prpc_engine.tensorflow.threads import DaemonThreads, Threads
+from prpc_engine.tensorflow.threads import DaemonThreads, StageThreads
 from prpc_engine.tensorflow.transfers import StageBlock
 from shard import Future, ShardError
 
@@ -89,7 +89,7 @@ class Programs:
     """
 
     def __init__(
-        self, stages: Stages, engine: Callable[[], Server], threads: Threads | None = None
+        self, stages: Stages, engine: Callable[[], Server], threads: StageThreads | None = None
     ) -> None:
         self._stages, self._engine = stages, engine
         self._threads = threads or DaemonThreads(RUNS_AT_ONCE_MAX, "prpc-program")
@@ -219,7 +219,7 @@ class _Run:
         blocks: list[_Block],
         step: int,
         engine: Server,
-        threads: Threads,
+        threads: StageThreads,
         peer: Peer | None,
         options: bytes,
     ) -> None:

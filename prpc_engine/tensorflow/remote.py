@@ -31,6 +31,9 @@ from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.server import GRPC, SCHEMES, reset_tasks
+from prpc_engine.tensorflow.stalls import watch
+from shard import Task as ControlTask
+from shard import control_loop
 
 CLIENT = Task("prpc-client", 0)  # no job may be called so
 LOOK_S = 1.0  # whether a server of ours is at an address that says grpc://
@@ -60,11 +63,14 @@ class RemoteMaster:
         self.runtime = Runtime(self.config)
         self._planes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._entering = threading.Lock()  # of one; nobody may go through them meanwhile
+        self._watching: ControlTask | None = None  # the steps of those, from the first one on
 
     def enter(self, plane: Any) -> None:
         """Of a new session."""
         with self._entering:
             self._planes.add(plane)
+            if self._watching is None:
+                self._watching = control_loop().spawn(watch(self._entered))
 
     def _entered(self) -> list[Any]:
         with self._entering:
@@ -80,6 +86,8 @@ class RemoteMaster:
         """End its sessions, and hang up."""
         for plane in self._entered():
             plane.close()
+        if self._watching is not None:
+            self._watching.cancel()
         self.engine.close()
         self.runtime.close()
 

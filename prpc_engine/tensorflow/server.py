@@ -45,7 +45,9 @@ from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.shard_process import ShardProcesses, divided
 from prpc_engine.tensorflow.stages import RESET, Stages
-from shard import Future, gather, usable_cores
+from prpc_engine.tensorflow.stalls import watch
+from shard import Future, control_loop, gather, usable_cores
+from shard import Task as ControlTask
 
 PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
 SCHEMES, GRPC = ("prpc", "grpc++"), "grpc"  # of targets
@@ -81,6 +83,7 @@ class TaskServer:
         self.stages = Stages(self.runtime, self._forget)
         self._planes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the sessions at this target
         self._entering = threading.Lock()  # of one; nobody may go through them meanwhile
+        self._watching: ControlTask | None = None  # the steps of those, from the first one on
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
         self._deal = Deal(self.processes)
@@ -118,6 +121,8 @@ class TaskServer:
         """Of a new session at this target."""
         with self._entering:
             self._planes.add(plane)
+            if self._watching is None:
+                self._watching = control_loop().spawn(watch(self._entered))
 
     def _entered(self) -> list[Any]:
         with self._entering:
@@ -218,6 +223,8 @@ class TaskServer:
             if _by_target.get(address) is self:  # another one may have got the port
                 del _by_target[address]
         self.engine.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         self._end_shards()
         self.programs.close()
         self.stages.close()

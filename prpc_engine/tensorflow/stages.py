@@ -48,7 +48,7 @@ from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
-from prpc_engine.tensorflow.threads import DaemonThreads, Threads
+from prpc_engine.tensorflow.threads import DaemonThreads, StageThreads
 
 REGISTER, RUN, TRACE, CLOSE, RESET = "tf.register", "tf.run", "tf.trace", "tf.close", "tf.reset"
 IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
@@ -181,8 +181,8 @@ class Stages:
         self,
         runtime: Runtime,
         on_freed: Callable[[Sequence[int], bool], None],
-        threads: Threads | None = None,
-        registering: Threads | None = None,
+        threads: StageThreads | None = None,
+        registering: StageThreads | None = None,
     ) -> None:
         self._runtime, self._on_freed = runtime, on_freed  # handles; and that the task was reset
         self._threads = threads or DaemonThreads(RUNS_AT_ONCE_MAX, "prpc-stage")

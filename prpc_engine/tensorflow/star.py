@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
-from prpc_engine.tensorflow.place import Misplaced, Placer
+from prpc_engine.tensorflow.place import Misplaced, Placer, cpu_of, filtered
 from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
 from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
@@ -70,11 +71,15 @@ class StarStatistics:
 class _StageCall:
     """The op that calls one stage, and the one that sends before it when there are two."""
 
-    __slots__ = ("_handle", "_plane", "_runs", "_sent", "_stage", "_text", "called", "task")
+    __slots__ = (
+        *("_handle", "_plane", "_runs", "_sent", "_stage", "_text", "_waited_for"),
+        *("called", "task"),
+    )
 
     def __init__(self, plane: StarPlane, stage: Stage, handle: int, runs: Sequence[Run]) -> None:
         self._plane, self._stage, self._handle, self._runs = plane, stage, handle, runs
         self.task = device_of(stage.task)
+        self._waited_for = "" if stage.may_wait else self.task
         self._text = f"a stage of {len(stage.members)} ops ({stage.members[0]}, ...)"
         self._sent: dict[int, _Sent] = {}
 
@@ -121,7 +126,10 @@ class _StageCall:
         until, trace = (None, None) if run is None else (run.until, run.trace)
         method, options = (stages.RUN, ()) if trace is None else (stages.TRACE, (trace.options,))
         arguments = (self._handle, plane.scope, *options, *packed)
-        call = plane.submit(self.task, method, self._text, arguments, False, plane.left_s(until))
+        left_s = plane.left_s(until)
+        call = plane.submit(
+            self.task, method, self._text, arguments, False, left_s, self._waited_for
+        )
         if run is not None:
             run.add(self, call)
         return call, run
@@ -265,21 +273,19 @@ class StarPlane:
         self._graph: tuple[int, Graph] | None = None  # of which version
         config = session._config
         soft = config.allow_soft_placement or server.config.allow_soft_placement
-        placer = Placer(server.tasks, server.master, soft)
+        self.tasks = filtered(server.tasks, server.master, config.device_filters)
+        placer = Placer(self.tasks, server.master, soft)
         self._placer = ShardPlacer(placer, [server.task] if server.processes == 1 else [])
         timeout_ms = config.operation_timeout_in_ms or server.config.operation_timeout_in_ms
+        self._tells_places = bool(config.log_device_placement)
+        self._told_places: set[str] = set()  # of which nodes
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
-        self._under_way: set[Future] = set()
+        self.calls_under_way: dict[Future, str] = {}  # whom each is waited for (stalls.py)
         self._met: set[str] = set()  # tasks that have stages of ours
         # class and text of what steps end with from then on
         self._ended: tuple[Any, str] | None = None
         self.now = _Now()
         self._runs = self._calls = 0
-
-    @property
-    def tasks(self) -> frozenset[Any]:
-        """Of the cluster."""
-        return self._server.tasks
 
     def statistics(self) -> StarStatistics:
         """A snapshot."""
@@ -405,6 +411,8 @@ class StarPlane:
             self._find_shards(graph, {name for name in needed if graph.nodes[name].is_handle})
             graph, wanted, run = lowered(graph, placer, own, wanted, run, fed)
             self._find_shards(graph, graph.needed(wanted, run, fed))
+            if self._tells_places:
+                self._tell_places(graph, graph.needed(wanted, run, fed))
             plan = cut(graph, placer, own, wanted, run, fed)
         except Misplaced as error:
             raise tf_errors.InvalidArgumentError(None, None, str(error)) from None
@@ -482,6 +490,14 @@ class StarPlane:
                 self._server.engine.meet(name, device(task), port)
             self._placer.learn(task, len(ports) + 1, groups, shards)
 
+    def _tell_places(self, graph: Graph, names: set[str]) -> None:
+        """To stderr, as TensorFlow does with log_device_placement: each node once."""
+        order = [name for name in graph.nodes if name in names]
+        for name, task in self._placer.place(graph, order).items():
+            if name not in self._told_places:
+                self._told_places.add(name)
+                print(f"{name}: ({graph.nodes[name].op}): {cpu_of(task)}", file=sys.stderr)
+
     def _check_shards(self, task: Task) -> None:
         """Whether this plane knows tasks with shards."""
 
@@ -522,16 +538,18 @@ class StarPlane:
         arguments: tuple[Any, ...],
         is_patient: bool = True,
         left_s: float | None = None,
+        waited_for: str = "",
     ) -> Future:
-        """Ask a task; `left_s`: None for what the step in this thread has left. What it was told to
+        """Ask a task; `left_s`: None for what the step in this thread has left; `waited_for`: to
+        be named when it does not answer. What it was told to
         keep died with it, so only what makes that anew waits for it. Raises RpcError."""
         left_s = self.left_s(self.now.until) if left_s is None else left_s
         if self._ended is not None:
             raise engine_errors.Cancelled(self._ended[1])
         self._calls += 1
         call = self._server.engine.ask(task, method, what, lambda _: arguments, left_s, is_patient)
-        self._under_way.add(call)
-        call.when_done(self._under_way.discard)
+        self.calls_under_way[call] = waited_for
+        call.when_done(self.calls_under_way.pop)
         if self._ended is not None:  # close() may have looked before it was there
             call.cancel(engine_errors.Cancelled(self._ended[1]))
         return call
@@ -560,7 +578,7 @@ class StarPlane:
         self._ended = kind, text
         for task in list(self._met):  # another thread may be about to meet one more
             self._tell_end(task)
-        for call in list(self._under_way):
+        for call in list(self.calls_under_way):
             call.cancel(engine_errors.Cancelled(text))
         for step in list(self._steps.values()):
             if isinstance(step.loaded, WaitingPart):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 logger = logging.getLogger("prpc")
 
 
-class Threads(Protocol):
+class StageThreads(Protocol):
     """Runs functions in other threads: a DaemonThreads, or an Executor."""
 
     def submit(self, function: Callable[..., object], /, *args: Any) -> object:

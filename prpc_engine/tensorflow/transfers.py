@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow.nodes import Argument, Edge, Graph, GraphNode, Signature
-from prpc_engine.tensorflow.partition import BLOCKING, NO_BRANCHES, RUN, OpKind, Plan, Stage
+from prpc_engine.tensorflow.partition import NO_BRANCHES, RUN, OpKind, Plan, Stage
 
 STEP: Edge = ("prpc_step", 0)  # fed last to the own part: the number of the step
 _STEP_SIGNATURE = Signature((), (Argument(9, "", "", "", False),), False)  # DT_INT64
@@ -116,9 +116,7 @@ class _Arranger:
         self._nodes = plan.graph.nodes
         self._fed = frozenset(plan.feeds)
         self._called = {
-            one.number: one
-            for one in plan.stages
-            if one.branches or one.frame or self._may_wait(one)
+            one.number: one for one in plan.stages if one.branches or one.frame or one.may_wait
         }
         self._blocks = {
             one.number: StageBlock(one) for one in plan.stages if one.number not in self._called
@@ -148,7 +146,7 @@ class _Arranger:
                     # What it waits for may be what this step sends.
                     first = (
                         [*self._barrier, *self._unheard]
-                        if self._may_wait(stage) and not stage.frame
+                        if stage.may_wait and not stage.frame
                         else []
                     )
                     called.append(replace(stage, after=[*stage.after, *first]))
@@ -162,9 +160,6 @@ class _Arranger:
         for block in self._blocks.values():
             programs.setdefault(block.stage.task, []).append(block)
         return Transfers(self._own(called), called, self._sends, self._receives, programs)
-
-    def _may_wait(self, stage: Stage) -> bool:
-        return any(self._nodes[name].op in BLOCKING for name in stage.members)
 
     def _program(self, name: str) -> StageBlock | None:
         """That a node is a member of."""

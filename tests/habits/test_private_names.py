@@ -99,7 +99,7 @@ PRIVATE: dict[str, int] = {
     "tests/shard/test_transport_tcp.py": 1,
     "tests/tensorflow/exchanges.py": 5,
     "tests/tensorflow/imports.py": 1,
-    "tests/tensorflow/kills.py": 2,
+    "tests/tensorflow/kills.py": 1,
     "tests/tensorflow/scenarios.py": 1,
     "tests/tensorflow/test_races.py": 20,
     "tests/tensorflow/test_waiting.py": 5,

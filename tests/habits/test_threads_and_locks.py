@@ -38,9 +38,8 @@ THREADS = {
     "prpc_engine/support/monitor.py": "support's monitor, which an application starts",
     "prpc_engine/support/replicator.py": "support's replicator, which an application starts",
     "prpc_engine/support/thread_group.py": "support's thread group, of an application",
-    "prpc_engine/tensorflow/programs.py": "TensorFlow's own sessions block their thread",
     "prpc_engine/tensorflow/shard_process.py": "watches the shards of a ps; in one, its parent",
-    "prpc_engine/tensorflow/stages.py": "the same as programs.py",
+    "prpc_engine/tensorflow/threads.py": "TensorFlow's own sessions block their thread",
     "shard/group/supervisor.py": "starts, watches and restarts the shards of a group",
     "shard/loop/control.py": "the control loop",
     "shard/loop/driver.py": "the progress thread, and its spares for handlers that wait",
@@ -101,6 +100,7 @@ LOCKS: dict[str, int] = {
     "prpc_engine/tensorflow/sendrecv.py": 1,
     "prpc_engine/tensorflow/server.py": 2,
     "prpc_engine/tensorflow/star.py": 1,
+    "prpc_engine/tensorflow/threads.py": 2,
 }
 
 

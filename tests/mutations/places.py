@@ -150,7 +150,7 @@ MUTATIONS = (
     Mutation(
         "an error claims that nothing ran where an earlier attempt may have",
         "prpc_engine/client/retry.py",
-        "if self.may_have_run and isinstance(error, NotSent | Rejected):",
+        "if self.may_have_run and isinstance(error, (NotSent, *DID_NOT_RUN)):",
         "if False:",
         RETRY,
     ),

@@ -4,6 +4,7 @@ as those of scenarios.py.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from prpc_engine.tensorflow import stalls
 from tests.program import halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow.scenarios import Task, error_of, task_server
@@ -43,7 +45,7 @@ def kill_in_step(task: Task, floats: int, victim: int, moment: str, ps: int = 0)
         with task.session() as session:
 
             def kill_once_it_pushes() -> None:
-                wait_until(lambda: session._prpc._under_way, "the push")
+                wait_until(lambda: session._prpc.calls_under_way, "the push")
                 _kill(victim)
 
             session.run(v1.global_variables_initializer())
@@ -120,3 +122,40 @@ def _is_dead(process: int) -> bool:
             return stat.read().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+def step_while_halted(task: Task, ps: int, name: str) -> Any:
+    """A step of a ps that is stopped, and goes on once a line has named it; what the log says of
+    it. Another one waits for a queue meanwhile, and nothing is said of that.
+    """
+    told: list[str] = []
+    logger, heard = logging.getLogger("prpc"), logging.Handler()
+    heard.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(heard)
+    before = stalls.STALL_S, stalls.LOOK_S
+    stalls.STALL_S, stalls.LOOK_S = 0.3, 0.1
+    try:
+        with task.graph(), v1.device("/job:ps/task:0"):
+            v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
+            line = v1.FIFOQueue(1, [tf.float32], [[]], shared_name=name)
+            item, put = line.dequeue(), line.enqueue([1.0])
+            op = v1.assign_add(v, [1.0, 1.0]).op
+            with task.session() as session:
+                session.run(v.initializer)
+                waiting = threading.Thread(target=lambda: session.run(item))
+                waiting.start()
+                session.run(op)
+                halt(ps)
+                step = threading.Thread(target=lambda: session.run(op))
+                step.start()
+                wait_until(lambda: any("not answered" in one for one in told), "the line")
+                os.kill(ps, signal.SIGCONT)
+                step.join(PATIENCE_S)
+                wait_until(lambda: any("answers again" in one for one in told), "the other line")
+                session.run(put)
+                waiting.join(PATIENCE_S)
+                return told
+    finally:
+        os.kill(ps, signal.SIGCONT)
+        stalls.STALL_S, stalls.LOOK_S = before
+        logger.removeHandler(heard)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import tempfile
 import threading
@@ -560,6 +561,40 @@ def devices(task: Task) -> Any:
     """What a session says it can run on."""
     with task.graph(), task.session() as session:
         return sorted(device.name for device in session.list_devices())
+
+
+def device_filters(task: Task) -> Any:
+    """A session that knows one ps and its own task: what it lists, runs, and is refused."""
+    found = []
+    for ps in (0, 1):
+        with task.graph(), v1.device(f"/job:ps/task:{ps}"):
+            value = tf.constant(2.0) * v1.placeholder_with_default(3.0, [])
+            with task.session(device_filters=["/job:ps/task:0"]) as session:
+                found.append(sorted(device.name for device in session.list_devices()))
+                error = error_of(lambda: found.append(session.run(value)))  # noqa: B023
+                found.append(error[0])
+    return found
+
+
+def device_placement(task: Task) -> Any:
+    """Where log_device_placement says that nodes run, and how often it says so."""
+    with task.graph("placed"), task.setter():
+        v = v1.get_variable("v", [2], initializer=v1.ones_initializer(), use_resource=True)
+        with v1.device(f"/job:{task.job}/task:{task.index}"):
+            total = tf.reduce_sum(v.read_value() * v1.placeholder_with_default(1.0, []), name="sum")
+        with tempfile.TemporaryFile("w+") as said, task.session(log_device_placement=True) as one:
+            stderr = os.dup(2)
+            os.dup2(said.fileno(), 2)
+            try:
+                one.run(v.initializer)
+                for _ in range(2):
+                    one.run(total)
+            finally:
+                os.dup2(stderr, 2)
+                os.close(stderr)
+            said.seek(0)
+            found = re.findall(r"(placed\S*/(?:v|sum)): \((\w+)\): (\S+)", said.read())
+        return sorted({(name.partition("/")[2], op, where) for name, op, where in found})
 
 
 def run_configs(task: Task) -> Any:

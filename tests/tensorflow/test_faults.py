@@ -53,6 +53,17 @@ def test_a_ps_is_waited_for_and_its_death_is_told_at_once() -> None:
         assert "/job:ps/task:0" in text
 
 
+def test_a_ps_that_is_stopped_is_named_once_and_the_step_goes_on() -> None:
+    places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
+    with contextlib.ExitStack() as ending:
+        ps, worker = started(ending, places, "ps 0", "worker 0")
+        told = worker.do("step_while_halted", "prpc", ps=ps.pid, name="line")
+        assert [line.partition(" for ")[0].partition(";")[0] for line in told] == [
+            "/job:ps/task:0 has not answered",
+            "/job:ps/task:0 answers again",
+        ]
+
+
 def test_what_a_dead_worker_waited_for_is_left_to_others() -> None:
     places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=2)["prpc"]}
     with contextlib.ExitStack() as ending:

@@ -429,7 +429,7 @@ def test_what_is_registered_while_the_session_is_closed_is_freed(tf: Any, tasks:
 
     plane = plane_of(tf, "star", tasks)
     tasks.meanwhile["tf.register"] = plane.close
-    stage = SimpleNamespace(task=Task("ps", 0), members=["op"])
+    stage = SimpleNamespace(task=Task("ps", 0), members=["op"], may_wait=False)
     plane._submit_register(
         SimpleNamespace(stage=lambda _: GraphPart(tf.Graph().as_graph_def())), stage
     )
@@ -537,7 +537,9 @@ def test_the_first_call_of_a_step_that_fails_ends_the_others(tf: Any, tasks: Tas
     plane, calls, runs = plane_of(tf, "star", tasks), [Future(), Future()], []  # type: ignore[var-annotated]
     tasks.answer = lambda method: calls[len(tasks.asked) - 1]
     stages = [
-        _StageCall(plane, SimpleNamespace(task=Task("ps", index), members=["op"]), 1, runs)
+        _StageCall(
+            plane, SimpleNamespace(task=Task("ps", index), members=["op"], may_wait=False), 1, runs
+        )
         for index in (0, 1)
     ]  # type: ignore[arg-type]
 

@@ -10,10 +10,11 @@ from tests.tensorflow.tasks import Job
 from tests.tensorflow.test_scenarios import check
 
 SCENARIOS = [
-    "accumulators", "close_ends_what_waits", "containers", "convolutions", "dataset_until_its_end",
-    "devices", "embedding_columns", "hooks", "input_queues", "python_ops", "random_numbers",
-    "resets", "run_options", "sharded_files", "sliced_updates", "streaming_metrics",
-    "summaries_and_checkpoints", "tables", "taken_and_put", "time_limits", "twins",
+    "accumulators", "close_ends_what_waits", "containers", "convolutions",
+    "dataset_until_its_end", "device_filters", "device_placement", "devices", "embedding_columns",
+    "hooks", "input_queues", "python_ops", "random_numbers", "resets", "run_options",
+    "sharded_files", "sliced_updates", "streaming_metrics", "summaries_and_checkpoints", "tables",
+    "taken_and_put", "time_limits", "twins",
 ]  # fmt: skip
 
 
