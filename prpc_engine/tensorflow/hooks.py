@@ -18,17 +18,22 @@ ours, and else calls what was there.
       list_devices
     RunConfig's check of its properties  lets our protocols through; and warns of what does not go
                                          over them
+    connect_to_cluster, of eager         with a protocol of ours: UnimplementedError. Its remote
+      clients and the strategies of        contexts are TensorFlow's C++ over gRPC, and nothing of
+      version 2                            Python is asked there
     tf.compat.v1.ConfigProto             takes tensor_fuse (proto.py), when TensorFlow was imported
                                          before
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client import session as tf_sessions
+from tensorflow.python.eager import remote as remote_eager
 from tensorflow.python.framework import errors_impl as tf_errors
 from tensorflow.python.training import server_lib
 from tensorflow.python.util import compat
@@ -76,6 +81,8 @@ def apply(protocol: str) -> None:
         (_Session, "list_devices", _session_list_devices),
         (tf_sessions.Session, "reset", staticmethod(_session_reset)),
         (run_config, "_validate_properties", _validate_run_config),
+        (remote_eager, "connect_to_cluster", _connect_to_cluster),
+        (tf.config, "experimental_connect_to_cluster", _connect_to_cluster),
     ]
     if proto.FIELD_NAME not in tf.compat.v1.ConfigProto.DESCRIPTOR.fields_by_name:
         hooks.append((tf.compat.v1, "ConfigProto", proto.config_class(tf.compat.v1.ConfigProto)))
@@ -176,6 +183,24 @@ def _validate_run_config(config: Any) -> None:
             protocol,
             strategy,
         )
+
+
+def _connect_to_cluster(*args: Any, **keywords: Any) -> Any:
+    before = _before[remote_eager, "connect_to_cluster"]
+    asked = inspect.signature(before).bind(*args, **keywords)
+    asked.apply_defaults()
+    cluster = asked.arguments["cluster_spec_or_resolver"]
+    protocol = asked.arguments["protocol"] or getattr(cluster, "rpc_layer", None)
+    if protocol in PROTOCOLS:
+        raise tf_errors.UnimplementedError(
+            None,
+            None,
+            f"an eager client asked for protocol={protocol!r}, as a ParameterServerStrategy of "
+            "version 2 does: its remote contexts are gRPC, and cannot be replaced from Python. "
+            'Use protocol="grpc" for it and its servers, or a session '
+            "(MonitoredTrainingSession, an Estimator), which goes over prpc",
+        )
+    return before(*args, **keywords)
 
 
 # -- sessions --------------------------------------------------------------------------------------

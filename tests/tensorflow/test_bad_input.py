@@ -200,3 +200,43 @@ def test_another_version_of_tensorflow_is_refused() -> None:
     assert ran.stderr.splitlines()[-1] == (
         "ImportError: TensorFlow 2.16.1 is installed, and prpc_engine.tensorflow is for 2.15"
     )
+
+
+EAGER = """
+import prpc_engine.tensorflow
+
+prpc_engine.tensorflow.install()
+import tensorflow as tf
+
+cluster = tf.train.ClusterSpec(
+    {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"], "ps": ["127.0.0.1:3"]}
+)
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+    cluster, task_type="chief", task_id=0, rpc_layer="prpc"
+)
+for ask in (
+    lambda: tf.distribute.ParameterServerStrategy(resolver),
+    lambda: tf.config.experimental_connect_to_cluster(cluster, protocol="grpc++"),
+):
+    try:
+        ask()
+    except tf.errors.UnimplementedError as error:
+        print(error.message)
+"""
+
+
+def test_an_eager_client_is_refused_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EAGER)
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    for line, protocol in zip(ended.stdout.splitlines(), ("prpc", "grpc++"), strict=True):
+        assert f"protocol={protocol!r}" in line and 'Use protocol="grpc"' in line
