@@ -36,7 +36,6 @@ from shard import Task as ControlTask
 from shard import control_loop
 
 CLIENT = Task("prpc-client", 0)  # no job may be called so
-LOOK_S = 1.0  # whether a server of ours is at an address that says grpc://
 
 _guard = threading.Lock()  # of the next one: any thread makes a session
 _masters: dict[Address, RemoteMaster] = {}
@@ -106,19 +105,26 @@ def master_at(target: object, timeout_s: float | None) -> RemoteMaster | None:
     if scheme == GRPC:
         try:
             address = Address.parse(place)
-            Visitor(address, ServerConfig(), LOOK_S).close()
+            Visitor(address, ServerConfig(), patience_s=0.0).close()
         except (engine_errors.RpcError, engine_errors.ConfigError):
             return None  # TensorFlow's own code says what is wrong with it
     else:
         address = Address.parse(place)
     with _guard:
         known = _masters.get(address)
-        if known is not None and not known.engine.is_current():
-            known.close()
-            known = None
-        if known is None:
-            known = _masters[address] = RemoteMaster(address, timeout_s)
+    if known is not None and known.engine.is_current():
         return known
+    made = RemoteMaster(address, timeout_s)  # which may wait: others need not
+    with _guard:
+        now = _masters.get(address)
+        if now is None or now is known:
+            _masters[address] = now = made
+        else:
+            known = made  # another thread was first
+    if known is not None:
+        known.close()
+    assert now is not None
+    return now
 
 
 def close_all() -> None:
