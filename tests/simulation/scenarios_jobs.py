@@ -103,7 +103,8 @@ class Working:
         answer.ends_with_caller = self._chance() < 0.5
         if self._chance() < 0.3:
             answer.on_cancel = lambda error: answer.reply(number)
-        self.owed.append((runtime.monotonic() + 0.4 * self._chance(), answer))
+        due = runtime.monotonic() + 0.4 * self._chance()  # others may run in it, and pay
+        self.owed.append((due, answer))
         return answer
 
     def pay(self) -> None:
