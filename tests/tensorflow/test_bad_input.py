@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import secrets
@@ -225,6 +226,10 @@ for ask in (
 """
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None,
+    reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'",
+)
 def test_an_eager_client_is_refused_at_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(EAGER)
