@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from prpc_engine.cluster.names import device
 from prpc_engine.errors import ConfigError, RpcError
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import ClusterSpec, Task
@@ -72,11 +73,12 @@ class Description:
             for job, index, control, _ in told:
                 jobs.setdefault(job, {})[index] = control
             data = {Task(job, index): Address.parse(at) for job, index, _, at in told if at}
-            return cls(plan, task, ClusterSpec(jobs), data)
+            cluster = ClusterSpec(jobs)
+            if task in map(device, cluster.addresses):
+                return cls(plan, task, cluster, data)
         except (msgspec.ValidationError, ConfigError):
-            raise RpcError(
-                f"{address} answers, but not as a task of a cluster does: {answer!r:.100}"
-            ) from None
+            pass
+        raise RpcError(f"{address} answers, but not as a task of a cluster does: {answer!r:.100}")
 
 
 def told_of(cluster: ClusterSpec, data: Mapping[Task, Address]) -> ToldTasks:

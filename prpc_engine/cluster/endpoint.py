@@ -195,10 +195,9 @@ class Endpoint:
             self.data.servers[DATA_TARGET] = Methods(
                 "data", 0, DATA_TARGET, self._methods, allow=allow, inline=True
             )
+        methods = {HELLO: self._hello, DESCRIBE: self._describe}
         self.control.servers[CONTROL_TARGET] = Methods(
-            *("control", 0, CONTROL_TARGET, {HELLO: self._hello, DESCRIBE: self._describe}),
-            allow=allow,
-            inline=True,
+            "control", 0, CONTROL_TARGET, methods, allow=allow, inline=True
         )
         self.driver.take_over()
         # failpoint: endpoint.serving

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from prpc_engine.cluster.endpoint import Endpoint
-from prpc_engine.cluster.link import Link, LinkStatistics
+from prpc_engine.cluster.link import Errand, Link, LinkStatistics
 from prpc_engine.cluster.names import Names, device
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import Task
+from prpc_engine.settings.config import WAIT_S_MAX, check_seconds
 from shard import runtime
 
 
@@ -45,10 +47,21 @@ class Links:
         self._by_number: dict[int, Link] = {}
         self._beside: dict[str, tuple[Address, Link]] = {}  # by name: see meet()
 
-    def named(self, name: str) -> Link:
-        """To the task of that device, or what meet() was told of."""
+    def ask(
+        self,
+        name: str,
+        method: str,
+        what: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        timeout_s: float,
+        is_patient: bool,
+    ) -> Errand:
+        """Ask the task of that device, or what meet() was told of: as Server.ask()."""
+        self._check()
+        check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
         beside = self._beside.get(name)
-        return self.to(self._names.number(name)) if beside is None else beside[1]
+        link = self.to(self._names.number(name)) if beside is None else beside[1]
+        return link.submit(method, what, arguments, timeout_s, is_patient)
 
     def to(self, number: int) -> Link:
         """To the task of that number."""
@@ -64,7 +77,7 @@ class Links:
         return link
 
     def meet(self, name: str, task: str, port: int) -> None:
-        """From now on named() knows `name` too, which is a process beside that task: its control
+        """From now on ask() knows `name` too, which is a process beside that task: its control
         port, at the task's host. Again, with another port: it was started again.
         """
         address = replace(self._control_of(self._names.number(task)), port=port)

@@ -51,7 +51,7 @@ from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
 from prpc_engine.settings.cluster_spec import ClusterSpec
-from prpc_engine.settings.config import WAIT_S_MAX, check_seconds, check_timeout
+from prpc_engine.settings.config import check_timeout
 from prpc_engine.settings.endpoint_map_file import load_data_endpoints
 from prpc_engine.settings.network import NetworkSettings
 from shard import Future, SlabStatistics, runtime
@@ -467,8 +467,7 @@ class Server:
         does not come up. Never waits itself; the errand ends as that of Link.submit(). Raises
         Closed, Backpressure, ConfigError."""
         self._check_started()
-        check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
-        return self._links.named(task).submit(method, what, arguments, timeout_s, is_patient)
+        return self._links.ask(task, method, what, arguments, timeout_s, is_patient)
 
     def place_beside(self, name: str) -> Place:
         """Where another process of this task listens, and how: at any ports, with this task's plan

@@ -5,7 +5,7 @@ told the rest there (control.py).
                  connection timeout is over; a stock gRPC server there is named at once
     then         links to the tasks, as those of a task (links.py), by the cluster's own plan
 
-Nobody connects to it: it listens on the loopback, as every node does, and offers nothing.
+A node has to listen: this one listens on the loopback alone, and serves no method.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import WORKER, Task
-from prpc_engine.settings.config import WAIT_S_MAX, check_seconds
 from shard import ShardError, control_loop, runtime, sleep
 
 VISITOR = "a client"  # what it calls itself, in hello() and in logs
@@ -39,31 +38,28 @@ logger = logging.getLogger("prpc")
 class Visitor:
     """Asks the tasks of a cluster, as a client that is none of them. Thread-safe.
 
-    address     the control address of one of them
-    config      see ServerConfig: the secret, transports, limits
-    patience_s  how long that one is waited for, in seconds, here and later; None: as the config and
-                NETWORK_MAX_CONNECTION_TIMEOUT say
+    address    the control address of one of them
+    config     see ServerConfig: the secret, transports, limits, and how long tasks are waited for
+               later
+    timeout_s  how long that one is waited for now, in seconds; None: as long
 
     `task` is who was asked. close() by its owner. Raises TaskUnreachable, AuthenticationFailed, and
     ConfigError, also when something else listens there.
     """
 
     def __init__(
-        self, address: Address, config: ServerConfig, patience_s: float | None = None
+        self, address: Address, config: ServerConfig, timeout_s: float | None = None
     ) -> None:
         node = node_config(config, WORKER, 1).override(shards=0)
-        self._timeout_s = (
-            float(node.found_network()["connection_timeout_s"].value)
-            if patience_s is None
-            else patience_s
-        )
+        patience_s = float(node.found_network()["connection_timeout_s"].value)
+        self._timeout_s = patience_s if timeout_s is None else timeout_s
         self._is_closed = False
         place = place_from(VISITOR, "", ANYWHERE, None, config, node)
         self._at = Endpoint(place, {}, lambda peer: None)
         try:
             self._at.serve()
             found = control_loop().spawn(self._found(address), self._at.data.waiter).result()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self._at.close()
             raise
         self._address = address
@@ -73,7 +69,7 @@ class Visitor:
         self._names = Names(found.cluster)
         self.task: Task = self._names.tasks[self._names.number(found.task)]
         self._links = Links(
-            self._names, found.data, self._at, None, self._timeout_s, _ignore, self._check
+            self._names, found.data, self._at, None, patience_s, _ignore, self._check
         )
 
     async def _found(self, address: Address) -> Description:
@@ -144,9 +140,7 @@ class Visitor:
         is_patient: bool = True,
     ) -> Errand:
         """As Server.ask()."""
-        self._check()
-        check_seconds("timeout_s", timeout_s, WAIT_S_MAX)
-        return self._links.named(task).submit(method, what, arguments, timeout_s, is_patient)
+        return self._links.ask(task, method, what, arguments, timeout_s, is_patient)
 
     def meet(self, name: str, task: str, port: int) -> None:
         """As Server.meet()."""

@@ -78,5 +78,5 @@ def plane_for(server: TaskServer | RemoteMaster, session: Any) -> Plane:
         plane = StarPlane(server, session)
     else:
         plane = PLANES[name](server, session)
-    server.enter(plane)
+    server.sessions.add(plane)
     return plane

@@ -17,23 +17,18 @@ One way to a cluster serves all sessions of the process, and is kept.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.framework import errors_impl as tf_errors
 
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.config import ServerConfig
 from prpc_engine.cluster.visitor import Visitor
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.cluster_spec import Task
+from prpc_engine.tensorflow.open_sessions import OpenSessions
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.server import GRPC, SCHEMES, reset_tasks
-from prpc_engine.tensorflow.stalls import watch
-from shard import Task as ControlTask
-from shard import control_loop
 
 CLIENT = Task("prpc-client", 0)  # no job may be called so
 
@@ -45,7 +40,8 @@ class RemoteMaster:
     """A cluster whose master is in another process: as a TaskServer to a session.
 
     address     of the master's control port
-    patience_s  how long it is waited for, in seconds; None: as NETWORK_MAX_CONNECTION_TIMEOUT says
+    timeout_s   how long it is waited for now, in seconds; None: as NETWORK_MAX_CONNECTION_TIMEOUT
+                says, which is how long tasks are waited for later, too
 
     Kept by master_at(). Raises as a Visitor does.
     """
@@ -53,40 +49,25 @@ class RemoteMaster:
     task = CLIENT
     processes = 1  # of the client
 
-    def __init__(self, address: Address, patience_s: float | None) -> None:
-        self.engine = Visitor(address, ServerConfig(), patience_s)
+    def __init__(self, address: Address, timeout_s: float | None) -> None:
+        self.engine = Visitor(address, ServerConfig(), timeout_s)
         self.target = f"prpc://{address}"
         self.master = self.engine.task
         self.tasks = frozenset(self.engine.description.cluster.addresses)
         self.config = config_pb2.ConfigProto()
         self.runtime = Runtime(self.config)
-        self._planes: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._entering = threading.Lock()  # of one; nobody may go through them meanwhile
-        self._watching: ControlTask | None = None  # the steps of those, from the first one on
-
-    def enter(self, plane: Any) -> None:
-        """Of a new session."""
-        with self._entering:
-            self._planes.add(plane)
-            if self._watching is None:
-                self._watching = control_loop().spawn(watch(self._entered))
-
-    def _entered(self) -> list[Any]:
-        with self._entering:
-            return list(self._planes)
+        self.sessions = OpenSessions()
 
     def reset(self, containers: Sequence[str]) -> None:
         """As TaskServer.reset(), of the sessions of this process."""
-        for plane in self._entered():
-            plane.close(tf_errors.AbortedError, "the session was ended: its target was reset")
+        self.sessions.reset()
         reset_tasks(self.engine, self.tasks, containers)
 
     def close(self) -> None:
         """End its sessions, and hang up."""
-        for plane in self._entered():
+        for plane in self.sessions.planes():
             plane.close()
-        if self._watching is not None:
-            self._watching.cancel()
+        self.sessions.close()
         self.engine.close()
         self.runtime.close()
 
@@ -102,18 +83,15 @@ def master_at(target: object, timeout_s: float | None) -> RemoteMaster | None:
     scheme, found, place = text.partition("://")
     if not found or scheme not in (*SCHEMES, GRPC):
         return None
-    if scheme == GRPC:
-        try:
-            address = Address.parse(place)
-            Visitor(address, ServerConfig(), patience_s=0.0).close()
-        except (engine_errors.RpcError, engine_errors.ConfigError):
-            return None  # TensorFlow's own code says what is wrong with it
-    else:
-        address = Address.parse(place)
+    if scheme == GRPC and not _is_address(place):
+        return None  # TensorFlow's own code says what is wrong with it
+    address = Address.parse(place)
     with _guard:
         known = _masters.get(address)
     if known is not None and known.engine.is_current():
         return known
+    if scheme == GRPC and not _is_ours(address):
+        return None
     made = RemoteMaster(address, timeout_s)  # which may wait: others need not
     with _guard:
         now = _masters.get(address)
@@ -125,6 +103,27 @@ def master_at(target: object, timeout_s: float | None) -> RemoteMaster | None:
         known.close()
     assert now is not None
     return now
+
+
+def _is_address(text: str) -> bool:
+    try:
+        Address.parse(text)
+    except engine_errors.ConfigError:
+        return False
+    return True
+
+
+def _is_ours(address: Address) -> bool:
+    """Whether a server of ours answers there now. Raises AuthenticationFailed: one does, which has
+    another secret.
+    """
+    try:
+        Visitor(address, ServerConfig(), 0.0).close()
+    except engine_errors.AuthenticationFailed:
+        raise
+    except engine_errors.RpcError:  # a stock server, or nobody: TensorFlow waits for it
+        return False
+    return True
 
 
 def close_all() -> None:

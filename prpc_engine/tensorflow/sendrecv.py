@@ -42,7 +42,6 @@ from tensorflow.python.ops import script_ops
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.cluster.receipt import Receipt
-from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.settings.config import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, programs, proto, tensors
 from prpc_engine.tensorflow.partition import Plan
@@ -211,6 +210,8 @@ class SendRecvPlane(StarPlane):
     step ends: the tables at the file's head.
     """
 
+    knows_shards = False
+
     def __init__(self, server: TaskServer, session: Any) -> None:
         super().__init__(server, session)
         self.engine = server.engine
@@ -234,14 +235,6 @@ class SendRecvPlane(StarPlane):
         )
 
     # -- once --------------------------------------------------------------------------------------
-
-    def _check_shards(self, task: Task) -> None:
-        raise tf_errors.UnimplementedError(
-            None,
-            None,
-            f"{device(task)} has several processes (NETWORK_PS_CORE_NUMBER), which the plane "
-            '"sendrecv" does not know: leave PRPC_TF_PLANE out, or that variable at the ps',
-        )
 
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         found = transfers(plan, self._fuse)

@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -40,14 +39,13 @@ from prpc_engine.settings.cluster_spec import PS, ClusterSpec, Task
 from prpc_engine.settings.network import DEFAULT, NetworkSettings
 from prpc_engine.tensorflow import errors, proto
 from prpc_engine.tensorflow.deal import Deal, HandleGroup, TaskShard, device_of
+from prpc_engine.tensorflow.open_sessions import OpenSessions
 from prpc_engine.tensorflow.place import Misplaced
 from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.shard_process import ShardProcesses, divided
 from prpc_engine.tensorflow.stages import RESET, Stages
-from prpc_engine.tensorflow.stalls import watch
-from shard import Future, control_loop, gather, usable_cores
-from shard import Task as ControlTask
+from shard import Future, gather, usable_cores
 
 PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
 SCHEMES, GRPC = ("prpc", "grpc++"), "grpc"  # of targets
@@ -81,9 +79,7 @@ class TaskServer:
             self.config = divided(self.config, self.processes)
         self.runtime = Runtime(self.config)
         self.stages = Stages(self.runtime, self._forget)
-        self._planes: weakref.WeakSet[Any] = weakref.WeakSet()  # of the sessions at this target
-        self._entering = threading.Lock()  # of one; nobody may go through them meanwhile
-        self._watching: ControlTask | None = None  # the steps of those, from the first one on
+        self.sessions = OpenSessions()
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
         self._deal = Deal(self.processes)
@@ -111,22 +107,11 @@ class TaskServer:
             self.engine.start()
             for name, port in zip(names, self._ports, strict=True):
                 self.engine.meet(name, device(self.task), port)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self._end_shards()
             raise
         with _guard:
             _by_target[_address(self.engine.target)] = self
-
-    def enter(self, plane: Any) -> None:
-        """Of a new session at this target."""
-        with self._entering:
-            self._planes.add(plane)
-            if self._watching is None:
-                self._watching = control_loop().spawn(watch(self._entered))
-
-    def _entered(self) -> list[Any]:
-        with self._entering:
-            return list(self._planes)
 
     # -- shards ------------------------------------------------------------------------------------
 
@@ -168,7 +153,7 @@ class TaskServer:
         return answer
 
     def _shard_lost(self, name: str, how: str) -> None:
-        """In a thread of the shards'."""
+        """In a thread that may block."""
         self._lost = (
             f"{name} {how}: what it had of {device(self.task)} is lost, and the task ends; "
             "start it again"
@@ -205,15 +190,14 @@ class TaskServer:
         """End all sessions at this target with AbortedError, and drop what is in these containers
         of all tasks; "" is the one that nothing else names. Raises RpcError and errors of
         TensorFlow."""
-        for plane in self._entered():
-            plane.close(tf_errors.AbortedError, "the session was ended: its target was reset")
+        self.sessions.reset()
         reset_tasks(self.engine, self.tasks, containers)
 
     def _forget(self, handles: Sequence[int], is_all: bool) -> None:
         """Of stages that are gone: what was made of them."""
         self.programs.forget(handles)
         if is_all:
-            for plane in self._entered():
+            for plane in self.sessions.planes():
                 plane.forget()
 
     def close(self) -> None:
@@ -223,8 +207,7 @@ class TaskServer:
             if _by_target.get(address) is self:  # another one may have got the port
                 del _by_target[address]
         self.engine.stop()
-        if self._watching is not None:
-            self._watching.cancel()
+        self.sessions.close()
         self._end_shards()
         self.programs.close()
         self.stages.close()
@@ -245,7 +228,7 @@ def _count_of_processes(cluster: ClusterSpec, task: Task) -> int:
         return 1
     usable = len(usable_cores())
     if cores > usable:
-        logger.warning("%s: %d processes, as this one may use so many cores", origin, usable)
+        logger.warning("%s: processes, one for each usable core: %d", origin, usable)
     return min(cores, usable)
 
 

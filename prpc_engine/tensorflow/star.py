@@ -32,7 +32,6 @@ from tensorflow.python.ops import script_ops
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
-from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.tensorflow import errors, stages, tensors
 from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
@@ -43,6 +42,7 @@ from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
 from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
 from prpc_engine.tensorflow.server import DEAL, TaskServer
+from prpc_engine.tensorflow.stalls import Awaited
 from prpc_engine.tensorflow.tracing import Trace
 from prpc_engine.tensorflow.traffic import StepTraffic
 from shard import Future, ShardError
@@ -260,6 +260,8 @@ class StarPlane:
     is done once, and what each step: the table at the file's head.
     """
 
+    knows_shards = True  # tasks of several processes
+
     def __init__(self, server: TaskServer | RemoteMaster, session: Any) -> None:
         self._server = server
         # not the session, which would end in whichever thread collects garbage
@@ -277,10 +279,11 @@ class StarPlane:
         placer = Placer(self.tasks, server.master, soft)
         self._placer = ShardPlacer(placer, [server.task] if server.processes == 1 else [])
         timeout_ms = config.operation_timeout_in_ms or server.config.operation_timeout_in_ms
+        self._is_misplaced = False  # a task was started again: what is where is asked anew
         self._tells_places = bool(config.log_device_placement)
         self._told_places: set[str] = set()  # of which nodes
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
-        self.calls_under_way: dict[Future, str] = {}  # whom each is waited for (stalls.py)
+        self.calls_under_way: dict[Future, Awaited] = {}
         self._met: set[str] = set()  # tasks that have stages of ours
         # class and text of what steps end with from then on
         self._ended: tuple[Any, str] | None = None
@@ -387,8 +390,7 @@ class StarPlane:
                 step.has_shards and isinstance(typed, tf_errors.UnavailableError)
             ):
                 self._steps.pop(key, None)  # registered at a task that is another one by now
-                with self._making:
-                    self._placer.forget()
+                self._is_misplaced = True
             raise typed from None
         finally:
             step.runs.remove(run)
@@ -398,6 +400,9 @@ class StarPlane:
     def _make(
         self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]
     ) -> StarStep:
+        if self._is_misplaced:  # here, where one thread at a time is, and has not asked yet
+            self._is_misplaced = False
+            self._placer.forget()
         try:
             wanted = [(one.op.name, one.value_index) for one in fetches]
             fed = [(one.op.name, one.value_index) for one in feeds]
@@ -483,8 +488,14 @@ class StarPlane:
             raise errors.from_engine(error) from None
         for task, groups, call in asked:
             ports, shards = self._answer(call)
-            if ports:
-                self._check_shards(task)
+            if ports and not self.knows_shards:
+                raise tf_errors.UnimplementedError(
+                    None,
+                    None,
+                    f"{device(task)} has several processes (NETWORK_PS_CORE_NUMBER), which this "
+                    "session's plane does not know: leave PRPC_TF_PLANE out, or that variable at "
+                    "the ps",
+                )
             for shard, port in enumerate(ports, 1):
                 name = device_of(TaskShard(task.job, task.index, shard))
                 self._server.engine.meet(name, device(task), port)
@@ -497,9 +508,6 @@ class StarPlane:
             if name not in self._told_places:
                 self._told_places.add(name)
                 print(f"{name}: ({graph.nodes[name].op}): {cpu_of(task)}", file=sys.stderr)
-
-    def _check_shards(self, task: Task) -> None:
-        """Whether this plane knows tasks with shards."""
 
     def _submit_register(self, rewriter: Rewriter, stage: Stage) -> Future:
         task = device_of(stage.task)
@@ -540,15 +548,16 @@ class StarPlane:
         left_s: float | None = None,
         waited_for: str = "",
     ) -> Future:
-        """Ask a task; `left_s`: None for what the step in this thread has left; `waited_for`: to
-        be named when it does not answer. What it was told to
-        keep died with it, so only what makes that anew waits for it. Raises RpcError."""
+        """Ask a task; `left_s`: None for what the step in this thread has left; `waited_for`: who
+        is named when there is no answer (stalls.py). What it was told to keep died with it, so only
+        what makes that anew waits for it. Raises RpcError.
+        """
         left_s = self.left_s(self.now.until) if left_s is None else left_s
         if self._ended is not None:
             raise engine_errors.Cancelled(self._ended[1])
         self._calls += 1
         call = self._server.engine.ask(task, method, what, lambda _: arguments, left_s, is_patient)
-        self.calls_under_way[call] = waited_for
+        self.calls_under_way[call] = Awaited(waited_for, time.monotonic())
         call.when_done(self.calls_under_way.pop)
         if self._ended is not None:  # close() may have looked before it was there
             call.cancel(engine_errors.Cancelled(self._ended[1]))
