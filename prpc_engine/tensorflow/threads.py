@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 logger = logging.getLogger("prpc")
+_Work = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class StageThreads(Protocol):
@@ -22,33 +23,37 @@ class StageThreads(Protocol):
 
 
 class DaemonThreads:
-    """As many threads as are busy at a time, `most` at most, and those are kept. At its end the
-    interpreter does not wait for them, as it does for those of a ThreadPoolExecutor: a process
-    whose queue nobody fills any more has to be able to end.
+    """As many threads as are busy at a time, `most` at most, and those are kept; what comes beyond
+    that waits for a free one. The interpreter does not join them at its end, as it joins those of a
+    ThreadPoolExecutor: a process must be able to end while a stage waits for a queue that stays
+    empty.
 
     Thread-safe. name: of the threads.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
-        self._work: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._idle = threading.Semaphore(0)  # who submits finds one of them, or starts another
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        # a count and no guard: free threads that no submit() has counted on yet
+        self._free = threading.Semaphore(0)
         self._starting = threading.Lock()  # of the next one: any thread submits
         self._count = 0
 
     def submit(self, function: Callable[..., object], /, *args: Any) -> None:
-        """Run function(*args) in one of them; what it raises is logged."""
+        """Run function(*args) in one of them; what it raises is logged. Raises RuntimeError where
+        the system has no more threads: nothing runs then.
+        """
+        if not self._free.acquire(blocking=False):
+            self._start_another()
         self._work.put((function, args))
-        if self._idle.acquire(blocking=False):
-            return
+
+    def _start_another(self) -> None:
         with self._starting:
             if self._count == self._most:
-                return  # the first that is free takes it
+                return
+            name = f"{self._name}-{self._count + 1}"
+            threading.Thread(target=self._run, name=name, daemon=True).start()
             self._count += 1
-            name = f"{self._name}-{self._count}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def _run(self) -> None:
         while True:
@@ -62,8 +67,8 @@ class DaemonThreads:
             except Exception:
                 logger.exception("unexpected error in a thread of %s", self._name)
             del work, function, args  # while it waits for more
-            self._idle.release()
+            self._free.release()
 
     def shutdown(self, wait: bool = False) -> None:
-        """They end with what they have. Nobody waits for them."""
+        """Each thread ends after what was submitted before. This does not wait for them."""
         self._work.put(None)
