@@ -4,8 +4,8 @@ slab, that runs the stages which other tasks register with it.
     the task's process                        a shard
     starts it; its settings go to stdin       imports TensorFlow, listens at any ports
     waits for its line                        writes its control port to stdout, and serves
-    closes its stdin; or ends, however        ends
-    sees its stdout end: the shard has ended
+    closes its stdin; or ends, however        ends; at once, where it has not within END_TIMEOUT_S
+    sees that it has ended, within LOOK_S
 
 Not by fork: TensorFlow has threads. Not by multiprocessing's spawn: that would import the user's
 script, which is a ps with a server of its own. Logs go to stderr, as those of the task do.
@@ -21,7 +21,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +31,11 @@ from prpc_engine import errors
 from prpc_engine.cluster.endpoint import Endpoint, Place
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.stages import Stages
-from shard import runtime
+from shard import Task, control_loop, run_blocking, runtime, sleep
 
 START_TIMEOUT_S = 120.0  # to import TensorFlow on a host that starts many
 END_TIMEOUT_S = 5.0  # for a shard to end by itself; then it is killed
-LOOK_S = 1.0  # a process that the task has forked may keep its end of stdin open
+LOOK_S = 0.5  # between two looks of each at the other
 
 logger = logging.getLogger("prpc")
 
@@ -64,7 +63,7 @@ def divided(config: Any, count: int) -> Any:
 class ShardProcesses:
     """The shards of one task, on the side of the task's process: one for each of the places.
 
-    on_lost  told the name of one that ended by itself, and how, once, in a thread of its own
+    on_lost  told the name of the first that ended by itself, and how, in a thread that may block
     python   runs them
 
     Owned by the task's server, which closes it. They serve when this returns. Raises RpcError when
@@ -79,75 +78,46 @@ class ShardProcesses:
         python: str = sys.executable,
     ) -> None:
         self._on_lost = on_lost
-        self._is_closing = False
         self._names = [place.task for place in places]
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._watch: threading.Thread | None = None
+        self._watching: Task | None = None
         try:
             for place in places:
                 self._processes.append(_started(python, place, config))
             until = runtime.monotonic() + START_TIMEOUT_S
             self.ports = [
-                self._port(place.task, process, until)
+                _port_of(place.task, process, until)
                 for place, process in zip(places, self._processes, strict=True)
             ]
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self.close()
             raise
-        self._watch = threading.Thread(target=self._look, name="prpc-tf-shards", daemon=True)
-        self._watch.start()
+        self._watching = control_loop().spawn(self._watch())
 
     @property
     def pids(self) -> list[int]:
         """Of the shards, in order."""
         return [process.pid for process in self._processes]
 
-    @staticmethod
-    def _port(name: str, process: subprocess.Popen[bytes], until: float) -> int:
-        """What it says once it serves."""
-        assert process.stdout is not None
-        left_s = max(0.0, until - runtime.monotonic())
-        if select.select([process.stdout], [], [], left_s)[0]:
-            line = process.stdout.readline()
-            if line.strip().isdigit():
-                return int(line)
-            what = f"its process {_end_of(process)}; its log says why"
-        else:
-            what = f"it does not serve after {START_TIMEOUT_S:.0f} s"
-        raise errors.RpcError(f"{name} did not start: {what} (NETWORK_PS_CORE_NUMBER asks for it)")
-
-    def _look(self) -> None:
-        poll = select.poll()
-        by_fd = {}
-        for name, process in zip(self._names, self._processes, strict=True):
-            assert process.stdout is not None
-            by_fd[process.stdout.fileno()] = name, process
-            poll.register(process.stdout, 0)  # POLLHUP comes unasked
-        while by_fd:
-            for fd, _ in poll.poll():
-                poll.unregister(fd)
-                name, process = by_fd.pop(fd)
-                how = _end_of(process)
-                if not self._is_closing:
-                    self._on_lost(name, how)
+    async def _watch(self) -> None:
+        """In the control loop."""
+        while True:
+            await sleep(LOOK_S)
+            for name, process in zip(self._names, self._processes, strict=True):
+                if process.poll() is not None:
+                    await run_blocking(self._on_lost, name, _how(process))
+                    return
 
     def close(self) -> None:
         """End them, and wait until they have. Again: does nothing."""
-        self._is_closing = True
+        if self._watching is not None:
+            self._watching.cancel()
         for process in self._processes:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended
+            with contextlib.suppress(BrokenPipeError):  # the shard has ended before
                 process.stdin.close()
         for name, process in zip(self._names, self._processes, strict=False):
-            try:
-                process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                logger.warning("%s did not end by itself, and is killed", name)
-                process.kill()
-                process.wait()
-        if self._watch is not None and self._watch is not threading.current_thread():
-            self._watch.join()
-        for process in self._processes:
+            _wait_for(name, process)
             assert process.stdout is not None
             process.stdout.close()
 
@@ -162,14 +132,39 @@ def _started(python: str, place: Place, config: Any) -> subprocess.Popen[bytes]:
     )
     assert process.stdin is not None
     settings = ShardSettings(place, config.SerializeToString(), os.getpid())
-    with contextlib.suppress(BrokenPipeError):  # it has ended: whoever waits for its line says so
+    with contextlib.suppress(BrokenPipeError):  # the shard has ended: _port_of() says so
         pickle.dump(settings, process.stdin)
         process.stdin.flush()
     return process
 
 
-def _end_of(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
+def _port_of(name: str, process: subprocess.Popen[bytes], until: float) -> int:
+    """What a shard writes once it serves. Raises RpcError."""
+    assert process.stdout is not None
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    left_s = max(0.0, until - runtime.monotonic())
+    what = f"it does not serve after {START_TIMEOUT_S:.0f} s"
+    if poll.poll(left_s * 1000):
+        line = process.stdout.readline()  # it writes all of it, or has ended
+        if line.strip().isdigit():
+            return int(line)
+        _wait_for(name, process)
+        what = f"its process {_how(process)}; its log says why"
+    raise errors.RpcError(f"{name} did not start: {what} (NETWORK_PS_CORE_NUMBER asks for it)")
+
+
+def _wait_for(name: str, process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        logger.warning("%s did not end by itself, and is killed", name)
+        process.kill()
+        process.wait()
+
+
+def _how(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
@@ -188,10 +183,7 @@ def main() -> None:
     endpoint = Endpoint(settings.place, stages.verbs, stages.peer_lost)
     try:
         endpoint.serve()
-        watch = threading.Thread(
-            target=_end_with, args=(settings.parent, endpoint.driver.stop_running), daemon=True
-        )
-        watch.start()
+        control_loop().spawn(_end_with(settings.parent, endpoint.driver.stop_running))
         print(endpoint.address.port, file=told, flush=True)
         endpoint.run(None)
     finally:
@@ -199,13 +191,17 @@ def main() -> None:
         endpoint.close()
 
 
-def _end_with(parent: int, end: Callable[[], object]) -> None:
+async def _end_with(parent: int, end: Callable[[], object]) -> None:
+    """End with the task's process: also when one that it has forked keeps our stdin open, and when
+    a kernel keeps our main thread.
+    """
     poll = select.poll()
     poll.register(sys.stdin, select.POLLIN)
-    while os.getppid() == parent:
-        if poll.poll(LOOK_S * 1000) and not os.read(sys.stdin.fileno(), 4096):
-            break
+    while os.getppid() == parent and not (poll.poll(0) and not os.read(sys.stdin.fileno(), 4096)):
+        await sleep(LOOK_S)
     end()
+    await sleep(END_TIMEOUT_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

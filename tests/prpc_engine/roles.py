@@ -8,7 +8,8 @@ ends with its standard input.
     service, tables, elastic  an RpcService at the master ARGUMENT, alone or with that server on it
     ps, worker                a Server in a cluster of both; ARGUMENT is its host
     pslite                    a node of ps-lite, as DMLC_* say
-    tensorflow                a TaskServer of a cluster of one ps; ARGUMENT is its host
+    tensorflow                a TaskServer of a cluster of two of a job; ARGUMENTS are its host, and
+                              the job, where that is not ps
 
     shards     how many processes            kept      cores of each; without shards, of the thread
     polling    of the application            spinning  of the shards           that serves
@@ -109,15 +110,15 @@ def _kept(pid: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def task_of_tensorflow(host: str) -> Iterator[dict[str, Any]]:
+def task_of_tensorflow(host: str, job: str = "ps") -> Iterator[dict[str, Any]]:
     """One of two; the other one is not there."""
     import tensorflow as tf
 
     from prpc_engine.tensorflow.server import TaskServer
 
-    cluster = tf.train.ClusterSpec({"ps": [f"{host}:7001", f"{host}:7002"]})
+    cluster = tf.train.ClusterSpec({job: [f"{host}:7001", f"{host}:7002"]})
     task = TaskServer(
-        tf.train.ServerDef(cluster=cluster.as_cluster_def(), job_name="ps", protocol="prpc")
+        tf.train.ServerDef(cluster=cluster.as_cluster_def(), job_name=job, protocol="prpc")
     )
     task.start()
     told = of(None, task.engine._at.driver, task.engine.statistics().shards)

@@ -164,10 +164,19 @@ def main(clusters: str, job: str, index: str) -> None:
         traces,
     )
 
-    modules = (
-        *(scenarios, semantics, exchanges, mistakes, copies, flows, kills, traces, states, shards),
+    modules = [
+        scenarios,
+        semantics,
+        exchanges,
+        mistakes,
+        copies,
+        flows,
+        kills,
+        traces,
+        states,
+        shards,
         remotes,
-    )
+    ]
     known = {name: value for module in modules for name, value in vars(module).items()}
     runs = {
         protocol: scenarios.Client(protocol, cluster)

@@ -39,6 +39,11 @@ def test_in_graph_replication_has_equal_losses(client: TaskProcess) -> None:
     assert isinstance(losses, list) and len(losses) == 5
 
 
+def test_a_client_is_in_the_plane_star_whatever_the_variable_says(job: Job) -> None:
+    with TaskProcess(job.clusters, "client", 0, {"PRPC_TF_PLANE": "sendrecv"}) as client:
+        assert len(client.do("in_graph", "prpc", workers=1)) == 5
+
+
 @pytest.mark.parametrize(
     "scenario", ["partitioned", "checkpoint", "queue", "dataset", "devices", "containers"]
 )

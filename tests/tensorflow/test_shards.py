@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.program import wait_until
-from tests.tensorflow.tasks import Job, Script, TaskProcess, clusters
+from tests.tensorflow.tasks import Job, TaskProcess, clusters
 from tests.tensorflow.test_scenarios import check, same
 
 pytestmark = [
@@ -147,69 +147,25 @@ def test_shards_end_with_their_task_however_that_ends(how: signal.Signals) -> No
         wait_until(lambda: is_gone(pid), "the end of the shard")
 
 
-SCRIPT = """
-import json, os, sys
-import numpy as np
-import tensorflow as tf
-
-v1 = tf.compat.v1
-v1.disable_eager_execution()
-config = json.loads(os.environ["TF_CONFIG"])
-cluster, job = tf.train.ClusterSpec(config["cluster"]), config["task"]["type"]
-server = v1.train.Server(cluster, job_name=job, task_index=0)
-if job == "ps":
-    from prpc_engine.tensorflow.server import server_of
-
-    print(*server_of(server.target).pids_of_shards, flush=True)
-    server.join()
-turns = 0
-
-def compute(step):
-    global turns
-    turns += 1
-    if turns == 35:
-        print("half", flush=True)
-        sys.stdin.readline()
-    return np.float32(1.0)
-
-with v1.device(v1.train.replica_device_setter(cluster=cluster)):
-    totals = [v1.get_variable(f"t{n}", [], initializer=v1.zeros_initializer()) for n in range(4)]
-    step = v1.train.get_or_create_global_step()
-    one = v1.py_func(compute, [step], tf.float32)
-    with tf.control_dependencies([v1.assign_add(total, one) for total in totals]):
-        op = v1.assign_add(step, 1)
-end = [v1.train.StopAtStepHook(last_step=60)]
-with v1.train.MonitoredTrainingSession(
-    server.target, checkpoint_dir=sys.argv[1], save_checkpoint_steps=10, hooks=end
-) as session:
-    while not session.should_stop():
-        session.run(op)
-with v1.Session(server.target) as session:
-    print(*session.run([*totals, step]), flush=True)
-"""
-
-
-def test_a_job_goes_on_from_its_checkpoint_when_a_shard_was_killed(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    cluster = clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]
+def test_shards_end_with_their_task_when_a_process_that_it_forked_lives_on() -> None:
     with contextlib.ExitStack() as ending:
+        ps, _ = started(ending)
+        (pid,) = ps.do("processes", "prpc")
+        forked = ps.do("fork", "prpc")
+        ending.callback(os.kill, forked, signal.SIGKILL)
+        ps.kill()
+        wait_until(lambda: is_gone(pid), "the end of the shard")
+        assert not is_gone(forked)
 
-        def start(job: str) -> Script:
-            place = {"cluster": cluster, "task": {"type": job, "index": 0}}
-            process = Script(str(script), str(tmp_path / "model"), place=place, env=TWO)
-            ending.callback(process.kill)
-            return process
 
-        ps, worker = start("ps"), start("worker")
-        pid = int(ps.read_line())
-        assert worker.read_line() == "half"
-        os.kill(pid, signal.SIGKILL)
-        # not 0: who looks after it starts it again
-        assert ps.process.wait(ps.patience_s) == 1
-        start("ps")
-        worker.write_line("")
-        assert worker.read_line() == "60.0 60.0 60.0 60.0 60"
+def test_ctrl_c_is_for_the_task_and_not_for_its_shards() -> None:
+    with contextlib.ExitStack() as ending:
+        ps, worker = started(ending)
+        (pid,) = ps.do("processes", "prpc")
+        worker.do("open_steps", "prpc")
+        os.kill(pid, signal.SIGINT)
+        assert worker.do("steps_until_an_error", "prpc", steps=3) == ["", ""]
+        assert not is_gone(pid)
 
 
 def test_a_shard_that_does_not_start_is_named() -> None:

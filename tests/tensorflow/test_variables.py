@@ -40,7 +40,16 @@ def test_more_processes_than_cores_are_not_made_and_a_line_says_so(seed: int) ->
         told = process.told
     assert told["processes"] == 0
     [line] = told["lines"]
-    assert line.startswith("NETWORK_PS_CORE_NUMBER='2'") and "1 processes" in line
+    assert line.startswith("NETWORK_PS_CORE_NUMBER='2'") and line.endswith("core: 1")
+
+
+def test_a_worker_says_that_it_has_no_shards(seed: int) -> None:
+    variables = {"NETWORK_WORKER_CORE_NUMBER": "2"}
+    with RoleProcess("tensorflow", fresh_host(seed), "worker", env=variables) as process:
+        told = process.told
+    assert told["processes"] == 0
+    [line] = told["lines"]
+    assert line.startswith("NETWORK_WORKER_CORE_NUMBER='2'") and "at a ps only" in line
 
 
 class ForkedRole(RoleProcess):
