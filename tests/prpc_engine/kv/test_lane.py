@@ -5,6 +5,8 @@ was asked, and nothing of it is kept.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,5 +202,42 @@ def test_a_request_that_was_lost_says_so_where_its_deadline_ends_the_next_attemp
         f"{what} to partition 0 of 'kv' (server 0) has no answer at its deadline{known}. "
         f"Last: {late}; before that: {lost}. Look at that server, or allow a larger timeout_s"
     )
+    hands.turn()
+    hands.reactor.close()
+
+
+class Preceded:
+    """A guard that another thread had just before the first one that wants it: it did that."""
+
+    def __init__(self, guard: Any, before: Callable[[], object]) -> None:
+        self.guard, self.before = guard, [before]
+
+    def __enter__(self) -> None:
+        while self.before:
+            self.before.pop()()
+        self.guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.guard.__exit__(*error)
+
+
+def test_a_request_asked_as_the_last_lost_one_is_sent_is_sent_too() -> None:
+    server, hands = Server(), Hands()
+    lane = PartitionClient(server, "kv", 0, PartitionAddress(0), 7, lambda lane: None, waiter=hands)
+    first = lane.ask("pull", 5.0, 1)
+    server.under_way.pop()[0].set_error(NotSent("nobody is there"))
+    assert not first.done()
+    sent = set[PartitionRequest]()
+    assert lane.repeat_some(sent) is None
+    pending = lane._pending
+    assert pending is not None
+    # the reactor finds nothing more to send, between two looks of the thread that asks
+    pending.guard = Preceded(pending.guard, lambda: lane.repeat_some(sent))  # type: ignore[assignment]
+    second = lane.ask("pull", 5.0, 2)
+    assert lane.is_whole
+    assert [args for _, args in server.under_way] == [(1,), (2,)]
+    for call, _ in server.under_way:
+        call.set_result(None)
+    assert first.done() and second.done()
     hands.turn()
     hands.reactor.close()
