@@ -229,6 +229,13 @@ class Endpoint:
         """
         return self._relays.figures(timeout_s) if self._relays is not None else ()
 
+    def is_connected(self, incarnation: int) -> bool:
+        """Whether a process has a connection for data here, by its incarnation."""
+        return any(
+            peer.connection.peer_incarnation == incarnation and not peer.lost
+            for peer in self.data.peers()
+        )
+
     def _hello(self, plan: str, task: str, incarnation: int) -> list[Any]:
         me = self.me
         try:

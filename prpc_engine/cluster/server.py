@@ -469,6 +469,10 @@ class Server:
         self._check_started()
         return self._links.ask(task, method, what, arguments, timeout_s, is_patient)
 
+    def is_connected(self, incarnation: int) -> bool:
+        """As Endpoint.is_connected(); not before start()."""
+        return self._at.is_connected(incarnation)
+
     def place_beside(self, name: str) -> Place:
         """Where another process of this task listens, and how: at any ports, with this task's plan
         and settings. Those of other tasks reach it once they meet() it.

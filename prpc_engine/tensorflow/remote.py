@@ -30,6 +30,7 @@ from prpc_engine.tensorflow.open_sessions import OpenSessions
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.server import GRPC, SCHEMES, reset_tasks
 
+LOOK_S = 1.0  # a stock server is seen at once; where nobody is, TensorFlow waits after that
 CLIENT = Task("prpc-client", 0)  # no job may be called so
 
 _guard = threading.Lock()  # of the next one: any thread makes a session
@@ -114,11 +115,11 @@ def _is_address(text: str) -> bool:
 
 
 def _is_ours(address: Address) -> bool:
-    """Whether a server of ours answers there now. Raises AuthenticationFailed: one does, which has
-    another secret.
+    """Whether a server of ours answers there, within LOOK_S, as it may listen and not serve yet.
+    Raises AuthenticationFailed: one does, which has another secret.
     """
     try:
-        Visitor(address, ServerConfig(), 0.0).close()
+        Visitor(address, ServerConfig(), LOOK_S).close()
     except engine_errors.AuthenticationFailed:
         raise
     except engine_errors.RpcError:  # a stock server, or nobody: TensorFlow waits for it

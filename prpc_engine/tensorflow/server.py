@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -39,15 +40,16 @@ from prpc_engine.settings.cluster_spec import PS, ClusterSpec, Task
 from prpc_engine.settings.network import DEFAULT, NetworkSettings
 from prpc_engine.tensorflow import errors, proto
 from prpc_engine.tensorflow.deal import Deal, HandleGroup, TaskShard, device_of
-from prpc_engine.tensorflow.open_sessions import OpenSessions
+from prpc_engine.tensorflow.open_sessions import OpenSessions, end_sessions
 from prpc_engine.tensorflow.place import Misplaced
 from prpc_engine.tensorflow.programs import Programs
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.shard_process import ShardProcesses, divided
-from prpc_engine.tensorflow.stages import RESET, Stages
-from shard import Future, gather, usable_cores
+from prpc_engine.tensorflow.stages import RESET, Stages, end_stages
+from shard import Future, gather, runtime, usable_cores
 
 PROTOCOLS = ("prpc", "grpc++", "star_server")  # the last two are GRPC++'s names of the same
+EXIT_S = 2.0  # at the end of the process, for what runs
 SCHEMES, GRPC = ("prpc", "grpc++"), "grpc"  # of targets
 LOOPBACKS = ("localhost", "127.0.0.1", "[::1]", "::1")  # one host by several names
 
@@ -78,7 +80,9 @@ class TaskServer:
         if self.processes > 1:
             self.config = divided(self.config, self.processes)
         self.runtime = Runtime(self.config)
-        self.stages = Stages(self.runtime, self._forget)
+        self.stages = Stages(
+            self.runtime, self._forget, lambda incarnation: self.engine.is_connected(incarnation)
+        )
         self.sessions = OpenSessions()
         config = ServerConfig(tensor_fuse=proto.tensor_fuse(self.config), shards=0)
         self.programs = Programs(self.stages, lambda: self.engine)
@@ -275,3 +279,14 @@ def server_of(target: object) -> TaskServer | None:
 def _address(target: str) -> str:
     host, _, port = target.rpartition("://")[2].rpartition(":")
     return f"{'localhost' if host in LOOPBACKS else host}:{port}"
+
+
+@runtime.at_exit
+def _leave_tensorflow() -> None:
+    """At the end of the process, before the interpreter is finalized. A thread that comes back from
+    TensorFlow's C++ after that is ended by unwinding its stack, which C++ takes for an exception
+    that nobody catches: the process aborts.
+    """
+    until = time.monotonic() + EXIT_S
+    end_sessions(until)
+    end_stages(until)

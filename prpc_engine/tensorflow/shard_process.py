@@ -30,7 +30,7 @@ from tensorflow.core.protobuf import config_pb2
 from prpc_engine import errors
 from prpc_engine.cluster.endpoint import Endpoint, Place
 from prpc_engine.tensorflow.runtime import Runtime
-from prpc_engine.tensorflow.stages import Stages
+from prpc_engine.tensorflow.stages import Stages, end_stages
 from shard import Task, control_loop, run_blocking, runtime, sleep
 
 START_TIMEOUT_S = 120.0  # to import TensorFlow on a host that starts many
@@ -178,7 +178,9 @@ def main() -> None:
     os.dup2(2, 1)  # whatever prints here is no port
     settings: ShardSettings = pickle.load(sys.stdin.buffer)
     stages = Stages(
-        Runtime(config_pb2.ConfigProto.FromString(settings.config)), lambda handles, is_all: None
+        Runtime(config_pb2.ConfigProto.FromString(settings.config)),
+        lambda handles, is_all: None,
+        lambda incarnation: endpoint.is_connected(incarnation),
     )
     endpoint = Endpoint(settings.place, stages.verbs, stages.peer_lost)
     try:
@@ -189,6 +191,7 @@ def main() -> None:
     finally:
         stages.close()
         endpoint.close()
+        end_stages(runtime.monotonic() + END_TIMEOUT_S)
 
 
 async def _end_with(parent: int, end: Callable[[], object]) -> None:

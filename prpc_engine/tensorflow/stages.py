@@ -32,8 +32,10 @@ one, unless a kernel's state is a session's own.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,13 +50,15 @@ from prpc_engine.rpc.peer import Peer, calling_peer
 from prpc_engine.tensorflow import errors, tensors
 from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
-from prpc_engine.tensorflow.threads import DaemonThreads, StageThreads
+from prpc_engine.tensorflow.session_owners import SessionOwners
+from prpc_engine.tensorflow.threads import DaemonThreads, StageThreads, end_threads
 
 REGISTER, RUN, TRACE, CLOSE, RESET = "tf.register", "tf.run", "tf.trace", "tf.close", "tf.reset"
 IDLE_MAX = 512  # stages that no session has; a script has some ten to fifty at a task
 # a stage that takes less is run by the reactor's thread: a change of threads costs a tenth of that
 QUICK_S = 0.001
 FOREVER_S = 86_400.0  # a run that may wait for longer has no timer
+END_LOOK_S = 0.001  # at the end of the process, between two looks at what runs
 RUNS_AT_ONCE_MAX = 4096  # threads: each waits for a step, or for what a queue will bring
 
 
@@ -161,15 +165,20 @@ def _time_is_over(loaded: WaitingPart, answer: Deferred, late: list[Deferred]) -
     loaded.give_up(answer)
 
 
+_made: weakref.WeakSet[Stages] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_made.clear)  # none of their threads is there
+
+
 class Stages:
     """Keeps the stages that sessions of other tasks register here, runs them step after step, and
     frees them.
 
-    runtime      loads and runs them
-    on_freed     told the handles of stages that are gone, and whether the task was reset, in the
-                 registering thread
-    threads      run stages that take longer than a turn may. None: of its own
-    registering  runs what loads and frees them, one after the other. None: a thread of its own
+    runtime       loads and runs them
+    on_freed      told the handles of stages that are gone, and whether the task was reset, in the
+                  registering thread
+    is_connected  whether a process, by its incarnation, has a connection to this one
+    threads       run stages that take longer than a turn may. None: of its own
+    registering   runs what loads and frees them, one after the other. None: a thread of its own
 
     Both are shut down by close().
 
@@ -181,6 +190,7 @@ class Stages:
         self,
         runtime: Runtime,
         on_freed: Callable[[Sequence[int], bool], None],
+        is_connected: Callable[[int], bool],
         threads: StageThreads | None = None,
         registering: StageThreads | None = None,
     ) -> None:
@@ -192,6 +202,10 @@ class Stages:
         self._registering = registering or DaemonThreads(1, "prpc-register")
         self._next_handle = secrets.randbits(40) << 20
         self._running: dict[Deferred, _Run] = {}
+        self._owners = SessionOwners(is_connected, self.close_session)
+        self._is_in_turn = False  # a stage runs in the reactor's thread
+        self._is_over = False  # the process ends: nothing is run, and nobody is answered
+        _made.add(self)
         self._shared = self._runs = self._in_turn = 0
 
     @property
@@ -225,6 +239,7 @@ class Stages:
         registering thread.
         """
         answer = Deferred()
+        self._owners.add(session, calling_peer())
         self._registering.submit(self._register, session, packed, answer)
         return answer
 
@@ -260,10 +275,13 @@ class Stages:
         took little time lately.
         """
         stage = self._stages.get(handle)
-        if stage is not None and stage.is_quick:
+        if stage is not None and stage.is_quick and not self._is_over:
             self._runs += 1
             self._in_turn += 1
-            return stage.run(packed)
+            self._is_in_turn = True
+            answer = stage.run(packed)
+            self._is_in_turn = False
+            return answer
         return self._in_thread(handle, session, lambda stage, answer: stage.run(packed, answer))
 
     def trace(
@@ -300,9 +318,13 @@ class Stages:
             said = run(stage, answer)
             if late and said[0]:  # what ended it is how it was given up; its caller may still wait
                 said = [tf_errors.DEADLINE_EXCEEDED, "the step's time was over"]
-            answer.reply(said)
+            if not self._is_over:  # else its caller hears that the process ends
+                answer.reply(said)
 
-        self._threads.submit(carry_out)
+        try:
+            self._threads.submit(carry_out)
+        except RuntimeError as error:  # the system has no more threads
+            answer.reply(list(errors.told(error)))
         return answer
 
     def _over(self, answer: Any) -> None:
@@ -315,6 +337,7 @@ class Stages:
         """A session is over: give up what waits for it here, and free its stages in the registering
         thread; [0] at once.
         """
+        self._owners.remove(session)
         self._give_up(lambda run: run.session == session)
         self._registering.submit(self._free, session)
         return [0]
@@ -360,8 +383,11 @@ class Stages:
         answer.reply([0])
 
     def peer_lost(self, peer: Peer) -> None:
-        """What waits for it is given up: else it would take from a queue what nobody gets."""
+        """What waits for it is given up: else it would take from a queue what nobody gets. Its
+        sessions are closed when it does not connect again.
+        """
         self._give_up(lambda run: run.peer is peer)
+        self._owners.lost(peer)
 
     def _give_up(self, is_meant: Callable[[_Run], bool]) -> None:
         # list() collects garbage on its way: other threads come in
@@ -369,8 +395,25 @@ class Stages:
             if isinstance(run.stage.loaded, WaitingPart) and is_meant(run):
                 run.stage.loaded.give_up(answer)
 
+    def end(self, until: float) -> None:
+        """At the end of the process: run nothing any more, give up what waits, and wait for what
+        runs in the reactor's thread, until then by time.monotonic() at most. Nobody is answered:
+        who waits here finds that the process is gone.
+        """
+        self._is_over = True
+        self._give_up(lambda run: True)
+        while self._is_in_turn and time.monotonic() < until:
+            time.sleep(END_LOOK_S)
+
     def close(self) -> None:
         """Give up what runs."""
         self._runtime.close()
         self._registering.shutdown(wait=False)
         self._threads.shutdown(wait=False)
+
+
+def end_stages(until: float) -> None:
+    """At the end of the process: all of them, as Stages.end(), and their threads."""
+    for stages in list(_made):
+        stages.end(until)
+    end_threads(until)

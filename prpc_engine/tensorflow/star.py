@@ -284,6 +284,7 @@ class StarPlane:
         self._told_places: set[str] = set()  # of which nodes
         self._timeout_s = timeout_ms / 1000 if timeout_ms else TIMEOUT_S_MAX
         self.calls_under_way: dict[Future, Awaited] = {}
+        self.running: set[object] = set()  # one for each thread that is in a step
         self._met: set[str] = set()  # tasks that have stages of ours
         # class and text of what steps end with from then on
         self._ended: tuple[Any, str] | None = None
@@ -319,13 +320,19 @@ class StarPlane:
         # None, as monitored sessions have it: nothing is said
         said = b"" if options is None else tf_session.TF_GetBuffer(options)
         timeout_ms = config_pb2.RunOptions.FromString(said).timeout_in_ms if said else 0
-        if not timeout_ms:
-            return self._run(targets, fetches, feeds, said, metadata)
-        self.now.until = time.monotonic() + timeout_ms / 1000
+        if timeout_ms:
+            self.now.until = time.monotonic() + timeout_ms / 1000
+        self.running.add(running := object())
         try:
             return self._run(targets, fetches, feeds, said, metadata)
+        except Exception:
+            if self._ended is None:
+                raise
+            raise self._ended[0](None, None, self._ended[1]) from None  # that came of it
         finally:
-            self.now.until = None
+            self.running.discard(running)
+            if timeout_ms:
+                self.now.until = None
 
     @contextlib.contextmanager
     def traced(self, options: Any) -> Iterator[Trace]:
@@ -383,8 +390,6 @@ class StarPlane:
                 values = step.run_checked(list(feeds.values()), said, metadata)
         except Exception as error:
             typed = errors.of_step(error)
-            if self._ended is not None:  # whatever else it ended with came of that
-                typed = self._ended[0](None, None, self._ended[1])
             run.failed(typed)
             if isinstance(typed, tf_errors.AbortedError) or (
                 step.has_shards and isinstance(typed, tf_errors.UnavailableError)

@@ -56,6 +56,7 @@ PRIVATE: dict[str, int] = {
     "tests/prpc_engine/kv/pslite/test_postoffice.py": 1,
     "tests/prpc_engine/kv/test_index.py": 1,
     "tests/prpc_engine/kv/test_replicas_are_equal.py": 4,
+    "tests/prpc_engine/kv/test_lane.py": 1,
     "tests/prpc_engine/kv/test_session.py": 1,
     "tests/prpc_engine/kv/test_stopped_servers.py": 1,
     "tests/prpc_engine/roles.py": 10,
@@ -101,8 +102,8 @@ PRIVATE: dict[str, int] = {
     "tests/tensorflow/imports.py": 1,
     "tests/tensorflow/kills.py": 1,
     "tests/tensorflow/scenarios.py": 1,
-    "tests/tensorflow/test_races.py": 20,
-    "tests/tensorflow/test_waiting.py": 5,
+    "tests/tensorflow/test_races.py": 18,
+    "tests/tensorflow/test_waiting.py": 6,
     "tests/transport_contract.py": 7,
 }
 

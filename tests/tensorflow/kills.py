@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from prpc_engine.tensorflow import stalls
+from prpc_engine.tensorflow import session_owners, stalls
 from tests.program import halt
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 from tests.tensorflow.scenarios import Task, error_of, task_server
@@ -73,6 +73,11 @@ def held(task: Task) -> Any:
         "leases": engine.slab.leases,
         "blocks": engine.slab.blocks_used,
     }
+
+
+def gone_after(task: Task, seconds: float) -> None:
+    """From now on, how long the sessions of a process are kept that is gone."""
+    session_owners.GONE_S = seconds
 
 
 def kept(task: Task) -> Any:

@@ -116,6 +116,7 @@ def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_other
     with contextlib.ExitStack() as ending:
         ps, worker, other = started(ending, places, "ps 0", "worker 0", "worker 1")
         pid = ps.pid
+        ps.do("gone_after", "prpc", seconds=0.2)
         worker.begin("kill_in_step", "prpc", floats=FLOATS, victim=0, moment=moment, ps=pid)
         worker.process.wait(PATIENCE_S)
         os.kill(pid, signal.SIGCONT)
@@ -124,7 +125,7 @@ def test_of_a_worker_killed_in_the_midst_of_a_step_nothing_is_left_and_the_other
             lambda: ps.do("held", "prpc")["blocks"] == 0,
             "the end of what the ps held for the dead worker",
         )
-        wait_until(lambda: ps.do("held", "prpc")["running"] == 0, "the end of what ran for it")
+        wait_until(lambda: ps.do("held", "prpc") == NOTHING, "the end of its sessions")
 
 
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])

@@ -91,15 +91,15 @@ class Watched(WeakSet[Any]):
 
 def test_a_session_may_begin_while_all_are_told_of_a_reset(servers: Callable[[], Any]) -> None:
     server, planes, entering = servers(), [Plane(), Plane(), Plane()], []
-    server._planes = Watched()
-    server._planes.comes = lambda: (
-        entering.append(meanwhile(server.enter, planes[2])) if not entering else None
+    server.sessions._planes = watched = Watched()
+    watched.comes = lambda: (
+        entering.append(meanwhile(server.sessions.add, planes[2])) if not entering else None
     )
     for plane in planes[:2]:
-        server.enter(plane)
+        server.sessions.add(plane)
     server._forget([], True)
     entering[0].join()
-    assert len(server._planes) == 3
+    assert len(server.sessions.planes()) == 3
 
 
 def test_a_server_closed_again_does_not_take_its_ports_next_server_from_its_sessions(
@@ -298,11 +298,17 @@ class Held(bytes):
         return "held"
 
 
-def test_what_a_session_registers_before_it_is_closed_is_freed(tf: Any) -> None:
+def stages_of(
+    runtime: Any, on_freed: Callable[[Sequence[int], bool], None] = lambda handles, is_all: None
+) -> Any:
     from prpc_engine.tensorflow.stages import Stages
 
+    return Stages(runtime, on_freed, lambda incarnation: True)
+
+
+def test_what_a_session_registers_before_it_is_closed_is_freed(tf: Any) -> None:
     runtime = Runtime()
-    stages = Stages(runtime, lambda handles, is_all: None)  # type: ignore[arg-type]
+    stages = stages_of(runtime)
     answer = stages.register("session", [Held(), [], [], [], [], [], []])
     assert Held.begins.wait(PATIENCE_S)
     stages.close_session("session")
@@ -329,9 +335,7 @@ class Restless:
 def test_a_peer_may_be_lost_while_steps_end_in_other_threads(
     tf: Any, programs: Any, of: str
 ) -> None:
-    from prpc_engine.tensorflow.stages import Stages
-
-    stages = Stages(Runtime(), lambda handles, is_all: None)  # type: ignore[arg-type]
+    stages = stages_of(Runtime())
     changed: dict[Any, Any] = stages._running if of == "stages" else programs._ended  # type: ignore[assignment]
     changed.update(
         {
@@ -340,12 +344,13 @@ def test_a_peer_may_be_lost_while_steps_end_in_other_threads(
         }
     )
     Restless(changed)
+    peer = SimpleNamespace(connection=SimpleNamespace(peer_incarnation=1))
     # more than Python keeps: the next ones are made anew
     pairs = [(number, number) for number in range(5000)]
     before = gc.get_threshold()
     gc.set_threshold(1)
     try:
-        (stages if of == "stages" else programs).peer_lost(object())
+        (stages if of == "stages" else programs).peer_lost(peer)
     finally:
         changed.clear()
         pairs.clear()
@@ -357,10 +362,10 @@ def test_a_peer_may_be_lost_while_steps_end_in_other_threads(
 def test_what_sessions_here_make_of_the_graph_is_forgotten_once_its_containers_are_gone(
     tf: Any,
 ) -> None:
-    from prpc_engine.tensorflow.stages import Stages
-
     runtime = Runtime()
-    stages = Stages(runtime, lambda handles, is_all: runtime.log.append("all") if is_all else None)  # type: ignore[arg-type]
+    stages = stages_of(
+        runtime, lambda handles, is_all: runtime.log.append("all") if is_all else None
+    )
     answer = stages.reset([""])
     wait_until(answer.done, "the reset")
     stages.close()

@@ -77,6 +77,7 @@ def test_grpc_of_the_same_address_is_ours_where_our_server_is(
     job: Job, client: TaskProcess
 ) -> None:
     place = job.clusters["prpc"]["worker"][0]
+    job.worker().do("serves", "prpc")
     assert client.do("at", "prpc", target=f"grpc://{place}") == 3.0
     stock = job.clusters["grpc"]["worker"][0]
     assert client.do("at", "prpc", target=f"grpc://{stock}") == 3.0

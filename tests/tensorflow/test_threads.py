@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -48,23 +49,34 @@ def test_what_raises_is_logged_and_the_thread_goes_on(caplog: pytest.LogCaptureF
     threads.shutdown()
 
 
-def test_without_another_thread_nothing_is_run_and_the_next_one_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_another_thread_nothing_is_run_and_the_next_one_is() -> None:
     threads = DaemonThreads(2, "short")
     ran: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def refuse(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+    before = threading.stack_size(1 << 46)  # more than there are addresses
+    try:
         with pytest.raises(RuntimeError):
             threads.submit(ran.put, 1)
+    finally:
+        threading.stack_size(before)
     threads.submit(ran.put, 2)
     assert ran.get(timeout=PATIENCE_S) == 2
     threads.shutdown()
     assert ran.empty()
+
+
+def test_at_the_end_what_runs_is_waited_for_and_nothing_else_is_run() -> None:
+    threads, begun, go = DaemonThreads(1, "ending"), threading.Event(), threading.Event()
+    ran: queue.SimpleQueue[int] = queue.SimpleQueue()
+    threads.submit(lambda: (begun.set(), go.wait(), ran.put(1)))
+    threads.submit(ran.put, 2)
+    assert begun.wait(PATIENCE_S)
+    threads.end(time.monotonic())  # which is over: it does not wait
+    assert ran.empty()
+    go.set()
+    threads.end(time.monotonic() + PATIENCE_S)
+    threads.submit(ran.put, 3)
+    threads.end(time.monotonic() + PATIENCE_S)
+    assert (ran.get_nowait(), ran.empty()) == (1, True)
 
 
 def test_a_process_ends_though_one_of_them_does_not() -> None:

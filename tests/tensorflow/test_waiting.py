@@ -5,6 +5,7 @@ too.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -141,10 +142,13 @@ def test_a_stage_that_waits_ends_with_its_steps_deadline_whoever_notices_that_fi
 
     timers: list[Callable[[], object]] = []
     reactor = SimpleNamespace(clock=None, call_later=lambda left_s, call: timers.append(call))
-    monkeypatch.setattr(module, "calling_peer", lambda: SimpleNamespace(reactor=reactor))
+    peer = SimpleNamespace(reactor=reactor, connection=SimpleNamespace(peer_incarnation=1))
+    monkeypatch.setattr(module, "calling_peer", lambda: peer)
     monkeypatch.setattr(module, "remaining_s", lambda clock: 1.0)
     threads, registering = ThreadPoolExecutor(), ThreadPoolExecutor(1)
-    stages = module.Stages(runtime, lambda handles, is_all: None, threads, registering)
+    stages = module.Stages(
+        runtime, lambda handles, is_all: None, lambda incarnation: True, threads, registering
+    )
     part, put = part_and_put(tf, "its time")
     registered = stages.register("session", module.pack_part(part))
     wait_until(registered.done, "the stage")
@@ -190,7 +194,7 @@ def test_a_stage_whose_session_ends_before_a_thread_has_taken_it_up_does_not_run
     from prpc_engine.tensorflow.stages import Stages, pack_part
 
     pool = LatePool()
-    stages = Stages(runtime, lambda handles, is_all: None, pool, pool)
+    stages = Stages(runtime, lambda handles, is_all: None, lambda incarnation: True, pool, pool)
     registered = stages.register("session", pack_part(part_and_put(tf, "stage")[0]))
     pool.go_on()
     answer = stages.run(registered.result()[1], "session", b"")
@@ -233,3 +237,27 @@ def test_what_is_asked_while_the_session_is_closed_is_given_up_too(tf: Any) -> N
     call = plane.submit("/job:ps/task:0", "tf.run", "a stage", (), is_patient=False)
     assert call.done()
     assert isinstance(call.error(), Cancelled)
+
+
+def test_at_the_end_of_the_process_what_waits_is_given_up_and_nobody_is_answered(
+    tf: Any, runtime: Any
+) -> None:
+    from prpc_engine.tensorflow.runtime import Runtime
+    from prpc_engine.tensorflow.stages import Stages, pack_part
+
+    runtime = Runtime(tf.ConfigProto())  # another test has closed that of this module
+    threads, registering = ThreadPoolExecutor(), ThreadPoolExecutor(1)
+    stages = Stages(
+        runtime, lambda handles, is_all: None, lambda incarnation: True, threads, registering
+    )
+    registered = stages.register("session", pack_part(part_and_put(tf, "the end")[0]))
+    wait_until(registered.done, "the stage")
+    code, handle = registered.result()
+    assert code == 0, handle
+    answer = stages.run(handle, "session", b"")
+    wait_until(lambda: stages.find(handle).loaded._runs.get(answer), "the run")  # type: ignore[union-attr]
+    stages.end(time.monotonic() + PATIENCE_S)
+    threads.shutdown()  # its thread has come back from TensorFlow
+    assert not answer.done()  # who asked finds that the process is gone
+    registering.shutdown()
+    runtime.close()
