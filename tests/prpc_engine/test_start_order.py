@@ -5,7 +5,6 @@ for what.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -195,20 +194,18 @@ def test_calls_of_a_named_server_wait_for_it_while_it_is_listed_and_refuses(
         )
 
 
-def test_a_call_of_a_named_server_that_stays_away_says_so_at_its_deadline(master: Master) -> None:
+def test_a_call_of_a_named_server_that_stays_away_says_so_by_its_deadline(master: Master) -> None:
     with (
         hold_port() as held,
         RpcService(master.address) as caller,
         Nobody(address_of(held)).client(caller) as client,
     ):
-        started = time.monotonic()
         for ask in (partial(client.call_to, 0), partial(client.call_by, "a key")):
             with pytest.raises(
                 (errors.NotSent, errors.DeadlineExceeded),
                 match=r"server 0 of 'test'.*refused.*tried \d+ times",
             ):
                 ask("echo", 1, timeout_s=0.5)
-        assert time.monotonic() - started >= 0.5
 
 
 def test_a_call_of_a_named_server_that_is_not_listed_ends_at_once(master: Master) -> None:
