@@ -3,8 +3,8 @@ process that is gone. No I/O here.
 
     a process that has sessions here        its sessions
     is connected                            stay open
-    has lost its last connection            stay open: a cut cable, it may connect again
-    has not connected again after GONE_S    are closed, as it would have closed them
+    has lost its last connection            stay open: a cable was cut, and it may connect again
+    has had none for GONE_S                 are closed, as it would have closed them
 
 A process that comes back later than that goes on: of its stages those are still there that any
 session may use, and for the others its steps end with AbortedError, as after a restart of the task.
@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 
 from prpc_engine.rpc.peer import Peer
+from shard import Reactor
 
 GONE_S = 600.0
 
@@ -32,7 +33,9 @@ class SessionOwners:
     def __init__(self, is_connected: Callable[[int], bool], close: Callable[[str], object]) -> None:
         self._is_connected, self._close = is_connected, close
         self._owners: dict[str, int] = {}  # the incarnation, by session
-        self._looking: set[int] = set()  # at which of them again
+        # when each process lost a connection last, by its reactor's clock: of those that are looked
+        # at again
+        self._lost_at: dict[int, float] = {}
 
     def add(self, session: str, peer: Peer | None) -> None:
         """A session registers something, by that connection; None: one of this process."""
@@ -44,23 +47,32 @@ class SessionOwners:
         self._owners.pop(session, None)
 
     def lost(self, peer: Peer) -> None:
-        """A connection is over: look again, once, after GONE_S."""
-        owner = peer.connection.peer_incarnation
-        if owner in self._looking or owner not in self._owners.values():
+        """A connection is over: look after GONE_S whether the process has another one."""
+        owner, reactor = peer.connection.peer_incarnation, peer.reactor
+        is_looked_at = owner in self._lost_at
+        if not is_looked_at and owner not in self._owners.values():
             return
-        self._looking.add(owner)
+        self._lost_at[owner] = reactor.clock()
+        if not is_looked_at:
+            self._look_later(owner, reactor, GONE_S)
+
+    def _look_later(self, owner: int, reactor: Reactor, after_s: float) -> None:
         # the reactor outlives a task that is closed, and would keep all that it had until then
         mine = weakref.ref(self)
 
         def look() -> None:
             owners = mine()
             if owners is not None:
-                owners._look(owner)
+                owners._look(owner, reactor)
 
-        peer.reactor.call_later(GONE_S, look)
+        reactor.call_later(after_s, look)
 
-    def _look(self, owner: int) -> None:
-        self._looking.remove(owner)
+    def _look(self, owner: int, reactor: Reactor) -> None:
+        left_s = self._lost_at[owner] + GONE_S - reactor.clock()
+        if left_s > 0:  # it had a connection in the meantime, and lost that, too
+            self._look_later(owner, reactor, left_s)
+            return
+        del self._lost_at[owner]
         if not self._is_connected(owner):
             for session in [one for one, its in self._owners.items() if its == owner]:
                 self._close(session)

@@ -344,7 +344,7 @@ def test_a_peer_may_be_lost_while_steps_end_in_other_threads(
         }
     )
     Restless(changed)
-    peer = SimpleNamespace(connection=SimpleNamespace(peer_incarnation=1))
+    peer = SimpleNamespace(connection=SimpleNamespace(peer_incarnation=1), reactor=None)
     # more than Python keeps: the next ones are made anew
     pairs = [(number, number) for number in range(5000)]
     before = gc.get_threshold()
