@@ -14,13 +14,17 @@ from prpc_engine.tensorflow.stalls import Awaited, watch
 from shard import Task, control_loop
 
 LOOK_S = 0.001  # at the end of the process, between two looks at what runs
+ENDS = (
+    "the process ends, and its sessions have been ended: a function of atexit that runs steps has "
+    "to be registered after prpc_engine.tensorflow was imported"
+)
 
 _made: weakref.WeakSet[OpenSessions] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_made.clear)  # none of their threads is there
 
 
 class OpenSessions:
-    """The planes of the sessions at one target: each until nobody has it any more. Thread-safe.
+    """The planes of the sessions at one target, until each is collected as garbage. Thread-safe.
 
     Owned by a TaskServer or a RemoteMaster, which closes it.
     """
@@ -59,17 +63,21 @@ class OpenSessions:
 
 
 def end_sessions(until: float) -> None:
-    """At the end of the process: end all steps, and wait until they have left TensorFlow, until
-    then by time.monotonic() at most. They are in daemon threads, as all others have ended: each
-    ends as by sys.exit(), without a word.
+    """At the end of the process: end all sessions, and wait until their steps have left TensorFlow,
+    until then by time.monotonic() at most. Those steps are in daemon threads, as all other threads
+    have ended: each of these ends as by sys.exit(), and prints nothing.
     """
     planes = [plane for sessions in list(_made) for plane in sessions.planes()]
     for plane in planes:
-        plane.close(_thread_ends, "the process ends")
+        plane.close(_process_ends, ENDS)
     while any(plane.running for plane in planes) and time.monotonic() < until:
         time.sleep(LOOK_S)
 
 
-def _thread_ends(node: object, op: object, text: str) -> SystemExit:
-    """In the place of an error of TensorFlow."""
+def _process_ends(node: Any, op: Any, text: str) -> Any:
+    """What a step raises from then on. In the main thread, which runs functions of atexit, an error
+    that is seen.
+    """
+    if threading.current_thread() is threading.main_thread():
+        return tf_errors.CancelledError(node, op, text)
     return SystemExit(text)

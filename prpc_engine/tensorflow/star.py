@@ -325,10 +325,10 @@ class StarPlane:
         self.running.add(running := object())
         try:
             return self._run(targets, fetches, feeds, said, metadata)
-        except Exception:
+        except Exception:  # of a session that was ended: whatever it is, the end brought it about
             if self._ended is None:
                 raise
-            raise self._ended[0](None, None, self._ended[1]) from None  # that came of it
+            raise self._ended[0](None, None, self._ended[1]) from None
         finally:
             self.running.discard(running)
             if timeout_ms:

@@ -21,8 +21,12 @@ pytestmark = pytest.mark.skipif(
     reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'",
 )
 SCRIPT = """
+import atexit
 import sys
 import threading
+
+late = []  # run after what was registered later
+atexit.register(lambda: [one() for one in late])
 
 import prpc_engine.tensorflow
 
@@ -69,6 +73,15 @@ elif how == "with a trace":
     told = v1.RunMetadata()
     session.run(op, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=told)
     print(*sorted(one.device.partition("/replica")[0] for one in told.step_stats.dev_stats))
+elif how == "with functions of atexit":
+    def run(text):
+        try:
+            print(text, session.run(op).tolist())
+        except Exception as error:
+            print(text, type(error).__name__, "has to be registered after" in str(error))
+
+    atexit.register(run, "in time:")
+    late.append(lambda: run("too late:"))
 print("end")
 """
 
@@ -76,11 +89,15 @@ print("end")
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("with a session", []),
-        ("in a step that waits", []),
-        ("in steps", []),
-        ("in a monitored session", []),
-        ("with a trace", ["/job:ps /job:worker"]),  # of two tasks of one process
+        ("with a session", ["end"]),
+        ("in a step that waits", ["end"]),
+        ("in steps", ["end"]),
+        ("in a monitored session", ["end"]),
+        ("with a trace", ["/job:ps /job:worker", "end"]),  # of two tasks of one process
+        (
+            "with functions of atexit",
+            ["end", "in time: [2.0, 2.0]", "too late: CancelledError True"],
+        ),
     ],
 )
 def test_a_process_ends_at_once_and_without_a_word(
@@ -98,6 +115,6 @@ def test_a_process_ends_at_once_and_without_a_word(
         timeout=PATIENCE_S,
         check=False,
     )
-    assert ended.stdout.splitlines() == [*said, "end"]
+    assert ended.stdout.splitlines() == said
     assert ended.stderr == ""
     assert ended.returncode == 0
