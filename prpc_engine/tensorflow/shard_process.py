@@ -189,9 +189,11 @@ def main() -> None:
         print(endpoint.address.port, file=told, flush=True)
         endpoint.run(None)
     finally:
-        stages.close()
-        endpoint.close()
+        # first, and without answers: workers are to find that this process is gone, as they find it
+        # of the task's, and go on once it was started again; CancelledError would end them
         end_stages(runtime.monotonic() + END_TIMEOUT_S)
+        endpoint.close()
+        stages.close()
 
 
 async def _end_with(parent: int, end: Callable[[], object]) -> None:

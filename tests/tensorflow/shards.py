@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,39 @@ def steps_until_an_error(task: Task, steps: int = 100_000) -> Any:
     """What they end with."""
     session, op, _ = _open[-1]
     return said(lambda: [session.run(op) for _ in range(steps)])
+
+
+def open_waits(task: Task) -> Any:
+    """A session, and steps that take an item of a queue each. Each process of the ps has some of
+    the queues, as they are where variables are.
+    """
+    with task.graph(), v1.device("/job:ps/task:0"):
+        queues = []
+        for number in range(VARIABLES):
+            variable = v1.get_variable(f"v{number}", [2], use_resource=True)
+            with v1.colocate_with(variable.op):
+                queues.append(v1.FIFOQueue(3, [tf.float32], [[]], name=f"q{number}"))
+        session = task.session()
+        steps = [one.dequeue() for one in queues]
+        session.run([one.enqueue(1.0) for one in queues])
+        for step in steps:  # each is registered, and waits for no process when it runs again
+            session.run(step)
+        _open.append((session, steps, None))
+
+
+def waits_until_an_end(task: Task) -> Any:
+    """Of those steps, all at once: the kinds of errors that they end with."""
+    session, steps, _ = _open[-1]
+    kinds: set[str] = set()
+    threads = [
+        threading.Thread(target=lambda step=step: kinds.add(said(lambda: session.run(step))[0]))
+        for step in steps
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return sorted(kinds)
 
 
 def used_together_too_late(task: Task) -> Any:

@@ -147,6 +147,18 @@ def test_shards_end_with_their_task_however_that_ends(how: signal.Signals) -> No
         wait_until(lambda: is_gone(pid), "the end of the shard")
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_steps_that_wait_at_shards_are_told_that_the_task_is_gone(how: signal.Signals) -> None:
+    with contextlib.ExitStack() as ending:
+        ps, worker = started(ending)
+        worker.do("open_waits", "prpc")
+        worker.begin("waits_until_an_end", "prpc")
+        wait_until(lambda: ps.do("running", "prpc") > 0, "a step that waits at the ps")
+        os.kill(ps.pid, how)
+        # which a MonitoredTrainingSession goes on from, unlike CancelledError
+        assert worker.answer() == ["UnavailableError"]
+
+
 def test_shards_end_with_their_task_when_a_process_that_it_forked_lives_on() -> None:
     with contextlib.ExitStack() as ending:
         ps, _ = started(ending)
