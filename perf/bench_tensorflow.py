@@ -30,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -479,7 +480,8 @@ def _layers(tf: Any, hidden: Any, widths: Sequence[int], name: str = "") -> Any:
     v1 = tf.compat.v1
     for index, width in enumerate(widths):
         made = v1.get_variable(f"{name}w{index}", [hidden.shape[-1], width])
-        hidden = tf.tensordot(hidden, made, 1) + v1.get_variable(f"{name}b{index}", [width])
+        product = tf.matmul if hidden.shape.rank == 2 else partial(tf.tensordot, axes=1)
+        hidden = product(hidden, made) + v1.get_variable(f"{name}b{index}", [width])
         hidden = tf.nn.relu(hidden) if index < len(widths) - 1 else hidden
     return hidden
 
@@ -495,10 +497,7 @@ def _wide_and_deep(tf: Any) -> Any:
         hidden = v1.feature_column.input_layer(
             data.features, [columns.embedding_column(one, 16) for one in data.kinds] + data.numbers
         )
-        for index, width in enumerate((128, 64, 1)):
-            made = v1.get_variable(f"w{index}", [hidden.shape[1], width])
-            hidden = tf.matmul(hidden, made) + v1.get_variable(f"b{index}", [width])
-            hidden = tf.nn.relu(hidden) if width > 1 else hidden
+        hidden = _layers(tf, hidden, (128, 64, 1))
     with v1.variable_scope("wide", partitioner=_partitioner(tf)):
         wide = v1.feature_column.linear_model(data.features, data.kinds)
     return v1.losses.sigmoid_cross_entropy(data.clicked, hidden + wide), data.feeds()

@@ -77,7 +77,7 @@ class Description:
             if task in map(device, cluster.addresses):
                 return cls(plan, task, cluster, data)
         except (msgspec.ValidationError, ConfigError):
-            pass
+            pass  # refused below, with what was told
         raise RpcError(f"{address} answers, but not as a task of a cluster does: {answer!r:.100}")
 
 

@@ -30,7 +30,7 @@ from prpc_engine.tensorflow.open_sessions import OpenSessions
 from prpc_engine.tensorflow.runtime import Runtime
 from prpc_engine.tensorflow.server import GRPC, SCHEMES, reset_tasks
 
-LOOK_S = 1.0  # a stock server is seen at once; where nobody is, TensorFlow waits after that
+LOOK_S = 1.0  # how long _is_ours() waits for a server that does not answer
 CLIENT = Task("prpc-client", 0)  # no job may be called so
 
 _guard = threading.Lock()  # of the next one: any thread makes a session
@@ -122,7 +122,7 @@ def _is_ours(address: Address) -> bool:
         Visitor(address, ServerConfig(), LOOK_S).close()
     except engine_errors.AuthenticationFailed:
         raise
-    except engine_errors.RpcError:  # a stock server, or nobody: TensorFlow waits for it
+    except engine_errors.RpcError:  # a stock server, or none: TensorFlow's own client goes on
         return False
     return True
 

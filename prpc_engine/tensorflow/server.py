@@ -283,9 +283,9 @@ def _address(target: str) -> str:
 
 @runtime.at_exit
 def _leave_tensorflow() -> None:
-    """At the end of the process, before the interpreter is finalized. A thread that comes back from
-    TensorFlow's C++ after that is ended by unwinding its stack, which C++ takes for an exception
-    that nobody catches: the process aborts.
+    """At the end of the process, before the interpreter is finalized. Python ends a thread that
+    returns from TensorFlow's C++ after that by unwinding its stack, which C++ takes for an uncaught
+    exception: the process would abort.
     """
     until = time.monotonic() + EXIT_S
     end_sessions(until)

@@ -204,7 +204,7 @@ class Stages:
         self._running: dict[Deferred, _Run] = {}
         self._owners = SessionOwners(is_connected, self.close_session)
         self._is_in_turn = False  # a stage runs in the reactor's thread
-        self._is_over = False  # the process ends: nothing is run, and nobody is answered
+        self._is_over = False  # the process ends: no stage is run, and no request is answered
         _made.add(self)
         self._shared = self._runs = self._in_turn = 0
 
@@ -383,8 +383,8 @@ class Stages:
         answer.reply([0])
 
     def peer_lost(self, peer: Peer) -> None:
-        """What waits for it is given up: else it would take from a queue what nobody gets. Its
-        sessions are closed when it does not connect again.
+        """Give up its runs that wait, which would take items from queues and have nobody to answer.
+        Close its sessions when it does not connect again (session_owners.py).
         """
         self._give_up(lambda run: run.peer is peer)
         self._owners.lost(peer)
@@ -397,8 +397,8 @@ class Stages:
 
     def end(self, until: float) -> None:
         """At the end of the process: run nothing any more, give up what waits, and wait for what
-        runs in the reactor's thread, until then by time.monotonic() at most. Nobody is answered:
-        who waits here finds that the process is gone.
+        runs in the reactor's thread, until then by time.monotonic() at most. Requests are not
+        answered: their callers are told that the connection is lost.
         """
         self._is_over = True
         self._give_up(lambda run: True)

@@ -52,6 +52,8 @@ class DaemonThreads:
         """Run function(*args) in one of them; what it raises is logged. Raises RuntimeError where
         the system has no more threads: nothing runs then.
         """
+        # Taken for good, and given back by the thread that runs it. If an interrupt comes before
+        # put(), one thread is not counted as free any more, and another one is started in time.
         if not self._free.acquire(blocking=False):
             self._start_another()
         self._work.put((function, args))

@@ -297,7 +297,8 @@ class PartitionClient:
     def _begin(self, request: PartitionRequest, timeout_s: float) -> None:
         if self._queue.state is not _UP:  # is_whole, in every request
             assert self._pending is not None, "it was lost"
-            # the guard too: else the last lost one may be sent just now, and nobody sends this one
+            # With the guard: else repeat_some() could find the queue empty between this look and
+            # _wait(), which would begin another loss, and no recovery would be told of it.
             with self._lock, self._pending.guard:
                 if not self.is_whole:
                     request.settled, request.may_be_in = Future(self._waiter), False

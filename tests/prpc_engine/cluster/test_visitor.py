@@ -88,6 +88,7 @@ def test_a_grpc_server_is_named_at_once() -> None:
 
         def answer() -> None:
             connection, _ = other.accept()
+            connection.settimeout(30.0)
             with connection:  # gRPC hangs up on who is no client of HTTP/2
                 connection.recv(4096)
                 connection.sendall(EMPTY_SETTINGS)
