@@ -107,8 +107,7 @@ class GraphNode:
             if text[0] == "^":
                 self.controls.append(text[1:])
             else:
-                name, _, index = text.partition(":")
-                self.inputs.append((name, int(index) if index else 0))
+                self.inputs.append(edge_of(text))
         attr = definition.attr
         self.in_types = [kind for argument in signature.inputs for kind in argument.types(attr)]
         self.out_types = [kind for argument in signature.outputs for kind in argument.types(attr)]
@@ -242,3 +241,9 @@ class Graph:
 def text_of(edge: Edge) -> str:
     """As a NodeDef has it."""
     return edge[0] if edge[1] == 0 else f"{edge[0]}:{edge[1]}"
+
+
+def edge_of(text: str) -> Edge:
+    """The reverse."""
+    name, _, index = text.partition(":")
+    return name, int(index) if index else 0

@@ -21,22 +21,34 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tensorflow.core.framework import graph_pb2
 from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
 from tensorflow.python.client import pywrap_tf_session as tf_session
 from tensorflow.python.client import session as tf_sessions
-from tensorflow.python.framework import constant_op, dtypes, importer, ops
+from tensorflow.python.framework import config as tf_config
 from tensorflow.python.framework import errors_impl as tf_errors
-from tensorflow.python.ops import gen_resource_variable_ops as resources
-from tensorflow.python.ops import gen_state_ops as states
 from tensorflow.python.ops import script_ops
 
 from prpc_engine.tensorflow.gate import CLEAR, GIVE, with_gate
+from prpc_engine.tensorflow.nodes import REF, RESOURCE, Edge, edge_of
 from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
+from prpc_engine.tensorflow.session_graph import AddedNode, SessionGraph
 
+_ENDS = ("DestroyResourceOp", "Assign")
 IN_CALLERS_THREAD = -1  # RunOptions.inter_op_thread_pool
+
+
+class _AddedPart(NamedTuple):
+    """A part in the session's graph: what it is fed, and what it fetches and runs."""
+
+    feeds: list[tuple[str, Any]]  # the name of a tensor there, and the TF_Output
+    fetches: list[tuple[str, Any]]
+    targets: list[AddedNode]
+    # that its ops call: TensorFlow has weak references to them
+    functions: Sequence[Callable[..., Any]] = ()
 
 
 class Loaded:
@@ -44,11 +56,14 @@ class Loaded:
     run() raises errors of TensorFlow.
     """
 
-    def __init__(
-        self, session: Any, options: Any, functions: Sequence[Callable[..., Any]] = ()
-    ) -> None:
-        self._python_session, self._options = session, options
-        self._functions = functions  # that its ops call: TensorFlow has weak references to them
+    def __init__(self, session: Any, part: _AddedPart) -> None:
+        self._python_session, self._part = session, part
+        options = config_pb2.CallableOptions(
+            feed=[name for name, _ in part.feeds],
+            fetch=[name for name, _ in part.fetches],
+            target=[one.name for one in part.targets],
+        )
+        options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
         self._callable = session._make_callable_from_options(options)  # its end releases the handle
         self._session, self._handle = session._session, self._callable._handle
 
@@ -60,19 +75,18 @@ class Loaded:
     def run_checked(self, feeds: Sequence[Any], options: bytes, metadata: Any) -> Any:
         """The same with RunOptions as bytes, and a buffer for RunMetadata or None; a fetch of a
         branch that was not taken is an error. It takes longer."""
-        graph, options_of = self._python_session.graph, self._options
-        outputs = [
-            [graph.get_tensor_by_name(name)._as_tf_output() for name in names]
-            for names in (options_of.feed, options_of.fetch)
-        ]
-        targets = [graph.get_operation_by_name(name)._c_op for name in options_of.target]
-        fed = dict(zip(outputs[0], feeds, strict=True))
+        part = self._part
+        fed = {output: value for (_, output), value in zip(part.feeds, feeds, strict=True)}
         said = config_pb2.RunOptions.FromString(options)
         said.inter_op_thread_pool = IN_CALLERS_THREAD
         buffer = tf_session.TF_NewBufferFromString(said.SerializeToString())
         try:
             return self._python_session._call_tf_sessionrun(
-                buffer, fed, outputs[1], targets, metadata
+                buffer,
+                fed,
+                [output for _, output in part.fetches],
+                [one.operation for one in part.targets],
+                metadata,
             )
         finally:
             tf_session.TF_DeleteBuffer(buffer)
@@ -84,6 +98,14 @@ class Loaded:
             return self.run_checked(feeds, options, buffer), tf_session.TF_GetBuffer(buffer)
         finally:
             tf_session.TF_DeleteBuffer(buffer)
+
+
+class _FixedNode(NamedTuple):
+    """A node that is kept from step to step."""
+
+    definition: Any
+    node: AddedNode
+    inputs: list[AddedNode]
 
 
 class _Copy:
@@ -192,43 +214,44 @@ class Runtime:
         own.CopyFrom(config)
         own.allow_soft_placement = True  # devices are gone from the parts
         del own.device_filters[:]
-        self.graph = ops.Graph()
-        self.session = tf_sessions.Session("", graph=self.graph, config=own)
+        optimize_less(own.graph_options.rewrite_options)
+        self._graph = SessionGraph()
+        self.session = tf_sessions.Session("", graph=self._graph.graph, config=own)
         self._lock = threading.Lock()  # of the graph: one thread at a time may add to it
-        self._numbers = 0
-        # the operation, by session ("": of all) and definition
-        self._fixed: dict[tuple[str, bytes], Any] = {}
+        # by session ("": of all) and definition
+        self._fixed: dict[tuple[str, bytes], _FixedNode] = {}
         self._resets: dict[str, int] = {}  # how often, by container
+
+    @property
+    def graph_size(self) -> int:
+        """How many nodes the session's graph has: what was loaded, whether it is used or not."""
+        return self._graph.size
 
     def load(self, part: GraphPart, scope: str) -> Loaded:
         """Make a part ready to run; `scope` is the user's session. Raises errors of TensorFlow and
         ValueError for a bad graph.
         """
-        with self._lock:
-            options, _, functions = self._add(part, scope)
-            return Loaded(self.session, options, functions)
+        return self.load_with(part, scope, ())[0]
 
     def load_with(self, part: GraphPart, scope: str, targets: Sequence[str]) -> list[Loaded]:
         """The same, and more of its ops, each of which can be run by itself."""
         with self._lock:
-            options, prefix, functions = self._add(part, scope)
-            others = [
-                config_pb2.CallableOptions(
-                    target=[f"{prefix}/{one}"], run_options=options.run_options
-                )
-                for one in targets
+            added, others = self._add(part, scope, targets)
+            return [
+                Loaded(self.session, added),
+                *(Loaded(self.session, _AddedPart([], [], [one])) for one in others),
             ]
-            return [Loaded(self.session, one, functions) for one in (options, *others)]
 
-    def _add(self, part: GraphPart, scope: str) -> tuple[Any, str, list[Callable[..., Any]]]:
-        fixed = {name: self._fix(one, part, scope) for name, one in part.fixed.items()}
-        wanted = {text for node in part.graph.node for text in node.input}
-        inputs = {}
-        for name, operation in fixed.items():
-            for index, output in enumerate(operation.outputs):
-                for text in (f"{name}:{index}", name) if index == 0 else (f"{name}:{index}",):
-                    if text in wanted:
-                        inputs[text] = output
+    def _add(
+        self, part: GraphPart, scope: str, others: Sequence[str]
+    ) -> tuple[_AddedPart, list[AddedNode]]:
+        """A part, and other nodes of it."""
+        fixed = {name: self._fix(one, part, scope).node for name, one in part.fixed.items()}
+        inputs = {
+            (name, index): output
+            for name, node in fixed.items()
+            for index, output in enumerate(node.outputs)
+        }
         graph, functions = part.graph, list[Callable[..., Any]]()
         if part.kernels:
             graph = graph_pb2.GraphDef()
@@ -238,41 +261,53 @@ class Runtime:
                     kernel = self._kernel(part.kernels[node.name], part, scope)
                     functions.append(kernel)
                     node.attr["token"].s = script_ops._py_funcs.insert(kernel).encode()
-        prefix = self._import(graph, "prpc_g", inputs)
-        options = config_pb2.CallableOptions()
-        options.feed.extend(f"{prefix}/{name}" for name in part.feeds)
-        options.fetch.extend(_placed(name, fixed, prefix) for name in part.fetches)
-        options.target.extend(f"{prefix}/{name}" for name in part.targets)
-        options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
-        return options, prefix, functions
+        feeds, fetches = ([edge_of(text) for text in texts] for texts in (part.feeds, part.fetches))
+        ends = [edge for edge in (*feeds, *fetches) if edge[0] not in fixed]
+        wanted = list(dict.fromkeys([*(name for name, _ in ends), *part.targets, *others]))
+        nodes = fixed | dict(
+            zip(wanted, self._graph.add(graph, "prpc_g", inputs, wanted), strict=True)
+        )
+
+        def tensor(edge: Edge) -> tuple[str, Any]:
+            node = nodes[edge[0]]
+            return f"{node.name}:{edge[1]}", node.output(edge[1])
+
+        return _AddedPart(
+            [tensor(edge) for edge in feeds],
+            [tensor(edge) for edge in fetches],
+            [nodes[name] for name in part.targets],
+            functions,
+        ), [nodes[name] for name in others]
 
     def _kernel(self, fixed: Fixed, part: GraphPart, scope: str) -> Callable[..., Any]:
         """A function that runs a node which all parts of a session share."""
-        operation = self._fix(fixed, part, scope)
-        options = config_pb2.CallableOptions()
-        options.feed.extend(one.name for one in operation.inputs)
-        options.fetch.extend(one.name for one in operation.outputs)
-        options.run_options.inter_op_thread_pool = IN_CALLERS_THREAD
-        loaded = Loaded(self.session, options)
+        _, node, inputs = self._fix(fixed, part, scope)
+        loaded = Loaded(
+            self.session,
+            _AddedPart(
+                [(f"{one.name}:0", one.output(0)) for one in inputs],
+                [(f"{node.name}:{index}", output) for index, output in enumerate(node.outputs)],
+                [],
+            ),
+        )
         return lambda *values: loaded.run(values)
 
-    def _fix(self, fixed: Fixed, part: GraphPart, scope: str) -> Any:
+    def _fix(self, fixed: Fixed, part: GraphPart, scope: str) -> _FixedNode:
         definitions = fixed.definitions
         key = (
             scope if fixed.is_private else "",
             b"".join(one.SerializeToString(deterministic=True) for one in definitions),
         )
-        operation = self._fixed.get(key)
-        if operation is None:
+        known = self._fixed.get(key)
+        if known is None:
             definitions = [*definitions[:-1], self._contained(definitions[-1])]
             graph = graph_pb2.GraphDef(
                 node=definitions, library=part.graph.library, versions=part.graph.versions
             )
-            prefix = self._import(graph, "prpc_h", {})
-            operation = self._fixed[key] = self.graph.get_operation_by_name(
-                f"{prefix}/{definitions[-1].name}"
-            )
-        return operation
+            wanted = [definitions[-1].name, *(edge_of(text)[0] for text in definitions[-1].input)]
+            node, *inputs = self._graph.add(graph, "prpc_h", {}, wanted)
+            known = self._fixed[key] = _FixedNode(definitions[-1], node, inputs)
+        return known
 
     def _contained(self, definition: Any) -> Any:
         container = (
@@ -296,41 +331,57 @@ class Runtime:
 
     def reset(self, containers: Sequence[str]) -> None:
         """Drop what is in these containers. Raises errors of TensorFlow."""
-        with self._lock, self.graph.as_default(), ops.device(None):
-            ends = []
-            for key, operation in list(self._fixed.items()):
-                container = operation.node_def.attr["container"].s.decode().partition(".prpc")[0]
-                if container == "localhost":
-                    container = ""
-                if "container" not in operation.node_def.attr or container not in containers:
+        with self._lock:
+            graph, inputs = graph_pb2.GraphDef(), dict[Edge, Any]()
+            for key, (definition, node, _) in list(self._fixed.items()):
+                if "container" not in definition.attr:
+                    continue
+                container = definition.attr["container"].s.decode().partition(".prpc")[0]
+                if (container if container != "localhost" else "") not in containers:
                     continue
                 del self._fixed[key]
-                if operation.outputs[0].dtype == dtypes.resource:
-                    ends.append(
-                        resources.destroy_resource_op(
-                            operation.outputs[0], ignore_lookup_error=True
-                        )
-                    )
-                elif operation.type in ("Variable", "VariableV2"):
-                    nothing = constant_op.constant([], operation.outputs[0].dtype.base_dtype)
-                    ends.append(states.assign(operation.outputs[0], nothing, validate_shape=False))
+                if _add_end(graph, definition.op, node, f"handle_{len(inputs)}"):
+                    inputs[f"handle_{len(inputs)}", 0] = node.output(0)
             for one in containers:
                 self._resets[one] = self._resets.get(one, 0) + 1
-            if ends:
-                self.session.run([one.op if hasattr(one, "op") else one for one in ends])
-
-    def _import(self, graph: Any, kind: str, inputs: dict[str, Any]) -> str:
-        self._numbers += 1
-        prefix = f"{kind}{self._numbers}"
-        with self.graph.as_default():
-            importer.import_graph_def(graph, input_map=inputs, name=prefix)
-        return prefix
+            if inputs:
+                ends = [one.name for one in graph.node if one.op in _ENDS]
+                nodes = self._graph.add(graph, "prpc_r", inputs, ends)
+                Loaded(self.session, _AddedPart([], [], nodes)).run(())
 
     def close(self) -> None:
         """End what runs, with CancelledError."""
         self.session.close()
 
 
-def _placed(text: str, fixed: dict[str, Any], prefix: str) -> str:
-    name, _, index = text.partition(":")
-    return fixed[name].outputs[int(index)].name if name in fixed else f"{prefix}/{text}"
+def optimize_less(rewrites: Any) -> None:
+    """Leave out of Grappler's work, where the user says nothing of it, what takes half of its time
+    and does not change the part of a step (docs/decisions/0093-first-step.md).
+    """
+    if not rewrites.meta_optimizer_iterations:
+        rewrites.meta_optimizer_iterations = RewriterConfig.ONE
+    if not tf_config.list_physical_devices("GPU"):  # both are for its memory and its layouts
+        if not rewrites.memory_optimization:
+            rewrites.memory_optimization = RewriterConfig.NO_MEM_OPT
+        if not rewrites.layout_optimizer:
+            rewrites.layout_optimizer = RewriterConfig.OFF
+
+
+def _add_end(graph: graph_pb2.GraphDef, op: str, node: AddedNode, handle: str) -> bool:
+    """Add to a graph what ends what a node has, whose output is called `handle` there; whether
+    there is something.
+    """
+    kind = int(tf_session.TF_OperationOutputType(node.output(0)))
+    if kind == RESOURCE:
+        end = graph.node.add(name=f"end_{handle}", op="DestroyResourceOp", input=[handle])
+        end.attr["ignore_lookup_error"].b = True
+    elif op in ("Variable", "VariableV2"):
+        nothing = graph.node.add(name=f"nothing_{handle}", op="Const")
+        nothing.attr["dtype"].type = nothing.attr["value"].tensor.dtype = kind % REF
+        nothing.attr["value"].tensor.tensor_shape.dim.add(size=0)
+        end = graph.node.add(name=f"end_{handle}", op="Assign", input=[handle, nothing.name])
+        end.attr["T"].type = kind % REF
+        end.attr["validate_shape"].b = False
+    else:
+        return False
+    return True

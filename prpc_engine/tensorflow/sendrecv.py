@@ -252,20 +252,22 @@ class SendRecvPlane(StarPlane):
             for blocks in found.programs.values()
         ]
         runs: list[Run] = []
-        calls = self._make_calls(rewriter, found.called, kept, runs)
+        calls, called = self._make_calls(rewriter, found.called, kept, runs)
         for op in found.sends:
             calls.append(self._op(op, _Ops(self, op, 0).send, kept))
         for index, op in enumerate(found.receives):
             calls.append(self._op(op, _Ops(self, op, index).receive, kept))
         programs_of = {}
         for task, stages in zip(found.programs, registered, strict=True):
-            packed = [programs.pack_block(block, self._registered(one)) for block, one in stages]
+            packed = [programs.pack_block(block, self.handle_of(one)) for block, one in stages]
             programs_of[device(task)] = self._ask(
                 device(task), programs.PROGRAM, "the program of a graph", (packed,)
             )
         part = Rewriter(found.own, graph_pb2.GraphDef).own(calls)
         loaded = self._load(part) if part.fetches or part.targets else _Nothing()
-        handles = {task: self._registered(one) for task, one in programs_of.items()}
+        for one in called:
+            one.wait_until_registered()
+        handles = {task: self.handle_of(one) for task, one in programs_of.items()}
         return _Exchange(
             loaded, plan.may_be_dead, kept, runs, self, handles, found.receives, *_counts(found)
         )

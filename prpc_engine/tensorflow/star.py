@@ -72,16 +72,23 @@ class _StageCall:
     """The op that calls one stage, and the one that sends before it when there are two."""
 
     __slots__ = (
-        *("_handle", "_plane", "_runs", "_sent", "_stage", "_text", "_waited_for"),
-        *("called", "task"),
+        *("_handle", "_plane", "_registered", "_runs", "_sent", "_stage", "_text"),
+        *("_waited_for", "called", "task"),
     )
 
-    def __init__(self, plane: StarPlane, stage: Stage, handle: int, runs: Sequence[Run]) -> None:
-        self._plane, self._stage, self._handle, self._runs = plane, stage, handle, runs
+    def __init__(
+        self, plane: StarPlane, stage: Stage, registered: Future, runs: Sequence[Run]
+    ) -> None:
+        self._plane, self._stage, self._registered, self._runs = plane, stage, registered, runs
+        self._handle = 0  # before wait_until_registered()
         self.task = device_of(stage.task)
         self._waited_for = "" if stage.may_wait else self.task
         self._text = f"a stage of {len(stage.members)} ops ({stage.members[0]}, ...)"
         self._sent: dict[int, _Sent] = {}
+
+    def wait_until_registered(self) -> None:
+        """Before the first call. Raises errors of TensorFlow."""
+        self._handle = self._plane.handle_of(self._registered)
 
     def call(self, *values: Any) -> list[Any]:
         """Send, and wait. Raises what errors.keep() makes."""
@@ -434,25 +441,32 @@ class StarPlane:
 
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         rewriter, runs = Rewriter(plan, graph_pb2.GraphDef), list[Run]()
-        loaded = self._load(rewriter.own(self._make_calls(rewriter, plan.stages, kept, runs)))
+        calls, called = self._make_calls(rewriter, plan.stages, kept, runs)
+        loaded = self._load(rewriter.own(calls))  # while the tasks load theirs
+        for one in called:
+            one.wait_until_registered()
         return StarStep(loaded, plan.may_be_dead, kept, runs, has_shards=has_shards(plan))
 
     def _make_calls(
         self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]
-    ) -> list[StageCall]:
-        """Register stages that are called; their ops. Their functions are added to `kept`."""
-        calls = [(stage, self._submit_register(rewriter, stage)) for stage in called]
-        made = []
+    ) -> tuple[list[StageCall], list[_StageCall]]:
+        """Begin to register stages that are called; their ops, and what those call. Their functions
+        are added to `kept`.
+        """
+        made = [
+            _StageCall(self, stage, self._submit_register(rewriter, stage), runs)
+            for stage in called
+        ]
+        calls = []
         rounds = [stage.round for stage in called]
-        for stage, registered in calls:
-            one = _StageCall(self, stage, self._registered(registered), runs)
+        for stage, one in zip(called, made, strict=True):
             functions: list[Callable[..., Any]] = [one.call]
             if rounds.count(stage.round) > 1:
                 functions = [one.wait, one.send]
             tokens = [script_ops._py_funcs.insert(function) for function in functions]
             kept.append(functions)
-            made.append(StageCall(stage, tokens[0], tokens[1] if len(tokens) > 1 else ""))
-        return made
+            calls.append(StageCall(stage, tokens[0], tokens[1] if len(tokens) > 1 else ""))
+        return calls, made
 
     def _load(self, part: GraphPart) -> Loaded | WaitingPart:
         """The own task's part."""
@@ -539,7 +553,8 @@ class StarPlane:
         return answer[1:]
 
     @classmethod
-    def _registered(cls, registered: Future) -> int:
+    def handle_of(cls, registered: Future) -> int:
+        """Of a stage or program. Waits for the task; raises errors of TensorFlow."""
         (handle,) = cls._answer(registered)
         return int(handle)
 

@@ -408,7 +408,7 @@ def limited_in_a_loop(task: Task) -> Any:
                 )
                 session.run(put)
                 found.append(session.run(item, options=v1.RunOptions(timeout_in_ms=60_000)))
-                sizes.append(len(task_server(task.server).runtime.graph.get_operations()))
+                sizes.append(task_server(task.server).runtime.graph_size)
         return [found, sizes[-1] - sizes[0]]
 
 

@@ -1,0 +1,79 @@
+"""A session's graph that gets nodes without objects of Python's, and how much is optimized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+tf = pytest.importorskip(
+    "tensorflow", reason="TensorFlow is not installed: pip install 'prpc-engine[tensorflow]'"
+)
+
+
+def added(part: str, inputs: dict[Any, Any], wanted: list[str], graph: Any = None) -> Any:
+    """What add() returns for a GraphDef as text."""
+    from google.protobuf import text_format
+
+    from prpc_engine.tensorflow.session_graph import SessionGraph
+
+    graph = graph or SessionGraph()
+    definition = text_format.Parse(part, tf.compat.v1.GraphDef())
+    return graph, graph.add(definition, "part", inputs, wanted)
+
+
+SPLIT = """
+node { name: "axis" op: "Const" attr { key: "dtype" value { type: DT_INT32 } }
+       attr { key: "value" value { tensor { dtype: DT_INT32 tensor_shape {} int_val: 0 } } } }
+node { name: "fed" op: "Placeholder" attr { key: "dtype" value { type: DT_FLOAT } } }
+node { name: "halves" op: "Split" input: "axis" input: "fed"
+       attr { key: "num_split" value { i: 2 } } attr { key: "T" value { type: DT_FLOAT } } }
+"""
+NEGATED = """
+node { name: "negated" op: "Neg" input: "given:1" attr { key: "T" value { type: DT_FLOAT } } }
+"""
+
+
+def test_a_graph_grows_by_parts_that_take_each_others_tensors() -> None:
+    graph, (halves, fed) = added(SPLIT, {}, ["halves", "fed"])
+    assert (halves.name, fed.name) == ("part1/halves", "part1/fed")
+    assert len(halves.outputs) == 2
+    _, (negated,) = added(NEGATED, {("given", 1): halves.output(1)}, ["negated"], graph)
+    assert graph.size == 4
+    inputs = {node.name: list(node.input) for node in graph.graph.as_graph_def().node}
+    assert inputs[negated.name] == ["part1/halves:1"]
+
+
+@pytest.mark.parametrize(
+    ("part", "wanted", "text"),
+    [
+        (NEGATED, ["negated"], "given"),  # which is nowhere
+        ('node { name: "odd" op: "NoSuchOp" }', [], "NoSuchOp"),
+        (SPLIT, ["third"], "third"),
+    ],
+)
+def test_a_bad_part_is_refused_and_adds_nothing(part: str, wanted: list[str], text: str) -> None:
+    from tensorflow.python.framework import errors_impl as tf_errors
+
+    graph, _ = added(SPLIT, {}, [])
+    with pytest.raises((ValueError, tf_errors.NotFoundError), match=text):
+        added(part, {}, wanted, graph)
+    assert graph.size == 3
+
+
+def test_grappler_does_what_the_user_says_and_else_less() -> None:
+    from tensorflow.core.protobuf.rewriter_config_pb2 import RewriterConfig
+
+    from prpc_engine.tensorflow.runtime import optimize_less
+
+    said = RewriterConfig(
+        meta_optimizer_iterations=RewriterConfig.TWO,
+        memory_optimization=RewriterConfig.MANUAL,
+        layout_optimizer=RewriterConfig.ON,
+    )
+    kept = RewriterConfig()
+    kept.CopyFrom(said)
+    optimize_less(kept)
+    assert kept == said
+    optimize_less(usual := RewriterConfig())
+    assert usual.meta_optimizer_iterations == RewriterConfig.ONE
