@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -237,9 +237,9 @@ class _Relay:
         """A tensor may be on its way here as its receiver gives up: the application is told so, and
         its word is passed on.
         """
-        asker = calling_peer()
+        asker, client = calling_peer(), _Outliving()
         call = self._application.request(
-            self._route, RECEIVE, method_key(RECEIVE), arguments, None, True, _OUTLIVING
+            self._route, RECEIVE, method_key(RECEIVE), arguments, None, True, client
         )
         under_way = self._under_way[asker]
         under_way.add(call)
@@ -258,11 +258,8 @@ class _Relay:
             under_way.discard(call)
             if call.finished == VALUE:
                 answer.reply(call._outcome)
-            elif withdrawn and isinstance(call._outcome, Cancelled):
-                answer.fail(withdrawn[0])  # why: it was not cancelled by itself
             else:
-                error = call._outcome
-                answer.fail(_raised_again(error))
+                answer.fail(why_failed(call._outcome, withdrawn, client.is_late))
 
         call.when_done(pass_on)
         return answer
@@ -274,17 +271,33 @@ class _Relay:
 
 
 class _Outliving:
-    """The client of receives: whoever asked hears what became of them, however late."""
+    """The client of a receive: whoever asked hears what became of it, however late."""
+
+    is_late = False  # its deadline has passed
 
     def failed(self, call: Call, error: BaseException) -> bool:
         """True where the call's deadline has passed: it stays under way until its answer comes."""
         if call.deadline != PASSED:
             return False
+        self.is_late = True
         call.outlive()
         return True
 
 
-_OUTLIVING = _Outliving()
+def why_failed(
+    error: BaseException, withdrawn: Sequence[BaseException], is_late: bool
+) -> BaseException:
+    """What whoever asked is told of a receive that the application answered with this error.
+
+    withdrawn  why its asker has given it up, if it has
+    is_late    its deadline has passed here, which its asker and the application may not have seen
+    """
+    if isinstance(error, Cancelled):  # by us, for one of these reasons
+        if withdrawn:
+            return withdrawn[0]
+        if is_late:
+            return Expired("its caller's time is over")
+    return _raised_again(error)
 
 
 def _raised_again(error: BaseException) -> BaseException:

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 
 from prpc_engine import Server, ServerConfig, metrics
 from prpc_engine.cluster import Duplicate, StepAborted, TaskLost, relay
-from prpc_engine.errors import ConfigError, DeadlineExceeded, RemoteError
+from prpc_engine.errors import Cancelled, ConfigError, DeadlineExceeded, RemoteError
 from prpc_engine.service import cores as service_cores
 from prpc_engine.settings import layers
 from prpc_engine.settings.config import TlsSettings
@@ -366,3 +366,20 @@ def test_where_shards_cannot_be_the_task_answers_itself(
     assert text in caplog.text
     with pytest.raises(ConfigError, match=text):
         Server(cluster, "ps", 0, config=ServerConfig(shards=1, transports=["tcp"]))
+
+
+def test_whoever_asked_is_told_why_a_receive_was_cancelled() -> None:
+    outcome = Cancelled("'receive' was cancelled there: the caller cancelled it")
+    reason = DeadlineExceeded("0.001 s are over")
+    assert relay.why_failed(outcome, [reason], True) is reason
+    late = relay.why_failed(outcome, [], True)  # before either end has seen it
+    assert isinstance(late, DeadlineExceeded)
+    assert relay.why_failed(outcome, [], False) is outcome
+
+
+def test_what_a_late_receive_raised_is_told_as_it_is() -> None:
+    raised = RemoteError(
+        "", type_name="a.Duplicate", remote_message="received before", remote_traceback=""
+    )
+    told = relay.why_failed(raised, [], True)
+    assert (type(told).__name__, str(told)) == ("Duplicate", "received before")
