@@ -11,7 +11,8 @@ ours, and else calls what was there.
                                          all below lead here
     BaseSession.run                      of such a session, with run_metadata: it gets what all
                                          tasks of the step say (tracing.py)
-    BaseSession.partial_run_setup        of such a session: UnimplementedError
+    BaseSession.partial_run_setup        of such a session: begins a step that is run bit by bit;
+                                         partial_run() leads to _do_run, too
     Session.reset                        of a target of ours: its containers, in all tasks
     BaseSession.make_callable, close,    the same
       _make_callable_from_options,
@@ -237,7 +238,14 @@ def _session_do_run(
         return _before[_Session, "_do_run"](
             self, handle, targets, fetches, feeds, options, metadata
         )
-    return self._do_call(self._prpc.run, targets, fetches, feeds, options, metadata)
+    if handle is None:
+        return self._do_call(self._prpc.run, targets, fetches, feeds, options, metadata)
+    if targets:
+        raise RuntimeError(
+            f"partial_run() runs what partial_run_setup() was given as soon as it can: it fetches "
+            f"tensors, and got the operation {targets[0].name!r}"
+        )
+    return self._do_call(self._prpc.run_bit, handle, fetches, feeds)
 
 
 def _session_run(
@@ -255,9 +263,14 @@ def _session_run(
 def _session_partial_run_setup(self: Any, fetches: Any, feeds: Any = None) -> Any:
     if "_prpc" not in self.__dict__:
         return _before[_Session, "partial_run_setup"](self, fetches, feeds)
-    raise tf_errors.UnimplementedError(
-        None, None, 'partial_run() is not there with protocol="prpc": use run()'
-    )
+    if self._closed:
+        raise RuntimeError("partial_run_setup() of a session that is closed")
+    fetched = tf_sessions._FetchHandler(self.graph, fetches, {})
+    fed = [
+        self.graph.as_graph_element(one, allow_operation=False)
+        for one in tf.nest.flatten(list(feeds or ()), expand_composites=True)
+    ]
+    return self._prpc.set_up(fetched.targets(), fetched.fetches(), fed)
 
 
 def _session_make_callable(

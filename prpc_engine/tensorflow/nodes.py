@@ -197,6 +197,22 @@ class Graph:
             node.input[:] = [texts.get(text, text) for text in node.input]
         return Graph(definition, self.signature_of)
 
+    def without_waits(self, names: Iterable[str], done: frozenset[str]) -> Graph:
+        """A copy in which these nodes wait for none of those that are `done`; where none does, the
+        graph itself.
+        """
+        changed = {name for name in names if not done.isdisjoint(self.nodes[name].controls)}
+        if not changed:
+            return self
+        definition = type(self.definition)()
+        definition.CopyFrom(self.definition)
+        for node in definition.node:
+            if node.name in changed:
+                node.input[:] = [
+                    text for text in node.input if text[0] != "^" or text[1:] not in done
+                ]
+        return Graph(definition, self.signature_of)
+
     def made_of(self, handle: GraphNode) -> list[GraphNode]:
         """The nodes that make a handle's inputs, in an order in which they can run, and last the
         handle itself.

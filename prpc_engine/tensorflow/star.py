@@ -33,6 +33,7 @@ from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
 from prpc_engine.tensorflow import errors, stages, tensors
+from prpc_engine.tensorflow.bits import Refused, StepInBits, Unkept
 from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
 from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
@@ -276,6 +277,7 @@ class StarPlane:
         self.scope = secrets.token_hex(8)
         self.traffic = StepTraffic()
         self._steps: dict[Any, StarStep] = {}
+        self._in_bits: dict[str, StepInBits] = {}  # by handle
         self._era = object()  # another one after forget()
         # of steps: TensorFlow runs those of a session in many threads
         self._making = threading.Lock()
@@ -321,17 +323,83 @@ class StarPlane:
         options   a buffer with RunOptions; None: the usual ones
         metadata  a buffer for RunMetadata; None: nobody wants it
         """
+        key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds), self.now.connections)
+        # None, as monitored sessions have it: nothing is said
+        said = b"" if options is None else tf_session.TF_GetBuffer(options)
+
+        def make() -> StarStep:
+            names, fed = [one.name for one in targets], [one.deref() for one in feeds]
+            kept = [list(targets), list(fetches)]
+            return self._make(self._graph_now, names, edges_of(fetches), edges_of(fed), kept)
+
+        return self._run(key, make, list(feeds.values()), said, metadata)
+
+    def set_up(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> str:
+        """Begin a step that is run bit by bit (bits.py); its handle, for run_bit(). Raises
+        InvalidArgumentError.
+        """
+        if not targets and not fetches:
+            raise tf_errors.InvalidArgumentError(
+                None, None, "a partial_run() needs a target to fetch or run"
+            )
+        with self._making:
+            graph = self._graph_now()
+        handle = secrets.token_hex(8)
+        names = [one.name for one in targets]
+        self._in_bits[handle] = StepInBits(graph, names, edges_of(fetches), edges_of(feeds))
+        return handle
+
+    def run_bit(self, handle: str, fetches: Sequence[Any], feeds: dict[Any, Any]) -> list[Any]:
+        """Run what can be run of such a step with these feeds; the values of the fetches. Raises
+        errors of TensorFlow; but for InvalidArgumentError of what was asked for, the step is over.
+        """
+        step = self._in_bits.pop(handle, None)  # one thread at a time has it
+        if step is None:
+            raise tf_errors.InvalidArgumentError(
+                None, None, "no partial_run() has this handle: it is over, or was not set up"
+            )
+        wanted = edges_of(fetches)
+        try:
+            bit = step.next_bit(
+                wanted,
+                dict(zip(edges_of([one.deref() for one in feeds]), feeds.values(), strict=True)),
+            )
+        except Refused as error:
+            self._in_bits[handle] = step
+            raise tf_errors.InvalidArgumentError(None, None, str(error)) from None
+        except Unkept as error:
+            raise tf_errors.UnimplementedError(None, None, str(error)) from None
+        if bit is not None:
+            fetched, fed = [*bit.results, *bit.kept], list(bit.feeds)
+            values = self._run(
+                (tuple(bit.targets), tuple(fetched), tuple(fed), bit.done),
+                lambda: self._make(partial(step.graph_of, bit), bit.targets, fetched, fed, []),
+                [np.asarray(one) for one in bit.feeds.values()],
+            )
+            step.ran(bit, values)
+        values = step.give_out(wanted)
+        if not step.is_over:
+            self._in_bits[handle] = step
+        return values
+
+    def _run(
+        self,
+        key: Any,
+        make: Callable[[], StarStep],
+        feeds: Sequence[Any],
+        said: bytes = b"",
+        metadata: Any = None,
+    ) -> list[Any]:
+        """Run the step of a key, which is made where it is not there yet."""
         self._runs += 1
         if self._ended is not None:
             raise self._ended[0](None, None, self._ended[1])
-        # None, as monitored sessions have it: nothing is said
-        said = b"" if options is None else tf_session.TF_GetBuffer(options)
         timeout_ms = config_pb2.RunOptions.FromString(said).timeout_in_ms if said else 0
         if timeout_ms:
             self.now.until = time.monotonic() + timeout_ms / 1000
         self.running.add(running := object())
         try:
-            return self._run(targets, fetches, feeds, said, metadata)
+            return self._run_now(key, make, feeds, said, metadata)
         except Exception:  # of a session that was ended: whatever it is, the end brought it about
             if self._ended is None:
                 raise
@@ -362,24 +430,20 @@ class StarPlane:
         finally:
             self.now.connections = ()
 
-    def _run(
+    def _run_now(
         self,
-        targets: Sequence[Any],
-        fetches: Sequence[Any],
-        feeds: dict[Any, Any],
+        key: Any,
+        make: Callable[[], StarStep],
+        feeds: Sequence[Any],
         said: bytes,
         metadata: Any,
     ) -> list[Any]:
-        key = (tuple(map(id, targets)), tuple(map(id, fetches)), tuple(feeds), self.now.connections)
         step = self._steps.get(key)
         if step is None:
             with self._making:
                 step = self._steps.get(key)
                 while step is None:
-                    era, step = (
-                        self._era,
-                        self._make(targets, fetches, [one.deref() for one in feeds]),
-                    )
+                    era, step = self._era, make()
                     self._steps[key] = step
                     if self._ended is not None:  # close() may have looked before it was there
                         raise self._ended[0](None, None, self._ended[1])
@@ -392,9 +456,9 @@ class StarPlane:
         try:
             values: list[Any]
             if not said and not step.may_be_dead:
-                values = step.run(list(feeds.values()))
+                values = step.run(feeds)
             else:
-                values = step.run_checked(list(feeds.values()), said, metadata)
+                values = step.run_checked(feeds, said, metadata)
         except Exception as error:
             typed = errors.of_step(error)
             run.failed(typed)
@@ -410,19 +474,19 @@ class StarPlane:
         return values
 
     def _make(
-        self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]
+        self,
+        graph_of: Callable[[], Graph],
+        run: list[str],
+        wanted: list[Edge],
+        fed: list[Edge],
+        kept: list[Any],
     ) -> StarStep:
+        """A step that runs these nodes; `kept` is what its key is made of."""
         if self._is_misplaced:  # here, where one thread at a time is, and has not asked yet
             self._is_misplaced = False
             self._placer.forget()
         try:
-            wanted = [(one.op.name, one.value_index) for one in fetches]
-            fed = [(one.op.name, one.value_index) for one in feeds]
-            placer, own = self._placer, self._server.task
-            graph = self._graph_now()
-            if self.now.connections:
-                graph = graph.connected(dict(self.now.connections))
-            run = [one.name for one in targets]
+            graph, placer, own = graph_of(), self._placer, self._server.task
             needed = graph.needed(wanted, run, fed)
             # whether a function is lowered is said by where its variables are
             self._find_shards(graph, {name for name in needed if graph.nodes[name].is_handle})
@@ -437,7 +501,7 @@ class StarPlane:
             raise tf_errors.UnimplementedError(
                 None, None, f'{error}; protocol="grpc" may run it'
             ) from None
-        return self._planned(plan, [list(targets), list(fetches)])
+        return self._planned(plan, kept)
 
     def _planned(self, plan: Plan, kept: list[Any]) -> StarStep:
         rewriter, runs = Rewriter(plan, graph_pb2.GraphDef), list[Run]()
@@ -484,7 +548,8 @@ class StarPlane:
         graph = self._user_graph
         if self._graph is None or self._graph[0] != graph.version:
             self._graph = graph.version, Graph(graph.as_graph_def(), signature_of)
-        return self._graph[1]
+        connections = self.now.connections
+        return self._graph[1].connected(dict(connections)) if connections else self._graph[1]
 
     # -- other tasks -------------------------------------------------------------------------------
 
@@ -613,6 +678,7 @@ class StarPlane:
             if isinstance(step.loaded, WaitingPart):
                 step.loaded.give_up_all()
         self._steps.clear()
+        self._in_bits.clear()
 
     def _tell_end(self, task: str) -> None:
         """Nobody waits for the answer."""
@@ -622,6 +688,11 @@ class StarPlane:
             )
         except engine_errors.RpcError as error:
             logger.debug("%s does not hear of the end of a session: %s", task, str(error))
+
+
+def edges_of(values: Sequence[Any]) -> list[Edge]:
+    """Of tensors of TensorFlow's."""
+    return [(one.op.name, one.value_index) for one in values]
 
 
 def has_shards(plan: Plan) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import prpc_engine.tensorflow as prpc_tf
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
-from tests.tensorflow import flows, kills, scenarios, semantics, shards, states, traces
+from tests.tensorflow import bits, flows, kills, scenarios, semantics, shards, states, traces
 from tests.tensorflow.scenarios import Task, error_of, task_server
 
 v1 = tf.compat.v1
@@ -25,7 +25,7 @@ def in_plane(task: Task, plane: str, fuse: bool, which: str, **keywords: Any) ->
     """Another scenario, in that plane."""
     os.environ["PRPC_TF_PLANE"], task.fuse = plane, fuse
     try:
-        modules = (scenarios, semantics, flows, kills, traces, states, shards)
+        modules = (scenarios, semantics, flows, kills, traces, states, shards, bits)
         known = {name: value for module in modules for name, value in vars(module).items()}
         return {**known, **globals()}[which](task, **keywords)
     finally:

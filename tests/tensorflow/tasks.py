@@ -151,6 +151,7 @@ def main(clusters: str, job: str, index: str) -> None:
 
     prpc_tf.install()
     from tests.tensorflow import (
+        bits,
         copies,
         exchanges,
         flows,
@@ -176,6 +177,7 @@ def main(clusters: str, job: str, index: str) -> None:
         states,
         shards,
         remotes,
+        bits,
     ]
     known = {name: value for module in modules for name, value in vars(module).items()}
     runs = {

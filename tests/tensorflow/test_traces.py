@@ -27,9 +27,3 @@ def test_graphs_of_all_tasks_are_told_when_they_are_asked_for(job: Job) -> None:
     stock, ours = job.both("partitioned")
     assert ours == [2.0, [[PS, "squared"], [WORKER, "total"]], 0, 0]
     assert ours == stock
-
-
-def test_a_partial_run_is_refused_by_name(job: Job) -> None:
-    kind, text = job.worker().do("bits_by_bits", "prpc")
-    assert kind == "UnimplementedError"
-    assert "partial_run() is not there" in text

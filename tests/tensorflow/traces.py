@@ -78,11 +78,3 @@ def partitioned(task: Task) -> Any:
             len(unasked.step_stats.dev_stats),
             len(unasked.partition_graphs),
         ]
-
-
-def bits_by_bits(task: Task) -> Any:
-    """partial_run(), which only stock servers have."""
-    with task.graph(), task.setter():
-        fed = v1.placeholder(tf.float32, [])
-        with task.session() as session:
-            session.partial_run_setup([fed * 2.0], [fed])
