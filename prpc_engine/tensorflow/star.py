@@ -36,12 +36,12 @@ from prpc_engine.tensorflow import errors, stages, tensors
 from prpc_engine.tensorflow.bits import Refused, StepInBits, Unkept
 from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
-from prpc_engine.tensorflow.nodes import Edge, Graph, Signature
+from prpc_engine.tensorflow.nodes import Edge, Graph, Signature, has_random_state
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer, cpu_of, filtered
 from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
-from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
+from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
 from prpc_engine.tensorflow.server import DEAL, TaskServer
 from prpc_engine.tensorflow.stalls import Awaited
 from prpc_engine.tensorflow.tracing import Trace
@@ -67,6 +67,7 @@ class StarStatistics:
     bytes_copied_before: int  # by this task, in order to send (traffic.py)
     bytes_copied_after: int  # by this task, of what it received, until TensorFlow had it
     leased: int  # tensors received that lie in the other task's memory
+    nodes: int  # of own parts that go with the session
 
 
 class _StageCall:
@@ -278,6 +279,7 @@ class StarPlane:
         self.traffic = StepTraffic()
         self._steps: dict[Any, StarStep] = {}
         self._in_bits: dict[str, StepInBits] = {}  # by handle
+        self._alone: Runtime | None = None  # of own parts that keep no state
         self._era = object()  # another one after forget()
         # of steps: TensorFlow runs those of a session in many threads
         self._making = threading.Lock()
@@ -306,6 +308,7 @@ class StarPlane:
         return StarStatistics(
             self._runs, self._calls, len(self._steps), took.bytes_sent, took.bytes_received,
             took.bytes_copied_before, took.bytes_copied_after, took.leased,
+            0 if self._alone is None else self._alone.graph_size,
         )  # fmt: skip
 
     # -- steps -------------------------------------------------------------------------------------
@@ -533,8 +536,14 @@ class StarPlane:
         return calls, made
 
     def _load(self, part: GraphPart) -> Loaded | WaitingPart:
-        """The own task's part."""
-        runtime = self._server.runtime
+        """The own task's part: where its state is, or else by itself, so that it goes with the
+        session. TensorFlow cannot take nodes out of a graph, and takes longer for each next part of
+        a large one.
+        """
+        if keeps_state(part):
+            runtime = self._server.runtime
+        else:
+            runtime = self._alone = self._alone or Runtime(self._server.config)
         try:
             return (
                 WaitingPart(runtime, part, self.scope)
@@ -679,6 +688,7 @@ class StarPlane:
                 step.loaded.give_up_all()
         self._steps.clear()
         self._in_bits.clear()
+        self._alone = None
 
     def _tell_end(self, task: str) -> None:
         """Nobody waits for the answer."""
@@ -688,6 +698,21 @@ class StarPlane:
             )
         except engine_errors.RpcError as error:
             logger.debug("%s does not hear of the end of a session: %s", task, str(error))
+
+
+def keeps_state(part: GraphPart) -> bool:
+    """Whether something of it lives longer than a step, or may: handles, seeded random numbers,
+    and whatever an op that is stateful keeps.
+    """
+    if part.fixed or part.kernels:
+        return True
+    for node in part.graph.node:
+        signature = signature_of(node.op)
+        if signature is None or (
+            signature.is_stateful and node.op != "PyFunc" and not has_random_state(node, signature)
+        ):
+            return True
+    return False
 
 
 def edges_of(values: Sequence[Any]) -> list[Edge]:

@@ -4,18 +4,21 @@ scenarios.py has its own.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
 import secrets
 import tempfile
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import function
 
+from prpc_engine.tensorflow import statistics
 from tests.tensorflow.scenarios import Task, error_of, task_server
 
 v1 = tf.compat.v1
@@ -408,8 +411,31 @@ def limited_in_a_loop(task: Task) -> Any:
                 )
                 session.run(put)
                 found.append(session.run(item, options=v1.RunOptions(timeout_in_ms=60_000)))
-                sizes.append(task_server(task.server).runtime.graph_size)
+                sizes.append(
+                    task_server(task.server).runtime.graph_size + statistics(session).nodes
+                )
         return [found, sizes[-1] - sizes[0]]
+
+
+def sessions_in_a_row(task: Task) -> Any:
+    """Of sessions whose own parts keep nothing: what they come to, how much the graph of all
+    sessions of the task grows by them, and whether they are garbage once they are closed.
+    """
+    with task.graph(), task.setter():
+        x = v1.placeholder(tf.float32, [2])
+        v = v1.get_variable("v", [2], initializer=v1.ones_initializer())
+        total = tf.reduce_sum(x * v)
+        found, sizes, sessions = [], [], []
+        for number in range(4):
+            with task.session() as session:
+                session.run(v1.global_variables_initializer())
+                found.append(session.run(total, {x: [number, number]}))
+                found.append(statistics(session).nodes > 0)
+                sessions.append(weakref.ref(session))
+            del session
+            sizes.append(task_server(task.server).runtime.graph_size)
+        gc.collect()
+        return [found, sizes[-1] - sizes[0], [one() is None for one in sessions]]
 
 
 def resets(task: Task) -> Any:

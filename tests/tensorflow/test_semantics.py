@@ -31,6 +31,13 @@ def test_steps_with_a_time_limit_leave_nothing_in_the_graph_that_each_of_them_wo
     assert job.worker().do("limited_in_a_loop", "prpc") == [["DeadlineExceededError", 2.5] * 4, 0]
 
 
+def test_own_parts_that_keep_nothing_go_with_their_session(job: Job) -> None:
+    found, grown, gone = job.worker().do("sessions_in_a_row", "prpc")
+    assert found == [0.0, True, 2.0, True, 4.0, True, 6.0, True]
+    assert grown == 0
+    assert gone == [True] * 4
+
+
 def test_a_step_that_goes_on_in_the_thread_of_another_has_its_own_deadline(job: Job) -> None:
     assert job.worker().do("continued_in_another_thread", "prpc") == [[5.0], 1, [True]]
 

@@ -77,3 +77,29 @@ def test_grappler_does_what_the_user_says_and_else_less() -> None:
     assert kept == said
     optimize_less(usual := RewriterConfig())
     assert usual.meta_optimizer_iterations == RewriterConfig.ONE
+
+
+@pytest.mark.parametrize(
+    ("op", "keeps"),
+    [
+        ("AddV2", False),
+        ("PyFunc", False),  # calls of stages
+        ("RandomUniform", False),  # unseeded: another sequence each time, whoever has the kernel
+        ("Stage", True),  # what is staged is found by name
+        ("Print", True),
+        ("NoSuchOp", True),
+    ],
+)
+def test_an_own_part_goes_with_its_session_unless_it_keeps_something(op: str, keeps: bool) -> None:
+    from prpc_engine.tensorflow.rewrite import Fixed, GraphPart
+    from prpc_engine.tensorflow.star import keeps_state
+
+    part = GraphPart(tf.compat.v1.GraphDef())
+    node = part.graph.node.add(name="one", op=op)
+    if op == "RandomUniform":
+        node.attr["seed"].i = 0
+    for attr in ("T", "dtype"):
+        node.attr[attr].type = tf.float32.as_datatype_enum
+    assert keeps_state(part) is keeps
+    part.fixed["v"] = Fixed([], is_private=False)
+    assert keeps_state(part)
