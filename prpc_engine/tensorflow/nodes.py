@@ -18,6 +18,7 @@ REF = 100  # added to a type: the output is the variable itself
 STRING, BOOL, RESOURCE, VARIANT = 7, 10, 20, 21
 # attributes of random kernels; 0 in all of them: another sequence in each run
 SEEDS = ("seed", "seed2", "file_random_seed")
+OF_STEP = ("Stack", "TensorArray")  # how ops begin that use what lives for one step of a session
 Edge = tuple[str, int]
 
 
@@ -133,7 +134,7 @@ class GraphNode:
     @property
     def is_of_step(self) -> bool:
         """It is, or uses, what lives for one step of one session."""
-        return self.op.startswith(("Stack", "TensorArray"))
+        return self.op.startswith(OF_STEP)
 
     def colocated(self) -> list[str]:
         """The nodes that `_class` wants it together with."""

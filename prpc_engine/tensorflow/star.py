@@ -36,7 +36,7 @@ from prpc_engine.tensorflow import errors, stages, tensors
 from prpc_engine.tensorflow.bits import Refused, StepInBits, Unkept
 from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
-from prpc_engine.tensorflow.nodes import Edge, Graph, Signature, has_random_state
+from prpc_engine.tensorflow.nodes import OF_STEP, Edge, Graph, Signature, has_random_state
 from prpc_engine.tensorflow.partition import Plan, Stage, Unsupported, cut
 from prpc_engine.tensorflow.place import Misplaced, Placer, cpu_of, filtered
 from prpc_engine.tensorflow.remote import RemoteMaster
@@ -48,6 +48,8 @@ from prpc_engine.tensorflow.tracing import Trace
 from prpc_engine.tensorflow.traffic import StepTraffic
 from shard import Future, ShardError
 
+# ops that TensorFlow calls stateful: for their effects
+KEEP_NOTHING = frozenset({"Assert", "Print", "PrintV2", "PyFunc"})
 CLOSE_TIMEOUT_S = 5.0  # for other tasks to hear of it; nobody waits for them
 
 logger = logging.getLogger("prpc")
@@ -707,10 +709,10 @@ def keeps_state(part: GraphPart) -> bool:
     if part.fixed or part.kernels:
         return True
     for node in part.graph.node:
+        if node.op in KEEP_NOTHING or node.op.startswith(OF_STEP):
+            continue
         signature = signature_of(node.op)
-        if signature is None or (
-            signature.is_stateful and node.op != "PyFunc" and not has_random_state(node, signature)
-        ):
+        if signature is None or (signature.is_stateful and not has_random_state(node, signature)):
             return True
     return False
 
