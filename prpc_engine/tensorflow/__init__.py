@@ -10,7 +10,7 @@ Or `prpc run script.py ...`, for a script without these two lines. TensorFlow 2.
 made and tested for.
 
     hooks  ->  plane  ->  sendrecv  ->  star  ->  server  ->  programs  ->  stages  ->  runtime
-    star  ->  bits  ->  partition
+    star  ->  bits, stage_calls  ->  partition
     runtime  ->  rewrite  ->  partition  ->  postpone
     runtime  ->  session_graph  ->  nodes
     sendrecv, programs  ->  transfers  ->  partition  ->  place  ->  nodes

@@ -48,7 +48,8 @@ from prpc_engine.tensorflow.partition import Plan
 from prpc_engine.tensorflow.rewrite import Rewriter, StageCall
 from prpc_engine.tensorflow.runtime import Loaded, WaitingPart
 from prpc_engine.tensorflow.server import TaskServer
-from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, Run, StarPlane, StarStep
+from prpc_engine.tensorflow.stage_calls import Run
+from prpc_engine.tensorflow.star import CLOSE_TIMEOUT_S, StarPlane, StarStep
 from prpc_engine.tensorflow.transfers import Op, Transfers, transfers
 from shard import Future, ShardError
 

@@ -32,7 +32,7 @@ from tensorflow.python.ops import script_ops
 from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.rpc.message import TIMEOUT_S_MAX
-from prpc_engine.tensorflow import errors, stages, tensors
+from prpc_engine.tensorflow import errors, stages
 from prpc_engine.tensorflow.bits import Refused, StepInBits, Unkept
 from prpc_engine.tensorflow.deal import ShardPlacer, TaskShard, device_of
 from prpc_engine.tensorflow.lower import lowered
@@ -43,6 +43,7 @@ from prpc_engine.tensorflow.remote import RemoteMaster
 from prpc_engine.tensorflow.rewrite import GraphPart, Rewriter, StageCall
 from prpc_engine.tensorflow.runtime import Loaded, Runtime, WaitingPart
 from prpc_engine.tensorflow.server import DEAL, TaskServer
+from prpc_engine.tensorflow.stage_calls import CalledStage, Run
 from prpc_engine.tensorflow.stalls import Awaited
 from prpc_engine.tensorflow.tracing import Trace
 from prpc_engine.tensorflow.traffic import StepTraffic
@@ -70,144 +71,6 @@ class StarStatistics:
     bytes_copied_after: int  # by this task, of what it received, until TensorFlow had it
     leased: int  # tensors received that lie in the other task's memory
     nodes: int  # of own parts that go with the session
-
-
-class _StageCall:
-    """The op that calls one stage, and the one that sends before it when there are two."""
-
-    __slots__ = (
-        *("_handle", "_plane", "_registered", "_runs", "_sent", "_stage", "_text"),
-        *("_waited_for", "called", "task"),
-    )
-
-    def __init__(
-        self, plane: StarPlane, stage: Stage, registered: Future, runs: Sequence[Run]
-    ) -> None:
-        self._plane, self._stage, self._registered, self._runs = plane, stage, registered, runs
-        self._handle = 0  # before wait_until_registered()
-        self.task = device_of(stage.task)
-        self._waited_for = "" if stage.may_wait else self.task
-        self._text = f"a stage of {len(stage.members)} ops ({stage.members[0]}, ...)"
-        self._sent: dict[int, _Sent] = {}
-
-    def wait_until_registered(self) -> None:
-        """Before the first call. Raises errors of TensorFlow."""
-        self._handle = self._plane.handle_of(self._registered)
-
-    def call(self, *values: Any) -> list[Any]:
-        """Send, and wait. Raises what errors.keep() makes."""
-        try:
-            return self._result(*self._submit(values))
-        except (engine_errors.RpcError, ShardError) as error:
-            raise errors.keep(errors.from_engine(error)) from None
-
-    def send(self, *values: Any) -> np.int64:
-        """Send; a number for wait()."""
-        try:
-            sent = self._submit(values)
-        except (engine_errors.RpcError, ShardError) as error:
-            raise errors.keep(errors.from_engine(error)) from None
-        self._sent[id(sent[0])] = sent
-        return np.int64(id(sent[0]))
-
-    def wait(self, number: Any) -> list[Any]:
-        """Wait for what was sent."""
-        try:
-            return self._result(*self._sent.pop(int(number)))
-        except (engine_errors.RpcError, ShardError) as error:
-            raise errors.keep(errors.from_engine(error)) from None
-
-    def forget(self, run: Run) -> None:
-        """Nobody will wait for what it sent."""
-        for number, (_, one) in self._sent.copy().items():
-            if one is run:
-                del self._sent[number]
-
-    def _run(self) -> Run | None:
-        """Which it is called in. TensorFlow goes on in another step's thread when that had what an
-        op waited for; then it is the only one that there is, or is not known."""
-        runs, here = list(self._runs), self._plane.now.run
-        if here in runs:
-            return here
-        return runs[0] if len(runs) == 1 else None
-
-    def _submit(self, values: Sequence[Any]) -> _Sent:
-        plane, packed, run = self._plane, tensors.pack_all(values), self._run()
-        plane.traffic.sent(packed)
-        until, trace = (None, None) if run is None else (run.until, run.trace)
-        method, options = (stages.RUN, ()) if trace is None else (stages.TRACE, (trace.options,))
-        arguments = (self._handle, plane.scope, *options, *packed)
-        left_s = plane.left_s(until)
-        call = plane.submit(
-            self.task, method, self._text, arguments, False, left_s, self._waited_for
-        )
-        if run is not None:
-            run.add(self, call)
-        return call, run
-
-    def _result(self, call: Future, run: Run | None) -> list[Any]:
-        error = self.failure(call)
-        if error is not None:
-            raise errors.keep(error)
-        packed = call.result()[1:]
-        if run is not None and run.trace is not None:
-            run.trace.add(device(self._stage.task), packed.pop(0))
-        self._plane.traffic.received(packed)
-        return tensors.unpack_all(packed)
-
-    def failure(self, call: Future) -> Exception | None:
-        """What a call ends with, as an error of TensorFlow. Waits for it."""
-        error = call.error()
-        if isinstance(error, Exception):
-            return error if isinstance(error, tf_errors.OpError) else errors.from_engine(error)
-        answer = call.result()
-        return errors.read(answer[0], f"{answer[1]} (at {self.task})") if answer[0] else None
-
-
-class Run:
-    """One run of a step: what its caller said of it, and what it asks of other tasks. When any of
-    that fails, nobody waits for the rest, which would take from a queue what nobody gets."""
-
-    def __init__(self, until: float | None, trace: Trace | None) -> None:
-        self.until, self.trace = until, trace
-        self.ends: list[Callable[[Exception], object]] = []  # what else ends with it
-        self._error: Exception | None = None  # the first one
-        self._calls: set[Future] = set()  # under way
-        self._called: set[_StageCall] = set()
-
-    def add(self, stage: _StageCall, call: Future) -> None:
-        """It asked for that."""
-        self._calls.add(call)
-        self._called.add(stage)
-        call.when_done(partial(self._answered, stage))
-        if self._error is not None:  # it may have come before this was there
-            call.cancel(self._error)
-
-    def _answered(self, stage: _StageCall, call: Future) -> None:
-        self._calls.discard(call)
-        error = stage.failure(call)
-        if error is not None:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        """Give up what is under way; again: does nothing."""
-        if self._error is not None:
-            return
-        self._error = error
-        for call in list(self._calls):
-            call.cancel(error)
-        for end in list(self.ends):
-            end(error)
-
-    def failed(self, error: Exception) -> None:
-        """It is over, with that error."""
-        self.fail(error)
-        for stage in self._called:
-            stage.forget(self)
-        self._error = None  # whose traceback holds who holds this
-
-
-_Sent = tuple[Future, Run | None]
 
 
 @dataclass(frozen=True)
@@ -340,8 +203,8 @@ class StarPlane:
         return self._run(key, make, list(feeds.values()), said, metadata)
 
     def set_up(self, targets: Sequence[Any], fetches: Sequence[Any], feeds: Sequence[Any]) -> str:
-        """Begin a step that is run bit by bit (bits.py); its handle, for run_bit(). Raises
-        InvalidArgumentError.
+        """Begin a step that is run bit by bit (bits.py); its handle, for run_bit(). It is kept
+        until it is over, or the session is closed, as with stock. Raises InvalidArgumentError.
         """
         if not targets and not fetches:
             raise tf_errors.InvalidArgumentError(
@@ -518,12 +381,12 @@ class StarPlane:
 
     def _make_calls(
         self, rewriter: Rewriter, called: Sequence[Stage], kept: list[Any], runs: Sequence[Run]
-    ) -> tuple[list[StageCall], list[_StageCall]]:
+    ) -> tuple[list[StageCall], list[CalledStage]]:
         """Begin to register stages that are called; their ops, and what those call. Their functions
         are added to `kept`.
         """
         made = [
-            _StageCall(self, stage, self._submit_register(rewriter, stage), runs)
+            CalledStage(self, stage, self._submit_register(rewriter, stage), runs)
             for stage in called
         ]
         calls = []

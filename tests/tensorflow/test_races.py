@@ -537,12 +537,12 @@ def test_what_a_step_received_goes_with_it_and_not_when_garbage_is_collected(
 
 
 def test_the_first_call_of_a_step_that_fails_ends_the_others(tf: Any, tasks: Tasks) -> None:
-    from prpc_engine.tensorflow.star import _StageCall
+    from prpc_engine.tensorflow.stage_calls import CalledStage
 
     plane, calls, runs = plane_of(tf, "star", tasks), [Future(), Future()], []  # type: ignore[var-annotated]
     tasks.answer = lambda method: calls[len(tasks.asked) - 1]
     stages = [
-        _StageCall(
+        CalledStage(
             plane, SimpleNamespace(task=Task("ps", index), members=["op"], may_wait=False), 1, runs
         )
         for index in (0, 1)
