@@ -271,7 +271,9 @@ class _Relay:
 
 
 class _Outliving:
-    """The client of a receive: whoever asked hears what became of it, however late."""
+    """The client of a receive: it keeps the call in flight after its deadline, so that the asker is
+    sent the outcome however late that comes.
+    """
 
     is_late = False  # its deadline has passed
 
@@ -287,10 +289,11 @@ class _Outliving:
 def why_failed(
     error: BaseException, withdrawn: Sequence[BaseException], is_late: bool
 ) -> BaseException:
-    """What whoever asked is told of a receive that the application answered with this error.
+    """The error that the asker of a receive is sent, where the application answered with `error`.
 
-    withdrawn  why its asker has given it up, if it has
-    is_late    its deadline has passed here, which its asker and the application may not have seen
+    withdrawn  the reason for which the asker cancelled it; empty: it did not
+    is_late    the deadline has passed at this shard; the asker's and the application's own timers
+               may not have fired yet
     """
     if isinstance(error, Cancelled):  # by us, for one of these reasons
         if withdrawn:

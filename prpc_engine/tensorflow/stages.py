@@ -383,8 +383,8 @@ class Stages:
         answer.reply([0])
 
     def peer_lost(self, peer: Peer) -> None:
-        """Give up its runs that wait, which would take items from queues and have nobody to answer.
-        Close its sessions when it does not connect again (session_owners.py).
+        """A connection is lost: cancel its runs that wait for a queue, since an item that they took
+        could not be sent. Close its sessions if it does not connect again (session_owners.py).
         """
         self._give_up(lambda run: run.peer is peer)
         self._owners.lost(peer)

@@ -77,6 +77,8 @@ def test_grappler_does_what_the_user_says_and_else_less() -> None:
     assert kept == said
     optimize_less(usual := RewriterConfig())
     assert usual.meta_optimizer_iterations == RewriterConfig.ONE
+    assert usual.memory_optimization == RewriterConfig.NO_MEM_OPT  # TensorFlow here has no GPU
+    assert usual.layout_optimizer == RewriterConfig.OFF
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_grappler_does_what_the_user_says_and_else_less() -> None:
     [
         ("AddV2", False),
         ("PyFunc", False),  # calls of stages
-        ("RandomUniform", False),  # unseeded: another sequence each time, whoever has the kernel
+        ("RandomUniform", False),  # without a seed: no sequence that has to go on
         ("Assert", False),
         ("TensorArrayV3", False),  # lives for a step
         ("Stage", True),  # what is staged is found by name
