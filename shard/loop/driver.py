@@ -23,6 +23,9 @@ waits may lead to fetch its answer, and only completes calls.
 
 A thread that wants one inline handler to run leads for so long without turning (step_in()).
 
+A handler may say that it need not be waited for, while it is in a section (sections.py): then the
+watchdog takes the lead from it when that takes long.
+
 So a blocking call costs no thread switch, a server answers whether or not its owner waits, and no
 handler runs under the locks, in the context or on the stack of somebody's wait. Handlers run one at
 a time: each holds the lead until it ends or waits. A spare is a thread of the engine beside the
@@ -51,6 +54,7 @@ from shard.loop.asyncio_bridge import AsyncioBridge
 from shard.loop.future import Future
 from shard.loop.idle import PARK_S_MAX, Adaptive, Idle, Park, Spin
 from shard.loop.reactor import Reactor
+from shard.loop.sections import Sections
 from shard.loop.stall import STALL_BUDGET_S, StallDetector
 
 if TYPE_CHECKING:
@@ -117,6 +121,10 @@ class Driver:
             engine=engine,
             progress=lambda: reactor.turns + reactor.parks + self._led,
             handlers_only=True,
+            on_look=lambda: self.sections.look(),
+        )
+        self.sections = Sections(
+            reactor, lambda: self._leader, self._take_lead_away, self._lead_again
         )
         self.polling = polling
         # requests may come in at any time: hand over to the progress thread at once, not lazily
@@ -223,7 +231,8 @@ class Driver:
         reactor = self.reactor
         me = threading.get_ident()
         if self._leader == me:
-            return HAS_LEAD if reactor.may_go_before() else 0
+            # in a section it may lose the lead at any time
+            return HAS_LEAD if me not in self.sections and reactor.may_go_before() else 0
         if (
             reactor.held
             or self._resuming
@@ -318,6 +327,9 @@ class Driver:
         """Wait in a turn of this very thread: a handler makes a call. Others' handlers run in other
         threads meanwhile, and this one goes on when it has the lead again.
         """
+        section = self.sections.pause()
+        if self._leader != threading.get_ident():
+            return  # it was taken from this section just now
         reactor = self.reactor
         may_serve = reactor.may_serve
         waited = reactor.begin_waiting()
@@ -336,12 +348,12 @@ class Driver:
         finally:
             reactor.end_waiting(*waited)
             reactor.take_lead(may_serve)
+            self.sections.go_on(section)
 
     def lend(self, future: Future, deadline: float | None) -> None:
         """Have others lead until then, from inside a handler. This thread leads again when it
         returns or raises."""
-        me, was_on_duty = threading.get_ident(), self._on_duty
-        self._on_duty = False
+        was_on_duty, self._on_duty = self._on_duty, False
         guest = self.reactor.guest
         running = guest.suspend() if guest is not None else None
         self.let_go()
@@ -350,6 +362,18 @@ class Driver:
             self._follow(future, deadline, False)
         except BaseException as error:  # an exception of a signal handler
             interrupt = error
+        interrupt = self._lead_again(was_on_duty) or interrupt
+        if guest is not None and running is not None:
+            guest.resume(running)
+        if interrupt is not None:
+            raise interrupt
+
+    def _lead_again(self, on_duty: bool) -> BaseException | None:
+        """Wait for the lead, before all that have not begun. What a signal handler raised
+        meanwhile, for who calls to raise.
+        """
+        me = threading.get_ident()
+        interrupt: BaseException | None = None
         self._resuming.append(me)
         while True:
             try:
@@ -359,14 +383,21 @@ class Driver:
                     break
             except BaseException as error:
                 interrupt = interrupt or error
-        self._leader, self._on_duty = me, was_on_duty
+        self._leader, self._on_duty = me, on_duty
         self._resuming.remove(me)
         if self.reactor.parked:
             self.reactor.unannounce(True)
-        if guest is not None and running is not None:
-            guest.resume(running)
-        if interrupt is not None:
-            raise interrupt
+        return interrupt
+
+    def _take_lead_away(self) -> bool:
+        """From the thread that has it, by the watchdog: an engine thread is called, whatever waits,
+        as this may be the only one that would look. Whether it was on duty.
+        """
+        on_duty, self._on_duty = self._on_duty, False
+        self._leader = 0
+        self._lead.release()
+        self._call_engine()
+        return on_duty
 
     def _follow(self, future: Future, deadline: float | None, serves: bool) -> None:
         self._check_usable()
@@ -535,7 +566,10 @@ class Driver:
                 self._pass_on()
 
     def leads_here(self) -> bool:
-        """Whether this very thread leads, so that it can turn the reactor deeper."""
+        """Whether this very thread leads, so that it can turn the reactor deeper. Then it is in no
+        section any more.
+        """
+        self.sections.pause()
         return self._leader == threading.get_ident()
 
     def ask_for_lead(self) -> None:
@@ -684,7 +718,7 @@ class Driver:
             return
         if timeout_s is None:
             timeout_s = CLOSE_TIMEOUT_S
-        self._closed_inside = self._leader == threading.get_ident()
+        self._closed_inside = self.leads_here()
         self.closing = True
         self.reactor.wake()
         self._call_to_duty.release()

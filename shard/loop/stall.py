@@ -168,6 +168,7 @@ class StallDetector:
                   it in several threads
     handlers_only  a thread that is in the engine's own functions alone does not stall
     counts         whoever turns the reactor calls count()
+    on_look        called at the beginning of each look, in the watchdog's thread
     """
 
     def __init__(
@@ -181,8 +182,10 @@ class StallDetector:
         progress: Callable[[], int] | None = None,
         handlers_only: bool = False,
         counts: bool = False,
+        on_look: Callable[[], object] | None = None,
     ) -> None:
         self._reactor = reactor
+        self._on_look = on_look
         self._thread_ident = thread_ident if callable(thread_ident) else lambda: thread_ident
         self._name = name
         self._report = report
@@ -237,6 +240,8 @@ class StallDetector:
 
     def look(self, now: float) -> None:
         """One look, by the thread that watches."""
+        if self._on_look is not None:
+            self._on_look()
         ident = self._thread_ident()
         progress = self._progress()
         rests = self._reactor.parked or not ident
