@@ -39,7 +39,7 @@ logging.getLogger("prpc").addFilter(ONE_LINE)
 belongs_to_engine(
     "prpc_engine",
     but=("cli", "demo", "perf", "pslite.launch", "settings.local_job", "simulation"),
-    handlers=("rpc.server", "rpc.job", "service.service"),
+    handlers=("rpc.server", "rpc.job", "service.service", "remote.running"),
 )
 
 __all__ = [

@@ -40,6 +40,7 @@ from shard.group.core_locks import CoreLocks
 from shard.group.cpu import auto_shards, bind_memory, oversubscribed, pin, restore, usable_cores
 from shard.group.group import ShardGroup
 from shard.group.group_statistics import GroupStatistics, ShardStatistics
+from shard.group.payload import RemoteTraceback
 from shard.group.pipe import Pipe
 from shard.group.process import Shard, this_shard
 from shard.group.restart import RestartPolicy
@@ -132,6 +133,7 @@ __all__ = [
     "ProtocolError",
     "Reactor",
     "RemoteProtocolError",
+    "RemoteTraceback",
     "RestartPolicy",
     "Ring",
     "RingConsumer",

@@ -37,6 +37,7 @@ ORDER = (
     "service",
     "cluster",
     "prpc_engine",
+    "remote",
     "metrics",
     "tensorflow",
     "accumulator",

@@ -235,6 +235,7 @@ WIDE_FOR_A_REASON = {
     "prpc_engine.simulation.scheduler.Scheduler": (
         "what is due, who has the baton, and how a run ends: each decides what the others may"
     ),
+    "shard.loop.driver.Driver": "who leads: each way to wait, to lead, to lend; threads for it",
     "shard.loop.reactor.Reactor": "a turn, each kind of work in it, and the sleep between two",
     "prpc_engine.master.session.MasterSession": "one connection's states and what is asked over it",
     "prpc_engine.rpc.peer.Peer": (
@@ -249,6 +250,7 @@ WIDE_FOR_A_REASON = {
 
 # One class name means one thing. What these have in common with each other is said here.
 REPEATED_FOR_A_REASON = {
+    "Future": "the engine's, and the same with torch's verbs, which remote calls give",
     "Node": (
         "shard.Node is what the connections of a process share; prpc_engine's is made around one"
     ),

@@ -196,7 +196,9 @@ _MADE_OF_ARGS = frozenset(
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that was raised in another shard: its traceback there, as text."""
+    """The cause of an exception that was raised in another process: its traceback there, as
+    text.
+    """
 
 
 def is_from_a_prompt(function: Callable[..., Any]) -> bool:

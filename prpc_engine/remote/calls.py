@@ -1,0 +1,219 @@
+"""Calls of functions at other workers: what is sent, whom it is for, and what comes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.client.client import RpcClient
+from prpc_engine.remote import functions
+from prpc_engine.remote.future import Future
+from prpc_engine.remote.members import Members
+from prpc_engine.remote.options import timeout_of
+from prpc_engine.remote.outcomes import Raised
+from prpc_engine.remote.references import NOBODY
+from shard import Driver
+from shard import Future as EngineFuture
+
+
+class RemoteCalls:
+    """Makes the calls of one worker. Owned by it. Any thread may call.
+
+    client  of the service that all workers serve; server ids are ranks
+    """
+
+    def __init__(
+        self, members: Members, driver: Driver, rpc_timeout: float, may_pickle: bool
+    ) -> None:
+        self.members = members
+        self.driver = driver
+        self.client: RpcClient | None = None  # until this worker has joined
+        self._rpc_timeout = rpc_timeout
+        self._may_pickle = may_pickle
+        self._destination = threading.local()
+        self._by_value: set[tuple[int, str]] = set()
+
+    @property
+    def destination(self) -> int:
+        """The incarnation of the worker that what this thread encodes is for; NOBODY: it is not
+        known.
+        """
+        found: int = getattr(self._destination, "to", NOBODY)
+        return found
+
+    def timeout(self, given: float | None) -> float | None:
+        """Seconds that a verb has, None for no limit. Raises ConfigError."""
+        return timeout_of(given, self._rpc_timeout)
+
+    def future(self) -> Future:
+        """One whose waiting threads make the engine's progress."""
+        return Future(self.driver)
+
+    def call(
+        self,
+        rank: int,
+        verb: str,
+        header: tuple[Any, ...],
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        timeout: float | None,
+    ) -> Any:
+        """What the function returns there; `function` None: the header says which. Raises what it
+        raised, and the errors of a call.
+        """
+        arguments = self._packed(rank, header, function, args, kwargs)
+        limit_s = self.timeout(timeout)
+        client = self._open_client()
+        self._destination.to = self.members.incarnation_if_known(rank)
+        try:
+            value = client.call_to(rank, verb, *arguments, timeout_s=limit_s)
+        except errors.RpcError as error:
+            # the same error, of a class that is both
+            raise as_runtime_error(error, self._at(rank, function))  # noqa: B904
+        finally:
+            self._destination.to = NOBODY
+        if type(value) is not Raised:
+            return value
+        if self._goes_by_value(rank, function, value):
+            return self.call(rank, verb, header, function, args, kwargs, timeout)
+        raise value.error(self._at(rank, function), self._may_pickle)
+
+    def submit(
+        self,
+        rank: int,
+        verb: str,
+        header: tuple[Any, ...],
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        timeout: float | None,
+    ) -> Future:
+        """The future of that."""
+        outcome = Future(self.driver)
+        arguments = self._packed(rank, header, function, args, kwargs)
+        limit_s = self.timeout(timeout)
+        client = self._open_client()
+        self._destination.to = self.members.incarnation_if_known(rank)
+        try:
+            sent = client.submit_to(rank, verb, *arguments, timeout_s=limit_s)
+        except errors.RpcError as error:
+            raise as_runtime_error(error, self._at(rank, function))  # noqa: B904 - as above
+        finally:
+            self._destination.to = NOBODY
+
+        def answered(done: EngineFuture) -> None:
+            error = done.error()
+            if error is not None:
+                outcome.set_error(as_runtime_error(error, self._at(rank, function)))
+                return
+            value = done.result()
+            if type(value) is not Raised:
+                outcome.set_result(value)
+            elif self._goes_by_value(rank, function, value):
+                again = self.submit(rank, verb, header, function, args, kwargs, timeout)
+                again.when_done(lambda _: again.pass_on(outcome))
+            else:
+                outcome.set_error(value.error(self._at(rank, function), self._may_pickle))
+
+        sent.when_done(answered)
+        return outcome
+
+    def ask(self, rank: int, verb: str, *arguments: Any, timeout_s: float | None) -> Any:
+        """The answer to a question about a value."""
+        try:
+            value = self._open_client().call_to(rank, verb, *arguments, timeout_s=timeout_s)
+        except errors.RpcError as error:
+            raise as_runtime_error(error, self.members.describe(rank))  # noqa: B904 - as above
+        if type(value) is Raised:
+            raise value.error(self.members.describe(rank), self._may_pickle)
+        return value
+
+    def tell(self, rank: int, verb: str, *arguments: Any) -> EngineFuture:
+        """News of a reference, repeated until it is answered, while that worker is there. Raises
+        Closed.
+        """
+        return self._open_client().submit_to(rank, verb, *arguments, timeout_s=None)
+
+    def _open_client(self) -> RpcClient:
+        if self.client is None:
+            raise as_runtime_error(errors.Closed("this worker is still joining its group"))
+        return self.client
+
+    def _packed(
+        self,
+        rank: int,
+        header: tuple[Any, ...],
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+    ) -> tuple[Any, ...]:
+        if function is None:
+            return (*header, kwargs or None, *args)
+        name = functions.name_of(function)
+        if name is None or (self._by_value and (rank, name) in self._by_value):
+            if not callable(function):
+                raise errors.BadArguments(
+                    f"{function!r:.100} is not callable: a function is expected"
+                )
+            return (*header, function, kwargs or None, *args)
+        return (*header, name, kwargs or None, *args)
+
+    def _goes_by_value(self, rank: int, function: Any, raised: Raised) -> bool:
+        """Whether a function was not called for want of its name there, and is to be sent itself
+        from now on: one of `__main__`, where cloudpickle can.
+        """
+        name = functions.name_of(function) if function is not None else None
+        if (
+            name is None
+            or not name.startswith("__main__:")
+            or not raised.texts[0].endswith(functions.UnknownFunction.__qualname__)
+            or (rank, name) in self._by_value
+            or not self._may_pickle
+        ):
+            return False
+        try:
+            import cloudpickle  # noqa: F401
+        except ImportError:
+            return False
+        self._by_value.add((rank, name))
+        return True
+
+    def _at(self, rank: int, function: Any) -> str:
+        what = "" if function is None else f"{functions.text_of(function)!r} at "
+        return what + self.members.describe(rank)
+
+
+# -- errors as torch's programs catch them ---------------------------------------------------------
+
+_both: dict[type[BaseException], type[BaseException]] = {}
+
+
+def as_runtime_error(error: BaseException, where: str = "") -> BaseException:
+    """The same error, of a class of the same name that is a RuntimeError, too: torch's raises that
+    where a worker cannot be reached, dies, or answers too late. Its text begins with `where`.
+    """
+    if isinstance(error, RuntimeError) or not isinstance(error, errors.RpcError):
+        return error
+    kind: type[BaseException] = type(error)
+    both = _both.get(kind)
+    if both is None:
+        names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": _reduce}
+        both = _both[kind] = type(kind.__name__, (kind, RuntimeError), names)
+    error.__class__ = both  # type: ignore[assignment] # of the same layout
+    if where and error.args:
+        error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+    return error
+
+
+def _reduce(error: BaseException) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    return _revive, (type(error).__mro__[1], error.args, dict(vars(error)))
+
+
+def _revive(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(state)
+    return as_runtime_error(error)

@@ -1,0 +1,221 @@
+"""Who is in the group, as the master tells it.
+
+    at the group's master            is
+    /_remote_/<name>, ephemeral      {"rank", "incarnation", "state": "up" or "leaving"}
+
+All watch it: who joins, who wants to leave, who has left or died. So no worker asks anybody who is
+there, and shutdown() waits for those alone that live.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from prpc_engine import errors
+from prpc_engine.master.client import MasterClient
+from prpc_engine.master.namespace import component, name_of
+from prpc_engine.master.watch import TreeEvent
+from prpc_engine.remote.current import WorkerInfo
+from prpc_engine.remote.references import NOBODY
+from shard import Driver, Future, runtime
+
+TREE = "/_remote_"
+logger = logging.getLogger("prpc")
+
+
+class UnknownWorker(errors.NotSent, LookupError, RuntimeError):
+    """The group has no worker of that name, or has it no longer. Nothing was sent."""
+
+
+class Membership(msgspec.Struct, frozen=True):
+    """What the master's tree has of one worker."""
+
+    rank: int
+    incarnation: int
+    state: str
+
+
+class Members:
+    """The workers of a group, this one among them. Owned by a Worker.
+
+    on_gone  called with the incarnation of a worker that has left or died, and its name for texts
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int,
+        driver: Driver,
+        on_gone: Callable[[int, str], object],
+    ) -> None:
+        self.name = name
+        self.rank = -1  # until it has one
+        self.incarnation = incarnation
+        self.is_leaving = False
+        self._driver = driver
+        self._on_gone = on_gone
+        self._tree: MasterClient | None = None
+        self._members: dict[str, Membership] = {}
+        self._names: dict[int, str] = {incarnation: name}  # of those that have gone, too
+        self._incarnations: dict[int, int] = {}  # by rank, of those that are there
+        self._changed: Future | None = None  # done when somebody comes, goes or is to leave
+
+    def join(self, tree: MasterClient, rank: int, where: str) -> None:
+        """Be known to the others from now on. Raises ConfigError for a name that is taken."""
+        self.rank = rank
+        with contextlib.suppress(errors.NodeExists):
+            tree.tree_node_add(TREE)
+        try:
+            tree.tree_node_add(self._path, self._said("up"), ephemeral=True)
+        except errors.NodeExists as error:
+            raise errors.ConfigError(
+                f"the group at {where} has a worker named {self.name!r} already: names are unique"
+            ) from error
+        self._tree = tree
+        tree.tree_watch(TREE, self._heard, existing=True)
+
+    @property
+    def _path(self) -> str:
+        return f"{TREE}/{component(self.name)}"
+
+    def _said(self, state: str) -> str:
+        return msgspec.json.encode(Membership(self.rank, self.incarnation, state)).decode()
+
+    def _heard(self, event: TreeEvent) -> None:
+        """The master tells of a worker. Where handlers run."""
+        if event.path == TREE:
+            return
+        name = name_of(event.path.rpartition("/")[2])
+        before = self._members.get(name)
+        now = None if event.value is None else msgspec.json.decode(event.value, type=Membership)
+        if now is None:
+            self._members.pop(name, None)
+        else:
+            self._members[name] = now
+            self._names[now.incarnation] = name
+        self._incarnations = {each.rank: each.incarnation for each in self._members.values()}
+        if before is not None and (now is None or now.incarnation != before.incarnation):
+            if before.state != "leaving":
+                logger.warning(
+                    "worker %r (rank %d) has left the group without shutdown(), or died",
+                    name,
+                    before.rank,
+                )
+            self._on_gone(before.incarnation, f"worker {name!r}")
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set_result(None)
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    def infos(self) -> list[WorkerInfo]:
+        """All workers known, in order of rank."""
+        members = sorted(self._members.items(), key=lambda each: each[1].rank)
+        return [WorkerInfo(name, member.rank) for name, member in members]
+
+    def info(self, name: str | None = None) -> WorkerInfo:
+        """Of the worker of that name; None: of this one. Raises UnknownWorker."""
+        if name is None or name == self.name:
+            return WorkerInfo(self.name, self.rank)
+        return WorkerInfo(name, self._find(name).rank)
+
+    def info_of(self, rank: int) -> WorkerInfo:
+        """Of the worker of that rank. Raises UnknownWorker."""
+        for info in self.infos():
+            if info.id == rank:
+                return info
+        raise UnknownWorker(f"no worker of rank {rank} is there; there are {self._there()}")
+
+    def describe(self, rank: int) -> str:
+        """For texts."""
+        for info in self.infos():
+            if info.id == rank:
+                return f"worker {info.name!r} (rank {rank})"
+        return f"the worker of rank {rank}, which has left or died"
+
+    def named(self, incarnation: int) -> str:
+        """For texts: the worker of that incarnation, whether or not it is there."""
+        name = self._names.get(incarnation)
+        return f"worker {name!r}" if name is not None else "a worker that is not known here"
+
+    def _there(self) -> str:
+        return ", ".join(f"{info.name!r} ({info.id})" for info in self.infos()) or "none"
+
+    def _find(self, name: str) -> Membership:
+        member = self._members.get(name)
+        if member is None and self._tree is not None:
+            # it may have joined just now: the master knows first
+            try:
+                found = self._tree.tree_node_get(f"{TREE}/{component(name)}")
+            except errors.NoSuchNode:
+                gone = name in self._names.values()
+                raise UnknownWorker(
+                    f"worker {name!r} {'has left or died' if gone else 'is not in the group'}; "
+                    f"there are {self._there()}"
+                ) from None
+            member = msgspec.json.decode(found.value, type=Membership)
+        if member is None:
+            raise UnknownWorker(f"worker {name!r} is not known yet: this one is still joining")
+        return member
+
+    def rank_of(self, to: object) -> int:
+        """Of a worker given by name, WorkerInfo or rank. Raises UnknownWorker, ConfigError."""
+        kind = type(to)
+        if kind is str:
+            name = str(to)
+            return (self._members.get(name) or self._find(name)).rank
+        if isinstance(to, WorkerInfo):
+            return to.id
+        if kind is int:
+            return int(str(to))
+        raise errors.ConfigError(
+            f"to={to!r:.100}: the name of a worker, its WorkerInfo or its rank is expected"
+        )
+
+    def incarnation_of(self, rank: int) -> int:
+        """Of the worker that has that rank now. Raises UnknownWorker."""
+        found = self._incarnations.get(rank)
+        return found if found is not None else self._find(self.info_of(rank).name).incarnation
+
+    def incarnation_if_known(self, rank: int) -> int:
+        """The same, or NOBODY."""
+        return self._incarnations.get(rank, NOBODY)
+
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def say_leaving(self, timeout_s: float) -> None:
+        """The others need not take this one's end for a death. Raises the master's errors."""
+        if self._tree is not None and not self.is_leaving:
+            self._tree.tree_node_set(self._path, self._said("leaving"), timeout_s=timeout_s)
+            self.is_leaving = True
+
+    def leave(self) -> None:
+        """Not to be among them any more."""
+        if self._tree is not None:
+            self._tree.tree_node_del(self._path)
+        self._members.pop(self.name, None)
+
+    def staying(self) -> list[str]:
+        """Who of the others does not want to leave, sorted."""
+        return sorted(
+            name
+            for name, member in self._members.items()
+            if member.state != "leaving" and name != self.name
+        )
+
+    def wait(self, happened: Callable[[], bool], deadline: float, serves: bool = False) -> bool:
+        """Wait until happened(), which changes with the members; False at that time of the
+        monotonic clock. `serves`: what others call runs in this thread meanwhile.
+        """
+        while True:
+            self._changed = changed = Future(self._driver)
+            if happened():
+                return True
+            if not self._driver.wait_until(changed, deadline, serves):
+                return False
+            if runtime.monotonic() >= deadline:
+                return happened()

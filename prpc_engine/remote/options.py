@@ -1,0 +1,83 @@
+"""What init_rpc() is told beside names and ranks; with the names that torch.distributed.rpc has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from prpc_engine.errors import ConfigError
+from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
+from prpc_engine.settings.node_config import NodeConfig
+from shard import is_count
+
+RPC_TIMEOUT_S = 60.0  # torch's
+THREADS_MAX = 256
+
+
+class BackendType(Enum):
+    """Accepted and without effect: there is one engine."""
+
+    TENSORPIPE = "tensorpipe"
+
+
+@dataclass
+class Options:
+    """Of one worker. Raises ConfigError for what is not possible.
+
+    num_worker_threads  threads for functions that block or compute for long; others run in the
+                        engine's own thread (running.py)
+    rpc_timeout         seconds that a call may take, where it says nothing itself; 0: as long as
+                        the connection lasts
+    init_method         as the argument of init_rpc(), which goes before it
+    polling             never sleep while waiting: lowest latency for a whole core; None: else
+                        PRPC_ENABLE_POLLING
+    only_exposed        serve functions and classes that are decorated with @expose, and unpickle
+                        nothing
+    init_timeout_s      for all workers to come to init_rpc(), and for the master to answer
+    shutdown_timeout_s  for all workers to come to shutdown()
+    config              all other settings, as NodeConfig.load() made them; None: of the file that
+                        PRPC_CONFIG names and the environment
+    device_maps         must be empty: tensors of CUDA devices are not sent
+    """
+
+    num_worker_threads: int = 16
+    rpc_timeout: float = RPC_TIMEOUT_S
+    init_method: str = ""
+    device_maps: dict[str, Any] = field(default_factory=dict)
+    devices: list[Any] = field(default_factory=list)
+    polling: bool | None = None
+    only_exposed: bool = False
+    init_timeout_s: float = 300.0
+    shutdown_timeout_s: float = TIMEOUT_S_MAX
+    config: NodeConfig | None = None
+    _transports: list[str] | None = None  # torch's own, without effect
+    _channels: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """As they may have been changed since they were made."""
+        threads = self.num_worker_threads
+        if not is_count(threads, 1) or threads > THREADS_MAX:
+            raise ConfigError(
+                f"num_worker_threads={threads!r:.100}: 1 to {THREADS_MAX} are allowed"
+            )
+        check_seconds("rpc_timeout", self.rpc_timeout)
+        check_seconds("init_timeout_s", self.init_timeout_s)
+        check_seconds("shutdown_timeout_s", self.shutdown_timeout_s)
+        if self.device_maps or self.devices:
+            raise ConfigError(
+                "device_maps and devices: tensors of CUDA devices are not sent yet; send "
+                "tensor.cpu(), and leave them out"
+            )
+
+
+def timeout_of(given: float | None, default: float) -> float | None:
+    """Seconds for the engine: None waits for ever. `given`: what a verb was passed, None or
+    torch's -1.0 for nothing. Raises ConfigError.
+    """
+    seconds = default if given is None or given == -1.0 else given
+    check_seconds("timeout", seconds)
+    return float(seconds) or None

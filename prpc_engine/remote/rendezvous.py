@@ -1,0 +1,166 @@
+"""Where the workers of a group meet: init_method, rank and world size -> the master of the group.
+
+    init_method                    the group's master          who serves it
+    env://                         MASTER_ADDR:MASTER_PORT     rank 0
+    tcp://host:port                host:port                   rank 0
+    file:///path                   at a port that the file     rank 0, which writes the file and
+                                   says                        removes it at the end
+    prpc://host:port[/group]       host:port                   nobody here: `prpc master` runs there
+
+`?rank=1&world_size=4` may follow any of them, as with torch.distributed. RANK and WORLD_SIZE of the
+environment count where neither the arguments nor the URL say. parse() does no I/O.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from prpc_engine import errors
+from prpc_engine.errors import ConfigError
+from prpc_engine.settings.address import Address
+from shard import runtime
+
+ALLOWED = (
+    '"env://", "tcp://host:port", "file:///path" and "prpc://host:port" (a running `prpc master`) '
+    "are allowed"
+)
+RANK_MAX = 1 << 20
+LOOK_S = 0.01  # between two looks whether rank 0 has written the file
+
+
+class GroupAddress(NamedTuple):
+    """Where a worker joins its group.
+
+    address     of the master; None: a file says
+    file        that file, or None
+    rank        of this worker; None: the smallest free one
+    world_size  how many workers there are; None: they come and go
+    serves      whether this worker serves the master
+    root        whose tree at the master
+    """
+
+    address: Address | None
+    file: Path | None
+    rank: int | None
+    world_size: int | None
+    serves: bool
+    root: str = "root"
+
+    @property
+    def named(self) -> str:
+        """For errors."""
+        return f"file://{self.file}" if self.file is not None else str(self.address)
+
+
+def parse(
+    init_method: str,
+    rank: int | None,
+    world_size: int | None,
+    environment: Mapping[str, str],
+) -> GroupAddress:
+    """Arguments go before the URL's own, those before the environment. Raises ConfigError, which
+    names what is wrong and what is allowed.
+    """
+    if not isinstance(init_method, str) or "://" not in init_method:
+        raise ConfigError(f"init_method={init_method!r}: {ALLOWED}")
+    url = urlsplit(init_method)
+    asked = dict(parse_qsl(url.query, keep_blank_values=True))
+    unknown = asked.keys() - {"rank", "world_size"}
+    if unknown:
+        raise ConfigError(
+            f"init_method={init_method!r}: {sorted(unknown)} are unknown; rank and world_size may "
+            "follow the ?"
+        )
+    rank = _number("rank", rank, asked, environment, 0)
+    world_size = _number("world_size", world_size, asked, environment, 1)
+    if rank is not None and world_size is not None and rank >= world_size:
+        raise ConfigError(f"rank {rank} of {world_size} workers: 0 to {world_size - 1} are allowed")
+    address, file, root = None, None, "root"
+    if url.scheme == "env":
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
+        if missing:
+            raise ConfigError(
+                f"init_method={init_method!r}: {' and '.join(missing)} of the environment say "
+                f"where rank 0 is, and are not set; or pass init_method: {ALLOWED}"
+            )
+        address = Address.parse(f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}")
+    elif url.scheme == "file":
+        if url.netloc or len(url.path) < 2:
+            raise ConfigError(f"init_method={init_method!r}: file:///path with three / is expected")
+        file = Path(unquote(url.path))
+    elif url.scheme in ("tcp", "prpc"):
+        address = Address.parse(url.netloc)
+        root = url.path.strip("/") or root
+        if url.scheme == "tcp" and url.path.strip("/"):
+            raise ConfigError(f"init_method={init_method!r}: tcp://host:port without a path is it")
+    else:
+        raise ConfigError(f"init_method={init_method!r}: {ALLOWED}")
+    if rank is None and url.scheme != "prpc":
+        raise ConfigError(
+            f"init_method={init_method!r} needs a rank: pass rank=, or set RANK; rank 0 serves the "
+            "group's master. With prpc://host:port, of a running `prpc master`, ranks are given"
+        )
+    return GroupAddress(address, file, rank, world_size, rank == 0 and url.scheme != "prpc", root)
+
+
+def _number(
+    name: str,
+    given: int | None,
+    asked: Mapping[str, str],
+    environment: Mapping[str, str],
+    least: int,
+) -> int | None:
+    where = name
+    value: int | str | None = None if given == -1 else given  # torch's "not given"
+    if value is None and name in asked:
+        where, value = f"init_method's {name}", _whole(asked[name])
+    if value is None and environment.get(name.upper()):
+        where, value = name.upper(), _whole(environment[name.upper()])
+    if value is None:
+        return None
+    if type(value) is not int or not least <= value <= RANK_MAX:
+        raise ConfigError(
+            f"{where}={value!r:.100}: a whole number from {least} to {RANK_MAX} is allowed"
+        )
+    return value
+
+
+def _whole(text: str) -> int | str:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
+
+
+def write_address(file: Path, address: str) -> None:
+    """Tell those that read_address() of that file. Raises ConfigError."""
+    try:
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        part.write_text(address)
+        part.replace(file)
+    except OSError as error:
+        raise ConfigError(
+            f"rank 0 cannot write {file}, by which the others find it: {error.strerror or error}"
+        ) from error
+
+
+def read_address(file: Path, give_up_at: float) -> str:
+    """What rank 0 has written, as soon as it has; `give_up_at`: of the monotonic clock. Raises
+    MasterUnreachable.
+    """
+    while True:
+        try:
+            text = file.read_text()
+        except FileNotFoundError:
+            text = ""
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror or error}") from error
+        if text:
+            return str(Address.parse(text))
+        if runtime.monotonic() >= give_up_at:
+            raise errors.MasterUnreachable(
+                f"rank 0 has not written {file}: it writes there where the others find it, once it "
+                "has called init_rpc() with the same init_method"
+            )
+        runtime.sleep(LOOK_S)

@@ -1,0 +1,287 @@
+"""What a worker serves to the others of its group: functions, values, and news of references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from inspect import iscoroutine, isgenerator
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.remote import functions
+from prpc_engine.remote.functions import ValueGone
+from prpc_engine.remote.future import Future, followed
+from prpc_engine.remote.members import Members
+from prpc_engine.remote.outcomes import Raised
+from prpc_engine.remote.running import Runner
+from prpc_engine.remote.values import Values
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.rpc.method import idempotent
+
+# results that are neither futures nor coroutines, which most are
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
+
+
+class Served:
+    """The methods that workers call. Owned by a Worker; they run where handlers do.
+
+    `function` is a name or, where pickles are allowed, a function; `keywords` a dict or None.
+    """
+
+    def __init__(
+        self, members: Members, values: Values, runner: Runner, only_exposed: bool
+    ) -> None:
+        self._members = members
+        self._values = values
+        self._runner = runner
+        self._only_exposed = only_exposed
+        self._found: dict[str, Callable[..., Any]] = {}
+
+    # -- functions ---------------------------------------------------------------------------------
+
+    def run(self, function: Any, keywords: Any, *arguments: Any) -> Any:
+        """What the function returns, or Raised."""
+        try:
+            name, call = self._find(function)
+        except Exception as error:
+            return self._raised(error)
+        return self._go(name, call, arguments, keywords or {})
+
+    def create(
+        self,
+        creator: int,
+        number: int,
+        parent: int,
+        fork: int,
+        function: Any,
+        keywords: Any,
+        *arguments: Any,
+    ) -> Any:
+        """None once what the function returns or raises is a value here, or will be; Raised where
+        it was not called.
+        """
+        try:
+            name, call = self._find(function)
+        except Exception as error:
+            return self._raised(error)
+        value = self._values.enter((creator, number), (parent, fork))
+        if value is not None:  # else it came again
+            self._keep(value, self._go(name, call, arguments, keywords or {}))
+        return None
+
+    def _find(self, function: Any) -> tuple[str, Callable[..., Any]]:
+        if type(function) is str:
+            found = self._found.get(function)
+            if found is None:
+                look_up = functions.find_exposed if self._only_exposed else functions.find
+                found = self._found[function] = look_up(function)
+            return function, found
+        if self._only_exposed or not callable(function):
+            raise errors.NotAllowed(
+                f"{functions.text_of(function)!r} came by value: this worker serves functions that "
+                "are exposed, by their names"
+            )
+        return functions.text_of(function), function
+
+    def _go(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+    ) -> Any:
+        """What to answer: a value, or the future of it."""
+        if self._runner.is_slow(name):
+            answer = Deferred()
+
+            def work() -> None:
+                try:
+                    value = function(*arguments, **keywords)
+                except Exception as error:
+                    value = self._raised(error)
+                self._settle(value, answer)
+
+            if self._runner.begin(name, work):
+                return answer
+        try:
+            value = self._runner.run(name, function, arguments, keywords)
+        except Exception as error:
+            return self._raised(error)
+        if type(value) in _PLAIN:
+            return value
+        if iscoroutine(value):
+            return self._awaited(value)
+        if isgenerator(value):
+            value.close()
+            return self._raised(
+                TypeError(f"{name!r} yields its results: return a list, or an RRef to an iterator")
+            )
+        if followed(value) is None:
+            return value
+        answer = Deferred()
+        self._settle(value, answer)
+        return answer
+
+    def _settle(self, value: Any, answer: Deferred) -> None:
+        """Answer with the value, or with what it brings if it is a future."""
+        if type(value) not in _PLAIN:
+            if iscoroutine(value):
+                value.close()
+                value = self._raised(TypeError("a function that blocks has returned a coroutine"))
+            later = followed(value)
+            if later is not None:
+                later.when_done(lambda done: self._settle(self._outcome(done), answer))
+                return
+        answer.reply(value)
+
+    def _outcome(self, done: Any) -> Any:
+        error = done.error()
+        if error is None:
+            return done.result()
+        if isinstance(error, Exception):
+            return self._raised(error)
+        return self._raised(errors.Cancelled(f"{type(error).__name__}: {errors.text_of(error)}"))
+
+    async def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await coroutine
+        except Exception as error:
+            return self._raised(error)
+
+    def _raised(self, error: Exception) -> Raised:
+        return Raised.of(error, not self._only_exposed)
+
+    # -- values ------------------------------------------------------------------------------------
+
+    @idempotent
+    def fetch(self, owner: int, creator: int, number: int) -> Any:
+        """The value, or Raised."""
+        try:
+            future = self._value(owner, creator, number)
+        except ValueGone as error:
+            return self._raised(error)
+        return self._outcome(future) if future.finished else self._later(future, _itself)
+
+    def method(
+        self,
+        owner: int,
+        creator: int,
+        number: int,
+        name: str,
+        keywords: Any,
+        *arguments: Any,
+    ) -> Any:
+        """What that method of the value returns, or Raised."""
+        try:
+            future = self._value(owner, creator, number)
+        except ValueGone as error:
+            return self._raised(error)
+
+        def call(value: Any) -> Any:
+            return self._call_method(value, name, arguments, keywords or {})
+
+        if future.finished:
+            value = self._outcome(future)
+            return value if type(value) is Raised else call(value)
+        return self._later(future, call)
+
+    def create_by_method(
+        self,
+        owner: int,
+        creator: int,
+        number: int,
+        name: str,
+        new_creator: int,
+        new_number: int,
+        parent: int,
+        fork: int,
+        keywords: Any,
+        *arguments: Any,
+    ) -> Any:
+        """As create(), of what that method of the value returns."""
+        value = self._values.enter((new_creator, new_number), (parent, fork))
+        if value is not None:
+            self._keep(value, self.method(owner, creator, number, name, keywords, *arguments))
+        return None
+
+    def _value(self, owner: int, creator: int, number: int) -> Future:
+        members = self._members
+        if owner != members.incarnation:
+            raise ValueGone(
+                f"value {number} of {members.named(creator)} went with its owner: "
+                f"{members.describe(members.rank)} was started again since"
+            )
+        return self._values.find((creator, number))
+
+    def _call_method(
+        self, value: Any, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Any:
+        kind = type(value)
+        known = functions.full_name(kind)
+        if self._only_exposed and (
+            name.startswith("_") or functions.exposed.get(known) is not kind
+        ):
+            return self._raised(
+                errors.NotAllowed(
+                    f"{kind.__qualname__}.{name} is not exposed: decorate the class with "
+                    "@prpc_engine.remote.expose there"
+                )
+            )
+        try:
+            function = getattr(value, name)
+        except Exception as error:
+            return self._raised(error)
+        return self._go(f"{known}.{name}", function, arguments, keywords)
+
+    def _later(self, future: Future, then: Callable[[Any], Any]) -> Deferred:
+        """The answer to what waits for a value that is still being made."""
+        answer = Deferred()
+
+        def go_on(done: Future) -> None:
+            value = self._outcome(done)
+            self._settle(value if type(value) is Raised else then(value), answer)
+
+        future.add_done_callback(go_on)
+        return answer
+
+    def _keep(self, future: Future, value: Any) -> None:
+        """The value of an RRef is that, or what it brings."""
+        if iscoroutine(value):
+            value = self._runner.spawn(value)
+        later = None if type(value) in _PLAIN else followed(value)
+        if later is not None:
+            later.when_done(lambda done: self._keep(future, self._outcome(done)))
+        elif type(value) is Raised:
+            where = self._members.describe(self._members.rank)
+            future.set_error(value.error(where, not self._only_exposed))
+        else:
+            future.set_result(value)
+
+    # -- references --------------------------------------------------------------------------------
+
+    @idempotent
+    def passed(
+        self, owner: int, creator: int, number: int, parent: int, fork: int, holder: int
+    ) -> bool:
+        """A parent passes a reference on."""
+        if owner != self._members.incarnation:
+            return False
+        return self._values.passed((creator, number), (parent, fork), holder)
+
+    @idempotent
+    def claimed(
+        self, owner: int, creator: int, number: int, parent: int, fork: int, holder: int
+    ) -> bool:
+        """A holder has received a reference."""
+        if owner != self._members.incarnation:
+            return False
+        return self._values.claimed((creator, number), (parent, fork), holder)
+
+    @idempotent
+    def dropped(self, owner: int, forks: Any) -> None:
+        """A holder refers to these no more."""
+        if owner == self._members.incarnation:
+            self._values.dropped(forks)
+
+
+def _itself(value: Any) -> Any:
+    return value

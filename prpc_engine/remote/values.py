@@ -1,0 +1,336 @@
+"""The RRefs of one worker: what becomes of them here, and what their owners are told.
+
+    an RRef                      here                              the owner is told
+    is made by remote()          numbered; its creation is a call  create, of value and fork
+    is put into a message        kept until the owner has heard    passed, of a new fork
+    is taken from a message      kept until the owner has heard    claimed
+    is collected as garbage      noted; told by the reactor        dropped, some at a time
+
+What is told is idempotent, and repeated over connections that are lost. `dropped` follows the
+answer to what was told of the same fork before, as the RRef is kept so long.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from prpc_engine import errors
+from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
+from prpc_engine.remote.current import ValueAddress, WorkerInfo
+from prpc_engine.remote.functions import ValueGone
+from prpc_engine.remote.future import Future
+from prpc_engine.remote.references import (
+    GRACE_S,
+    NOBODY,
+    UNCLAIMED_S,
+    ForkId,
+    References,
+    ValueId,
+)
+from prpc_engine.remote.rref import RRef
+from shard import runtime
+
+LOOK_S = UNCLAIMED_S / 4  # between two looks at answers that nobody has claimed
+
+
+class Values:
+    """The values that this worker owns, and its RRefs to those of others. Owned by a Worker.
+
+    Verbs may be called from any thread. Those with a timeout block.
+    """
+
+    def __init__(self, calls: RemoteCalls) -> None:
+        self._calls = calls
+        self._members = calls.members
+        self._reactor = calls.driver.reactor
+        self._me = calls.members.incarnation
+        self._is_over = False
+        # of the references: handlers, destructors and threads of the application change them
+        self._guard = runtime.RLock()
+        self._references: References[Future] = References(calls.future, _forget)
+        self._next_fork = itertools.count(1).__next__
+        self._numbers: dict[int, itertools.count[int]] = {}  # by owner
+        # RRefs whose owner has not answered yet, by fork
+        self._telling: dict[ForkId, RRef[Any]] = {}
+        self._drops: deque[tuple[ValueAddress, ForkId]] = deque()
+        self._looks = False  # at answers that nobody has claimed
+
+    # -- as a holder -------------------------------------------------------------------------------
+
+    def own(self, value: Any) -> tuple[ValueAddress, ForkId]:
+        """A value of this worker's own."""
+        address, fork_id = self._new_address(self._members.rank, self._me), self._new_fork()
+        future = self.enter(address.value_id, fork_id)
+        assert future is not None, "the number is new"
+        future.set_result(value)
+        return address, fork_id
+
+    def _new_address(self, owner: int, incarnation: int) -> ValueAddress:
+        numbers = self._numbers.setdefault(incarnation, itertools.count(1))
+        return ValueAddress(owner, incarnation, (self._me, next(numbers)))
+
+    def _new_fork(self) -> ForkId:
+        return self._me, self._next_fork()
+
+    def is_own(self, address: ValueAddress) -> bool:
+        """Whether the value is here."""
+        return address.incarnation == self._me
+
+    def owner(self, address: ValueAddress) -> WorkerInfo:
+        """Who has it. Raises UnknownWorker."""
+        return self._members.info_of(address.owner)
+
+    def describe(self, address: ValueAddress) -> str:
+        """For texts."""
+        creator, number = address.value_id
+        owner = self._members.describe(address.owner)
+        return f"value {number} of {self._members.named(creator)}, owned by {owner}"
+
+    def pass_on(self, rref: RRef[Any]) -> list[int]:
+        """What stands for it in a message. Tells the owner, without waiting."""
+        fork_id = self._new_fork()
+        holder = self._calls.destination
+        address = rref.address
+        if self.is_own(address):
+            self.passed(address.value_id, fork_id, holder)
+        else:
+            self._telling[fork_id] = rref
+            self._tell(rref, fork_id, "passed", holder)
+        return [address.owner, address.incarnation, *address.value_id, *fork_id]
+
+    def receive(self, address: ValueAddress, fork_id: ForkId) -> RRef[Any]:
+        """Another worker passed it on. In the middle of reading a message: nothing is sent here."""
+        rref = RRef.made(self, address, fork_id, None)
+        if self.is_own(address):
+            self.claimed(address.value_id, fork_id, self._me)
+        else:
+            rref.is_known = False
+            self._telling[fork_id] = rref
+            self._reactor.call_soon(lambda: self._tell(rref, fork_id, "claimed", self._me))
+        return rref
+
+    def _tell(self, rref: RRef[Any], fork_id: ForkId, verb: str, holder: int) -> None:
+        def heard(answer: Any) -> None:
+            self._telling.pop(fork_id, None)
+            if verb == "claimed" and answer.error() is None:
+                rref.is_known = True
+
+        owner, incarnation, value_id = rref.address
+        try:
+            told = self._calls.tell(owner, verb, incarnation, *value_id, *fork_id, holder)
+        except errors.RpcError:  # this side is closed
+            self._telling.pop(fork_id, None)
+        else:
+            told.when_done(heard)
+
+    def drop_soon(self, address: ValueAddress, fork_id: ForkId) -> None:
+        """An RRef is gone. From a destructor, so in any thread, in the middle of anything."""
+        is_first = not self._drops
+        self._drops.append((address, fork_id))
+        if is_first and not self._is_over:
+            self._reactor.call_soon(self._tell_drops)
+
+    def _tell_drops(self) -> None:
+        of_owner: dict[tuple[int, int], list[list[int]]] = {}
+        while self._drops:
+            (owner, incarnation, value_id), fork_id = self._drops.popleft()
+            of_owner.setdefault((owner, incarnation), []).append([*value_id, *fork_id])
+        for (owner, incarnation), forks in of_owner.items():
+            if incarnation == self._me:
+                self.dropped(forks)
+            else:
+                try:
+                    self._calls.tell(owner, "dropped", incarnation, forks)
+                except errors.RpcError:
+                    return  # this side is closed: its owners hear that it has left
+
+    # -- verbs of RRefs ----------------------------------------------------------------------------
+
+    def create(
+        self,
+        owner: int,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        timeout: float | None,
+    ) -> RRef[Any]:
+        """Have a worker make a value, without waiting for it."""
+        address = self._new_address(owner, self._members.incarnation_of(owner))
+        fork_id = self._new_fork()
+        header = (*address.value_id, *fork_id)
+        created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
+        return RRef.made(self, address, fork_id, created)
+
+    def fetch(self, rref: RRef[Any], timeout: float | None) -> Any:
+        """See RRef.to_here()."""
+        limit_s = self._calls.timeout(timeout)
+        give_up_at = None if limit_s is None else runtime.monotonic() + limit_s
+        self._wait_created(rref, limit_s)
+        owner, incarnation, value_id = rref.address
+        if self.is_own(rref.address):
+            return self.find(value_id).result(_left(give_up_at))
+        return self._calls.ask(owner, "fetch", incarnation, *value_id, timeout_s=_left(give_up_at))
+
+    def _wait_created(self, rref: RRef[Any], limit_s: float | None) -> None:
+        if rref.created is None:
+            return
+        try:
+            rref.created.result(limit_s)
+        except TimeoutError:
+            if rref.created.done():
+                raise
+            late = f"{rref!r} is still being made after {limit_s:.3g} s"
+            raise as_runtime_error(errors.DeadlineExceeded(late)) from None
+
+    def submit_method(
+        self,
+        rref: RRef[Any],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+    ) -> Future:
+        """See RRef.rpc_async()."""
+        owner, incarnation, value_id = rref.address
+        header = (incarnation, *value_id, name)
+
+        def send() -> Future:
+            return self._calls.submit(owner, "method", header, None, args, kwargs, timeout)
+
+        created = rref.created
+        if created is None:
+            return send()
+        if created.done():
+            created.result()  # raises what kept it from being made
+            return send()
+        outcome = self._calls.future()
+
+        def go_on(done: Future) -> None:
+            try:
+                done.result()
+                later = send()
+            except Exception as error:
+                outcome.set_error(error)
+            else:
+                later.when_done(lambda _: later.pass_on(outcome))
+
+        created.add_done_callback(go_on)
+        return outcome
+
+    def call_method(
+        self,
+        rref: RRef[Any],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+    ) -> Any:
+        """See RRef.rpc_sync()."""
+        self._wait_created(rref, self._calls.timeout(timeout))
+        owner, incarnation, value_id = rref.address
+        header = (incarnation, *value_id, name)
+        return self._calls.call(owner, "method", header, None, args, kwargs, timeout)
+
+    def create_by_method(
+        self,
+        rref: RRef[Any],
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        timeout: float | None,
+    ) -> RRef[Any]:
+        """See RRef.remote()."""
+        self._wait_created(rref, self._calls.timeout(timeout))
+        owner, incarnation, value_id = rref.address
+        made, fork_id = self._new_address(owner, incarnation), self._new_fork()
+        header = (incarnation, *value_id, name, *made.value_id, *fork_id)
+        created = self._calls.submit(owner, "create_by_method", header, None, args, kwargs, timeout)
+        return RRef.made(self, made, fork_id, created)
+
+    # -- as the owner ------------------------------------------------------------------------------
+
+    def enter(self, value_id: ValueId, fork_id: ForkId) -> Future | None:
+        """Its creator wants it made: what its value goes into; None where that was so before."""
+        with self._guard:
+            return self._references.create(value_id, fork_id, value_id[0], runtime.monotonic())
+
+    def find(self, value_id: ValueId) -> Future:
+        """The future of a value that is here, or is to be. Raises ValueGone."""
+        with self._guard:
+            future = self._references.find(value_id)
+        if future is None:
+            creator, number = value_id
+            raise ValueGone(
+                f"value {number} of {self._members.named(creator)} is not at "
+                f"{self._members.describe(self._members.rank)} any more: nobody referred to it, or "
+                "its creator died before it was made"
+            )
+        return future
+
+    def passed(self, value_id: ValueId, fork_id: ForkId, holder: int) -> bool:
+        """From a parent."""
+        with self._guard:
+            is_there = self._references.passed(value_id, fork_id, holder, runtime.monotonic())
+        if holder == NOBODY and not self._looks:
+            self._looks = True
+            self._reactor.call_soon(self._look_later)
+        return is_there
+
+    def _look_later(self) -> None:
+        self._reactor.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        with self._guard:
+            waiting = self._references.give_up_unclaimed(runtime.monotonic())
+        self._looks = waiting > 0
+        if waiting:
+            self._look_later()
+
+    def claimed(self, value_id: ValueId, fork_id: ForkId, holder: int) -> bool:
+        """From a holder."""
+        with self._guard:
+            return self._references.claimed(value_id, fork_id, holder, runtime.monotonic())
+
+    def dropped(self, forks: Sequence[Sequence[int]]) -> None:
+        """From a holder: creator, number, parent and number of each."""
+        with self._guard:
+            for creator, number, parent, fork in forks:
+                self._references.dropped((creator, number), (parent, fork))
+
+    def worker_gone(self, incarnation: int, named: str) -> None:
+        """That worker has left or died: its references count no longer, in GRACE_S seconds."""
+        reactor = self._reactor
+        reactor.call_soon(
+            lambda: reactor.call_later(GRACE_S, lambda: self._end_worker(incarnation, named))
+        )
+
+    def _end_worker(self, incarnation: int, named: str) -> None:
+        with self._guard:
+            orphans = self._references.worker_gone(incarnation)
+        for future in orphans:
+            future.set_error(
+                ValueGone(f"{named}, which was to have this value made, has left or died")
+            )
+
+    def statistics(self) -> dict[str, int]:
+        """How many values are here, and references to them are known."""
+        with self._guard:
+            return {"values": len(self._references), "references": self._references.forks}
+
+    def clear(self) -> None:
+        """At the end: nothing is kept."""
+        self._is_over = True
+        with self._guard:
+            self._references.clear()
+        self._telling.clear()
+
+
+def _forget(future: Future) -> None:
+    """Nobody refers to that value any more: it goes with its future."""
+
+
+def _left(give_up_at: float | None) -> float | None:
+    return None if give_up_at is None else max(0.0, give_up_at - runtime.monotonic())

@@ -1,0 +1,183 @@
+"""A worker: this process as a member of a group, under a name and a rank. At the group's master it
+is a server of service "prpc.remote", whose id is its rank, and a node of the tree (members.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from prpc_engine import errors
+from prpc_engine.master.master import Master
+from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
+from prpc_engine.remote.members import Members
+from prpc_engine.remote.options import Options
+from prpc_engine.remote.rendezvous import GroupAddress, read_address, write_address
+from prpc_engine.remote.running import Runner
+from prpc_engine.remote.served import Served
+from prpc_engine.remote.values import Values
+from prpc_engine.rpc.server import Bounds
+from prpc_engine.service.service import RpcService
+from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
+from prpc_engine.settings.sections import NodeArguments
+from shard import runtime
+
+SERVICE = "prpc.remote"
+# torch's: they stand in logs, and in device maps
+NAME = re.compile(r"[A-Za-z0-9_:.-]{1,127}")
+LEAVE_S = 1.0  # for the master to hear that this worker leaves
+LEFT_S = 5.0  # for the others to hang up, before rank 0 takes the master away
+FUNCTIONS_MAX = 4096  # that run, or answer later, at a time
+
+
+class Worker:
+    """This process in its group. A worker is made, then joins; close() ends it. Made by init_rpc().
+
+    members  who is there
+    calls    what this worker asks of others
+    values   what it owns, and refers to
+    """
+
+    def __init__(self, name: str, where: GroupAddress, options: Options) -> None:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise errors.ConfigError(
+                f"worker name {name!r:.200}: 1 to 127 letters, digits, and _ : . - are allowed"
+            )
+        options.check()
+        self.name = name
+        self.closed = False
+        self._where = where
+        self._options = options
+        self._pid = os.getpid()
+        self._master: Master | None = None
+        deadline = runtime.monotonic() + options.init_timeout_s
+        try:
+            address = self._find_master(deadline)
+            self._service = RpcService(address, options.config, **self._arguments(address))
+        except BaseException:
+            self._close_master()
+            raise
+        driver = self._service.driver
+        self.members = Members(
+            name,
+            runtime.randbits(62) | 1,
+            driver,
+            lambda incarnation, named: self.values.worker_gone(incarnation, named),
+        )
+        self.calls = RemoteCalls(
+            self.members, driver, options.rpc_timeout, not options.only_exposed
+        )
+        self.values = Values(self.calls)
+        self._runner = Runner(driver, options.num_worker_threads)
+
+    def _find_master(self, deadline: float) -> str:
+        where = self._where
+        if where.serves:
+            at = "127.0.0.1:0" if where.address is None else str(where.address)
+            config = self._options.config
+            try:
+                self._master = Master(at, secret=None if config is None else config.secret)
+            except errors.AddressInUse as error:
+                raise errors.AddressInUse(
+                    f"rank 0 serves the group's master at {where.named}, and cannot: {error}; pass "
+                    'another init_method, such as "tcp://127.0.0.1:29501", to all workers (under '
+                    "torchrun, its own store has the port of env://)"
+                ) from error
+            if where.file is not None:
+                write_address(where.file, self._master.address)
+            return self._master.address
+        if where.file is not None:
+            return read_address(where.file, deadline)
+        return str(where.address)
+
+    def _arguments(self, address: str) -> NodeArguments:
+        options = self._options
+        arguments: NodeArguments = {
+            "allow_pickle": not options.only_exposed,
+            "polling": options.polling,
+            "root": self._where.root,
+            "timeout_s": min(options.init_timeout_s, TIMEOUT_S_MAX),
+        }
+        host = address.rpartition(":")[0]
+        if options.config is None and not host.startswith(("127.", "localhost", "[::1]")):
+            arguments["bind"] = "0.0.0.0:0"  # the address that faces the master is told to others
+        return arguments
+
+    def join(self) -> None:
+        """Serve, be known to the others, and with a world size wait for all of them. Raises
+        ConfigError for a name or rank that is taken, DeadlineExceeded with who has come.
+        """
+        options, service, where = self._options, self._service, self._where
+        served = Served(self.members, self.values, self._runner, options.only_exposed)
+        asked = -1 if where.rank is None else where.rank
+        try:
+            server = service.create_server(
+                SERVICE, served, server_id=asked, bounds=Bounds(tasks_max=FUNCTIONS_MAX)
+            )
+        except errors.NodeExists as error:
+            raise errors.ConfigError(
+                f"rank {asked} of the group at {where.named} is taken by another worker: give each "
+                f"its own ({error})"
+            ) from error
+        self.calls.client = service.create_client(SERVICE)
+        self.members.join(service.master_client, server.server_id, where.named)
+        if where.world_size is not None:
+            service.master_client.barrier(
+                "prpc.remote.init",
+                where.world_size,
+                min(options.init_timeout_s, TIMEOUT_S_MAX),
+                member=f"{self.name!r} (rank {self.members.rank})",
+            )
+
+    def statistics(self) -> dict[str, int]:
+        """See group.statistics()."""
+        return {**self.values.statistics(), "overtaken": self._runner.overtaken}
+
+    def wait_for_all(self, timeout: float | None) -> None:
+        """Say that this worker wants to leave, and in a group of a fixed size wait for all that
+        live to say so. Raises DeadlineExceeded with who has not.
+        """
+        limit_s = self._options.shutdown_timeout_s if timeout is None else timeout
+        check_seconds("timeout", limit_s)
+        deadline = runtime.monotonic() + limit_s
+        members = self.members
+        members.say_leaving(max(LEAVE_S, limit_s))
+        if self._where.world_size is None:
+            return
+        # nobody needs this thread for anything else: what others call runs in it
+        if not members.wait(lambda: not members.staying(), deadline, serves=True):
+            raise as_runtime_error(
+                errors.DeadlineExceeded(
+                    f"shutdown() of {self.name!r} has waited for {limit_s:.3g} s: "
+                    f"{', '.join(map(repr, members.staying()))} have not called it; "
+                    "shutdown(graceful=False) waits for nobody"
+                )
+            )
+
+    def close(self, graceful: bool = False) -> None:
+        """Leave the group. Again, or in a fork: does nothing."""
+        if self.closed or self._pid != os.getpid():
+            return
+        members = self.members
+        try:
+            with contextlib.suppress(errors.RpcError):  # then the others take it for a death
+                members.say_leaving(LEAVE_S)
+            if graceful and self._master is not None:
+                # the others leave before the master goes
+                with contextlib.suppress(errors.RpcError):
+                    members.leave()
+                members.wait(lambda: not members.infos(), runtime.monotonic() + LEFT_S)
+        finally:
+            self.closed = True
+            with contextlib.ExitStack() as steps:
+                steps.callback(self._close_master)
+                steps.callback(self.values.clear)
+                steps.callback(self._service.close)
+                steps.callback(self._runner.close)
+
+    def _close_master(self) -> None:
+        if self._master is not None:
+            self._master.close()
+        if self._where.serves and self._where.file is not None:
+            self._where.file.unlink(missing_ok=True)

@@ -1,0 +1,229 @@
+"""What tests have other workers do."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import os
+import threading
+import time
+from typing import Any, ClassVar
+
+from prpc_engine import remote as rpc
+
+PATIENCE_S = 20.0
+event = threading.Event()
+kept: dict[str, Any] = {}
+ran: list[str] = []
+
+
+class Odd(Exception):
+    """Its constructor takes more than its args: a pickle of it cannot be read."""
+
+    def __init__(self, first: int, *, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+        self.first, self.second = first, second
+
+
+class TwoThings(Exception):
+    """Of the user's, with fields."""
+
+    def __init__(self, first: int, second: str) -> None:
+        super().__init__(first, second)
+        self.first, self.second = first, second
+
+
+class Model:
+    """State behind an RRef."""
+
+    def __init__(self, factor: int) -> None:
+        if factor < 0:
+            raise ValueError(f"factor {factor}")
+        self.factor = factor
+
+    def times(self, value: Any) -> Any:
+        return self.factor * value
+
+    def set(self, factor: int) -> int:
+        before, self.factor = self.factor, factor
+        return before
+
+    def block(self) -> bool:
+        return event.wait(PATIENCE_S)
+
+    def __del__(self) -> None:
+        ran.append(f"freed {getattr(self, 'factor', None)}")
+
+
+def add(first: Any, second: Any = 100) -> Any:
+    return first + second
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def here() -> str:
+    return rpc.get_worker_info().name
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+def raise_odd() -> None:
+    raise Odd(1, second=2)
+
+
+def wait_for_event() -> bool:
+    return event.wait(PATIENCE_S)
+
+
+def set_event() -> None:
+    event.set()
+
+
+def clear_event() -> None:
+    event.clear()
+
+
+def down(to: str, depth: int) -> int:
+    """Calls back and forth, so many deep."""
+    if not depth:
+        return 0
+    return 1 + int(rpc.rpc_sync(to, down, args=(here(), depth - 1)))
+
+
+@rpc.functions.async_execution
+def add_elsewhere(to: str, first: int, second: int, third: int) -> rpc.Future:
+    return rpc.rpc_async(to, add, args=(first, second)).then(lambda done: done.wait() + third)
+
+
+@rpc.functions.async_execution
+def fail_elsewhere(to: str) -> rpc.Future:
+    return rpc.rpc_async(to, raise_it, args=(KeyError("of elsewhere"),))
+
+
+class Batch:
+    """The batching of torch's tutorial: a future that is completed by the last of so many calls."""
+
+    lock = threading.Lock()
+    future = rpc.Future()
+    parts: ClassVar[list[int]] = []
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def put(part: int, of: int) -> rpc.Future:
+        with Batch.lock:
+            future = Batch.future
+            Batch.parts.append(part)
+            if len(Batch.parts) == of:
+                future.set_result(sorted(Batch.parts))
+                Batch.parts, Batch.future = [], rpc.Future()
+        return future
+
+
+def of_threads(value: int) -> concurrent.futures.Future[int]:
+    future: concurrent.futures.Future[int] = concurrent.futures.Future()
+    threading.Timer(0.001, lambda: future.set_result(value + 1)).start()
+    return future
+
+
+async def sleeps(value: int) -> int:
+    await asyncio.sleep(0.001)
+    return 2 * value
+
+
+async def fails() -> None:
+    await asyncio.sleep(0.001)
+    raise TwoThings(1, "two")
+
+
+def counts(count: int) -> Any:
+    yield from range(count)
+
+
+def fetch(rref: rpc.RRef[Any]) -> Any:
+    return rref.to_here()
+
+
+def fetch_inside(value: dict[str, Any]) -> Any:
+    return value["at"][0].to_here()
+
+
+def keep(name: str, rref: Any) -> None:
+    kept[name] = rref
+
+
+def use(name: str) -> Any:
+    return kept[name].to_here()
+
+
+def pass_on(name: str, to: str) -> None:
+    rpc.rpc_sync(to, keep, args=(name, kept[name]))
+
+
+def forget(name: str) -> None:
+    del kept[name]
+
+
+def own(value: Any) -> rpc.RRef[Any]:
+    return rpc.RRef(value)
+
+
+def own_model(factor: int) -> rpc.RRef[Any]:
+    return rpc.RRef(Model(factor))
+
+
+def kept_local(name: str) -> tuple[bool, Any]:
+    return kept[name].is_owner(), kept[name].local_value()
+
+
+def figures() -> dict[str, int]:
+    gc.collect()
+    return rpc.statistics()
+
+
+def said() -> list[str]:
+    gc.collect()
+    return list(ran)
+
+
+def names_of_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate()]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def cpu_s() -> float:
+    return time.process_time()
+
+
+@rpc.expose
+def allowed(value: Any) -> Any:
+    return value
+
+
+@rpc.expose
+class Counter:
+    """Served by a worker of an allow list."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def up(self, by: int = 1) -> int:
+        self.count += by
+        return self.count
+
+    def _hidden(self) -> int:
+        return self.count
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("as told")

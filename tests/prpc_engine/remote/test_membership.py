@@ -1,0 +1,249 @@
+"""Who is in the group: joining, waiting, leaving, dying; and workers of an allow list."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, errors
+from prpc_engine import remote as rpc
+from tests.program import wait_until
+from tests.prpc_engine.remote import functions_there as there
+from tests.prpc_engine.remote.conftest import Group
+
+
+def test_all_that_are_in_the_group_are_known_when_init_returns(three: Group) -> None:
+    assert rpc.get_worker_info() == rpc.WorkerInfo("here", 0)
+    assert rpc.get_worker_info("elsewhere") == rpc.WorkerInfo("elsewhere", 2)
+    assert rpc.get_worker_infos() == [("here", 0), ("there", 1), ("elsewhere", 2)]
+    assert rpc.rpc_sync("there", rpc.get_worker_infos) == rpc.get_worker_infos()
+
+
+def test_shutdown_waits_for_all_and_serves_meanwhile(three: Group) -> None:
+    for name in ("there", "elsewhere"):
+        three.programs[name].write_line("leave")
+    assert rpc.rpc_sync("there", there.add, args=(1, 2)) == 3
+    assert rpc.rpc_sync("there", there.add_elsewhere, args=("elsewhere", 1, 2, 3)) == 6
+    rpc.shutdown()
+    assert [three.programs[name].read_line() for name in ("there", "elsewhere")] == ["left"] * 2
+
+
+def test_shutdown_waits_for_none_that_has_died(three: Group) -> None:
+    three.programs["there"].kill()
+    three.programs["elsewhere"].write_line("leave")
+    rpc.shutdown()
+    assert three.programs["elsewhere"].read_line() == "left"
+
+
+def test_shutdown_that_takes_too_long_names_who_is_missing(pair: Group) -> None:
+    with pytest.raises(errors.DeadlineExceeded, match="'there' have not called it"):
+        rpc.shutdown(timeout=0.05)
+    assert rpc.rpc_sync("there", there.add, args=(1, 2)) == 3
+    rpc.shutdown(graceful=False)
+
+
+def test_a_group_can_be_made_again_in_the_same_process(group: Group) -> None:
+    for name in ("first", "second"):
+        group.join(name)
+        assert rpc.rpc_sync(name, there.here) == name
+        group.programs[name].write_line("leave")
+        rpc.shutdown()
+        assert group.programs[name].read_line() == "left"
+    rpc.shutdown()  # again: does nothing
+
+
+def test_workers_come_and_go_where_there_is_no_world_size(group: Group) -> None:
+    group.join(size=None)
+    for round_number in range(2):
+        program = group.start(f"late{round_number}", 7, None)
+        assert program.read_line() == "up"
+        assert rpc.rpc_sync(f"late{round_number}", there.here) == f"late{round_number}"
+        assert rpc.get_worker_infos()[-1] == (f"late{round_number}", 7)
+        program.write_line("leave")
+        assert program.read_line() == "left"
+        wait_until(lambda: len(rpc.get_worker_infos()) == 1)
+        with pytest.raises(rpc.UnknownWorker, match="has left or died"):
+            rpc.rpc_sync(f"late{round_number}", there.here)
+    rpc.shutdown()
+
+
+def test_a_worker_that_dies_is_named_in_the_log_and_one_that_leaves_is_not(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    group.join("dies", "leaves", size=None)
+    group.programs["leaves"].write_line("leave")
+    assert group.programs["leaves"].read_line() == "left"
+    group.programs["dies"].kill()
+    wait_until(lambda: len(rpc.get_worker_infos()) == 1)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text for text in said if "'dies' (rank 1) has left the group without" in text]
+    assert not [text for text in said if "'leaves'" in text]
+
+
+def test_a_running_master_gives_ranks_and_outlives_each_worker(group: Group) -> None:
+    with Master() as master:
+        method = f"prpc://{master.address}/jobs"
+        rpc.init_rpc("here", init_method=method)
+        assert rpc.get_worker_info() == ("here", 0)
+        program = group.start("there", None, None, method)
+        assert program.read_line() == "up"
+        assert rpc.rpc_sync("there", there.here) == "there"
+        assert rpc.get_worker_info("there").id == 1
+        rpc.shutdown()
+        rpc.init_rpc("again", init_method=method)
+        assert rpc.rpc_sync("there", there.here) == "there"
+        rpc.shutdown()
+
+
+def test_env_is_the_default_rendezvous(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    group.start("there", 1, None, "env://")
+    rpc.init_rpc("here", rank=0)
+    assert rpc.rpc_sync("there", there.here) == "there"
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "text"),
+    [("there", 2, "has a worker named 'there' already"), ("other", 1, "rank 1 .* is taken")],
+)
+def test_names_and_ranks_are_unique(group: Group, name: str, rank: int, text: str) -> None:
+    with Master() as master:
+        method = f"prpc://{master.address}"
+        program = group.start("there", 1, None, method)
+        assert program.read_line() == "up"
+        with pytest.raises(errors.ConfigError, match=text):
+            rpc.init_rpc(name, rank, init_method=method)
+        with pytest.raises(rpc.NoWorker):
+            rpc.get_worker_info()
+        group.programs["there"].kill()
+
+
+def test_who_does_not_come_is_missed_by_name(tmp_path: Path) -> None:
+    options = rpc.Options(init_timeout_s=0.2)
+    with pytest.raises(errors.DeadlineExceeded, match=r"'here' \(rank 0\)"):
+        rpc.init_rpc("here", 0, 2, f"file://{tmp_path / 'meet'}", options)
+    assert not os.listdir(tmp_path)
+    with pytest.raises(errors.MasterUnreachable, match="rank 0 has not written"):
+        rpc.init_rpc("here", 1, 2, f"file://{tmp_path / 'meet'}", options)
+    with pytest.raises(errors.MasterUnreachable, match=r"127\.0\.0\.1:1"):
+        rpc.init_rpc("here", 1, 2, "tcp://127.0.0.1:1", options)
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_try() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(errors.AddressInUse, match="pass another init_method"):
+            rpc.init_rpc("here", 0, 1, f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_a_process_is_one_worker_at_a_time(pair: Group) -> None:
+    with pytest.raises(errors.ConfigError, match="is worker 'here' already"):
+        rpc.init_rpc("other", 5, None, pair.init_method)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 128, "näme", None, 5])
+def test_names_are_torchs(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(errors.ConfigError, match="worker name"):
+        rpc.init_rpc(name, 0, 1, f"file://{tmp_path / 'meet'}")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_worker_threads": 0}, "num_worker_threads=0"),
+        ({"rpc_timeout": -1.0}, "rpc_timeout=-1.0"),
+        ({"device_maps": {"there": {0: 1}}}, "device_maps"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(errors.ConfigError, match=text):
+        rpc.Options(**options)
+
+
+def test_torchs_names_and_arguments_are_taken(tmp_path: Path) -> None:
+    rpc.init_rpc(
+        name="here",
+        backend=rpc.BackendType.TENSORPIPE,
+        rank=0,
+        world_size=1,
+        rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+            num_worker_threads=8, rpc_timeout=20, init_method=f"file://{tmp_path / 'meet'}"
+        ),
+    )
+    assert rpc.rpc_sync("here", there.add, args=(1, 2)) == 3
+    rpc.shutdown()
+    with pytest.raises(errors.ConfigError, match="options="):
+        rpc.init_rpc("here", 0, 1, options={"rpc_timeout": 3})  # type: ignore[arg-type]
+
+
+def test_a_worker_of_an_allow_list_serves_what_is_exposed_and_unpickles_nothing(
+    group: Group,
+) -> None:
+    group.join("there", only_exposed=True)
+    array = np.arange(10)
+    np.testing.assert_array_equal(rpc.rpc_sync("there", there.allowed, args=(array,)), array)
+    with pytest.raises(errors.NotAllowed, match=r"add' is not exposed.*allowed"):
+        rpc.rpc_sync("there", there.add, args=(1, 2))
+    with pytest.raises(errors.RpcError):
+        rpc.rpc_sync("there", lambda: 1)
+    with pytest.raises(errors.BadArguments):
+        rpc.rpc_sync("there", there.allowed, args=(there.Model(1),))
+    with pytest.raises(errors.NotAllowed):
+        rpc.rpc_sync("there", os.system, args=("true",))
+    rref = rpc.remote("there", there.Counter)
+    assert rref.rpc_sync().up(2) == 2
+    assert rref.rpc_sync().up(by=3) == 5
+    methods = rref.rpc_sync()
+    for hidden in ("_hidden", "__sizeof"):
+        with pytest.raises(errors.NotAllowed, match=rf"Counter\.{hidden}"):
+            getattr(methods, hidden)()
+    with pytest.raises(ZeroDivisionError, match="as told"):
+        rref.rpc_sync().fail()
+    with pytest.raises(errors.NotAllowed):
+        rpc.remote("there", there.Model, args=(1,)).to_here()
+
+
+def test_what_is_no_function_cannot_be_exposed() -> None:
+    with pytest.raises(errors.ConfigError, match="expose"):
+        rpc.expose(5)  # type: ignore[type-var]
+
+
+def test_a_program_that_ends_without_shutdown_is_missed_at_once(group: Group) -> None:
+    group.join("there", size=None)
+    assert rpc.rpc_sync("there", there.here) == "there"
+    rpc.rpc_sync("there", _end_soon)
+    wait_until(lambda: len(rpc.get_worker_infos()) == 1)
+    group.programs["there"].kill()
+
+
+def _end_soon() -> None:
+    threading.Timer(0.01, lambda: os.kill(os.getpid(), 15)).start()
+
+
+@pytest.mark.slow
+def test_32_processes_join_and_call_each_other(group: Group) -> None:
+    names = [f"worker{number}" for number in range(1, 32)]
+    group.join(*names)
+    futures = [rpc.rpc_async(name, _call_next, args=(names,)) for name in names]
+    assert rpc.wait_all(futures) == [names[(at + 1) % 31] for at in range(31)]
+    for name in names:
+        group.programs[name].write_line("leave")
+    rpc.shutdown()
+    assert [group.programs[name].read_line() for name in names] == ["left"] * 31
+
+
+def _call_next(names: list[str]) -> str:
+    at = names.index(rpc.get_worker_info().name)
+    return str(rpc.rpc_sync(names[(at + 1) % len(names)], there.here))

@@ -1,0 +1,289 @@
+"""Functions at other workers: what comes back, what is raised, who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import operator
+import os
+import pickle
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import errors
+from prpc_engine import remote as rpc
+from tests.prpc_engine.remote import functions_there as there
+from tests.prpc_engine.remote.conftest import Group
+
+
+def of_this_script(value: int) -> int:
+    return value + 1
+
+
+def test_a_function_runs_in_the_other_process_with_all_its_arguments(pair: Group) -> None:
+    assert rpc.rpc_sync("there", there.pid) == pair.programs["there"].pid
+    assert rpc.rpc_sync("there", there.add, args=(1, 2)) == 3
+    assert rpc.rpc_sync("there", there.add, (1,), {"second": 5}) == 6
+    assert rpc.rpc_sync("there", there.add, (1,)) == 101
+    assert rpc.rpc_async("there", there.add, args=(1, 2)).wait() == 3
+
+
+@pytest.mark.parametrize("to", ["there", 1, rpc.WorkerInfo("there", 1)])
+def test_a_worker_is_named_by_name_rank_or_info(pair: Group, to: Any) -> None:
+    assert rpc.rpc_sync(to, there.here) == "there"
+
+
+def test_a_worker_may_call_itself(pair: Group) -> None:
+    assert rpc.rpc_sync("here", there.pid) == os.getpid()
+    rref = rpc.remote("here", there.Model, (3,))
+    assert rref.is_owner()
+    assert rref.rpc_sync().times(4) == 12
+    assert rref.local_value().factor == 3
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "value"),
+    [
+        (math.sqrt, (4.0,), 2.0),
+        (operator.add, (1, 2), 3),
+        (str.upper, ("a",), "A"),
+        (complex, (1, 2), 1 + 2j),
+        (np.add, (1, 2), 3),
+        (there.Batch.put, (7, 1), [7]),
+        (functools.partial(there.add, 3), (4,), 7),
+        ("text".replace, ("t", "T"), "TexT"),
+        (lambda value: value * 2, (4,), 8),
+        (of_this_script, (1,), 2),
+    ],
+)
+def test_any_callable_can_be_sent(pair: Group, function: Any, args: Any, value: Any) -> None:
+    assert rpc.rpc_sync("there", function, args=args) == value
+
+
+def test_arrays_travel_out_of_band_and_come_back_equal(pair: Group) -> None:
+    array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
+    back = rpc.rpc_sync("there", there.same, args=({"a": [array]},))
+    np.testing.assert_array_equal(back["a"][0], array)
+    assert not back["a"][0].flags.writeable
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a", 1), KeyError("k"), OSError(2, "No such file"), there.TwoThings(1, "two")],
+)
+def test_an_exception_arrives_as_it_was_raised_with_its_traceback_as_the_cause(
+    pair: Group, error: Exception
+) -> None:
+    with pytest.raises(type(error)) as caught:
+        rpc.rpc_sync("there", there.raise_it, args=(error,))
+    assert type(caught.value) is type(error)
+    assert caught.value.args == error.args
+    assert vars(caught.value) == vars(error)
+    cause = caught.value.__cause__
+    assert isinstance(cause, rpc.RemoteTraceback)
+    assert "functions_there.py" in str(cause)
+    assert "'raise_it' at worker 'there' (rank 1)" in str(cause)
+
+
+def test_an_exception_that_cannot_be_rebuilt_is_told_by_its_texts(pair: Group) -> None:
+    with pytest.raises(errors.RemoteError, match="Odd: 1 and 2") as caught:
+        rpc.rpc_sync("there", there.raise_odd)
+    assert caught.value.type_name.endswith("Odd")
+    assert "functions_there.py" in caught.value.remote_traceback
+
+
+def test_an_exception_of_a_future_is_raised_by_wait(pair: Group) -> None:
+    future = rpc.rpc_async("there", there.raise_it, args=(KeyError("k"),))
+    with pytest.raises(KeyError, match="k"):
+        future.wait()
+    assert future.done()
+    with pytest.raises(KeyError):
+        future.value()
+    with pytest.raises(KeyError):
+        future.then(lambda done: done.wait()).wait()
+
+
+def test_futures_have_the_verbs_of_torchs(pair: Group) -> None:
+    futures = [rpc.rpc_async("there", there.add, args=(number, 1)) for number in range(5)]
+    assert rpc.wait_all(futures) == [1, 2, 3, 4, 5]
+    assert [one.value() for one in rpc.collect_all(futures).wait()] == [1, 2, 3, 4, 5]
+    called: list[int] = []
+    heard = threading.Event()
+
+    def hear(done: rpc.Future) -> None:
+        called.append(done.value())
+        heard.set()
+
+    futures[0].add_done_callback(hear)
+    assert heard.wait(there.PATIENCE_S)
+    assert called == [1]
+    assert (
+        futures[0].then(lambda done: done.value() + 1).then(lambda done: -done.value()).wait() == -2
+    )
+    mine = rpc.Future()
+    with pytest.raises(RuntimeError, match="not done"):
+        mine.value()
+    mine.set_exception(KeyError("mine"))
+    with pytest.raises(KeyError):
+        mine.wait()
+
+
+def test_a_future_can_be_awaited_in_asyncio(pair: Group) -> None:
+    async def main() -> list[int]:
+        return list(
+            await asyncio.gather(
+                *(rpc.rpc_async("there", there.add, args=(number, 1)) for number in range(3))
+            )
+        )
+
+    assert asyncio.run(main()) == [1, 2, 3]
+
+
+def test_a_function_may_return_a_future_and_its_caller_gets_what_that_brings(three: Group) -> None:
+    assert rpc.rpc_sync("there", there.add_elsewhere, args=("elsewhere", 1, 2, 3)) == 6
+    assert rpc.rpc_sync("there", there.of_threads, args=(1,)) == 2
+    with pytest.raises(KeyError, match="of elsewhere"):
+        rpc.rpc_sync("there", there.fail_elsewhere, args=("elsewhere",))
+    futures = [rpc.rpc_async("there", there.Batch.put, args=(part, 3)) for part in range(3)]
+    assert rpc.wait_all(futures) == [[0, 1, 2]] * 3
+
+
+def test_a_coroutine_function_runs_as_a_task(pair: Group) -> None:
+    assert rpc.rpc_sync("there", there.sleeps, args=(4,)) == 8
+    with pytest.raises(there.TwoThings) as caught:
+        rpc.rpc_sync("there", there.fails)
+    assert caught.value.second == "two"
+    assert rpc.remote("there", there.sleeps, (5,)).to_here() == 10
+
+
+def test_a_generator_is_refused_by_name(pair: Group) -> None:
+    with pytest.raises(TypeError, match="counts' yields its results"):
+        rpc.rpc_sync("there", there.counts, args=(3,))
+
+
+def test_calls_may_nest_back_and_forth_fifty_deep(three: Group) -> None:
+    assert rpc.rpc_sync("there", there.down, args=("elsewhere", 50)) == 50
+
+
+def test_a_function_that_blocks_lets_others_run_beside_it(pair: Group) -> None:
+    """At first in the engine's thread, which others leave behind; from then on in one of its
+    own.
+    """
+    for _ in range(3):
+        rpc.rpc_sync("there", there.clear_event)
+        blocked = [rpc.rpc_async("there", there.wait_for_event) for _ in range(3)]
+        rpc.rpc_sync("there", there.set_event)
+        assert rpc.wait_all(blocked) == [True] * 3
+    assert rpc.rpc_sync("there", there.figures)["overtaken"] >= 1
+
+
+def test_more_functions_block_than_there_are_threads(group: Group) -> None:
+    group.join("there", num_worker_threads=2)
+    for _ in range(2):
+        rpc.rpc_sync("there", there.clear_event)
+        blocked = [rpc.rpc_async("there", there.wait_for_event) for _ in range(6)]
+        rpc.rpc_sync("there", there.set_event)
+        assert rpc.wait_all(blocked) == [True] * 6
+
+
+def test_a_function_that_the_caller_gives_up_goes_on_and_others_are_served(pair: Group) -> None:
+    with pytest.raises(errors.DeadlineExceeded, match="'wait_for_event' at worker 'there'") as late:
+        rpc.rpc_sync("there", there.wait_for_event, timeout=0.05)
+    assert isinstance(late.value, RuntimeError)
+    rpc.rpc_sync("there", there.set_event)
+
+
+def test_a_timeout_of_0_waits_as_long_as_it_takes(group: Group) -> None:
+    group.join("there", rpc_timeout=0.05)
+    blocked = rpc.rpc_async("there", there.wait_for_event, timeout=0)
+    with pytest.raises(errors.DeadlineExceeded):
+        rpc.rpc_sync("there", there.wait_for_event)
+    rpc.rpc_sync("there", there.set_event, timeout=there.PATIENCE_S)
+    assert blocked.wait()
+
+
+@pytest.mark.parametrize("timeout", [-2, math.nan, "1", True, 1e12])
+def test_a_timeout_that_is_none_is_refused(pair: Group, timeout: Any) -> None:
+    for verb in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+        with pytest.raises(errors.ConfigError, match="timeout="):
+            verb("there", there.pid, timeout=timeout)
+
+
+def test_who_is_not_in_the_group_is_named_beside_those_who_are(pair: Group) -> None:
+    for verb in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+        with pytest.raises(rpc.UnknownWorker, match=r"'nobody' is not in the group.*'there' \(1\)"):
+            verb("nobody", there.pid)
+        with pytest.raises(errors.ConfigError, match="to=None"):
+            verb(None, there.pid)  # type: ignore[arg-type]
+    with pytest.raises(rpc.UnknownWorker):
+        rpc.get_worker_info("nobody")
+    with pytest.raises(RuntimeError):
+        rpc.rpc_sync(17, there.pid)
+
+
+def test_what_is_no_function_is_refused_here(pair: Group) -> None:
+    with pytest.raises(errors.BadArguments, match="5 is not callable"):
+        rpc.rpc_sync("there", 5)  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_sent_is_named(pair: Group) -> None:
+    with pytest.raises(errors.BadArguments):
+        rpc.rpc_sync("there", there.same, args=(threading.Lock(),))
+    with pytest.raises(RuntimeError, match="what cannot be sent"):
+        rpc.rpc_sync("there", threading.Lock)
+
+
+def test_a_worker_that_is_killed_ends_its_calls_and_is_named(pair: Group) -> None:
+    blocked = rpc.rpc_async("there", there.wait_for_event)
+    assert rpc.rpc_sync("there", there.pid)  # it has begun
+    pair.programs["there"].kill()
+    with pytest.raises(errors.MaybeExecuted, match="'wait_for_event' at worker 'there'") as lost:
+        blocked.wait()
+    assert isinstance(lost.value, RuntimeError)
+    with pytest.raises(RuntimeError):
+        rpc.rpc_sync("there", there.pid, timeout=there.PATIENCE_S)
+
+
+def test_errors_of_calls_survive_being_pickled(pair: Group) -> None:
+    with pytest.raises(errors.DeadlineExceeded) as late:
+        rpc.rpc_sync("there", there.wait_for_event, timeout=0.01)
+    again = pickle.loads(pickle.dumps(late.value))
+    assert type(again) is type(late.value)
+    assert str(again) == str(late.value)
+    rpc.rpc_sync("there", there.set_event)
+
+
+def test_the_deadline_is_inherited_by_nested_calls(three: Group) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded):
+        rpc.rpc_sync("there", _wait_at, args=("elsewhere",), timeout=0.2)
+    # the nested call's own limit is 60 s: "there" would be stuck in it
+    while rpc.rpc_sync("there", _is_waiting):
+        assert time.monotonic() - began < there.PATIENCE_S
+    rpc.rpc_sync("elsewhere", there.set_event)
+
+
+_waits = 0
+
+
+def _wait_at(to: str) -> None:
+    global _waits
+    _waits += 1
+    try:
+        rpc.rpc_sync(to, there.wait_for_event)
+    finally:
+        _waits -= 1
+
+
+def _is_waiting() -> int:
+    return _waits
+
+
+def test_an_idle_worker_has_few_threads_and_descriptors(pair: Group) -> None:
+    assert len(rpc.rpc_sync("there", there.names_of_threads)) <= 5  # a spare may be there yet
+    assert rpc.rpc_sync("there", there.descriptors) <= 40
