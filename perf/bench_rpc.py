@@ -275,7 +275,7 @@ def measure_pipelined(place: Place, effort: Effort, case: Pipelined, info: PeerI
 
 def measure_idle(place: Place, effort: Effort, case: Idle, info: PeerInfo) -> Sample:
     """After some calls, sleep, and read what both processes, all their threads, have used of a core
-    meanwhile.
+    meanwhile; and how many threads and descriptors the server has.
     """
     payload = _payload(case.size_bytes)
     with open_peer(info, place, Job("echo", case.size_bytes)) as peer:
@@ -292,6 +292,8 @@ def measure_idle(place: Place, effort: Effort, case: Idle, info: PeerInfo) -> Sa
             figures={
                 "client_cpu_percent": 100 * (process_cpu_s(client) - before[0]) / took_s,
                 "server_cpu_percent": 100 * (process_cpu_s(server) - before[1]) / took_s,
+                "server_threads": float(len(os.listdir(f"/proc/{server}/task"))),
+                "server_descriptors": float(len(os.listdir(f"/proc/{server}/fd"))),
             }
         ).with_work(bytes_echoed=len(peer.round_trip(payload)))  # still awake when called
 

@@ -37,6 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from . import bench_tensor, machine, peers, plot, published, units
 from .bench_tensor import SHM_ORDINARY, SHM_SLAB, TCP_ORDINARY, Handed
@@ -94,6 +95,14 @@ class OverShm:
 
     def __str__(self) -> str:
         return f"shm, array of {self.label}"
+
+
+class Sized(Protocol):
+    """A case that an array of some size is handed over in."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the array."""
 
 
 Case = OverTcp | OverShm
@@ -212,10 +221,10 @@ def panels(results: Sequence[Result]) -> list[plot.Panel]:
     """Time by size over shared memory, and bytes a second by size over tcp: a panel for each that
     was measured.
     """
-    over_shm = _curves(
+    over_shm = curves(
         results, SHM_CASES, lambda result: None if result.p50_ns is None else result.p50_ns / 1e6
     )
-    over_tcp = _curves(
+    over_tcp = curves(
         results,
         TCP_CASES,
         lambda result: None if result.bytes_per_s is None else result.bytes_per_s / 1e9,
@@ -230,16 +239,19 @@ def panels(results: Sequence[Result]) -> list[plot.Panel]:
     return [panel for panel in drawn if panel.curves]
 
 
-def _curves(
-    results: Sequence[Result], cases: Sequence[Case], value_of: Callable[[Result], float | None]
+def curves(
+    results: Sequence[Result],
+    cases: Sequence[Sized],
+    value_of: Callable[[Result], float | None],
 ) -> dict[str, list[tuple[float, float]]]:
+    """By candidate: a value by the size of the arrays of those cases."""
     sizes = {str(case): case.size_bytes for case in cases}
-    curves: dict[str, list[tuple[float, float]]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
     for result in results:
         value = value_of(result)
         if result.case in sizes and value is not None:
-            curves.setdefault(result.candidate, []).append((sizes[result.case], value))
-    return curves
+            found.setdefault(result.candidate, []).append((sizes[result.case], value))
+    return found
 
 
 # -- the same code on tiny sizes -------------------------------------------------------------------

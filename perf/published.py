@@ -34,6 +34,16 @@ SIZES_BYTES = {
         "1.25 GB": 64 * KIB * KIB,
     }.items()
 }
+# Table "inter-node P2P" of the same page, in ms: 200 Gb/s InfiniBand between two hosts.
+INTER_SIZES_BYTES = {
+    **{label: SIZES_BYTES[label] for label in list(SIZES_BYTES)[1:]},
+    "2.5 GB": 5 * 128 * KIB * KIB * 4,
+}
+INTER_TIMES_MS = {
+    "DI-engine nng-TCP": (5.7353, 9.6782, 30.5187, 172.9719, 3450.7418, 7083.6372, 14072.1213),
+    "DI-engine torchrpc-TCP": (5.6691, 5.4707, 14.0155, 39.4443, 580.333, 1154.0793, 2297.3776),
+    "DI-engine torchrpc-IB": (21.3884, 4.4093, 5.9105, 22.3012, 130.249, 236.8084, 477.2389),
+}
 TIMES_MS = {  # for each of the sizes
     "DI-engine shm": (0.3605, 0.352, 0.9924, 7.1229, 47.9575, 798.8635, 1548.782),
     "DI-engine nccl-nvlink": (0.1969, 0.1104, 0.2162, 0.3285, 0.4532, 3.3166, 5.3828),
@@ -46,9 +56,10 @@ def name_of(column: str) -> str:
     return f"{column} ({OTHER_MACHINE})"
 
 
-def results(bench: str, case: str, label: str) -> list[Result]:
-    """What was published for the size called `label`."""
-    row = list(SIZES_BYTES).index(label)
+def results(bench: str, case: str, label: str, between_hosts: bool = False) -> list[Result]:
+    """What was published for the size called `label`, within a host or between two."""
+    sizes = INTER_SIZES_BYTES if between_hosts else SIZES_BYTES
+    row = list(sizes).index(label)
     return [
         Result(
             bench,
@@ -57,9 +68,9 @@ def results(bench: str, case: str, label: str) -> list[Result]:
             "given",
             "ok",
             p50_ns=times_ms[row] * 1e6,
-            bytes_per_op=SIZES_BYTES[label],
+            bytes_per_op=sizes[label],
         )
-        for column, times_ms in TIMES_MS.items()
+        for column, times_ms in (INTER_TIMES_MS if between_hosts else TIMES_MS).items()
     ]
 
 

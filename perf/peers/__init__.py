@@ -71,6 +71,31 @@ SHM_ASYNCIO = PeerInfo(
     "prpc shm, asyncio", "prpc_asyncio", role="ours", options={"transport": "shm", "polling": False}
 )
 
+REMOTE_POLLING = PeerInfo(
+    "prpc remote shm, polling",
+    "prpc_remote",
+    role="ours",
+    options={"transport": "shm", "polling": True},
+)
+REMOTE_PARKING = PeerInfo(
+    "prpc remote shm, parking",
+    "prpc_remote",
+    role="ours",
+    options={"transport": "shm", "polling": False},
+)
+REMOTE_TCP = PeerInfo(
+    "prpc remote tcp, polling",
+    "prpc_remote",
+    role="ours",
+    options={"transport": "tcp", "polling": True},
+)
+REMOTE_SLAB = PeerInfo(
+    "prpc remote shm, slab array",
+    "prpc_remote",
+    role="ours",
+    options={"transport": "shm", "polling": True, "is_slab": True},
+)
+
 OURS = [SHM_POLLING, SHM_PARKING, TCP_POLLING, TCP_PARKING]
 PEERS = [PIPE, TCP_SPINNING, TCP_BLOCKING, ZMQ_IPC, ZMQ_TCP, NNG, GRPC]
 

@@ -31,6 +31,7 @@ class RemoteCalls:
         self.driver = driver
         self.client: RpcClient | None = None  # until this worker has joined
         self._rpc_timeout = rpc_timeout
+        self._limit_s = timeout_of(None, rpc_timeout)
         self._may_pickle = may_pickle
         self._destination = threading.local()
         self._by_value: set[tuple[int, str]] = set()
@@ -45,7 +46,7 @@ class RemoteCalls:
 
     def timeout(self, given: float | None) -> float | None:
         """Seconds that a verb has, None for no limit. Raises ConfigError."""
-        return timeout_of(given, self._rpc_timeout)
+        return self._limit_s if given is None else timeout_of(given, self._rpc_timeout)
 
     def future(self) -> Future:
         """One whose waiting threads make the engine's progress."""
@@ -65,16 +66,17 @@ class RemoteCalls:
         raised, and the errors of a call.
         """
         arguments = self._packed(rank, header, function, args, kwargs)
-        limit_s = self.timeout(timeout)
-        client = self._open_client()
-        self._destination.to = self.members.incarnation_if_known(rank)
+        limit_s = self._limit_s if timeout is None else self.timeout(timeout)
+        client = self.client or self._open_client()
+        destination = self._destination
+        destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
             value = client.call_to(rank, verb, *arguments, timeout_s=limit_s)
         except errors.RpcError as error:
             # the same error, of a class that is both
             raise as_runtime_error(error, self._at(rank, function))  # noqa: B904
         finally:
-            self._destination.to = NOBODY
+            destination.to = NOBODY
         if type(value) is not Raised:
             return value
         if self._goes_by_value(rank, function, value):
@@ -95,8 +97,8 @@ class RemoteCalls:
         outcome = Future(self.driver)
         arguments = self._packed(rank, header, function, args, kwargs)
         limit_s = self.timeout(timeout)
-        client = self._open_client()
-        self._destination.to = self.members.incarnation_if_known(rank)
+        client = self.client or self._open_client()
+        self._destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
             sent = client.submit_to(rank, verb, *arguments, timeout_s=limit_s)
         except errors.RpcError as error:

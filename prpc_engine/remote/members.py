@@ -20,7 +20,6 @@ from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import component, name_of
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.remote.current import WorkerInfo
-from prpc_engine.remote.references import NOBODY
 from shard import Driver, Future, runtime
 
 TREE = "/_remote_"
@@ -42,7 +41,9 @@ class Membership(msgspec.Struct, frozen=True):
 class Members:
     """The workers of a group, this one among them. Owned by a Worker.
 
-    on_gone  called with the incarnation of a worker that has left or died, and its name for texts
+    incarnations  of the workers that are there, by rank
+    on_gone       called with the incarnation of a worker that has left or died, and its name for
+                  texts
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Members:
         self._tree: MasterClient | None = None
         self._members: dict[str, Membership] = {}
         self._names: dict[int, str] = {incarnation: name}  # of those that have gone, too
-        self._incarnations: dict[int, int] = {}  # by rank, of those that are there
+        self.incarnations: dict[int, int] = {}  # by rank, of those that are there
         self._changed: Future | None = None  # done when somebody comes, goes or is to leave
 
     def join(self, tree: MasterClient, rank: int, where: str) -> None:
@@ -97,7 +98,7 @@ class Members:
         else:
             self._members[name] = now
             self._names[now.incarnation] = name
-        self._incarnations = {each.rank: each.incarnation for each in self._members.values()}
+        self.incarnations = {each.rank: each.incarnation for each in self._members.values()}
         if before is not None and (now is None or now.incarnation != before.incarnation):
             if before.state != "leaving":
                 logger.warning(
@@ -164,10 +165,12 @@ class Members:
 
     def rank_of(self, to: object) -> int:
         """Of a worker given by name, WorkerInfo or rank. Raises UnknownWorker, ConfigError."""
+        member = self._members.get(to) if type(to) is str else None
+        if member is not None:
+            return member.rank
         kind = type(to)
         if kind is str:
-            name = str(to)
-            return (self._members.get(name) or self._find(name)).rank
+            return self._find(str(to)).rank
         if isinstance(to, WorkerInfo):
             return to.id
         if kind is int:
@@ -178,12 +181,8 @@ class Members:
 
     def incarnation_of(self, rank: int) -> int:
         """Of the worker that has that rank now. Raises UnknownWorker."""
-        found = self._incarnations.get(rank)
+        found = self.incarnations.get(rank)
         return found if found is not None else self._find(self.info_of(rank).name).incarnation
-
-    def incarnation_if_known(self, rank: int) -> int:
-        """The same, or NOBODY."""
-        return self._incarnations.get(rank, NOBODY)
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -25,18 +25,22 @@ QUICK_S, QUICK_MAX = 0.002, 8
 
 
 class Runner:
-    """Runs functions of users. Owned by a Worker; close() at its end."""
+    """Runs functions of users. Owned by a Worker; close() at its end.
+
+    slow       functions that block or compute for long, by name: how often each was quick on end
+    overtaken  how many functions there were beside which others ran
+    """
 
     def __init__(self, driver: Driver, threads_max: int) -> None:
-        self._sections = driver.sections
+        self._section = driver.sections.enter, driver.sections.leave
         self._reactor = driver.reactor
         self._threads_max = threads_max
         self._threads: Any = None  # a pool, once it is needed
         self._busy = 0
         # of the two above and the next: threads of the pool and the engine's count here
         self._guard = runtime.Lock()
-        self._slow: dict[str, int] = {}  # by name: how often it was quick on end
-        self.overtaken = 0  # functions beside which others ran
+        self.slow: dict[str, int] = {}
+        self.overtaken = 0
 
     def run(
         self,
@@ -46,19 +50,19 @@ class Runner:
         keywords: Mapping[str, Any],
     ) -> Any:
         """What it returns or raises, of one that runs here and now."""
-        sections = self._sections
-        sections.enter()
+        enter, leave = self._section
+        section = enter()
         try:
             return function(*arguments, **keywords)
         finally:
-            if sections.leave():
+            if leave(section):
                 with self._guard:
-                    self._slow[name] = 0
+                    self.slow[name] = 0
                     self.overtaken += 1
 
     def is_slow(self, name: str) -> bool:
         """Whether begin() is better than run(), and there is a thread for it."""
-        return name in self._slow and self._busy < self._threads_max
+        return name in self.slow and self._busy < self._threads_max
 
     def begin(self, name: str, work: Callable[[], object]) -> bool:
         """Have work(), which raises nothing, run in a thread of its own; False where none is to be
@@ -94,11 +98,11 @@ class Runner:
     def _ended(self, name: str, took_s: float) -> None:
         with self._guard:
             self._busy -= 1
-            quick = self._slow.get(name, 0) + 1 if took_s < QUICK_S else 0
+            quick = self.slow.get(name, 0) + 1 if took_s < QUICK_S else 0
             if quick >= QUICK_MAX:
-                self._slow.pop(name, None)
-            elif name in self._slow:
-                self._slow[name] = quick
+                self.slow.pop(name, None)
+            elif name in self.slow:
+                self.slow[name] = quick
 
     def close(self) -> None:
         """What runs goes on; nothing new begins."""

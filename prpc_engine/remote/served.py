@@ -19,6 +19,7 @@ from prpc_engine.rpc.method import idempotent
 
 # results that are neither futures nor coroutines, which most are
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
+_NONE: Mapping[str, Any] = {}
 
 
 class Served:
@@ -40,11 +41,14 @@ class Served:
 
     def run(self, function: Any, keywords: Any, *arguments: Any) -> Any:
         """What the function returns, or Raised."""
-        try:
-            name, call = self._find(function)
-        except Exception as error:
-            return self._raised(error)
-        return self._go(name, call, arguments, keywords or {})
+        name = function
+        call = self._found.get(function) if type(function) is str else None
+        if call is None:
+            try:
+                name, call = self._find(function)
+            except Exception as error:
+                return self._raised(error)
+        return self._go(name, call, arguments, keywords or _NONE)
 
     def create(
         self,
@@ -65,7 +69,7 @@ class Served:
             return self._raised(error)
         value = self._values.enter((creator, number), (parent, fork))
         if value is not None:  # else it came again
-            self._keep(value, self._go(name, call, arguments, keywords or {}))
+            self._keep(value, self._go(name, call, arguments, keywords or _NONE))
         return None
 
     def _find(self, function: Any) -> tuple[str, Callable[..., Any]]:
@@ -90,7 +94,8 @@ class Served:
         keywords: Mapping[str, Any],
     ) -> Any:
         """What to answer: a value, or the future of it."""
-        if self._runner.is_slow(name):
+        runner = self._runner
+        if runner.slow and runner.is_slow(name):
             answer = Deferred()
 
             def work() -> None:
@@ -100,10 +105,10 @@ class Served:
                     value = self._raised(error)
                 self._settle(value, answer)
 
-            if self._runner.begin(name, work):
+            if runner.begin(name, work):
                 return answer
         try:
-            value = self._runner.run(name, function, arguments, keywords)
+            value = runner.run(name, function, arguments, keywords)
         except Exception as error:
             return self._raised(error)
         if type(value) in _PLAIN:
@@ -177,7 +182,7 @@ class Served:
             return self._raised(error)
 
         def call(value: Any) -> Any:
-            return self._call_method(value, name, arguments, keywords or {})
+            return self._call_method(value, name, arguments, keywords or _NONE)
 
         if future.finished:
             value = self._outcome(future)

@@ -124,7 +124,7 @@ class Driver:
             on_look=lambda: self.sections.look(),
         )
         self.sections = Sections(
-            reactor, lambda: self._leader, self._take_lead_away, self._lead_again
+            reactor, lambda thread: self._leader == thread, self._take_lead_away, self._lead_again
         )
         self.polling = polling
         # requests may come in at any time: hand over to the progress thread at once, not lazily

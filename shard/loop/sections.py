@@ -15,9 +15,8 @@ So a quick section switches no thread. The looks are some 50 ms apart, while not
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import NamedTuple
 
 from shard import runtime
@@ -35,49 +34,56 @@ class Preempted(NamedTuple):
 class Sections:
     """Of the threads that lead one reactor. Owned by its driver.
 
-    leader      who leads: the ident of a thread, or 0
-    take_away   ends the lead of that thread, from another one; whether it was on duty
+    leads       whether a thread leads, by its ident
+    take_away   ends the lead of the thread that has it, from another one; whether it was on duty
     lead_again  waits for the lead; what a signal handler raised meanwhile
+
+    A section is a list with one item, taken out by whoever is first: the thread that leaves, or the
+    watchdog. So a quick section costs no lock.
     """
 
     def __init__(
         self,
         reactor: Reactor,
-        leader: Callable[[], int],
+        leads: Callable[[int], bool],
         take_away: Callable[[], bool],
         lead_again: Callable[[bool], BaseException | None],
     ) -> None:
         self._reactor = reactor
-        self._leader = leader
+        self._leads = leads
         self._take_away = take_away
         self._lead_again = lead_again
-        self._next_number = itertools.count(1).__next__
-        # Threads that are in one, and its number; threads that the lead was taken from.
-        self._inside: dict[int, int] = {}
+        # by thread: the one that it is in, or was in last
+        self._inside: dict[int, list[None]] = {}
         self._preempted: dict[int, Preempted] = {}
-        # Of both: the watchdog takes the lead, or the thread leaves, whichever is first.
+        # while the watchdog takes the lead: who it is taken from waits for the end of that
         self._guard = runtime.Lock()
-        self._seen = 0  # by the watchdog, when it looked last
+        self._seen: tuple[int, list[None]] | None = None  # by the watchdog, when it looked last
 
     def __contains__(self, thread: int) -> bool:
-        return thread in self._inside
+        return bool(self._inside.get(thread))
 
-    def enter(self) -> None:
-        """What this thread does until leave() may run beside other handlers. In a handler;
-        elsewhere it changes nothing.
+    def enter(self) -> list[None]:
+        """What this thread does until leave() of what this gives may run beside other handlers. In
+        a handler; elsewhere it changes nothing.
         """
-        me = threading.get_ident()
-        if self._leader() == me:
-            self._inside[me] = self._next_number()
+        me = get_ident()
+        section = self._inside[me] = [None] if self._leads(me) else []
+        return section
 
-    def leave(self) -> bool:
+    def leave(self, section: list[None]) -> bool:
         """As a handler again; whether others led meanwhile. In a `finally` of who entered."""
-        me = threading.get_ident()
+        if section:
+            try:
+                section.pop()
+            except IndexError:  # the watchdog was first
+                pass
+            else:
+                return False
         with self._guard:
-            self._inside.pop(me, None)
-            before = self._preempted.pop(me, None)
+            before = self._preempted.pop(get_ident(), None)
         if before is None:
-            return False
+            return False  # it was paused
         interrupt = self._lead_again(before.on_duty)
         self._reactor.end_waiting(*before.waited)
         self._reactor.take_lead(before.may_serve)
@@ -85,28 +91,42 @@ class Sections:
             raise interrupt
         return True
 
-    def pause(self) -> int | None:
-        """From here on nobody takes the lead from this thread, if it has it. For go_on()."""
-        with self._guard:
-            return self._inside.pop(threading.get_ident(), None)
+    def pause(self) -> list[None] | None:
+        """From here on nobody takes the lead from this thread, if it has it. For go_on(): the
+        section that it was in.
+        """
+        section = self._inside.get(get_ident())
+        if section:
+            try:
+                section.pop()
+            except IndexError:
+                pass
+            else:
+                return section
+        with self._guard:  # the watchdog may be about to take it
+            return None
 
-    def go_on(self, section: int | None) -> None:
+    def go_on(self, section: list[None] | None) -> None:
         """It is in the section again that it was in, if it was."""
         if section is not None:
-            self._inside[threading.get_ident()] = section
+            section.append(None)
 
     def look(self) -> None:
         """Let others lead, where the leader is in the section that it was in at the last look. In
         the watchdog's thread.
         """
-        leader = self._leader()
-        seen, self._seen = self._seen, self._inside.get(leader, 0)
-        if not seen or seen != self._seen:
+        found = next(
+            ((me, one) for me, one in tuple(self._inside.items()) if one and self._leads(me)), None
+        )
+        seen, self._seen = self._seen, found
+        if found is None or seen is None or seen[1] is not found[1]:
             return
+        leader, section = found
         with self._guard:
-            if self._leader() != leader or self._inside.get(leader) != seen:
-                return
-            del self._inside[leader]
+            try:
+                section.pop()
+            except IndexError:
+                return  # it left just now
             reactor = self._reactor
             self._preempted[leader] = Preempted(
                 reactor.begin_waiting(), reactor.may_serve, self._take_away()

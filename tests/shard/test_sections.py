@@ -18,11 +18,11 @@ def in_section(driver: Driver, work: object) -> Future:
     done = Future(driver)
 
     def handler() -> None:
-        driver.sections.enter()
+        section = driver.sections.enter()
         try:
             work()  # type: ignore[operator]
         finally:
-            overtaken = driver.sections.leave()
+            overtaken = driver.sections.leave(section)
             done.set_result(overtaken)
 
     driver.call_in_engine(handler)
@@ -70,9 +70,9 @@ def test_one_that_was_overtaken_leads_again_before_it_goes_on(driver: Driver) ->
     done = Future(driver)
 
     def handler() -> None:
-        driver.sections.enter()
+        section = driver.sections.enter()
         release.wait(PATIENCE_S)
-        assert driver.sections.leave()
+        assert driver.sections.leave(section)
         leads.append(driver.leads_here())
         done.set_result(None)
 
@@ -114,12 +114,12 @@ def test_what_a_section_raises_comes_out_after_it_leads_again(driver: Driver) ->
 
     def handler() -> None:
         try:
-            driver.sections.enter()
+            section = driver.sections.enter()
             try:
                 other.wait(PATIENCE_S)
                 raise KeyError("its own")
             finally:
-                driver.sections.leave()
+                driver.sections.leave(section)
         except KeyError as error:
             caught.append((error.args[0], driver.leads_here()))
         done.set_result(None)
@@ -152,8 +152,8 @@ def test_who_leads_in_a_section_is_not_overtaken_any_more_once_it_asked(driver: 
 
 
 def test_elsewhere_than_in_a_handler_a_section_changes_nothing(driver: Driver) -> None:
-    driver.sections.enter()
-    assert driver.sections.leave() is False
+    section = driver.sections.enter()
+    assert driver.sections.leave(section) is False
     assert in_section(driver, lambda: None).result(PATIENCE_S) is False
 
 
