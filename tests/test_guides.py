@@ -18,7 +18,8 @@ PROGRAM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # What programs import: the faces, and the modules that are public by their own name.
-PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|simulation|support|tensorflow"
+PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|remote|simulation|support"
+PARTS += "|tensorflow"
 PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
 
 
@@ -83,6 +84,7 @@ def test_there_is_a_guide_for_each_subject() -> None:
         "hosts",
         "metrics",
         "pslite",
+        "remote",
         "shards",
         "simulation",
     }
