@@ -29,6 +29,7 @@ from prpc_engine.client.directory import Directory, Lookup
 from prpc_engine.client.dispatcher import Dispatcher, Named, Notice
 from prpc_engine.client.retry import RetryPolicy
 from prpc_engine.client.route import Route
+from prpc_engine.client.shared_message import SharedMessage, shared_message
 from prpc_engine.client.stub import P, bind
 from prpc_engine.master.registry import ServerEntry
 from prpc_engine.node.node import Node
@@ -209,13 +210,46 @@ class RpcClient:
     def broadcast(self, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S) -> list[Any]:
         """The method's result from every server known here, in order of server id. Raises the first
         error.
+
+        Arguments are encoded once, and a large array is copied once, for all (shared_message.py).
         """
         self._check_open()
-        calls = [
-            self.submit_to(server_id, method, *args, timeout_s=timeout_s)
-            for server_id in self.server_ids
-        ]
-        return [call.result() for call in calls]
+        server_ids = self.server_ids
+        message = self._shared(args) if len(server_ids) > 1 else None
+        if message is None:
+            calls = [
+                self.submit_to(server_id, method, *args, timeout_s=timeout_s)
+                for server_id in server_ids
+            ]
+        else:
+            self._check_method(method)
+            calls = []
+            for server_id in server_ids:
+                self._count_named()
+                route = self._to(server_id)
+                calls.append(
+                    self._dispatcher.begin_shared(route, method, message, timeout_s, self._named)
+                )
+            del message  # a copy is freed with the last lease on it
+        results = []
+        calls.reverse()
+        try:
+            while calls:
+                results.append(calls.pop().result())
+        finally:
+            # else an error, its traceback, this frame and the calls hold each other, and with them
+            # what was sent, until a collection of garbage
+            calls.clear()
+        return results
+
+    def _shared(self, arguments: tuple[Any, ...]) -> SharedMessage | None:
+        node = self._node
+        may_lend = any(
+            address.startswith("shm://")
+            for route in self._routes.values()
+            for address in route.addresses
+        )
+        return shared_message(node.archive.encode_arguments, node.slab, arguments, may_lend)
 
     def call_to(
         self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S

@@ -52,6 +52,7 @@ from prpc_engine.client.retry import (
     is_retriable,
 )
 from prpc_engine.client.route import Route, Sought
+from prpc_engine.client.shared_message import SharedMessage
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.call import NEVER, SENDING_LOOKS_MAX, SENDING_S, Call, CallOwner
 from prpc_engine.rpc.context import inherited_s, wait_in_ms
@@ -223,6 +224,23 @@ class Dispatcher:
             call.set_error(error)
         return call
 
+    def begin_shared(
+        self,
+        route: Route,
+        method: str,
+        message: SharedMessage,
+        timeout_s: float | None,
+        client: CallOwner,
+    ) -> Call:
+        """As begin(), of a message that others get as well."""
+        self._check_open()
+        timeout_s = inherited_s(timeout_s, self._clock)
+        wait_in_ms(timeout_s)
+        call = self._made(Call, route, method, *message, timeout_s, client)
+        self.admit(call)
+        self.send(call, route)
+        return call
+
     def encoded(
         self,
         route: Route,
@@ -239,6 +257,18 @@ class Dispatcher:
         body, blocks = self._node.archive.encode_arguments(args)
         if blocks and not stable:
             blocks = self._own(blocks)
+        return self._made(kind, route, method, body, blocks, timeout_s, client)
+
+    def _made(
+        self,
+        kind: Callable[..., Call],
+        route: Route,
+        method: str,
+        body: bytes,
+        blocks: Sequence[NDArray[np.uint8]],
+        timeout_s: float | None,
+        client: CallOwner | None,
+    ) -> Call:
         now = self._clock()
         return kind(
             self._node.waiter,

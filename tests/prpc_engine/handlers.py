@@ -5,6 +5,7 @@ by the tests.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -67,6 +68,21 @@ class Plain:
     def read_fifo(self, path: str) -> str:
         """Blocks the whole server until somebody has written the named pipe."""
         return Path(path).read_text()
+
+
+class Reader(Plain):
+    """Keeps what it hears, until it is told to forget; or dies of it."""
+
+    def first_heard(self) -> list[float]:
+        return [float(array.flat[0]) for array in self.heard]
+
+    def forget(self) -> None:
+        self.heard.clear()
+
+    def die_if(self, pid: int, array: NDArray[Any]) -> float:
+        if os.getpid() == pid:
+            os.kill(pid, signal.SIGKILL)
+        return float(array.flat[0])
 
 
 class Handlers(Plain):
