@@ -38,6 +38,7 @@ ORDER = (
     "cluster",
     "prpc_engine",
     "remote",
+    "topics",
     "metrics",
     "tensorflow",
     "accumulator",

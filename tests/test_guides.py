@@ -19,7 +19,7 @@ PROGRAM = re.compile(
 )
 # What programs import: the faces, and the modules that are public by their own name.
 PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|remote|simulation|support"
-PARTS += "|tensorflow"
+PARTS += "|tensorflow|topics"
 PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
 
 
@@ -87,4 +87,5 @@ def test_there_is_a_guide_for_each_subject() -> None:
         "remote",
         "shards",
         "simulation",
+        "topics",
     }

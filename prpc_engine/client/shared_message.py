@@ -33,8 +33,21 @@ class SharedMessage(NamedTuple):
     blocks: Sequence[NDArray[np.uint8]]
 
 
+Encode = Callable[[tuple[Any, ...]], tuple[bytes, Sequence[NDArray[np.uint8]]]]
+
+
+def owned_message(
+    encode: Encode, slab: Slab, arguments: tuple[Any, ...], may_lend: bool
+) -> SharedMessage:
+    """The message, whatever is in it. Raises BadArguments, also for what is handed over (Lazy),
+    which only one can have.
+    """
+    body, blocks = encode(arguments)
+    return SharedMessage(body, [_kept(block, slab, may_lend) for block in blocks])
+
+
 def shared_message(
-    encode: Callable[[tuple[Any, ...]], tuple[bytes, Sequence[NDArray[np.uint8]]]],
+    encode: Encode,
     slab: Slab,
     arguments: tuple[Any, ...],
     may_lend: bool,

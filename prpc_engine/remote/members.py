@@ -93,11 +93,11 @@ class Members:
         name = name_of(event.path.rpartition("/")[2])
         before = self._members.get(name)
         now = None if event.value is None else msgspec.json.decode(event.value, type=Membership)
-        if now is None:
-            self._members.pop(name, None)
-        else:
-            self._members[name] = now
+        members = {other: member for other, member in self._members.items() if other != name}
+        if now is not None:
+            members[name] = now
             self._names[now.incarnation] = name
+        self._members = members  # a new one: other threads go through the one before
         self.incarnations = {each.rank: each.incarnation for each in self._members.values()}
         if before is not None and (now is None or now.incarnation != before.incarnation):
             if before.state != "leaving":
@@ -196,7 +196,9 @@ class Members:
         """Not to be among them any more."""
         if self._tree is not None:
             self._tree.tree_node_del(self._path)
-        self._members.pop(self.name, None)
+        self._members = {
+            name: member for name, member in self._members.items() if name != self.name
+        }
 
     def staying(self) -> list[str]:
         """Who of the others does not want to leave, sorted."""

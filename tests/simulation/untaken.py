@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from prpc_engine.remote.references import FORKS
+from shard.state_table import word
+
 Pair = tuple[str, str]
 
 LIFE = "tests/shard/test_connection_life.py takes it"
@@ -186,6 +189,14 @@ QUEUES: dict[Pair, str] = {
     ),
 }
 
+REFERENCES: dict[Pair, str] = {
+    (word(state), word(event)): (
+        "a group has one worker a process, whose verbs are the process's: no scenario has one; "
+        "tests/prpc_engine/remote/test_references.py takes it"
+    )
+    for state, event in FORKS.transitions
+}
+
 ARGUED: dict[str, dict[Pair, str]] = {
     "A connection": CONNECTION,
     "A number of a sender": NUMBER,
@@ -195,4 +206,5 @@ ARGUED: dict[str, dict[Pair, str]] = {
     "A call marked once, at its server": ONCE,
     "A pending request": PLACES,
     "What waits for a destination": QUEUES,
+    "A reference passed on, at the owner of its value": REFERENCES,
 }

@@ -1,0 +1,171 @@
+"""What a publisher holds for its readers, and what becomes of an item when one is slow. No I/O and
+no clock here.
+
+    mode    slow         an item comes, and a reader has as many waiting as it may
+    latest  -            it takes the place of the one before, which is counted as skipped: a reader
+                         has the newest waiting, or nothing; who joins gets the newest at once
+    queue   block        publish() waits until there is room, and gives up by its own time
+    queue   drop_oldest  the oldest that waits goes, is counted, and the reader is told how many
+    queue   disconnect   the reader is taken off, and told so when it asks
+
+What a reader was given is kept until it has confirmed it, with its next question: an answer that
+was lost is given again, and versions say what came twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from prpc_engine.errors import ConfigError
+from shard import is_count
+
+Mode = Literal["latest", "queue"]
+Slow = Literal["block", "drop_oldest", "disconnect"]
+MODES, SLOW = ("latest", "queue"), ("block", "drop_oldest", "disconnect")
+CAPACITY = 64  # items that wait for one reader
+CAPACITY_MAX = 1 << 20
+# Of one answer: enough to hide the way there and back, little enough to be read in a turn.
+ANSWER_ITEMS_MAX, ANSWER_BYTES_MAX = 64, 64 << 20
+
+
+class Sized(Protocol):
+    """An item."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all that it holds."""
+
+
+class PublishedItem(NamedTuple):
+    """An item of one publisher."""
+
+    version: int
+    item: Any
+
+
+class Disconnected(Exception):
+    """The reader was taken off: it was too slow."""
+
+
+@dataclass
+class TopicReader:
+    """One that has asked for items.
+
+    waiting    published, and not given yet
+    given      given, and not confirmed yet
+    confirmed  the last version that it has
+    skipped    items that it never gets, in all; `untold` of these it has not been told of
+    """
+
+    name: str
+    confirmed: int = 0
+    waiting: deque[PublishedItem] = field(default_factory=deque)
+    given: list[PublishedItem] = field(default_factory=list)
+    skipped: int = 0
+    untold: int = 0
+    is_disconnected: bool = False
+
+    @property
+    def behind(self) -> int:
+        """Items that it does not have yet."""
+        return len(self.waiting) + len(self.given)
+
+
+class Given(NamedTuple):
+    """What a reader gets: items in order, and how many it has missed before them."""
+
+    entries: list[PublishedItem]
+    skipped: int
+
+
+class Backlog:
+    """The readers of one publisher, by their ids. Its owner holds the lock."""
+
+    def __init__(self, mode: Mode, capacity: int, slow: Slow) -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode={mode!r:.100}: {' and '.join(map(repr, MODES))} are allowed")
+        if slow not in SLOW:
+            raise ConfigError(f"slow={slow!r:.100}: {', '.join(map(repr, SLOW))} are allowed")
+        if not is_count(capacity, 1) or capacity > CAPACITY_MAX:
+            raise ConfigError(
+                f"capacity={capacity!r:.100}: a whole number from 1 to {CAPACITY_MAX} is allowed"
+            )
+        self.mode, self.slow = mode, slow
+        self.capacity = 1 if mode == "latest" else capacity
+        self.version = 0  # of the last item
+        self.newest: PublishedItem | None = None  # where who joins gets it
+        self.readers: dict[int, TopicReader] = {}
+
+    def full(self) -> list[str]:
+        """Whom publish() has to wait for, by name."""
+        if self.mode == "latest" or self.slow != "block":
+            return []
+        return [one.name for one in self.readers.values() if len(one.waiting) >= self.capacity]
+
+    def publish(self, item: Sized) -> int:
+        """One more for each reader; its version. full() is empty."""
+        self.version += 1
+        entry = PublishedItem(self.version, item)
+        if self.mode == "latest":
+            self.newest = entry
+        for reader in self.readers.values():
+            if reader.is_disconnected:
+                continue
+            if len(reader.waiting) >= self.capacity:
+                if self.mode == "queue" and self.slow == "disconnect":
+                    reader.is_disconnected = True
+                    reader.skipped += len(reader.waiting) + 1
+                    reader.waiting.clear()
+                    continue
+                reader.waiting.popleft()
+                reader.skipped += 1
+                reader.untold += 1
+            reader.waiting.append(entry)
+        return self.version
+
+    def join(self, reader_id: int, name: str) -> TopicReader:
+        """A reader asks for the first time, or after it was taken off."""
+        reader = self.readers[reader_id] = TopicReader(name)
+        if self.newest is not None:
+            reader.waiting.append(self.newest)
+        return reader
+
+    def take(self, reader_id: int, confirmed: int) -> Given:
+        """What is next for a reader that has all up to `confirmed`; no entries: it has to wait.
+        Raises Disconnected, once.
+        """
+        reader = self.readers[reader_id]
+        if reader.is_disconnected:
+            del self.readers[reader_id]
+            raise Disconnected(
+                f"{reader.name} was taken off: {self.capacity} items waited for it; it has missed "
+                f"{reader.skipped}"
+            )
+        reader.confirmed = confirmed
+        lost = [entry for entry in reader.given if entry.version > confirmed]
+        if self.mode == "latest" and reader.waiting:
+            lost.clear()  # there is a newer one
+        reader.given = lost
+        nbytes = sum(entry.item.nbytes for entry in lost)
+        while reader.waiting and len(reader.given) < ANSWER_ITEMS_MAX:
+            nbytes += reader.waiting[0].item.nbytes
+            if reader.given and nbytes > ANSWER_BYTES_MAX:
+                break
+            reader.given.append(reader.waiting.popleft())
+        untold = reader.untold
+        if reader.given:
+            reader.untold = 0
+        return Given(list(reader.given), untold)
+
+    def leave(self, reader_id: int) -> bool:
+        """A reader wants no more, or has died; whether there was one."""
+        return self.readers.pop(reader_id, None) is not None
+
+    def ready(self) -> Iterator[int]:
+        """Readers that something waits for."""
+        for reader_id, reader in self.readers.items():
+            if reader.waiting or reader.is_disconnected:
+                yield reader_id

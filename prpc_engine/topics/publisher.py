@@ -1,0 +1,350 @@
+"""The side of a topic that has the items: one copy of each, lent to every reader of this host."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from prpc_engine import errors
+from prpc_engine.archive import Archive
+from prpc_engine.client.shared_message import SharedMessage, owned_message
+from prpc_engine.node.slab import default_slab
+from prpc_engine.rpc.context import who_asked
+from prpc_engine.rpc.deferred import Deferred
+from prpc_engine.service.service import RpcService
+from prpc_engine.settings.config import check_seconds
+from prpc_engine.topics import deltas
+from prpc_engine.topics.backlog import CAPACITY, Backlog, Disconnected, Given, Mode, Slow
+from prpc_engine.topics.deltas import Weights
+from shard import ClosedError, Future, runtime
+
+logger = logging.getLogger("prpc")
+SERVICE = "topic."
+# For a reader whose connection is lost to come back over another, before it counts as gone.
+AWAY_S = 2.0
+
+
+@dataclass(frozen=True)
+class ReaderStatistics:
+    """A snapshot of one reader: how many items it is behind, and how many it has missed."""
+
+    name: str
+    behind: int
+    skipped: int
+
+
+class TopicMessage:
+    """One item as it is sent, and for weights what has changed since another version."""
+
+    __slots__ = ("_weights", "base", "changes", "whole")
+
+    def __init__(
+        self,
+        whole: SharedMessage | None,
+        changes: SharedMessage | None = None,
+        base: int = 0,
+        weights: Weights | None = None,
+    ) -> None:
+        self.whole = whole
+        self.changes = changes
+        self.base = base
+        self._weights = weights
+
+    @property
+    def nbytes(self) -> int:
+        """Of its arrays."""
+        message = self.changes or self.whole
+        return 0 if message is None else sum(block.nbytes for block in message.blocks)
+
+    def for_reader(self, confirmed: int, make: Any) -> tuple[int, SharedMessage]:
+        """What a reader gets that has that version: (what it is based on or 0, the message)."""
+        if self.changes is not None and confirmed == self.base:
+            return self.base, self.changes
+        if self.whole is None:
+            assert self._weights is not None, "an item is whole, or of weights"
+            self.whole = make(self._weights.whole())
+        return 0, self.whole
+
+
+class Publisher:
+    """Publishes items of one topic to all who read it, in this process's name.
+
+    service   of this process
+    topic     a name; several processes may publish to one, and readers get the items of each in
+              order
+    mode      "queue": each reader gets each item; "latest": the newest, and what came between is
+              skipped
+    capacity  items that may wait for one reader, of a queue
+    slow      what becomes of a reader that so many wait for: "block" publish(), "drop_oldest", or
+              "disconnect" it
+
+    Owned by who made it: close() it, or use it in a `with` block. publish() may be called from any
+    thread. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        service: RpcService,
+        topic: str,
+        mode: Mode = "queue",
+        capacity: int = CAPACITY,
+        slow: Slow = "block",
+    ) -> None:
+        self.topic = topic
+        self._backlog = Backlog(mode, capacity, slow)
+        self._driver = service.driver
+        config = service.config
+        self._archive = Archive(allow_pickle=config.node.allow_pickle, limits=config.limits)
+        self._incarnation = runtime.randbits(62) | 1
+        # Of the backlog: threads publish, and the engine's answers readers.
+        self._guard = runtime.Lock()
+        self._asking: dict[int, tuple[Deferred, int]] = {}  # readers that wait, and what they have
+        self._room: Future | None = None  # done when a reader has taken something, or left
+        self._peers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+        self._weights: Weights | None = None
+        self._closed = False
+        self._server = service.create_server(
+            SERVICE + topic, {"take": self._take, "leave": self._leave}
+        )
+
+    # -- publishing --------------------------------------------------------------------------------
+
+    def publish(
+        self, value: Any, *, changed_since: int | None = None, timeout_s: float | None = 30.0
+    ) -> int:
+        """Publish a value; its version, from 1 on. It may be changed at once, but for arrays of
+        prpc_engine.empty().
+
+        changed_since  of weights, a dict of arrays: readers that have this version of them, the
+                       last that was published so, get what has changed; others get all. Give 0 for
+                       the first
+        timeout_s      to wait for readers where slow="block"
+
+        Raises Backpressure with who is behind, BadArguments, Closed.
+        """
+        check_seconds("timeout_s", timeout_s, or_none=True)
+        if changed_since is not None:
+            return self._publish_weights(value, changed_since)
+        message = TopicMessage(self._encode(value))
+        deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
+        while True:
+            with self._guard:
+                self._check_open()
+                full = self._backlog.full()
+                if not full:
+                    version = self._backlog.publish(message)
+                    self._weights = None
+                    answers = self._answers()
+                    break
+                room = self._next_change()
+            if not self._wait(room, deadline):
+                raise errors.Backpressure(
+                    f"topic {self.topic!r}: {self._backlog.capacity} items wait for "
+                    f"{', '.join(full)} after {timeout_s:.3g} s: too slow; publish less, "
+                    'or make the topic with a larger capacity, slow="drop_oldest" or "disconnect", '
+                    'or mode="latest"'
+                )
+        self._answer(answers)
+        return version
+
+    def _publish_weights(self, state: Mapping[str, NDArray[Any]], changed_since: int) -> int:
+        if self._backlog.mode != "latest":
+            raise errors.ConfigError(
+                f'changed_since={changed_since!r:.100} is for topics of mode="latest"'
+            )
+        with self._guard:
+            self._check_open()
+            if changed_since not in (0, self._backlog.version):
+                raise errors.ConfigError(
+                    f"changed_since={changed_since!r:.100}: the version published last, "
+                    f"{self._backlog.version}, is allowed, or 0 for whole weights"
+                )
+            weights = self._weights
+        changes: deltas.Changes = {}
+        if changed_since == 0 or weights is None:
+            weights = Weights(state)
+            message = TopicMessage(None, weights=weights)
+        else:
+            changes = weights.changes(state)  # the long part, which nobody waits for
+            message = TopicMessage(None, self._encode(changes), changed_since, weights)
+        with self._guard:
+            self._check_open()
+            weights.advance(changes)
+            version = self._backlog.publish(message)
+            self._weights = weights
+            answers = self._answers()
+        self._answer(answers)
+        return version
+
+    def _encode(self, value: Any) -> SharedMessage:
+        return owned_message(
+            self._archive.encode_arguments, default_slab(), (value,), may_lend=True
+        )
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise errors.Closed(f"the publisher of topic {self.topic!r} was closed here")
+
+    # -- readers -----------------------------------------------------------------------------------
+
+    def _take(self, reader_id: int, name: str, incarnation: int, confirmed: int) -> Any:
+        """[incarnation, whether the latest counts, skipped, [[version, base, body, blocks], ...]],
+        once there is something; or why there is no more. In the engine's thread.
+        """
+        self._watch(reader_id)
+        with self._guard:
+            backlog = self._backlog
+            if incarnation != self._incarnation:
+                confirmed = 0
+            if reader_id not in backlog.readers:
+                backlog.join(reader_id, name)
+            before = self._asking.pop(reader_id, None)
+            room, self._room = self._room, None
+            try:
+                given = backlog.take(reader_id, confirmed)
+            except Disconnected as error:
+                answer: Any = str(error)
+            else:
+                answer = self._message(given, confirmed)
+                if not given.entries:
+                    answer = Deferred()
+                    answer.ends_with_caller = True
+                    self._asking[reader_id] = answer, confirmed
+        if before is not None:
+            before[0].cancel()
+        if room is not None:
+            room.set_result(None)
+        return answer
+
+    def _message(self, given: Given, confirmed: int) -> list[Any]:
+        entries = []
+        for entry in given.entries:
+            base, (body, blocks) = entry.item.for_reader(confirmed, self._encode)
+            entries.append([entry.version, base, body, list(blocks)])
+            confirmed = entry.version
+        return [self._incarnation, self._backlog.mode == "latest", given.skipped, entries]
+
+    def _wait(self, room: Future, deadline: float | None) -> bool:
+        try:
+            return self._driver.wait_until(room, deadline)
+        except ClosedError as error:
+            raise errors.Closed(
+                f"topic {self.topic!r}: the service that publishes was closed meanwhile"
+            ) from error
+
+    def _next_change(self) -> Future:
+        """Done when a reader comes, has taken something, or leaves. With the guard held."""
+        if self._room is None:
+            self._room = Future(self._driver)
+        return self._room
+
+    def _answers(self) -> list[tuple[Deferred, Any]]:
+        """For readers that wait, what they get now. With the guard held."""
+        answers: list[tuple[Deferred, Any]] = []
+        for reader_id in [one for one in self._backlog.ready() if one in self._asking]:
+            answer, confirmed = self._asking.pop(reader_id)
+            try:
+                given = self._backlog.take(reader_id, confirmed)
+            except Disconnected as error:
+                answers.append((answer, str(error)))
+            else:
+                answers.append((answer, self._message(given, confirmed)))
+        return answers
+
+    @staticmethod
+    def _answer(answers: Sequence[tuple[Deferred, Any]]) -> None:
+        for answer, message in answers:
+            answer.reply(message)
+
+    def _leave(self, reader_id: int) -> None:
+        with self._guard:
+            self._backlog.leave(reader_id)
+            asking = self._asking.pop(reader_id, None)
+            room, self._room = self._room, None
+        if asking is not None:
+            asking[0].reply(None)
+        if room is not None:
+            room.set_result(None)
+
+    def _watch(self, reader_id: int) -> None:
+        """A reader whose connection is lost for longer than AWAY_S is gone."""
+        peer: Any = who_asked()
+        readers = self._peers.get(peer)
+        if readers is None:
+            readers = self._peers[peer] = set()
+            peer.when_lost.append(self._lost)
+        readers.add(reader_id)
+
+    def _lost(self, peer: Any) -> None:
+        readers = self._peers.pop(peer, None)
+        if readers:
+            self._driver.reactor.call_later(AWAY_S, lambda: self._end_lost(readers))
+
+    def _end_lost(self, readers: set[int]) -> None:
+        back = set[int]().union(*self._peers.values())
+        for reader_id in readers - back:
+            with self._guard:
+                reader = self._backlog.readers.get(reader_id)
+            if reader is not None:
+                logger.warning(
+                    "topic %r: %s is gone, %d items behind",
+                    self.topic,
+                    reader.name,
+                    reader.behind,
+                )
+                self._leave(reader_id)
+
+    def readers(self) -> list[ReaderStatistics]:
+        """Who reads, and how far each is behind."""
+        with self._guard:
+            return [
+                ReaderStatistics(one.name, one.behind, one.skipped)
+                for one in self._backlog.readers.values()
+            ]
+
+    def wait_for_readers(self, count: int, timeout_s: float | None = 30.0) -> None:
+        """Wait until so many read. Raises DeadlineExceeded with who does."""
+        deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
+        while True:
+            with self._guard:
+                names = [one.name for one in self._backlog.readers.values()]
+                if len(names) >= count:
+                    return
+                room = self._next_change()
+            if not self._wait(room, deadline):
+                raise errors.DeadlineExceeded(
+                    f"topic {self.topic!r} has {len(names)} of {count} readers after "
+                    f"{timeout_s:.3g} s: {', '.join(names) or 'none'}"
+                )
+
+    def close(self) -> None:
+        """Publish no more; what readers have not taken is gone. Again: does nothing."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            asking = list(self._asking.values())
+            self._asking.clear()
+            room, self._room = self._room, None
+        for answer, _ in asking:
+            answer.reply(None)
+        if room is not None:
+            room.set_result(None)
+        self._server.close()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,338 @@
+"""The side of a topic that reads: one question under way at each publisher, answered when there is
+something.
+
+    a publisher          this side
+    is there             is asked for what comes after the version that it has from there
+    answers              has the items in its inbox, and asks on once that is short
+    is not reached, or   asks again, when the master lists it, or every AGAIN_S; what was given and
+     the answer is lost  lost is given again
+    has closed, or died  says so in the log; goes on with the others, and with who comes
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prpc_engine import errors
+from prpc_engine.archive import DECODE_ERRORS, Archive
+from prpc_engine.master.namespace import component
+from prpc_engine.master.watch import TreeEvent
+from prpc_engine.service.service import SERVERS_PATH, RpcService
+from prpc_engine.settings.config import check_seconds
+from prpc_engine.topics import deltas
+from prpc_engine.topics.publisher import SERVICE
+from shard import ClosedError, Future, runtime
+
+logger = logging.getLogger("prpc")
+AGAIN_S = 0.1  # between two questions to a publisher that cannot be reached
+# Items in the inbox from which on no more are asked for.
+INBOX_ITEMS = 64
+
+
+class TakenOff(errors.Rejected):
+    """This reader was too slow for a topic that disconnects such. It is a reader again with its
+    next receive(); what came between is missed.
+    """
+
+
+@dataclass(frozen=True)
+class Item:
+    """What was published. `skipped`: how many before it, of the same publisher, were missed."""
+
+    value: Any
+    version: int
+    publisher: int  # its server id
+    skipped: int
+
+
+@dataclass
+class _Publisher:
+    """One of them, as this side knows it."""
+
+    incarnation: int = 0
+    version: int = 0  # the last that came
+    call: Any = None  # the question under way
+    weights: dict[str, NDArray[Any]] | None = None
+
+
+class _Received(NamedTuple):
+    """An item in the inbox: whether only the latest counts, the items missed before it, and what is
+    to be read of it.
+    """
+
+    server_id: int
+    is_latest: bool
+    skipped: int
+    version: int
+    base: int
+    body: bytes
+    blocks: list[Any]
+
+
+class Subscriber:
+    """Reads a topic. A context manager.
+
+    receive() blocks; several threads may, and each item goes to one of them. In mode "latest" an
+    item that was not received is replaced by a newer one of its publisher.
+    """
+
+    def __init__(self, service: RpcService, topic: str) -> None:
+        self.topic = topic
+        self._driver = service.driver
+        config = service.config
+        self._archive = Archive(allow_pickle=config.node.allow_pickle, limits=config.limits)
+        self._id = runtime.randbits(62) | 1
+        self._name = f"rank {service.rank} (process {runtime.pid()})"
+        # Of the two tables and the inbox: answers come in any thread that turns the reactor.
+        self._guard = runtime.Lock()
+        self._publishers: dict[int, _Publisher] = {}
+        self._inbox: deque[_Received] = deque()
+        self._error: BaseException | None = None  # for the next receive()
+        self._news: Future | None = None
+        self._closed = False
+        self._client = service.create_client(
+            SERVICE + topic, expected_servers=0, idempotent=("take",)
+        )
+        self._master = service.master_client
+        self._watch = self._master.tree_watch(
+            f"{SERVERS_PATH}/{component(SERVICE + topic)}", self._servers_changed
+        )
+        self._ask_all()
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def _servers_changed(self, event: TreeEvent) -> None:
+        """A publisher has come, or gone. Where handlers run."""
+        self._client.servers_changed()
+        number = event.path.rpartition("/")[2]
+        if number.isdigit():
+            if event.value is not None:
+                self._ask(int(number))
+            else:
+                with self._guard:
+                    gone = self._publishers.pop(int(number), None)
+                if gone is not None and not self._closed:
+                    logger.info("topic %r: publisher %s has gone", self.topic, number)
+
+    def _ask_all(self) -> None:
+        for server_id in self._client.server_ids:
+            self._ask(server_id)
+
+    def _ask(self, server_id: int) -> None:
+        with self._guard:
+            if self._closed:
+                return
+            known = self._publishers.setdefault(server_id, _Publisher())
+            if known.call is not None or len(self._inbox) >= INBOX_ITEMS:
+                return
+            known.call = True  # until there is one: nobody else asks
+            has = known.incarnation, known.version
+        try:
+            call = self._client.submit_to(
+                server_id, "take", self._id, self._name, *has, timeout_s=None
+            )
+        except (errors.RpcError, ClosedError):
+            known.call = None
+            self._ask_later(server_id)
+            return
+        known.call = call
+        call.when_done(partial(self._answered, server_id, known))
+
+    def _ask_later(self, server_id: int) -> None:
+        reactor = self._driver.reactor
+        reactor.call_soon(lambda: reactor.call_later(AGAIN_S, lambda: self._ask_again(server_id)))
+
+    def _ask_again(self, server_id: int) -> None:
+        with self._guard:
+            wanted = server_id in self._publishers and not self._closed
+        if wanted:
+            self._ask(server_id)
+
+    def _answered(self, server_id: int, known: _Publisher, call: Future) -> None:
+        error = call.error()
+        if error is not None:
+            known.call = None
+            if not self._closed and not isinstance(error, errors.Closed | ClosedError):
+                if isinstance(error, errors.NoServer | errors.UnknownService):
+                    with self._guard:
+                        self._publishers.pop(server_id, None)
+                else:
+                    self._ask_later(server_id)
+            return
+        answer = call.result()
+        if answer is None:  # it was closed
+            known.call = None
+            return
+        news: Future | None = None
+        with self._guard:
+            if isinstance(answer, str):
+                self._error = TakenOff(f"topic {self.topic!r}: {answer}")
+            else:
+                self._enter(server_id, known, answer)
+            known.call = None  # last: who asks next says what has come
+            news, self._news = self._news, None
+        if news is not None:
+            news.set_result(None)
+        if not isinstance(answer, str):
+            self._ask(server_id)
+
+    def _enter(self, server_id: int, known: _Publisher, answer: Any) -> None:
+        """With the guard held."""
+        incarnation, is_latest, skipped, entries = answer
+        if incarnation != known.incarnation:
+            known.incarnation, known.version = incarnation, 0
+        for version, base, body, blocks in entries:
+            if version <= known.version:
+                continue  # it came before: the answer to our word that it has was lost
+            known.version = version
+            if is_latest and not base:
+                skipped += self._replaced(server_id)
+            self._inbox.append(
+                _Received(server_id, is_latest, skipped, version, base, body, blocks)
+            )
+            skipped = 0
+
+    def _replaced(self, server_id: int) -> int:
+        """Items of that publisher that wait go, as a newer one is here whole; how many were
+        missed.
+        """
+        gone = [one for one in self._inbox if one.server_id == server_id]
+        for one in gone:
+            self._inbox.remove(one)
+        return sum(one.skipped + 1 for one in gone)
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def receive(self, timeout_s: float | None = None) -> Item:
+        """The next item, once there is one; of weights, all of them, in arrays that the next
+        receive() changes. Raises DeadlineExceeded with who publishes, TakenOff, Closed.
+        """
+        check_seconds("timeout_s", timeout_s, or_none=True)
+        deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
+        while True:
+            with self._guard:
+                if self._closed:
+                    raise errors.Closed(f"the subscriber of topic {self.topic!r} was closed here")
+                entries, error = self._next(), None
+                if not entries:  # what came before it comes first
+                    error, self._error = self._error, None
+                if not entries and error is None:
+                    self._news = news = Future(self._driver)
+            if error is not None:
+                self._ask_all()
+                raise error
+            if entries:
+                self._ask(entries[0].server_id)
+                return self._item(entries)
+            self._ask_all()
+            if not self._wait(news, deadline):
+                there = ", ".join(map(str, self._client.server_ids)) or "none"
+                raise errors.DeadlineExceeded(
+                    f"nothing was published to topic {self.topic!r} within {timeout_s:.3g} s; "
+                    f"publishers: {there}"
+                )
+
+    def _wait(self, news: Future, deadline: float | None) -> bool:
+        try:
+            return self._driver.wait_until(news, deadline)
+        except ClosedError as error:
+            raise errors.Closed(
+                f"topic {self.topic!r}: the service that reads it was closed meanwhile"
+            ) from error
+
+    def _next(self) -> list[_Received]:
+        """The next item; where the latest counts, what leads to it as well. With the guard held."""
+        if not self._inbox:
+            return []
+        first = self._inbox.popleft()
+        found = [first]
+        if first.is_latest:
+            found += [one for one in self._inbox if one.server_id == first.server_id]
+            for one in found[1:]:
+                self._inbox.remove(one)
+        return found
+
+    def try_receive(self) -> Item | None:
+        """The next item that is here already, or None. Raises as receive()."""
+        with self._guard:
+            there = bool(self._inbox) or self._error is not None or self._closed
+        return self.receive(0.0) if there else None
+
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            yield self.receive()
+
+    def _item(self, entries: list[_Received]) -> Item:
+        value: Any = None
+        for entry in entries:
+            try:
+                (value,) = self._archive.decode(entry.body, list(entry.blocks))
+            except DECODE_ERRORS as error:
+                raise errors.BadArguments(
+                    f"item {entry.version} of topic {self.topic!r} cannot be read: {error}"
+                ) from error
+            with self._guard:
+                known = self._publishers.get(entry.server_id)
+            if known is not None:
+                value = self._with_weights(known, entry.base, entry.version, value)
+        last = entries[-1]
+        skipped = sum(entry.skipped for entry in entries) + len(entries) - 1
+        return Item(value, last.version, last.server_id, skipped)
+
+    def _with_weights(self, known: _Publisher, base: int, version: int, value: Any) -> Any:
+        if not base:
+            if isinstance(value, dict) and all(type(one) is np.ndarray for one in value.values()):
+                known.weights = value
+            return value
+        if known.weights is None:
+            raise errors.BadArguments(
+                f"item {version} of topic {self.topic!r} is what has changed since item {base}, "
+                "which did not come"
+            )
+        for name, array in known.weights.items():
+            if not array.flags.writeable:  # as they came
+                known.weights[name] = np.array(array, order="C")
+        deltas.apply(value, known.weights)
+        return dict(known.weights)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Read no more. Again: does nothing."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+            known = list(self._publishers)
+            self._inbox.clear()
+            news, self._news = self._news, None
+        if news is not None:
+            news.set_result(None)
+        try:
+            self._master.cancel_watch(self._watch)
+            for server_id in known:
+                self._client.submit_to(server_id, "leave", self._id, timeout_s=1.0)
+        except (errors.RpcError, ClosedError):
+            logger.debug("topic %r: its publishers see that this reader has gone", self.topic)
+        finally:
+            self._client.close()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,244 @@
+"""Topics between real processes: order, loss that is counted, slow readers, death."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService, errors, topics
+from tests.program import Program, halt, wait_until
+
+PATIENCE_S = 20.0
+READER = "tests.prpc_engine.topics.reader"
+
+
+class World:
+    """A publisher's service here, and readers beside."""
+
+    def __init__(self, master: Master, stack: contextlib.ExitStack) -> None:
+        self.master = master
+        self.service = stack.enter_context(RpcService(master.address))
+        self._stack = stack
+
+    def reader(self, topic: str) -> Program:
+        program = self._stack.enter_context(Program(READER, self.master.address, topic))
+        assert program.read_line() == "up"
+        return program
+
+
+@pytest.fixture
+def world(master: Master) -> Iterator[World]:
+    with contextlib.ExitStack() as stack:
+        yield World(master, stack)
+
+
+def test_each_reader_gets_each_item_in_order(world: World) -> None:
+    readers = [world.reader("numbers") for _ in range(2)]
+    with topics.Publisher(world.service, "numbers") as publisher:
+        publisher.wait_for_readers(2)
+        for number in range(500):
+            assert publisher.publish(number) == number + 1
+        for reader in readers:
+            for number in range(500):
+                assert reader.read_line() == f"{number + 1} {float(number)} 0"
+
+
+def test_an_array_is_copied_once_for_all_readers(world: World) -> None:
+    readers = [world.reader("arrays") for _ in range(3)]
+    with topics.Publisher(world.service, "arrays") as publisher:
+        publisher.wait_for_readers(3)
+        slab = world.service.statistics().slab
+        array = np.ones(1_000_000)
+        publisher.publish(array)
+        array[:] = 5.0  # it is the caller's again
+        for reader in readers:
+            assert reader.read_line() == "1 1000000.0 0"
+        assert world.service.statistics().slab.used_bytes_max - slab.used_bytes < 2 * array.nbytes
+
+
+def test_the_latest_is_had_by_who_joins_late_and_by_who_was_slow(world: World) -> None:
+    with topics.Publisher(world.service, "weights", mode="latest") as publisher:
+        publisher.publish(1.0)
+        publisher.publish(2.0)
+        reader = world.reader("weights")
+        assert reader.read_line() == "2 2.0 0"
+        for value in range(3, 100):
+            publisher.publish(float(value))
+        seen = [reader.read_line().split()]
+        while seen[-1][0] != "99":
+            seen.append(reader.read_line().split())
+        assert sum(1 + int(skipped) for _, _, skipped in seen) == 97
+        (statistics,) = publisher.readers()
+        assert statistics.name.startswith("rank 1 ")
+
+
+def test_weights_travel_as_what_has_changed_and_whole_to_who_lacks_the_base(world: World) -> None:
+    first = world.reader("weights")
+    weights = np.zeros(500_000)
+    with topics.Publisher(world.service, "weights", mode="latest") as publisher:
+        publisher.wait_for_readers(1)
+        version = publisher.publish({"w": weights}, changed_since=0)
+        assert first.read_line() == "1 0.0 0"
+        sent = _bytes_sent(world.service)
+        weights[:100] = 1.0
+        version = publisher.publish({"w": weights}, changed_since=version)
+        assert first.read_line() == "2 100.0 0"
+        assert _bytes_sent(world.service) - sent < weights.nbytes // 10
+        late = world.reader("weights")
+        assert late.read_line() == "2 100.0 0"
+        weights[100:300] = 2.0
+        version = publisher.publish({"w": weights}, changed_since=version)
+        assert first.read_line() == "3 500.0 0"
+        assert late.read_line() == "3 500.0 0"
+        with pytest.raises(errors.ConfigError, match="changed_since=1"):
+            publisher.publish({"w": weights}, changed_since=1)
+        with pytest.raises(errors.BadArguments, match="changed_since=0"):
+            publisher.publish({"v": weights}, changed_since=version)
+
+
+def _bytes_sent(service: RpcService) -> int:
+    return sum(peer.traffic.bytes_sent for peer in service.statistics().peers)
+
+
+def test_block_waits_for_the_slow_and_names_it_when_the_time_is_over(world: World) -> None:
+    reader = world.reader("blocked")
+    with topics.Publisher(world.service, "blocked", capacity=4) as publisher:
+        publisher.wait_for_readers(1)
+        reader.write_line("hold")
+        published = 0
+        with pytest.raises(errors.Backpressure, match=r"4 items wait for rank 1 \(process"):
+            while published < 10_000:
+                publisher.publish(published, timeout_s=0.05)
+                published += 1
+        assert published < 10_000
+        blocked = threading.Thread(target=publisher.publish, args=(published,))
+        blocked.start()
+        reader.write_line("go on")
+        blocked.join(PATIENCE_S)
+        assert not blocked.is_alive()
+        for number in range(published + 1):
+            assert reader.read_line() == f"{number + 1} {float(number)} 0"
+
+
+def test_drop_oldest_never_waits_and_the_reader_hears_how_many_it_has_missed(world: World) -> None:
+    reader = world.reader("dropped")
+    with topics.Publisher(world.service, "dropped", capacity=4, slow="drop_oldest") as publisher:
+        publisher.wait_for_readers(1)
+        reader.write_line("hold")
+        halt(reader.pid)
+        for number in range(1000):
+            publisher.publish(number)
+        reader.process.send_signal(18)  # SIGCONT
+        reader.write_line("go on")
+        seen, missed = 0, 0
+        version = 0
+        while version < 1000:
+            version, _, skipped = (int(float(word)) for word in reader.read_line().split())
+            seen, missed = seen + 1, missed + skipped
+        assert seen + missed == 1000
+        assert publisher.readers()[0].skipped == missed > 0
+
+
+def test_disconnect_tells_the_slow_one_and_it_may_come_back(world: World) -> None:
+    reader = world.reader("strict")
+    with topics.Publisher(world.service, "strict", capacity=4, slow="disconnect") as publisher:
+        publisher.wait_for_readers(1)
+        halt(reader.pid)
+        for number in range(100):
+            publisher.publish(number)
+        reader.process.send_signal(18)  # SIGCONT
+        said = reader.read_line()
+        while said != "taken off":
+            said = reader.read_line()
+        wait_until(lambda: [one.behind for one in publisher.readers()] == [0])
+        publisher.publish(7)
+        assert reader.read_line() == "101 7.0 0"
+
+
+def test_a_killed_reader_holds_up_nobody_for_long_and_is_named(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies, lives = world.reader("deaths"), world.reader("deaths")
+    with topics.Publisher(world.service, "deaths", capacity=2) as publisher:
+        publisher.wait_for_readers(2)
+        dies.kill()
+        for number in range(10):
+            publisher.publish(number, timeout_s=PATIENCE_S)
+            assert lives.read_line() == f"{number + 1} {float(number)} 0"
+        assert len(publisher.readers()) == 1
+        assert [text for text in caplog.messages if "is gone" in text and "'deaths'" in text]
+        wait_until(lambda: world.service.statistics().slab.leases == 0)
+
+
+def test_a_publisher_that_is_started_again_is_read_from_its_first_item(world: World) -> None:
+    reader = world.reader("restarts")
+    for _ in range(2):
+        with topics.Publisher(world.service, "restarts") as publisher:
+            publisher.wait_for_readers(1)
+            publisher.publish(3)
+            assert reader.read_line() == "1 3.0 0"
+
+
+def test_several_publish_to_one_topic_each_in_its_order(world: World) -> None:
+    with (
+        RpcService(world.master.address) as other,
+        topics.Publisher(world.service, "many") as first,
+        topics.Publisher(other, "many") as second,
+        RpcService(world.master.address) as reading,
+        topics.Subscriber(reading, "many") as reader,
+    ):
+        for publisher in (first, second):
+            publisher.wait_for_readers(1)
+        for number in range(50):
+            first.publish(("first", number))
+            second.publish(("second", number))
+        items = [reader.receive(PATIENCE_S) for _ in range(100)]
+        for name in ("first", "second"):
+            got = [item.value[1] for item in items if item.value[0] == name]
+            assert got == list(range(50))
+        assert {item.publisher for item in items} == {0, 1}
+        assert reader.try_receive() is None
+
+
+def test_waiting_for_nothing_ends_by_its_time_and_by_close(world: World) -> None:
+    reader = topics.Subscriber(world.service, "silent")
+    with pytest.raises(errors.DeadlineExceeded, match="publishers: none"):
+        reader.receive(0.02)
+    with pytest.raises(errors.ConfigError):
+        reader.receive(-1.0)
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            reader.receive()
+        except errors.Closed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    reader.close()
+    thread.join(PATIENCE_S)
+    assert len(ended) == 1
+    reader.close()
+    publisher = topics.Publisher(world.service, "silent")
+    with pytest.raises(errors.DeadlineExceeded, match="0 of 1 readers"):
+        publisher.wait_for_readers(1, timeout_s=0.02)
+    publisher.close()
+    publisher.close()
+    with pytest.raises(errors.Closed):
+        publisher.publish(1)
+
+
+def test_what_cannot_be_sent_is_refused_and_nothing_is_published(world: World) -> None:
+    with topics.Publisher(world.service, "refused") as publisher:
+        with pytest.raises(errors.BadArguments):
+            publisher.publish(object())
+        assert publisher.publish(1) == 1
+        with pytest.raises(errors.ConfigError, match="latest"):
+            publisher.publish({"w": np.zeros(3)}, changed_since=0)
+    with pytest.raises(errors.ConfigError, match="mode="):
+        topics.Publisher(world.service, "bad", mode="newest")  # type: ignore[arg-type]
