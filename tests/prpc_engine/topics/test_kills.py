@@ -39,6 +39,7 @@ def read_on(reader: topics.Subscriber, mode: str, ends: threading.Event) -> None
         reads_of[0] += 1
 
 
+@pytest.mark.slow  # a queue waits 2 s for each, before it counts as gone
 @pytest.mark.parametrize("mode", ["queue", "latest"])
 def test_readers_that_are_killed_leave_the_publisher_and_the_others_at_work(
     master: Master, mode: str, seed: int
