@@ -8,8 +8,8 @@ is ever imported.
     Enum                          the member's name        looking the name up
     Flag                          its number               calling the class
     any other, with pack, unpack  what `pack` makes of it  `unpack` of that
-    range, slice, date, datetime, time, timedelta, timezone, UUID, Decimal: known from the start,
-    under names of their own
+    range, slice, date, datetime, time, timedelta, timezone, UUID, Decimal, array: known from the
+    start, under names of their own
 
 A subclass of a registered class is a class of its own. Fields are not checked against their
 annotations.
@@ -17,6 +17,7 @@ annotations.
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import datetime
 import decimal
@@ -28,6 +29,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from prpc_engine.archive.items import pack_items, unpack_items
 from prpc_engine.errors import ConfigError
 
 NAME_LENGTH_MAX = 256
@@ -217,5 +219,6 @@ for _cls, _pack, _unpack in (
     (datetime.timezone, _pack_timezone, lambda fields: datetime.timezone(*fields)),
     (uuid.UUID, operator.attrgetter("bytes"), lambda data: uuid.UUID(bytes=data)),
     (decimal.Decimal, _pack_decimal, _unpack_decimal),
+    (array.array, pack_items, unpack_items),
 ):
     register(_cls, name=_cls.__name__, pack=_pack, unpack=_unpack)

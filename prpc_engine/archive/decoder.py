@@ -81,10 +81,16 @@ class _TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
     shape: tuple[int, ...]
 
 
+class _PickleHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    stream: list[bytes | int]
+    buffers: list[int]
+
+
 _decode_array = msgspec.msgpack.Decoder(_ArrayHeader).decode
 _decode_scalar = msgspec.msgpack.Decoder(_ScalarHeader).decode
 _decode_strings = msgspec.msgpack.Decoder(_StringsHeader).decode
 _decode_tensor = msgspec.msgpack.Decoder(_TensorHeader).decode
+_decode_pickle = msgspec.msgpack.Decoder(_PickleHeader).decode
 
 
 class Decoder:
@@ -266,10 +272,14 @@ class Decoder:
                 "the message holds a pickle, which this side does not read: "
                 f"it takes {pickles.CONSENT}"
             )
-        data, numbers = self._decode_list(payload)
-        if type(data) is not bytes or type(numbers) is not list:
-            raise ArchiveError("pickle without bytes or buffers")
-        return pickles.load(data, [self._block_to_copy(number) for number in numbers])
+        header = _decode_pickle(payload)
+        return pickles.load(
+            [
+                piece if isinstance(piece, bytes) else self._block_to_copy(piece)
+                for piece in header.stream
+            ],
+            [self._block_to_copy(number) for number in header.buffers],
+        )
 
     def _handover(self, payload: memoryview) -> Any:
         block = self._block(_decode_number(payload))

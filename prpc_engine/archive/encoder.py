@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine.archive import pickles, tensors
+from prpc_engine.archive import exporters, pickles, tensors
 from prpc_engine.archive.classes import ClassEntry, by_class
 from prpc_engine.archive.dtypes import EMPTY_ITEMS_MAX, spec_of, specs
 from prpc_engine.archive.lazy import Handover, Lazy
@@ -353,22 +353,43 @@ class Encoder:
                 raise _Unsendable(value, f"cannot be sent: {error}") from error
             blocks.append(block)
             return _Ext(TENSOR, _encode((library, len(blocks) - 1, spec, shape)))
-        kind = type(value)
-        return self._pickled(
-            value, blocks, f"is of type {kind.__module__}.{kind.__qualname__}, which cannot be sent"
-        )
+        if self.allow_pickle and exporters.is_pickled_by_name(value):
+            try:
+                return self._pickle(value, blocks)  # which keeps its type
+            except ValueError as error:
+                reason = f"cannot be sent: {error}"
+        else:
+            kind = type(value)
+            reason = f"is of type {kind.__module__}.{kind.__qualname__}, which cannot be sent"
+        try:
+            array = exporters.array_of(value)
+        except ValueError as error:
+            raise _Unsendable(value, f"{reason}: {error}") from error
+        if array is None:
+            raise _Unsendable(value, reason)
+        return self._array(array, blocks, 0)
 
     def _pickled(self, value: Any, blocks: Blocks, reason: str) -> Any:
         """The last resort, where that was agreed to."""
         if not self.allow_pickle:
             raise _Unsendable(value, reason)
         try:
-            data, buffers = pickles.dump(value)
+            return self._pickle(value, blocks)
         except ValueError as error:
             raise _Unsendable(value, f"cannot be sent: {error}") from error
+
+    def _pickle(self, value: Any, blocks: Blocks) -> Any:
+        stream, buffers = pickles.dump(value, max(0, pickles.BLOCKS_MAX - len(blocks)))
         numbers = list(range(len(blocks), len(blocks) + len(buffers)))
         blocks += buffers
-        return _Ext(PICKLE, _encode((self._bytes(data, blocks, 0), numbers)))
+        pieces: list[bytes | int] = []
+        for piece in stream:
+            if isinstance(piece, bytes):
+                pieces.append(piece)
+            else:
+                pieces.append(len(blocks))
+                blocks.append(piece)
+        return _Ext(PICKLE, _encode((pieces, numbers)))
 
 
 def _check_full(value: Lazy) -> None:

@@ -119,12 +119,20 @@ def make_torch(block: NDArray[np.uint8], spec: str, shape: tuple[int, ...]) -> A
         return torch.empty(shape, dtype=dtype)
     if dtype is torch.bool:
         check_items(block.view(np.bool_))
-    own = (
-        block
-        if block.flags.writeable and block.ctypes.data % ALIGNMENT_BYTES == 0
-        else block.copy()
-    )
-    return torch.from_numpy(own).view(dtype).reshape(shape)
+    return torch.from_numpy(own_memory(block)).view(dtype).reshape(shape)
+
+
+def own_memory(block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The block if a tensor may lie on it and write to it, else a copy. numpy's memory, not
+    torch's: large ones are on huge pages, and a copy of 40 MB takes 4 ms instead of 21.
+    """
+    if block.flags.writeable and block.ctypes.data % ALIGNMENT_BYTES == 0:
+        return block
+    room = np.empty(block.nbytes + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    own = room[start : start + block.nbytes]
+    own[:] = block
+    return own
 
 
 def make_other(library: str, array: NDArray[Any]) -> Any:

@@ -17,8 +17,8 @@ them.
       11  array of StringDType MessagePack [shape, items]
       12  tensor               MessagePack [library, block number, dtype, shape]: C order, see
                                tensors.py
-      13  pickle               MessagePack [bytes or block number, block numbers of its buffers]:
-                               see pickles.py
+      13  pickle               MessagePack [pieces of its stream, each bytes or a block number,
+                               block numbers of its buffers]: see pickles.py
       14  compressed message   MessagePack [algorithm, body size, sizes of the blocks]: see
                                compression.py
       15  object of a Lazy     MessagePack block number: of a block that only comes from this very
