@@ -71,13 +71,14 @@ DECIDERS = {
             "prpc_engine.archive",
             *_below(
                 "prpc_engine.archive",
-                "classes codec compression decoder dtypes encoder keys lazy pickles wire",
+                "classes codec compression decoder dtypes encoder exporters items keys lazy "
+                "pickles reducers wire",
             ),
         ),
         _tests(
             "prpc_engine",
             "archive archive_arrays archive_classes archive_compression archive_hostile "
-            "archive_keys archive_lazy archive_pickle",
+            "archive_keys archive_lazy archive_memory archive_pickle",
         ),
     ),
     "call state and messages": Decider(
@@ -159,6 +160,7 @@ DECIDERS = {
 # Pure too, and without unit tests of their own: what tests them.
 PROCESSES = "tests of whole processes"
 ELSEWHERE = {
+    "prpc_engine.archive.tensor_reducers": "tests with torch and JAX (stage tensors)",
     "prpc_engine.archive.tensors": "tests with torch, JAX and TensorFlow (stage tensors)",
     **dict.fromkeys(
         _below(

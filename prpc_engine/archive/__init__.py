@@ -5,21 +5,23 @@
                                                               (msgspec reads and writes, in C)
     tuple, set, complex, long int, dict with other keys, ...  the body: extension types, wire.py has
                                                               their table
-    numpy arrays, tensors, bytes of over 16 KiB               blocks: 1-D uint8 arrays, the very
-                                                              memory of what was given, and at the
+    numpy arrays, tensors, bytes of over 16 KiB,              blocks: 1-D uint8 arrays, the very
+    array.array                                               memory of what was given, and at the
                                                               other end the memory that it arrived
-                                                              in; dtypes.py, tensors.py
+                                                              in; dtypes.py, tensors.py, items.py
     dataclasses, Structs, NamedTuples, Enums, other classes   the body, after register(Class) on
                                                               both sides: classes.py
     any other object                                          a pickle, where both sides said
-                                                              allow_pickle=True: pickles.py
+                                                              allow_pickle=True: pickles.py. What
+                                                              memory it has is blocks: reducers.py
+    without that, one with the buffer protocol or __dlpack__  a numpy array on its memory:
+                                                              exporters.py
     the value of a Lazy                                       as without Lazy; inside of one process
                                                               the very object: lazy.py
 
 Anything else is refused with BadArguments, which says where in the value it stands. All types come
-back as they were, but: bytearray and memoryview (of bytes,
-1-D) as bytes, subclasses of arrays as arrays; arrays read-only, C or Fortran order kept, others in
-C order.
+back as they were, but: bytearray and memoryview (of bytes, 1-D) as bytes; subclasses of arrays, and
+what only shows its memory, as arrays; arrays read-only, C or Fortran order kept, others in C order.
 
     file          turns
     encoder       values into a body and blocks

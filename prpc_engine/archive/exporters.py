@@ -56,7 +56,7 @@ def is_pickled_by_name(value: Any) -> bool:
 
 def _of_buffer(value: Any) -> NDArray[Any] | None:
     if isinstance(value, ctypes.Array):  # whose formats leave out the padding of structures
-        return np.ndarray((), np.dtype(type(value)), value)
+        return np.ndarray((), np.dtype(type(value)), memoryview(value))
     try:
         view = memoryview(value)
     except TypeError:  # without the protocol

@@ -57,7 +57,8 @@ INTEGER_BYTES_MAX = 1024
 BUILT_IN = (
     "None, bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, "
     "slice, dates and times, UUID, "
-    "Decimal, numpy arrays and scalars, torch, TensorFlow and JAX tensors on the CPU"
+    "Decimal, array.array, numpy arrays and scalars, torch, TensorFlow and JAX tensors on the CPU, "
+    "objects with the buffer protocol or __dlpack__"
 )
 
 

@@ -6,15 +6,20 @@ What a process without the library receives is looked at in this one with the li
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prpc_engine.archive import ArchiveError, Decoder, encode
+from prpc_engine.archive import Archive, ArchiveError, Decoder, encode, pickles
+from prpc_engine.archive.tensors import ALIGNMENT_BYTES
 from prpc_engine.errors import BadArguments
-from tests.prpc_engine.archives import same, there_and_back
+from tests.prpc_engine.archives import arrive, same, there_and_back
+
+TRUSTING = Archive(allow_pickle=True)
+BODY_BYTES_MAX = 2000  # of an object whose memory is elsewhere
 
 TORCH_DTYPES = [
     "bool",
@@ -30,6 +35,13 @@ TORCH_DTYPES = [
     "complex128",
 ]
 TORCH_DTYPES += ["bfloat16", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"]
+
+
+@dataclasses.dataclass
+class Holder:
+    """An object with something in it."""
+
+    held: Any
 
 
 @pytest.fixture
@@ -110,6 +122,174 @@ def test_a_tensor_that_does_not_fit_its_block_is_refused(torch: Any) -> None:
     body, _ = encode(torch.ones(4, dtype=torch.bool))
     with pytest.raises(ArchiveError, match="neither 0 nor 1"):
         Decoder().decode(body, [np.full(4, 9, np.uint8)])
+
+
+# -- torch inside of pickles -----------------------------------------------------------------------
+
+
+def through_a_pickle(held: Any) -> Any:
+    return arrive(*TRUSTING.encode(Holder(held)), TRUSTING).held
+
+
+def test_the_parameters_of_a_module_are_blocks_and_it_goes_on_learning(torch: Any) -> None:
+    module = torch.nn.Linear(300, 200)
+    body, blocks = TRUSTING.encode(module)
+    assert len(body) < BODY_BYTES_MAX
+    (block,) = blocks
+    assert block.ctypes.data == module.weight.data_ptr()
+    assert block.nbytes == 300 * 200 * 4
+    back = arrive(body, blocks, TRUSTING)
+    assert type(back.weight) is torch.nn.Parameter
+    inputs = torch.ones(1, 300)
+    assert torch.equal(back(inputs), module(inputs))
+    before = module.weight.detach().clone()
+    back(inputs).sum().backward()
+    torch.optim.SGD(back.parameters(), lr=1.0).step()
+    assert torch.equal(module.weight, before), "what arrives is the receiver's"
+    assert torch.equal(back.weight, before - 1)
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+def test_torch_tensors_of_every_dtype_in_an_object_are_blocks(torch: Any, name: str) -> None:
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"torch {torch.__version__} has no {name}")
+    for shape in ((), (0,), (7,), (2, 3, 4), (100, 400)):
+        tensor = torch.ones(shape).to(dtype)
+        body, blocks = TRUSTING.encode(Holder([tensor, 1]))
+        size_bytes = tensor.numel() * tensor.element_size()
+        assert sum(block.nbytes for block in blocks) == (size_bytes if len(shape) == 2 else 0)
+        assert len(body) < BODY_BYTES_MAX
+        back, _ = arrive(body, blocks, TRUSTING).held
+        assert (type(back), back.dtype, back.shape) == (torch.Tensor, dtype, tensor.shape)
+        assert back.data_ptr() % ALIGNMENT_BYTES == 0 or not size_bytes
+        assert torch.equal(back.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("count", [100, 100_000], ids=["in the body", "in a block"])
+def test_tensors_of_one_storage_share_one_afterwards(torch: Any, count: int) -> None:
+    whole = torch.arange(count * 1.0)
+    held = [whole, whole[10:20], whole[::2], whole.view(10, -1).T, whole.view(torch.int32), whole]
+    body, blocks = TRUSTING.encode(Holder(held))
+    assert sum(block.nbytes for block in blocks) == (4 * count if count > 100 else 0)
+    back = arrive(body, blocks, TRUSTING).held
+    for one, two in zip(back, held, strict=True):
+        assert torch.equal(one, two)
+        assert (one.stride(), one.storage_offset()) == (two.stride(), two.storage_offset())
+    base = back[0]
+    base[10] = -1
+    for one, two in zip(
+        back,
+        (base, base[10:20], base[::2], base.view(10, -1).T, base.view(torch.int32)),
+        strict=False,
+    ):
+        assert torch.equal(one, two)
+    assert back[0] is back[5]
+    assert whole[10] == 10
+
+
+def test_tied_weights_stay_tied(torch: Any) -> None:
+    encoder, decoder = torch.nn.Linear(100, 100), torch.nn.Linear(100, 100)
+    decoder.weight = encoder.weight
+    both = torch.nn.Sequential(encoder, decoder)
+    body, blocks = TRUSTING.encode(both)
+    assert sum(block.nbytes for block in blocks) == 100 * 100 * 4
+    back = arrive(body, blocks, TRUSTING)
+    assert back[0].weight is back[1].weight
+    assert len(list(back.parameters())) == 3
+
+
+def test_what_torch_says_of_a_tensor_is_kept_in_an_object(torch: Any) -> None:
+    learning = torch.ones(5000, requires_grad=True)
+    fixed = torch.nn.Parameter(torch.ones(5000), requires_grad=False)
+    named = torch.ones(5000)
+    named.unit = "m"
+    turned = torch.view_as_complex(torch.arange(10_000.0).reshape(-1, 2)).conj()
+    back = through_a_pickle([learning, fixed, named, turned, turned.imag])
+    assert [each.requires_grad for each in back] == [True, False, False, False, False]
+    assert [type(each) for each in back[:2]] == [torch.Tensor, torch.nn.Parameter]
+    assert back[2].unit == "m"
+    assert back[3].is_conj()
+    assert back[4].is_neg()
+    assert torch.equal(back[3], turned)
+    assert torch.equal(back[4], turned.imag)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch means to give quantized tensors up
+def test_tensors_that_are_not_strided_ones_on_the_cpu_have_torchs_own_way(torch: Any) -> None:
+    sparse = torch.eye(5000).to_sparse()
+    body, blocks = TRUSTING.encode(Holder(sparse))
+    assert len(body) < BODY_BYTES_MAX, "what it is made of are tensors, too"
+    assert sum(block.nbytes for block in blocks) == 5000 * (2 * 8 + 4)
+    back = arrive(body, blocks, TRUSTING).held
+    assert back.layout == torch.sparse_coo
+    assert torch.equal(back.coalesce().values(), sparse.coalesce().values())
+    rows = torch.eye(100).to_sparse_csr()
+    assert torch.equal(through_a_pickle(rows).to_dense(), rows.to_dense())
+    meta = through_a_pickle(torch.nn.Linear(3, 4, device="meta"))
+    assert (meta.weight.device.type, meta.weight.shape) == ("meta", (4, 3))
+    quantized = torch.quantize_per_tensor(torch.arange(1000.0), 0.5, 3, torch.qint8)
+    back = through_a_pickle(quantized)
+    assert (back.dtype, back.q_scale(), back.q_zero_point()) == (torch.qint8, 0.5, 3)
+    assert torch.equal(back.int_repr(), quantized.int_repr())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch means to give typed storages up
+def test_storages_in_an_object_arrive_as_torch_load_gives_them(torch: Any) -> None:
+    tensor = torch.arange(10_000.0)
+    typed, single = through_a_pickle([tensor.storage(), tensor.untyped_storage()])
+    assert (typed.dtype, typed.tolist()) == (torch.float32, tensor.tolist())
+    assert single.dtype is torch.uint8
+    typed[5] = -1.0
+    assert torch.empty(0).set_(single.untyped()).view(torch.float32)[5] == -1
+
+
+def test_tensors_beyond_the_blocks_that_a_message_may_have_are_copied_into_the_pickle(
+    torch: Any,
+) -> None:
+    held = [torch.full((5000,), float(number)) for number in range(5)]
+    stream, buffers = pickles.dump(Holder(held), 2)
+    assert len(buffers) == 2
+    back = pickles.load(stream, [buffer.copy() for buffer in buffers]).held
+    assert all(torch.equal(*pair) for pair in zip(back, held, strict=True))
+    back[4] += 1
+    assert back[4][0] == 5
+
+
+def test_a_storage_that_is_not_as_long_as_its_pickle_says_is_refused(torch: Any) -> None:
+    body, (block,) = TRUSTING.encode(Holder(torch.arange(10_000)))
+    for wrong in (block[:-8], np.zeros(block.nbytes + 8, np.uint8), block[:0]):
+        with pytest.raises(ArchiveError, match="a torch storage of 80000 bytes in a buffer of"):
+            TRUSTING.decode(body, [wrong])
+    with pytest.raises(ArchiveError, match="block 0 of 0"):
+        TRUSTING.decode(body, [])
+
+
+# -- JAX -------------------------------------------------------------------------------------------
+
+
+def test_jax_arrays_in_an_object_are_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    jax = pytest.importorskip("jax")
+    for dtype in ("float32", "bfloat16", "bool", "int8"):
+        array = jax.numpy.ones((200, 300), dtype)
+        body, blocks = TRUSTING.encode(Holder(array))
+        assert len(body) < BODY_BYTES_MAX
+        assert [block.nbytes for block in blocks] == [array.nbytes]
+        back = arrive(body, blocks, TRUSTING).held
+        assert isinstance(back, jax.Array)
+        assert (back.dtype, back.shape, back.weak_type) == (array.dtype, array.shape, False)
+        assert bool((back == array).all())
+    weak = jax.numpy.asarray(1.5)
+    assert through_a_pickle(weak).weak_type == weak.weak_type
+    key = jax.random.key(5)
+    assert bool(
+        (through_a_pickle([weak, jax.random.key_data(key)])[1] == jax.random.key_data(key)).all()
+    )
+    with jax.enable_x64(True):
+        body, blocks = TRUSTING.encode(Holder(jax.numpy.arange(3, dtype="int64")))
+    back = arrive(body, blocks, TRUSTING).held
+    assert same(back, np.arange(3)), "JAX would have made 32 bits of it"
 
 
 def test_jax_arrays_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
