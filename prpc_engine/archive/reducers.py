@@ -44,31 +44,29 @@ def reducers() -> Mapping[type, Reducer]:
 
 
 def _reduce_array(value: NDArray[Any]) -> Any:
-    dtype = value.dtype
-    if dtype.num not in _BUFFERS_OF_NUMPY:
-        return _reduce_memory(value)
-    if value.flags.forc or _is_permuted(value):
+    dtype, flags = value.dtype, value.flags
+    if dtype.num in _BUFFERS_OF_NUMPY and flags.forc:
         return value.__reduce_ex__(5)
-    return np.ascontiguousarray(value).__reduce_ex__(5)
-
-
-def _reduce_memory(value: NDArray[Any]) -> Any:
-    """Of dtypes that are no buffers to Python, when they have plain bytes: as if of such bytes."""
     try:
-        spec_of(value.dtype)
+        spec_of(dtype)
     except ValueError:  # of objects, say
         return value.__reduce_ex__(5)
     if not value.nbytes:
         return value.__reduce_ex__(5)
-    order = "F" if value.flags.fnc else "C"
-    flat = np.ascontiguousarray(value.T if order == "F" else value).reshape(-1)
-    return np.ndarray, (value.shape, value.dtype, flat.view(np.uint8), 0, None, order)
+    if not flags.forc:
+        axes = sorted(range(value.ndim), key=value.strides.__getitem__, reverse=True)
+        straight = value.transpose(axes)
+        if straight.flags.c_contiguous:  # no gaps, the axes in another order
+            return permuted, (straight, tuple(map(axes.index, range(value.ndim))))
+        return _reduce_array(np.ascontiguousarray(value))
+    order = "F" if flags.fnc else "C"
+    flat = (value.T if order == "F" else value).reshape(-1).view(np.uint8)
+    return np.ndarray, (value.shape, dtype, flat, 0, None, order)
 
 
-def _is_permuted(value: NDArray[Any]) -> bool:
-    """Whether it has no gaps, and only its axes stand in another order: numpy 2 keeps that."""
-    axes = sorted(range(value.ndim), key=value.strides.__getitem__, reverse=True)
-    return value.transpose(axes).flags.c_contiguous
+def permuted(value: NDArray[Any], axes: tuple[int, ...]) -> NDArray[Any]:
+    """The array with its axes in that order; called by unpicklers."""
+    return value.transpose(axes)
 
 
 # -- array.array -----------------------------------------------------------------------------------

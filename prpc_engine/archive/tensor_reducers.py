@@ -48,9 +48,10 @@ _known: set[str] = set()
 
 
 def _reduce_typed_storage(value: Any) -> Any:
-    if value.device.type != "cpu":
+    untyped = value._untyped_storage  # value.untyped() and value.device warn
+    if untyped.device.type != "cpu":
         return value.__reduce__()
-    return typed_storage, (value._untyped_storage, value.dtype)
+    return typed_storage, (untyped, value.dtype)
 
 
 def _reduce_storage(value: Any) -> Any:

@@ -84,6 +84,7 @@ def address(value: Any) -> int:
         np.arange(COUNT),
         np.asfortranarray(np.arange(COUNT).reshape(100, -1)),
         np.arange(COUNT).reshape(4, 5, -1).transpose(1, 0, 2),
+        np.arange(COUNT).astype("M8[s]").reshape(4, 5, -1).transpose(2, 0, 1),
         np.arange(COUNT).astype("M8[s]"),
         np.arange(COUNT).astype("m8[ms]").reshape(100, -1).T,
         np.zeros(COUNT, [("when", "<M8[s]"), ("price", "<f8")]),
@@ -250,8 +251,6 @@ def test_a_frame_of_pandas_is_blocks_and_arrives_equal() -> None:
         pandas.testing.assert_series_equal(
             arrive(*TRUSTING.encode(frame[column]), TRUSTING), frame[column]
         )
-    back["number"] += 1  # pandas copies what it may not write to
-    assert back["number"][5] == 6
     with pytest.raises(BadArguments, match="allow_pickle=True on both sides"):
         encode(frame)
 
