@@ -164,11 +164,26 @@ def test_lambdas_and_what_main_defines_reach_another_process_with_cloudpickle() 
     assert mine.doubled() == 8
 
 
-def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def without_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
+
+
+@pytest.mark.usefixtures("without_cloudpickle")
+def test_a_lambda_without_cloudpickle_is_refused_with_what_to_install() -> None:
     with pytest.raises(
         BadArguments, match=r"need cloudpickle: pip install 'prpc-engine\[cloudpickle\]'"
     ):
         TRUSTING.encode(lambda: None)
+
+
+@pytest.mark.usefixtures("without_cloudpickle")
+def test_memory_is_blocks_without_cloudpickle_too() -> None:
+    large = [np.arange(10_000).astype("M8[s]"), np.arange(20_000)[::2], bytes(80_000)]
+    body, blocks = TRUSTING.encode([Node(large), fractions.Fraction(1, 3)])
+    assert len(body) < 2000
+    assert sum(block.nbytes for block in blocks) == 3 * 80_000
+    node, third = arrive(body, blocks, TRUSTING)
+    assert node.myself is node
+    assert same(node.weights, [large[0], large[1].copy(), large[2]])
+    assert third == fractions.Fraction(1, 3)

@@ -329,3 +329,17 @@ def test_tensorflow_tensors_come_back(tensorflow: Any) -> None:
         assert same(np.asarray(back), array)
     with pytest.raises(BadArguments, match="no plain bytes"):
         encode(tensorflow.constant(["text"]))
+
+
+def test_tensorflow_tensors_in_an_object_are_blocks(tensorflow: Any) -> None:
+    for held in (
+        tensorflow.reshape(tensorflow.range(60_000), (200, 300)),
+        tensorflow.ones((200, 300), tensorflow.bfloat16),
+    ):
+        body, blocks = TRUSTING.encode(Holder(held))
+        assert len(body) < BODY_BYTES_MAX
+        assert [block.nbytes for block in blocks] == [held.dtype.size * 60_000]
+        back = arrive(body, blocks, TRUSTING).held
+        assert isinstance(back, tensorflow.Tensor)
+        assert (back.dtype, back.shape) == (held.dtype, held.shape)
+        assert bool(tensorflow.reduce_all(back == held))
