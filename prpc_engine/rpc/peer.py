@@ -412,11 +412,20 @@ class Peer:
             self.calls.soonest = deadline
             self.reactor.call_soon(partial(self._arm, deadline))
 
-    def notify(self, route: Destination, method: str, key: int, arguments: tuple[Any, ...]) -> None:
-        """Send one notification: no answer comes. Raises as request()."""
+    def notify(
+        self,
+        route: Destination,
+        method: str,
+        key: int,
+        arguments: tuple[Any, ...],
+        stable: bool = False,
+    ) -> None:
+        """Send one notification: no answer comes. `stable`: nobody ever changes the arrays in it.
+        Raises as request().
+        """
         body, blocks = self._encode_arguments(arguments)
         try:
-            self._send(_pack(NOTIFY, route.target, 0, key, 0) + body, blocks)
+            self._send(_pack(NOTIFY, route.target, 0, key, 0) + body, blocks, stable)
         except ShardError as error:
             raise self._not_sent(error, method, route) from error
 

@@ -1,0 +1,540 @@
+"""A node of a DI-engine job: it listens, dials, and exchanges events with the nodes that it is
+linked to. There is no master; who is dialled publishes back over the same connection.
+
+    state      listen()            publish()                            recv()        stop()
+    NEW        LISTENING, FAILED   held for the nodes that it will      listens, and  STOPPED
+                                   dial, and that it expects            waits
+    LISTENING  does nothing        sent, or held (outlet.py)            the next one  STOPPED
+    FAILED     raises why, again   raises why                           None          STOPPED
+    STOPPED    Closed              does nothing                         None          does nothing
+
+How a node is found: its tcp port is asked where else it is reached, and where both are on one host
+they go on over shared memory; at an ipc:// place a file says the same (rendezvous_file.py).
+
+What a program may rely on:
+- events from one node come in the order in which that node published them, each once, and none is
+  lost while both live and one of them is not STALL_S behind (outlet.py);
+- an event that is published after subscribe() has returned here arrives here: subscribe() waits
+  until the nodes that are up know the topic, as they send no others;
+- what is published before a node is connected is held, for those that this one dials or expects;
+  what comes before a program has subscribed is parked for START_S (inlet.py).
+
+One reactor, turned by whoever waits in recv() or publish(), else by the engine's progress thread;
+dialling is a coroutine of the control loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from prpc_engine import errors
+from prpc_engine.ding import rendezvous_file
+from prpc_engine.ding.dialling import Dialler
+from prpc_engine.ding.greeting import (
+    EVENT,
+    GOODBYE,
+    HELLO,
+    INTEREST,
+    PROTOCOL,
+    TAKEN,
+    TARGET,
+    WHERE,
+    Greeting,
+    Interest,
+    read_greeting,
+    read_interest,
+    told,
+)
+from prpc_engine.ding.hosts import listening_address
+from prpc_engine.ding.inlet import Inlet
+from prpc_engine.ding.link import Link, PresenceStatistics
+from prpc_engine.ding.outlet import Event
+from prpc_engine.ding.place import Place
+from prpc_engine.master.master import close_in_reactor
+from prpc_engine.node.node import Node
+from prpc_engine.node.slab import default_slab
+from prpc_engine.rpc.method import ENGINE
+from prpc_engine.rpc.peer import Peer, calling_peer
+from prpc_engine.rpc.server import ServedObject
+from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import check_environment
+from prpc_engine.settings.node_config import NodeConfig
+from shard import Driver, Future, RemoteProtocolError, ShardError, ShmFull, runtime
+
+# For a program to subscribe to what it wants, once its node listens: imports, environments.
+START_S = 10.0
+# For the nodes that are up to know a new topic: one that does not answer is busy, or stopped.
+INTEREST_S = 1.0
+LINGER_S = 5.0  # at stop(), for events that are still to leave
+READERS_S = 0.2  # then, for other processes to drop what they read of our memory
+INLINE_BYTES_MAX = 16 << 10  # more of an event travels beside its message, without a copy of it
+
+logger = logging.getLogger("prpc")
+
+
+class ExchangeState(enum.Enum):
+    """Where an Exchange stands. Events: the table at the file's head."""
+
+    NEW = "new"
+    LISTENING = "listening"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class ExchangeStatistics:
+    """What one asks first when it is stuck: what waits for whom."""
+
+    state: str
+    ready: int  # events that came, and were not taken by recv()
+    parked: int  # that wait for somebody to subscribe
+    left_out: int  # that came, and nobody had subscribed to
+    topics: tuple[str, ...]  # that this node has subscribed to
+    nodes: tuple[PresenceStatistics, ...]
+
+
+class Exchange:
+    """One node. Thread-safe. Raises ConfigError for addresses that are none.
+
+    listen_to   where it listens, as DI-engine writes it (place.py); None: nobody can dial it
+    attach_to   whom it dials, again and again while they are not there
+    expects     who will dial it: events are held for them meanwhile
+    name        how the others name it in their logs
+    start_s     see START_S
+
+    stop() by its owner. States: the table at the file's head.
+    """
+
+    def __init__(
+        self,
+        listen_to: str | None,
+        attach_to: Sequence[str],
+        expects: Sequence[str] = (),
+        name: str = "",
+        start_s: float = START_S,
+    ) -> None:
+        self.name, self._start_s = name, start_s
+        self._place = None if listen_to is None else Place.parse(listen_to, "listen_to")
+        self.state = ExchangeState.NEW
+        self._failure: Exception | None = None
+        self._changing = runtime.RLock()  # of the state: a failed listen() stops
+        self._guard = runtime.Lock()  # of the inlet, the links and who waits for events
+        self._inlet = Inlet()
+        self._arrived: list[Future] = []
+        self._serials = itertools.count(1)
+        self._links: tuple[Link, ...] = ()  # replaced as a whole: publish() walks it
+        self._by_incarnation: dict[int, Link] = {}
+        self._early: dict[int, Interest] = {}  # of nodes whose greeting is still on its way
+        self._driver: Driver | None = None
+        dialled = dict.fromkeys(Place.parse(one, "attach_to") for one in attach_to)
+        for place in dialled:
+            self._add(Link(place, True, 1))
+        for place in dict.fromkeys(Place.parse(one, "expects") for one in expects):
+            if place not in dialled:
+                self._add(Link(place, False, 1))
+
+    def statistics(self) -> ExchangeStatistics:
+        """A snapshot."""
+        with self._guard:
+            inlet = self._inlet
+            return ExchangeStatistics(
+                state=self.state.value,
+                ready=inlet.ready,
+                parked=inlet.parked,
+                left_out=inlet.left_out,
+                topics=tuple(sorted(map(_text, inlet.interest.topics))),
+                nodes=tuple(link.statistics() for link in self._links),
+            )
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Be reached from now on, and dial. Raises AddressInUse, ConfigError, and Closed after
+        stop().
+        """
+        with self._changing:
+            if self.state is ExchangeState.STOPPED:
+                raise errors.Closed(f"{self._named()} was stopped: make another one")
+            if self._failure is not None:
+                raise self._failure
+            if self.state is ExchangeState.LISTENING:
+                return
+            try:
+                self._begin()
+            except Exception as error:
+                self._failure, self.state = error, ExchangeState.FAILED
+                logger.error("%s cannot listen: %s", self._named(), str(error))
+                self._wake_receivers()
+                raise
+            self.state = ExchangeState.LISTENING
+
+    def _begin(self) -> None:
+        check_environment()
+        config = _config_for(self._place)
+        with contextlib.ExitStack() as closing:
+            driver = Driver(config.shards.polling, "prpc-ding", engine=ENGINE)
+            closing.callback(driver.close)
+            node = self._node(driver, config)
+            closing.callback(close_in_reactor, driver, node)
+            addresses = [one for one in node.addresses if not one.startswith("memory://")]
+            methods = {
+                WHERE: lambda: addresses,
+                HELLO: self._hello,
+                EVENT: self._event,
+                TAKEN: self._taken,
+                INTEREST: self._interest,
+                GOODBYE: self._goodbye,
+            }
+            node.servers[TARGET] = ServedObject(
+                "ding", 0, TARGET, methods, allow=config.allow, inline=True
+            )
+            if self._place is not None and self._place.tcp is None:
+                rendezvous_file.write(self._place.path, addresses)
+                closing.callback(rendezvous_file.remove, self._place.path, addresses)
+            dialler = Dialler(node, config.secret, addresses, self._my_greeting, self._greeted)
+            closing.callback(dialler.close)
+            self._driver, self._dialler = driver, dialler
+            driver.take_over()
+            for link in self._links:
+                if link.dials:
+                    dialler.dial(link)
+            driver.reactor.call_soon(
+                partial(driver.reactor.call_later, self._start_s, self._settle)
+            )
+            self._closing = closing.pop_all()
+        logger.info(
+            "%s listens at %s, attaches to %s",
+            self._named(),
+            self._place,
+            ", ".join(str(link.place) for link in self._links if link.dials) or "nobody",
+        )
+
+    def _node(self, driver: Driver, config: NodeConfig) -> Node:
+        try:
+            return Node(
+                driver.reactor, driver, default_slab(), config, on_peer_lost=self._peer_lost
+            )
+        except errors.AddressInUse as error:
+            raise errors.AddressInUse(
+                f"{self._named()} cannot listen at {self._place}: {error}; end who has the port "
+                "(ss -ltnp names it), or pass another by --ports"
+            ) from error
+
+    def _named(self) -> str:
+        return self.name or f"the node at {self._place}"
+
+    def stop(self, linger_s: float = LINGER_S) -> None:
+        """Say goodbye and hang up; recv() returns None at once. Events that are still to leave may
+        do so for `linger_s` seconds. Again: does nothing.
+        """
+        with self._changing:
+            before, self.state = self.state, ExchangeState.STOPPED
+            if before is ExchangeState.STOPPED:
+                return
+        self._wake_receivers()
+        driver = self._driver
+        if before is not ExchangeState.LISTENING or driver is None:
+            return
+        deadline = runtime.monotonic() + linger_s
+        if linger_s > 0 and not driver.leads_here():
+            self._linger(driver, deadline)
+        self._closing.close()
+        for link in self._links:
+            link.let_go()
+        default_slab().wait_for_readers(READERS_S if linger_s > 0 else 0.0)
+
+    def _linger(self, driver: Driver, deadline: float) -> None:
+        for link in self._links:
+            while (empty := link.when_empty(driver, is_patient=True)) is not None:
+                if not driver.wait_until(empty, deadline):
+                    left = link.statistics()
+                    logger.warning(
+                        "%s stops: %d events for %s were never sent (it is %s)",
+                        self._named(),
+                        left.waiting,
+                        left.node,
+                        left.state,
+                    )
+                    break
+        left_s = max(0.0, deadline - runtime.monotonic())
+        goodbyes = [link.ask(GOODBYE, (), left_s) for link in self._links]
+        for goodbye in goodbyes:
+            if goodbye is not None:
+                driver.wait_until(goodbye, deadline)
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def publish(self, topic: str, data: bytes | bytearray | memoryview) -> None:
+        """Send an event to each node that has subscribed to its topic. Waits while one that is up
+        has no room for it; never for one that is not there. Raises why listen() has failed, and
+        TypeError for data that is none.
+        """
+        if self._failure is not None:
+            raise self._failure
+        links = self._links
+        if not links or self.state is ExchangeState.STOPPED:
+            return
+        nbytes = len(data) if type(data) is bytes else memoryview(data).nbytes
+        payload: Any = bytes(data)  # the very same where it is bytes
+        if nbytes > INLINE_BYTES_MAX:
+            payload = _in_memory(payload, any(link.is_on_this_host for link in links))
+        event = Event(next(self._serials), _encoded(topic), payload, nbytes)
+        for link in links:
+            link.offer(event)
+        for link in links:
+            if link.outlet.must_wait:
+                link.wait_for_room()
+
+    def recv(self) -> tuple[str, bytes | memoryview] | None:
+        """The next event: its topic, and its data, read-only. Waits for it; None after stop(). One
+        thread at a time gets each event.
+        """
+        while True:
+            with self._guard:
+                arrival = None if self.state is ExchangeState.STOPPED else self._inlet.take()
+                notes = self._inlet.notes()
+                links = [(self._by_incarnation.get(who), count) for who, count in notes]
+                future = None
+                if arrival is None and not self._is_over:
+                    future = Future(self._driver)
+                    self._arrived.append(future)
+            for link, count in links:
+                if link is not None:
+                    link.notify_taken(count)
+            if arrival is not None:
+                payload = arrival.payload
+                is_bytes = isinstance(payload, bytes)
+                return _text(arrival.topic), payload if is_bytes else memoryview(payload)
+            if future is None:
+                return None
+            # failpoint: ding.receiving
+            if self._driver is None:
+                self.listen()
+                continue
+            with contextlib.suppress(ShardError):  # closed meanwhile: looked at above
+                self._driver.wait_until(future, None)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.state in (ExchangeState.STOPPED, ExchangeState.FAILED)
+
+    def _wake_receivers(self) -> None:
+        with self._guard:
+            arrived, self._arrived = self._arrived, []
+        for future in arrived:
+            future.set_result(None)
+
+    # -- topics ------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str) -> None:
+        """Get events of that topic from now on. Waits until the nodes that are up know it,
+        INTEREST_S at most. Again: does nothing.
+        """
+        with self._guard:
+            if not self._inlet.subscribe(_encoded(topic)):
+                return
+            interest = self._inlet.interest
+            is_ready = self._inlet.ready > 0
+        if is_ready:
+            self._wake_receivers()
+        if interest.is_settled:
+            self._tell_all(interest, waits=True)
+
+    def unsubscribe(self, pattern: str) -> None:
+        """No events of that topic any more, or of those that a pattern such as "task.*" means; one
+        that is not known: does nothing.
+        """
+        with self._guard:
+            if not self._inlet.unsubscribe(pattern):
+                return
+            interest = self._inlet.interest
+        if interest.is_settled:
+            self._tell_all(interest, waits=False)
+
+    def _settle(self) -> None:
+        with self._guard:
+            self._inlet.settle()
+            interest = self._inlet.interest
+        self._tell_all(interest, waits=False)
+
+    def _tell_all(self, interest: Interest, waits: bool) -> None:
+        driver = self._driver
+        calls = [(link, link.tell_interest(interest, INTEREST_S)) for link in self._links]
+        if driver is None or not waits:
+            return
+        deadline = runtime.monotonic() + INTEREST_S
+        for link, call in calls:
+            if call is not None and not driver.wait_until(call, deadline):
+                logger.warning(
+                    "%s has not answered for %.1f s: events of new topics that it publishes "
+                    "until it does may not come",
+                    link.label,
+                    INTEREST_S,
+                )
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    def _add(self, link: Link) -> None:
+        self._links = (*self._links, link)
+
+    def _my_greeting(self, incarnation: int) -> Greeting:
+        """For the process of that incarnation. With the guard held, or where it does not matter."""
+        received, taken = self._inlet.progress(incarnation)
+        place = "" if self._place is None else str(self._place)
+        return Greeting(PROTOCOL, self.name, place, received, taken, self._inlet.interest)
+
+    def _hello(self, *values: Any) -> Any:
+        """A node has dialled this one."""
+        peer = _caller()
+        greeting = read_greeting(list(values), peer.connection.peer)
+        with self._guard:
+            link = self._link_of(peer.connection.peer_incarnation, greeting.listen_to)
+            mine = self._my_greeting(peer.connection.peer_incarnation)
+            self._connected(link, peer, greeting)
+        peer.reactor.call_soon(link.send)  # after the answer
+        return told(mine)
+
+    def _link_of(self, incarnation: int, listen_to: str) -> Link:
+        """With the guard held."""
+        link = self._by_incarnation.get(incarnation)
+        if link is None and listen_to:
+            with contextlib.suppress(errors.ConfigError):
+                place = Place.parse(listen_to, "listen_to")
+                link = next((one for one in self._links if one.place == place), None)
+                if link is None:
+                    link = Link(place, False, next(self._serials))
+                    self._add(link)
+        if link is None:
+            link = Link(None, False, next(self._serials))
+            self._add(link)
+        return link
+
+    def _connected(self, link: Link, peer: Peer, greeting: Greeting) -> None:
+        """With the guard held."""
+        incarnation = peer.connection.peer_incarnation
+        if link.incarnation not in (0, incarnation):  # it was started again
+            self._inlet.forget(link.incarnation)
+            self._by_incarnation.pop(link.incarnation, None)
+        early = self._early.pop(incarnation, greeting.interest)
+        interest = max(early, greeting.interest, key=lambda one: one.version)
+        assert self._driver is not None, "nobody is connected before listen()"
+        link.greeted(peer, self._driver, greeting, interest)
+        self._by_incarnation[incarnation] = link
+        logger.info(
+            "%s is linked to %s, over %s", self._named(), link.label, peer.connection.transport
+        )
+
+    def _greeted(self, link: Link, peer: Peer, greeting: Greeting, told_version: int) -> None:
+        """A node that this one has dialled has answered; in the reactor."""
+        if peer.lost or self.state is ExchangeState.STOPPED:
+            self._dialler.dial(link)
+            return
+        with self._guard:
+            known = self._by_incarnation.get(peer.connection.peer_incarnation)
+            if known is not None and known is not link:
+                self._links = tuple(one for one in self._links if one is not link)
+            self._connected(known or link, peer, greeting)
+            interest = self._inlet.interest
+        if known is not None and known is not link:
+            known.adopt(link)
+        (known or link).send()
+        if interest.version != told_version and interest.is_settled:
+            (known or link).tell_interest(interest, INTEREST_S)
+
+    def _event(self, number: int, topic: bytes, payload: Any) -> None:
+        peer = _caller()
+        nbytes = len(payload)
+        with self._guard:
+            is_next = self._inlet.put(
+                peer.connection.peer_incarnation, number, topic, payload, nbytes
+            )
+            arrived: Sequence[Future] = ()
+            if self._arrived and self._inlet.ready:
+                arrived, self._arrived = self._arrived, []
+        for future in arrived:
+            future.set_result(None)
+        if not is_next:
+            peer.connection.close(
+                RemoteProtocolError(f"event {number} came before those that it follows")
+            )
+
+    def _taken(self, count: int) -> None:
+        link = self._by_incarnation.get(_caller().connection.peer_incarnation)
+        if link is not None:
+            link.take(count)
+
+    def _interest(self, version: int, is_settled: bool, topics: list[bytes]) -> None:
+        interest = read_interest(version, is_settled, topics)
+        incarnation = _caller().connection.peer_incarnation
+        with self._guard:
+            link = self._by_incarnation.get(incarnation)
+            if link is None:
+                self._early[incarnation] = interest
+        if link is not None:
+            link.tell(interest)
+
+    def _goodbye(self) -> None:
+        link = self._by_incarnation.get(_caller().connection.peer_incarnation)
+        if link is not None:
+            link.left()
+
+    def _peer_lost(self, peer: Peer) -> None:
+        incarnation = peer.connection.peer_incarnation
+        self._early.pop(incarnation, None)
+        link = self._by_incarnation.get(incarnation)
+        if link is None or self.state is ExchangeState.STOPPED:
+            return
+        if link.lost(peer, peer.connection.error) and link.dials:
+            self._dialler.dial(link)
+
+
+def _caller() -> Peer:
+    peer = calling_peer()
+    assert peer is not None, "these are handlers"
+    return peer
+
+
+def _config_for(place: Place | None) -> NodeConfig:
+    """What the user, the environment and the file say, for a node there. One lane: events keep
+    their order. Raises ConfigError.
+    """
+    config = NodeConfig.load()
+    names = config.node.transports
+    bind = Address("127.0.0.1", 0)
+    if place is not None and place.tcp is not None:
+        bind = listening_address(place.tcp, config.secret)
+        names = (*names, "tcp") if "tcp" not in names else names
+    else:
+        names = tuple(name for name in names if name != "tcp") or names
+    limits = replace(config.limits, connections_per_peer=1)
+    return config.listening_at(bind, names).limited_to(limits)
+
+
+def _in_memory(payload: bytes, for_this_host: bool) -> Any:
+    """A large event as an array; in shared memory, once for all, where some node reads it there."""
+    array = np.frombuffer(payload, np.uint8)
+    if not for_this_host:
+        return array
+    try:
+        shared = default_slab().empty(len(payload), np.uint8)
+    except ShmFull:
+        return array  # each connection does what it can
+    shared[:] = array
+    return shared
+
+
+def _encoded(topic: str) -> bytes:
+    return topic.encode("utf-8", "surrogatepass")
+
+
+def _text(topic: bytes) -> str:
+    return topic.decode("utf-8", "surrogatepass")

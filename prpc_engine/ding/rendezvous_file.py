@@ -1,0 +1,66 @@
+"""The file at an ipc:// place: by what addresses processes of this host reach the node. All its I/O
+is here.
+
+    {"addresses": ["shm://...", "unix://..."]}
+
+It is written under another name and moved into place, mode 0600, and removed by the node that wrote
+it. A connection is authenticated as any other: the file is no secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from prpc_engine.errors import ConfigError, NotSent
+
+FILE_BYTES_MAX = 64 << 10
+
+
+class RendezvousFile(msgspec.Struct):
+    """What it says."""
+
+    addresses: list[str]
+
+
+def write(path: str, addresses: list[str]) -> None:
+    """Raises ConfigError."""
+    file = Path(path)
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(
+            unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
+        with open(descriptor, "wb") as opened:
+            opened.write(msgspec.json.encode(RendezvousFile(addresses)))
+        unfinished.replace(file)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}, by which other processes of this host find this one, cannot be written: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+def read(path: str) -> list[str]:
+    """Raises NotSent where nobody has written it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as opened:
+            content = msgspec.json.decode(opened.read(FILE_BYTES_MAX), type=RendezvousFile)
+    except OSError as error:
+        raise NotSent(f"nobody listens at ipc://{path}: {error.strerror or error}") from error
+    except msgspec.MsgspecError as error:
+        raise NotSent(f"ipc://{path} is no file of a node of this kind: {error}") from error
+    if not content.addresses:
+        raise NotSent(f"ipc://{path} names no address")
+    return content.addresses
+
+
+def remove(path: str, addresses: list[str]) -> None:
+    """If it is still the one with these addresses."""
+    with contextlib.suppress(OSError, NotSent):
+        if read(path) == addresses:
+            os.unlink(path)
