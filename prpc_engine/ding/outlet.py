@@ -239,7 +239,10 @@ class Outlet:
             PresenceAction.HOLD: self._hold,
             PresenceAction.FORGET: self._forget,
         }
-        return sum(do[action]() for action in self._follow(event))
+        forgotten = sum(do[action]() for action in self._follow(event))
+        if event is PresenceEvent.EXPIRED:
+            self.dropped += forgotten
+        return forgotten
 
     def _follow(self, event: PresenceEvent) -> tuple[PresenceAction, ...]:
         self.state, actions = PRESENCES.after(self.state, event)
@@ -258,5 +261,4 @@ class Outlet:
         self._waiting_bytes = self._sent_bytes = 0
         self._incarnation = 0  # its numbers are told anew when it greets
         self.interest = None
-        self.dropped += forgotten
         return forgotten
