@@ -37,6 +37,10 @@ PAUSE = Backoff(first_s=0.02, max_s=1.0)
 logger = logging.getLogger("prpc")
 
 
+class _Itself(Exception):
+    """The address leads to the process that dials it."""
+
+
 class Dialler:
     """Connects links to their nodes. Owned by an Exchange; thread-safe.
 
@@ -84,6 +88,10 @@ class Dialler:
                 peer, greeting, version = await self._meet(link)
             except errors.Closed:
                 return
+            except _Itself as error:
+                logger.error("%s: see attach_to", str(error))
+                link.give_up()
+                return
             except Exception as error:
                 failures += 1
                 is_lasting = isinstance(
@@ -115,6 +123,8 @@ class Dialler:
         if bootstrap is not None and not node.is_local(addresses):
             peer = bootstrap
         else:
+            if not set(self._own).isdisjoint(addresses):
+                raise _Itself(f"{link.label} is this very node, which dials itself")
             peer = await node.reach(addresses, CONNECT_TIMEOUT_S, text)
             if bootstrap is not None and peer is not bootstrap:
                 node.reactor.call_soon(bootstrap.connection.close)

@@ -56,7 +56,7 @@ from prpc_engine.ding.greeting import (
 )
 from prpc_engine.ding.hosts import listening_address
 from prpc_engine.ding.inlet import Inlet
-from prpc_engine.ding.link import Link, PresenceStatistics
+from prpc_engine.ding.link import Link, PresenceStatistics, ask
 from prpc_engine.ding.outlet import Event
 from prpc_engine.ding.place import Place
 from prpc_engine.master.master import close_in_reactor
@@ -68,7 +68,7 @@ from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import check_environment
 from prpc_engine.settings.node_config import NodeConfig
-from shard import Driver, Future, RemoteProtocolError, ShardError, ShmFull, runtime
+from shard import ClosedError, Driver, Future, RemoteProtocolError, ShardError, ShmFull, runtime
 
 # For a program to subscribe to what it wants, once its node listens: imports, environments.
 START_S = 10.0
@@ -183,7 +183,7 @@ class Exchange:
         with contextlib.ExitStack() as closing:
             driver = Driver(config.shards.polling, "prpc-ding", engine=ENGINE)
             closing.callback(driver.close)
-            node = self._node(driver, config)
+            self._node = node = self._made_node(driver, config)
             closing.callback(close_in_reactor, driver, node)
             addresses = [one for one in node.addresses if not one.startswith("memory://")]
             methods = {
@@ -218,7 +218,7 @@ class Exchange:
             ", ".join(str(link.place) for link in self._links if link.dials) or "nobody",
         )
 
-    def _node(self, driver: Driver, config: NodeConfig) -> Node:
+    def _made_node(self, driver: Driver, config: NodeConfig) -> Node:
         try:
             return Node(
                 driver.reactor, driver, default_slab(), config, on_peer_lost=self._peer_lost
@@ -265,8 +265,9 @@ class Exchange:
                         left.state,
                     )
                     break
+        # over each connection: one may be linked there, and not yet here
         left_s = max(0.0, deadline - runtime.monotonic())
-        goodbyes = [link.ask(GOODBYE, (), left_s) for link in self._links]
+        goodbyes = [ask(peer, GOODBYE, (), left_s) for peer in self._node.peers()]
         for goodbye in goodbyes:
             if goodbye is not None:
                 driver.wait_until(goodbye, deadline)
@@ -316,7 +317,6 @@ class Exchange:
                 return _text(arrival.topic), payload if is_bytes else memoryview(payload)
             if future is None:
                 return None
-            # failpoint: ding.receiving
             if self._driver is None:
                 self.listen()
                 continue
@@ -435,7 +435,7 @@ class Exchange:
 
     def _greeted(self, link: Link, peer: Peer, greeting: Greeting, told_version: int) -> None:
         """A node that this one has dialled has answered; in the reactor."""
-        if peer.lost or self.state is ExchangeState.STOPPED:
+        if peer.lost:
             self._dialler.dial(link)
             return
         with self._guard:
@@ -490,10 +490,10 @@ class Exchange:
     def _peer_lost(self, peer: Peer) -> None:
         incarnation = peer.connection.peer_incarnation
         self._early.pop(incarnation, None)
-        link = self._by_incarnation.get(incarnation)
-        if link is None or self.state is ExchangeState.STOPPED:
+        link, error = self._by_incarnation.get(incarnation), peer.connection.error
+        if link is None or isinstance(error, ClosedError):  # stop() hangs up on all
             return
-        if link.lost(peer, peer.connection.error) and link.dials:
+        if link.lost(peer, error) and link.dials:
             self._dialler.dial(link)
 
 

@@ -67,7 +67,7 @@ def told(value: msgspec.Struct) -> Any:
 def read_greeting(values: object, who: str) -> Greeting:
     """Raises RpcError for what is none of this release."""
     try:
-        greeting = msgspec.convert(values, Greeting)
+        greeting = msgspec.convert(values, Greeting, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise RpcError(f"{who} greets, but not as a node of DI-engine does: {error}") from error
     if greeting.protocol != PROTOCOL:
@@ -81,6 +81,6 @@ def read_greeting(values: object, who: str) -> Greeting:
 def read_interest(version: int, is_settled: bool, topics: list[bytes]) -> Interest:
     """Of the arguments of `interest`. Raises RpcError."""
     try:
-        return msgspec.convert([version, is_settled, topics], Interest)
+        return msgspec.convert([version, is_settled, topics], Interest, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise RpcError(f"topics were told, but not as a node of DI-engine does: {error}") from error

@@ -120,7 +120,6 @@ class Link:
         while (found := outlet.first()) is not None:
             number, event = found
             try:
-                # failpoint: ding.sending
                 peer.notify(
                     self._route, EVENT, _EVENT, (number, event.topic, event.payload), stable=True
                 )
@@ -164,7 +163,6 @@ class Link:
                 taken = self.outlet.taken
                 room = Future(driver)
                 self._room.append(room)
-            # failpoint: ding.waiting_for_room
             if not driver.wait_until(room, runtime.monotonic() + STALL_S):
                 self._stall(taken)
 
@@ -261,13 +259,21 @@ class Link:
         with self._guard:
             if self.outlet.state is not PresenceState.LOST or losses != self._losses:
                 return
-            forgotten = self.outlet.follow(PresenceEvent.EXPIRED)
+            forgotten = self.outlet.follow(PresenceEvent.GIVEN_UP)
         logger.warning(
             "%s has not come back within %.0f s: %d events for it were dropped",
             self.label,
             HELD_S,
             forgotten,
         )
+
+    def give_up(self) -> None:
+        """Nobody will ever be connected there."""
+        with self._guard:
+            if self.outlet.state is PresenceState.AWAITED:
+                self.outlet.follow(PresenceEvent.GIVEN_UP)
+            ready = self._take_room()
+        _wake(ready)
 
     # -- what the node is told ---------------------------------------------------------------------
 
@@ -282,19 +288,12 @@ class Link:
             pass  # it hears of them with the next, or when it greets
         return False
 
-    def ask(self, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Call | None:
-        """One request; None where it is not connected."""
+    def tell_interest(self, interest: Interest, timeout_s: float) -> Call | None:
+        """Tell it this node's topics; the call is done when it knows them. None: it is not up."""
         peer = self.peer
         if peer is None or not self.is_up:
             return None
-        try:
-            return peer.request(self._route, method, method_key(method), arguments, timeout_s, True)
-        except (errors.RpcError, ShardError):
-            return None
-
-    def tell_interest(self, interest: Interest, timeout_s: float) -> Call | None:
-        """Tell it this node's topics; the call is done when it knows them."""
-        return self.ask(INTEREST, tuple(told(interest)), timeout_s)
+        return ask(peer, INTEREST, tuple(told(interest)), timeout_s)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -328,6 +327,15 @@ class Link:
             room = Future(driver)
             self._room.append(room)
             return room
+
+
+def ask(peer: Peer, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Call | None:
+    """One request to a node; None where it cannot be sent."""
+    route = FixedRoute(TARGET, f"the node at {peer.connection.peer}")
+    try:
+        return peer.request(route, method, method_key(method), arguments, timeout_s, True)
+    except (errors.RpcError, ShardError):
+        return None
 
 
 def _wake(futures: list[Future]) -> None:

@@ -11,7 +11,8 @@ I/O, no clock, no lock in this file: its Link has them.
     UP        LOST       LOST     held, as while it was awaited
     UP        LEFT       AWAY     forgotten: it said goodbye
     LOST      GREETED    UP       as above
-    LOST      EXPIRED    AWAY     forgotten, and counted as dropped
+    LOST,     GIVEN_UP   AWAY     forgotten, and counted as dropped
+     AWAITED
     AWAY      GREETED    UP       what is published from then on leaves
     AWAY      OFFERED    AWAY     forgotten at once: nobody is there
 
@@ -50,7 +51,7 @@ class PresenceEvent(Enum):
     GREETED = "it said hello over a connection"
     LOST = "that connection is gone"
     LEFT = "it said goodbye"
-    EXPIRED = "it has been lost for as long as events are held for it"
+    GIVEN_UP = "it has been lost for as long as events are held, or is this very process"
 
 
 class PresenceAction(Enum):
@@ -67,6 +68,10 @@ PRESENCES = StateTable(
             PresenceState.UP,
             (PresenceAction.RESUME,),
         ),
+        (PresenceState.AWAITED, PresenceEvent.GIVEN_UP): (
+            PresenceState.AWAY,
+            (PresenceAction.FORGET,),
+        ),
         (PresenceState.UP, PresenceEvent.GREETED): (PresenceState.UP, (PresenceAction.RESUME,)),
         (PresenceState.UP, PresenceEvent.LOST): (PresenceState.LOST, (PresenceAction.HOLD,)),
         (PresenceState.UP, PresenceEvent.LEFT): (PresenceState.AWAY, (PresenceAction.FORGET,)),
@@ -74,7 +79,7 @@ PRESENCES = StateTable(
             PresenceState.UP,
             (PresenceAction.RESUME,),
         ),
-        (PresenceState.LOST, PresenceEvent.EXPIRED): (
+        (PresenceState.LOST, PresenceEvent.GIVEN_UP): (
             PresenceState.AWAY,
             (PresenceAction.FORGET,),
         ),
@@ -240,7 +245,7 @@ class Outlet:
             PresenceAction.FORGET: self._forget,
         }
         forgotten = sum(do[action]() for action in self._follow(event))
-        if event is PresenceEvent.EXPIRED:
+        if event is PresenceEvent.GIVEN_UP:
             self.dropped += forgotten
         return forgotten
 
