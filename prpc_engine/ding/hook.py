@@ -11,8 +11,6 @@ What it does by itself is small; register.py has the rest, and is imported for o
 PRPC_DING=0 turns it off. Whatever goes wrong here is a warning: no import fails by it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -45,7 +43,7 @@ def uninstall() -> None:
     sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != Finder.__name__]
 
 
-def on_parallel(module: Any) -> None:
+def on_parallel(module: "Any") -> None:
     """ding.framework.parallel: our names are in its registry, and its runner takes them."""
     registry, parallel = module.MQ_REGISTRY, module.Parallel
     for name in NAMES:
@@ -53,7 +51,7 @@ def on_parallel(module: Any) -> None:
             registry.register(name, _queue_of(name))
     original = parallel.runner.__func__
 
-    def runner(cls: Any, n_parallel_workers: int, *args: Any, **kwargs: Any) -> Any:
+    def runner(cls: "Any", n_parallel_workers: int, *args: "Any", **kwargs: "Any") -> "Any":
         mq_type = args[0] if args else kwargs.get("mq_type", "nng")
         if mq_type not in NAMES:
             return original(cls, n_parallel_workers, *args, **kwargs)
@@ -65,8 +63,8 @@ def on_parallel(module: Any) -> None:
     parallel.runner = classmethod(runner)
 
 
-def _queue_of(name: str) -> Callable[..., Any]:
-    def make(*args: Any, **kwargs: Any) -> Any:
+def _queue_of(name: str) -> "Callable[..., Any]":
+    def make(*args: "Any", **kwargs: "Any") -> "Any":
         from prpc_engine.ding import register
 
         return register.queue(name, *args, **kwargs)
@@ -74,11 +72,11 @@ def _queue_of(name: str) -> Callable[..., Any]:
     return make
 
 
-def on_k8s_parser(module: Any) -> None:
+def on_k8s_parser(module: "Any") -> None:
     """ding.entry.cli_parsers.k8s_parser: it derives addresses for nng alone."""
     original = module.K8SParser.parse
 
-    def parse(self: Any) -> Any:
+    def parse(self: "Any") -> "Any":
         given = self.kwargs
         if given.get("mq_type") not in NAMES:
             return original(self)
@@ -97,7 +95,7 @@ FOLLOWS = {
 }
 
 
-def _follow(follow: Callable[[Any], None], module: ModuleType) -> None:
+def _follow(follow: "Callable[[Any], None]", module: "ModuleType") -> None:
     try:
         if not hasattr(module, DONE):
             setattr(module, DONE, True)
@@ -115,7 +113,7 @@ def _follow(follow: Callable[[Any], None], module: ModuleType) -> None:
 class Finder:
     """The first of sys.meta_path: wraps the loaders of the modules in FOLLOWS."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":
         """None for all other modules."""
         follow = FOLLOWS.get(name)
         if follow is None:
@@ -134,21 +132,21 @@ class Finder:
 class Loader:
     """The loader of one of those modules, and what follows its import."""
 
-    def __init__(self, loader: Any, follow: Callable[[Any], None]) -> None:
+    def __init__(self, loader: "Any", follow: "Callable[[Any], None]") -> None:
         self._loader, self._follow = loader, follow
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+    def create_module(self, spec: "ModuleSpec") -> "ModuleType | None":
         """As the loader does."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: "Any") -> None:
         """As the loader does; then what follows."""
         module.__loader__ = module.__spec__.loader = self._loader  # as if nobody had looked
         self._loader.exec_module(module)
         _follow(self._follow, module)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         """What else it can: for who looks at the module without importing it."""
         return getattr(self._loader, name)
 
