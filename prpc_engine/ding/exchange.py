@@ -17,7 +17,7 @@ What a program may rely on:
 - an event that is published after subscribe() has returned here arrives here: subscribe() waits
   until the nodes that are up know the topic, as they send no others;
 - what is published before a node is connected is held, for those that this one dials or expects;
-  what comes before a program has subscribed is parked for START_S (inlet.py).
+  what comes before a program has subscribed is parked, until START_S after it first has (inlet.py).
 
 One reactor, turned by whoever waits in recv() or publish(), else by the engine's progress thread;
 dialling is a coroutine of the control loop.
@@ -70,7 +70,8 @@ from prpc_engine.settings.config import check_environment
 from prpc_engine.settings.node_config import NodeConfig
 from shard import ClosedError, Driver, Future, RemoteProtocolError, ShardError, ShmFull, runtime
 
-# For a program to subscribe to what it wants, once its node listens: imports, environments.
+# For a program to subscribe to what it wants, from when it first does: a task's start comes before
+# its environments and models are made.
 START_S = 10.0
 # For the nodes that are up to know a new topic: one that does not answer is busy, or stopped.
 INTEREST_S = 1.0
@@ -97,6 +98,7 @@ class ExchangeStatistics:
     state: str
     ready: int  # events that came, and were not taken by recv()
     parked: int  # that wait for somebody to subscribe
+    is_settled: bool  # the program has had the time to; other nodes send its topics alone
     left_out: int  # that came, and nobody had subscribed to
     topics: tuple[str, ...]  # that this node has subscribed to
     nodes: tuple[PresenceStatistics, ...]
@@ -135,6 +137,7 @@ class Exchange:
         self._by_incarnation: dict[int, Link] = {}
         self._early: dict[int, Interest] = {}  # of nodes whose greeting is still on its way
         self._driver: Driver | None = None
+        self._is_settling = False  # a timer says when the program has had the time to subscribe
         dialled = dict.fromkeys(Place.parse(one, "attach_to") for one in attach_to)
         for place in dialled:
             self._add(Link(place, True, 1))
@@ -150,6 +153,7 @@ class Exchange:
                 state=self.state.value,
                 ready=inlet.ready,
                 parked=inlet.parked,
+                is_settled=inlet.interest.is_settled,
                 left_out=inlet.left_out,
                 topics=tuple(sorted(map(_text, inlet.interest.topics))),
                 nodes=tuple(link.statistics() for link in self._links),
@@ -207,10 +211,8 @@ class Exchange:
             for link in self._links:
                 if link.dials:
                     dialler.dial(link)
-            driver.reactor.call_soon(
-                partial(driver.reactor.call_later, self._start_s, self._settle)
-            )
             self._closing = closing.pop_all()
+        self._settle_later()
         logger.info(
             "%s listens at %s, attaches to %s",
             self._named(),
@@ -348,6 +350,8 @@ class Exchange:
             self._wake_receivers()
         if interest.is_settled:
             self._tell_all(interest, waits=True)
+        else:
+            self._settle_later()
 
     def unsubscribe(self, pattern: str) -> None:
         """No events of that topic any more, or of those that a pattern such as "task.*" means; one
@@ -359,6 +363,16 @@ class Exchange:
             interest = self._inlet.interest
         if interest.is_settled:
             self._tell_all(interest, waits=False)
+
+    def _settle_later(self) -> None:
+        """Once somebody has subscribed, and this node listens."""
+        with self._guard:
+            driver = self._driver
+            if self._is_settling or driver is None or not self._inlet.interest.topics:
+                return
+            self._is_settling = True
+        reactor = driver.reactor
+        reactor.call_soon(partial(reactor.call_later, self._start_s, self._settle))
 
     def _settle(self) -> None:
         with self._guard:

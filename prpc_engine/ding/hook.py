@@ -61,6 +61,24 @@ def on_parallel(module: "Any") -> None:
 
     runner.__doc__ = original.__doc__
     parallel.runner = classmethod(runner)
+    parallel.on = _registering_first(parallel.on, "on")
+    parallel.once = _registering_first(parallel.once, "once")
+
+
+def _registering_first(original: "Callable[..., Any]", verb: str) -> "Callable[..., Any]":
+    """Parallel.on() or once(): DI-engine's own subscribes first, and drops an event that comes
+    before its handler is there.
+    """
+
+    def register(self: "Any", event: str, fn: "Any") -> None:
+        if not self.is_active or getattr(self, "mq_type", None) not in NAMES:
+            original(self, event, fn)
+            return
+        getattr(self._event_loop, verb)(event, fn)
+        self._mq.subscribe(event)
+
+    register.__doc__ = original.__doc__
+    return register
 
 
 def _queue_of(name: str) -> "Callable[..., Any]":

@@ -17,7 +17,7 @@ class PrpcMQ:
     attach_to  such addresses, to be dialled; a link is good for both directions
     expects    those that will dial this one: what is published before they come is held for them
     name       how other nodes name this one in their logs
-    start_s    seconds after listen() in which events that come before subscribe() are kept
+    start_s    seconds after the first subscribe() in which events of other topics are kept, too
     others     are taken and ignored, as DI-engine's own queues do
 
     Thread-safe. Raises ConfigError for an address that is none.

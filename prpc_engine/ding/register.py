@@ -24,6 +24,7 @@ from typing import Any
 
 from prpc_engine.ding.device_map import parse_device_map, parse_devices
 from prpc_engine.ding.mq import PrpcMQ
+from prpc_engine.ding.place import Place
 from prpc_engine.errors import ConfigError
 
 logger = logging.getLogger("prpc")
@@ -99,6 +100,9 @@ def workers_from(cls: Any, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """
     attach_to = [str(one) for one in arguments.get("attach_to") or []]
     named = [one for one in attach_to if one.isdecimal()]
+    for one in attach_to:
+        if one not in named:  # here, since DI-engine hides what its workers' queues raise
+            Place.parse(one, "attach_to")
     arguments = {**arguments, "attach_to": [one for one in attach_to if not one.isdecimal()]}
     found: list[dict[str, Any]] = cls._nng_args_parser(**arguments)
     of_node = {str(each["node_id"]): each["listen_to"] for each in found}

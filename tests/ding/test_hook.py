@@ -18,6 +18,25 @@ PARALLEL = """
 from ding.utils import MQ_REGISTRY
 
 class Parallel:
+    is_active = True
+
+    def __init__(self, mq_type, said):
+        self.mq_type = mq_type
+        self._event_loop = type("Loop", (), {
+            "on": lambda _, event, fn: said.append("on"),
+            "once": lambda _, event, fn: said.append("once")})()
+        self._mq = type("Queue", (), {"subscribe": lambda _, event: said.append("subscribe")})()
+
+    def on(self, event, fn):
+        if self.is_active:
+            self._mq.subscribe(event)
+        self._event_loop.on(event, fn)
+
+    def once(self, event, fn):
+        if self.is_active:
+            self._mq.subscribe(event)
+        self._event_loop.once(event, fn)
+
     @classmethod
     def runner(cls, n_parallel_workers, mq_type="nng", attach_to=None, protocol="ipc", address=None,
                ports=None, topology="mesh", labels=None, node_ids=None, auto_recover=False,
@@ -145,6 +164,23 @@ def test_the_runner_tells_each_worker_whom_to_dial_and_whom_to_expect(site: Path
         "alone node 5 [] []",
         "alone node 6 [] []",
         "alone node 7 [] []",
+    ]
+
+
+def test_a_handler_is_there_before_its_topic_is_subscribed(site: Path) -> None:
+    code = RUNNER + (
+        "for name in ('prpc', 'nng'):\n"
+        "    said = []\n"
+        "    router = Parallel(name, said)\n"
+        "    router.on('event', print)\n"
+        "    router.once('event', print)\n"
+        "    router.is_active = False\n"
+        "    router.on('event', print)\n"
+        "    print(said)\n"
+    )
+    assert run(site, code).splitlines() == [
+        "['on', 'subscribe', 'once', 'subscribe', 'on']",
+        "['subscribe', 'on', 'subscribe', 'once', 'on']",
     ]
 
 

@@ -307,7 +307,7 @@ def test_a_node_gets_only_what_it_has_subscribed_to_once_it_has_settled(
     with there(places, 1, 0, start_s=0.0) as other:
         other.do("subscribe", topic="wanted")
         wait_for(here, node_1="up")
-        wait_until(lambda: other.do("statistics")["parked"] == 0)
+        wait_until(lambda: other.do("statistics")["is_settled"])
         for number in range(10):
             here.publish("unwanted", data_of(number))
         here.publish("wanted", data_of(11))
