@@ -107,6 +107,10 @@ DECIDERS = {
         _below("prpc_engine.cluster", "fuse rendezvous verbs"),
         _tests("prpc_engine/cluster", "fuse rendezvous verbs"),
     ),
+    "events of DI-engine": Decider(
+        _below("prpc_engine.ding", "device_map greeting inlet outlet place"),
+        _tests("ding", "inlet outlet words"),
+    ),
     "pauses between attempts": Decider(
         (
             "prpc_engine.rpc.backoff",

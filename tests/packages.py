@@ -39,6 +39,7 @@ ORDER = (
     "prpc_engine",
     "remote",
     "topics",
+    "ding",
     "metrics",
     "tensorflow",
     "accumulator",

@@ -33,6 +33,7 @@ MAY_CALL_PERF = "prpc_engine.cli.bench"
 # Never imported when a module of ours is imported: whoever lacks them still gets everything else.
 OPTIONAL = {
     "cloudpickle",
+    "ding",
     "grpc",
     "iceoryx2",
     "jax",
@@ -120,6 +121,11 @@ PURE = {
     "prpc_engine.rpc.paths",
     "prpc_engine.client.retry",
     "prpc_engine.master.tree",
+    "prpc_engine.ding.device_map",
+    "prpc_engine.ding.greeting",
+    "prpc_engine.ding.inlet",
+    "prpc_engine.ding.outlet",
+    "prpc_engine.ding.place",
     "prpc_engine.tensorflow.functions",
     "prpc_engine.tensorflow.nodes",
     "prpc_engine.tensorflow.partition",

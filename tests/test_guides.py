@@ -18,8 +18,10 @@ PROGRAM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 # What programs import: the faces, and the modules that are public by their own name.
-PARTS = r"accumulator|cluster|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|remote|simulation|support"
-PARTS += "|tensorflow|topics"
+PARTS = (
+    r"accumulator|cluster|ding|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|remote|simulation|"
+    r"support|tensorflow|topics"
+)
 PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
 
 

@@ -1,4 +1,6 @@
-"""The wheel holds `shard` and `prpc_engine` alone, and all that an installed `prpc` needs."""
+"""The wheel holds `shard`, `prpc_engine` and the import hook for DI-engine alone, and all that an
+installed `prpc` needs.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,30 @@ def prpc(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_wheel_takes_two_names_at_the_top_level(installed: Path) -> None:
+def test_the_wheel_takes_two_names_at_the_top_level_and_the_hook_of_di_engine(
+    installed: Path,
+) -> None:
     assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == {
         "shard",
         "prpc_engine",
+        "prpc_ding.pth",
+        "_prpc_ding_hook.py",
     }
+
+
+def test_where_the_wheel_is_installed_each_interpreter_has_the_hook(installed: Path) -> None:
+    code = "import site, sys; site.addsitedir(sys.argv[1]); print(*map(type, sys.meta_path))"
+    for value, count in (("1", 1), ("0", 0)):
+        ran = subprocess.run(
+            [sys.executable, "-c", code, str(installed)],
+            env={**os.environ, "PRPC_DING": value},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert ran.stdout.count("_prpc_ding_hook.Finder") == count
+        assert not ran.stderr
 
 
 def test_the_distribution_is_named_as_every_hint_says(installed: Path) -> None:

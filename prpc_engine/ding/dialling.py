@@ -20,9 +20,9 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.ding import rendezvous_file
-from prpc_engine.ding.greeting import HELLO, TARGET, WHERE, Greeting, read_greeting, told
+from prpc_engine.ding.greeting import HELLO, TARGET, WHERE, NodeGreeting, read_greeting, told
 from prpc_engine.ding.hosts import dialled_address
-from prpc_engine.ding.link import Link
+from prpc_engine.ding.link import NodeLink
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.backoff import Backoff
 from prpc_engine.rpc.fixed_route import FixedRoute
@@ -57,15 +57,15 @@ class Dialler:
         node: Node,
         secret: bytes,
         addresses: list[str],
-        greeting: Callable[[int], Greeting],
-        greeted: Callable[[Link, Peer, Greeting, int], object],
+        greeting: Callable[[int], NodeGreeting],
+        greeted: Callable[[NodeLink, Peer, NodeGreeting, int], object],
     ) -> None:
         self._node, self._secret, self._own = node, secret, addresses
         self._greeting, self._greeted = greeting, greeted
         self._tasks: set[Any] = set()
         self._is_closed = False
 
-    def dial(self, link: Link) -> None:
+    def dial(self, link: NodeLink) -> None:
         """Until it is connected, or close()."""
         if self._is_closed:
             return
@@ -81,7 +81,7 @@ class Dialler:
         for task in list(self._tasks):
             task.cancel()
 
-    async def _dial(self, link: Link) -> None:
+    async def _dial(self, link: NodeLink) -> None:
         failures = 0
         while not self._is_closed:
             try:
@@ -105,7 +105,7 @@ class Dialler:
                 self._node.reactor.call_soon(partial(self._greeted, link, peer, greeting, version))
                 return
 
-    async def _meet(self, link: Link) -> tuple[Peer, Greeting, int]:
+    async def _meet(self, link: NodeLink) -> tuple[Peer, NodeGreeting, int]:
         place, route = link.place, FixedRoute(TARGET, link.label)
         assert place is not None, "who dials knows where"
         node, text = self._node, link.label

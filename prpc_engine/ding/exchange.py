@@ -48,17 +48,17 @@ from prpc_engine.ding.greeting import (
     TAKEN,
     TARGET,
     WHERE,
-    Greeting,
     Interest,
+    NodeGreeting,
     read_greeting,
     read_interest,
     told,
 )
 from prpc_engine.ding.hosts import listening_address
 from prpc_engine.ding.inlet import Inlet
-from prpc_engine.ding.link import Link, PresenceStatistics, ask
+from prpc_engine.ding.link import NodeLink, PresenceStatistics, ask
 from prpc_engine.ding.outlet import Event
-from prpc_engine.ding.place import Place
+from prpc_engine.ding.place import NodePlace
 from prpc_engine.master.master import close_in_reactor
 from prpc_engine.node.node import Node
 from prpc_engine.node.slab import default_slab
@@ -125,7 +125,7 @@ class Exchange:
         start_s: float = START_S,
     ) -> None:
         self.name, self._start_s = name, start_s
-        self._place = None if listen_to is None else Place.parse(listen_to, "listen_to")
+        self._place = None if listen_to is None else NodePlace.parse(listen_to, "listen_to")
         self.state = ExchangeState.NEW
         self._failure: Exception | None = None
         self._changing = runtime.RLock()  # of the state: a failed listen() stops
@@ -133,17 +133,17 @@ class Exchange:
         self._inlet = Inlet()
         self._arrived: list[Future] = []
         self._serials = itertools.count(1)
-        self._links: tuple[Link, ...] = ()  # replaced as a whole: publish() walks it
-        self._by_incarnation: dict[int, Link] = {}
+        self._links: tuple[NodeLink, ...] = ()  # replaced as a whole: publish() walks it
+        self._by_incarnation: dict[int, NodeLink] = {}
         self._early: dict[int, Interest] = {}  # of nodes whose greeting is still on its way
         self._driver: Driver | None = None
         self._is_settling = False  # a timer says when the program has had the time to subscribe
-        dialled = dict.fromkeys(Place.parse(one, "attach_to") for one in attach_to)
+        dialled = dict.fromkeys(NodePlace.parse(one, "attach_to") for one in attach_to)
         for place in dialled:
-            self._add(Link(place, True, 1))
-        for place in dict.fromkeys(Place.parse(one, "expects") for one in expects):
+            self._add(NodeLink(place, True, 1))
+        for place in dict.fromkeys(NodePlace.parse(one, "expects") for one in expects):
             if place not in dialled:
-                self._add(Link(place, False, 1))
+                self._add(NodeLink(place, False, 1))
 
     def statistics(self) -> ExchangeStatistics:
         """A snapshot."""
@@ -397,14 +397,14 @@ class Exchange:
 
     # -- nodes -------------------------------------------------------------------------------------
 
-    def _add(self, link: Link) -> None:
+    def _add(self, link: NodeLink) -> None:
         self._links = (*self._links, link)
 
-    def _my_greeting(self, incarnation: int) -> Greeting:
+    def _my_greeting(self, incarnation: int) -> NodeGreeting:
         """For the process of that incarnation. With the guard held, or where it does not matter."""
         received, taken = self._inlet.progress(incarnation)
         place = "" if self._place is None else str(self._place)
-        return Greeting(PROTOCOL, self.name, place, received, taken, self._inlet.interest)
+        return NodeGreeting(PROTOCOL, self.name, place, received, taken, self._inlet.interest)
 
     def _hello(self, *values: Any) -> Any:
         """A node has dialled this one."""
@@ -417,22 +417,22 @@ class Exchange:
         peer.reactor.call_soon(link.send)  # after the answer
         return told(mine)
 
-    def _link_of(self, incarnation: int, listen_to: str) -> Link:
+    def _link_of(self, incarnation: int, listen_to: str) -> NodeLink:
         """With the guard held."""
         link = self._by_incarnation.get(incarnation)
         if link is None and listen_to:
             with contextlib.suppress(errors.ConfigError):
-                place = Place.parse(listen_to, "listen_to")
+                place = NodePlace.parse(listen_to, "listen_to")
                 link = next((one for one in self._links if one.place == place), None)
                 if link is None:
-                    link = Link(place, False, next(self._serials))
+                    link = NodeLink(place, False, next(self._serials))
                     self._add(link)
         if link is None:
-            link = Link(None, False, next(self._serials))
+            link = NodeLink(None, False, next(self._serials))
             self._add(link)
         return link
 
-    def _connected(self, link: Link, peer: Peer, greeting: Greeting) -> None:
+    def _connected(self, link: NodeLink, peer: Peer, greeting: NodeGreeting) -> None:
         """With the guard held."""
         incarnation = peer.connection.peer_incarnation
         if link.incarnation not in (0, incarnation):  # it was started again
@@ -447,7 +447,9 @@ class Exchange:
             "%s is linked to %s, over %s", self._named(), link.label, peer.connection.transport
         )
 
-    def _greeted(self, link: Link, peer: Peer, greeting: Greeting, told_version: int) -> None:
+    def _greeted(
+        self, link: NodeLink, peer: Peer, greeting: NodeGreeting, told_version: int
+    ) -> None:
         """A node that this one has dialled has answered; in the reactor."""
         if peer.lost:
             self._dialler.dial(link)
@@ -517,7 +519,7 @@ def _caller() -> Peer:
     return peer
 
 
-def _config_for(place: Place | None) -> NodeConfig:
+def _config_for(place: NodePlace | None) -> NodeConfig:
     """What the user, the environment and the file say, for a node there. One lane: events keep
     their order. Raises ConfigError.
     """

@@ -1,12 +1,12 @@
 """What two nodes of a DI-engine job tell each other: the values of their messages. No I/O.
 
-    message    arguments                  answer       when
-    where      (none)                     addresses    a node was dialled: how else it is reached
-    hello      a Greeting                 a Greeting   over each new connection, before all else
-    event      number, topic, payload     (none)       see outlet.py and inlet.py
-    taken      count                      (none)       as recv() hands events out
-    interest   version, settled, topics   None         the topics of the other node have changed
-    goodbye    (none)                     None         it stops: everything before has arrived
+    message    arguments                  answer        when
+    where      (none)                     addresses     a node was dialled: how else it is reached
+    hello      a NodeGreeting             NodeGreeting  over each new connection
+    event      number, topic, payload     (none)        see outlet.py and inlet.py
+    taken      count                      (none)        as recv() hands events out
+    interest   version, settled, topics   None          the topics of the other node have changed
+    goodbye    (none)                     None          it stops: everything before has arrived
 
 A node is known by the incarnation that the handshake gives: each start of a process has another.
 All topics are told each time, with a version that grows: a message that comes late changes nothing,
@@ -44,7 +44,7 @@ class Interest(msgspec.Struct, frozen=True, array_like=True):
         return not self.is_settled or topic in self.topics
 
 
-class Greeting(msgspec.Struct, frozen=True, array_like=True):
+class NodeGreeting(msgspec.Struct, frozen=True, array_like=True):
     """Who a node is, and how far it has got with the one that it greets.
 
     received  the number of the last event that came from that one; 0: none has
@@ -64,10 +64,10 @@ def told(value: msgspec.Struct) -> Any:
     return msgspec.to_builtins(value, builtin_types=(bytes,))
 
 
-def read_greeting(values: object, who: str) -> Greeting:
+def read_greeting(values: object, who: str) -> NodeGreeting:
     """Raises RpcError for what is none of this release."""
     try:
-        greeting = msgspec.convert(values, Greeting, builtin_types=(bytes,))
+        greeting = msgspec.convert(values, NodeGreeting, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise RpcError(f"{who} greets, but not as a node of DI-engine does: {error}") from error
     if greeting.protocol != PROTOCOL:

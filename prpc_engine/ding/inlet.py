@@ -36,7 +36,7 @@ NOTE_SHARE = 8  # a note for each eighth of what may be under way
 NOTE_EVENTS, NOTE_BYTES = 64, 64 << 10
 
 
-class Source:
+class EventSource:
     """One process that sends events: how far it has got. Changed by its Inlet alone."""
 
     __slots__ = ("bytes", "incarnation", "noted", "received", "taken")
@@ -48,10 +48,10 @@ class Source:
         self.bytes = 0  # of those it was not told of
 
 
-class Arrival(NamedTuple):
+class ArrivedEvent(NamedTuple):
     """An event that came."""
 
-    source: Source
+    source: EventSource
     topic: bytes
     payload: Any
     nbytes: int
@@ -70,11 +70,11 @@ class Inlet:
     ) -> None:
         self._parked_max, self._parked_bytes_max = parked_max, parked_bytes_max
         self._note_events, self._note_bytes = events_max // NOTE_SHARE, bytes_max // NOTE_SHARE
-        self._sources: dict[int, Source] = {}
-        self._ready: deque[Arrival] = deque()
-        self._parked: deque[Arrival] = deque()
+        self._sources: dict[int, EventSource] = {}
+        self._ready: deque[ArrivedEvent] = deque()
+        self._parked: deque[ArrivedEvent] = deque()
         self._parked_bytes = 0
-        self._due: dict[Source, None] = {}  # took some, and were not told
+        self._due: dict[EventSource, None] = {}  # took some, and were not told
         self.interest = Interest(1, False, frozenset())
         self.left_out = 0  # events that nobody had subscribed to
 
@@ -94,13 +94,13 @@ class Inlet:
         """An event came from that process; False: others before it are missing."""
         source = self._sources.get(incarnation)
         if source is None:
-            source = self._sources[incarnation] = Source(incarnation)
+            source = self._sources[incarnation] = EventSource(incarnation)
         if number <= source.received:
             return True
         if number > source.received + 1:
             return False
         source.received = number
-        arrival = Arrival(source, topic, payload, nbytes)
+        arrival = ArrivedEvent(source, topic, payload, nbytes)
         if topic in self.interest.topics:
             self._ready.append(arrival)
         elif self.interest.is_settled:
@@ -110,11 +110,11 @@ class Inlet:
             self._park(arrival)
         return True
 
-    def _leave_out(self, arrival: Arrival) -> None:
+    def _leave_out(self, arrival: ArrivedEvent) -> None:
         self.left_out += 1
         self._took(arrival.source, arrival.nbytes)
 
-    def _park(self, arrival: Arrival) -> None:
+    def _park(self, arrival: ArrivedEvent) -> None:
         self._parked.append(arrival)
         self._parked_bytes += arrival.nbytes
         while len(self._parked) > self._parked_max or (
@@ -123,7 +123,7 @@ class Inlet:
             self._parked_bytes -= self._parked.popleft().nbytes
             self.left_out += 1
 
-    def _took(self, source: Source, nbytes: int) -> None:
+    def _took(self, source: EventSource, nbytes: int) -> None:
         source.taken += 1
         source.bytes += nbytes
         self._due[source] = None
@@ -141,7 +141,7 @@ class Inlet:
 
     # -- what recv() takes -------------------------------------------------------------------------
 
-    def take(self) -> Arrival | None:
+    def take(self) -> ArrivedEvent | None:
         """The next event; None: there is none."""
         if not self._ready:
             return None

@@ -18,12 +18,12 @@ from prpc_engine.ding.greeting import (
     INTEREST,
     TAKEN,
     TARGET,
-    Greeting,
     Interest,
+    NodeGreeting,
     told,
 )
 from prpc_engine.ding.outlet import Event, Outlet, PresenceEvent, PresenceState
-from prpc_engine.ding.place import Place
+from prpc_engine.ding.place import NodePlace
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
@@ -55,7 +55,7 @@ class PresenceStatistics:
     is_stalled: bool
 
 
-class Link:
+class NodeLink:
     """One other node. Owned by an Exchange; thread-safe.
 
     place    where it listens; None: it has not said
@@ -63,7 +63,7 @@ class Link:
     since    the first event of this process that it is to get
     """
 
-    def __init__(self, place: Place | None, dials: bool, since: int) -> None:
+    def __init__(self, place: NodePlace | None, dials: bool, since: int) -> None:
         self.place, self.dials, self.since = place, dials, since
         self.label = f"the node at {place}"
         self.peer: Peer | None = None
@@ -213,7 +213,9 @@ class Link:
         with self._guard:
             self.outlet.tell(interest)
 
-    def greeted(self, peer: Peer, driver: Driver, greeting: Greeting, interest: Interest) -> None:
+    def greeted(
+        self, peer: Peer, driver: Driver, greeting: NodeGreeting, interest: Interest
+    ) -> None:
         """It said hello over that connection; what it has not got leaves over it with send()."""
         with self._guard:
             self.peer, self._driver = peer, driver
@@ -297,7 +299,7 @@ class Link:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def adopt(self, other: Link) -> None:
+    def adopt(self, other: NodeLink) -> None:
         """`other` has turned out to be this node: what was held there for it, and was published
         before this link was made, follows what this one has.
         """

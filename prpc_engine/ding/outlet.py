@@ -1,5 +1,5 @@
 """The events on their way to one other node: what is held, what has left, what may leave next. No
-I/O, no clock, no lock in this file: its Link has them.
+I/O, no clock, no lock in this file: its NodeLink has them.
 
     waiting  ->  sent  ->  taken            numbers: 1 for the first event that this process sends
     (no number)  [taken + 1, ...]           to that incarnation of the node

@@ -5,7 +5,7 @@ I/O: names are looked up where they are used.
     ipc:///path        a file that the node writes, with the addresses by which processes of this
                        host reach it (rendezvous_file.py)
 
-Two texts are one Place when they differ in the case of a name or in how a port is written.
+Two texts are one NodePlace when they differ in the case of a name or in how a port is written.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ ALLOWED = 'as DI-engine writes it: "tcp://host:port" or "ipc:///path/of/a.file"'
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """One address of DI-engine: either `tcp` or `path` is set."""
 
     tcp: Address | None = None
     path: str = ""
 
     @classmethod
-    def parse(cls, text: object, what: str) -> Place:
+    def parse(cls, text: object, what: str) -> NodePlace:
         """`what` names the setting in errors. Raises ConfigError."""
         if isinstance(text, str):
             scheme, separator, rest = text.strip().partition("://")

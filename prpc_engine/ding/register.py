@@ -24,7 +24,7 @@ from typing import Any
 
 from prpc_engine.ding.device_map import parse_device_map, parse_devices
 from prpc_engine.ding.mq import PrpcMQ
-from prpc_engine.ding.place import Place
+from prpc_engine.ding.place import NodePlace
 from prpc_engine.errors import ConfigError
 
 logger = logging.getLogger("prpc")
@@ -102,7 +102,7 @@ def workers_from(cls: Any, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     named = [one for one in attach_to if one.isdecimal()]
     for one in attach_to:
         if one not in named:  # here, since DI-engine hides what its workers' queues raise
-            Place.parse(one, "attach_to")
+            NodePlace.parse(one, "attach_to")
     arguments = {**arguments, "attach_to": [one for one in attach_to if not one.isdecimal()]}
     found: list[dict[str, Any]] = cls._nng_args_parser(**arguments)
     of_node = {str(each["node_id"]): each["listen_to"] for each in found}

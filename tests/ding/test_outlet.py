@@ -41,9 +41,10 @@ def leave(outlet: Outlet, most: int = 1000) -> list[tuple[int, str]]:
 def test_events_are_held_until_the_node_greets_and_leave_in_order() -> None:
     outlet = outlet_with("a", "b")
     assert leave(outlet) == []
+    assert [event.payload for event in outlet.held()] == ["a", "b"]
     outlet.greeted(FIRST_LIFE, 0, 0, ALL)
     assert leave(outlet) == [(1, "a"), (2, "b")]
-    assert (outlet.waiting, outlet.in_flight) == (0, 2)
+    assert (outlet.waiting, outlet.in_flight, outlet.taken) == (0, 2, 0)
 
 
 def test_the_same_process_gets_again_what_it_has_not_received() -> None:

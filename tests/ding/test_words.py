@@ -12,30 +12,32 @@ from prpc_engine.archive import Archive
 from prpc_engine.ding import rendezvous_file
 from prpc_engine.ding.device_map import DeviceMapEntry, parse_device_map, parse_devices
 from prpc_engine.ding.greeting import (
-    Greeting,
     Interest,
+    NodeGreeting,
     read_greeting,
     read_interest,
     told,
 )
 from prpc_engine.ding.hosts import dialled_address, is_own_host, listening_address
-from prpc_engine.ding.place import Place
+from prpc_engine.ding.place import NodePlace
 from prpc_engine.errors import ConfigError, NotSent, RpcError
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.user_secret import UserSecret
 
-GREETING = Greeting(1, "node 0", "tcp://h:1", 3, 2, Interest(4, True, frozenset({b"a", b"\xff"})))
+GREETING = NodeGreeting(
+    1, "node 0", "tcp://h:1", 3, 2, Interest(4, True, frozenset({b"a", b"\xff"}))
+)
 JOB, USER = b"a secret of the job, long enough", UserSecret(b"a secret of the user")
 ELSEWHERE = "198.51.100.7"  # of a block that is for documents
 
 
 @pytest.mark.parametrize("text", ["tcp://10.0.0.1:50515", "tcp://[::1]:7", "ipc:///tmp/a.ipc"])
 def test_an_address_is_read_and_written_as_di_engine_writes_it(text: str) -> None:
-    assert str(Place.parse(text, "attach_to")) == text
+    assert str(NodePlace.parse(text, "attach_to")) == text
 
 
 def test_two_spellings_of_one_address_are_one_place() -> None:
-    assert Place.parse("tcp://HOST:0080", "x") == Place.parse("tcp://host:80", "x")
+    assert NodePlace.parse("tcp://HOST:0080", "x") == NodePlace.parse("tcp://host:80", "x")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_two_spellings_of_one_address_are_one_place() -> None:
 )
 def test_what_is_no_address_is_refused_with_the_settings_name(text: object) -> None:
     with pytest.raises(ConfigError, match="attach_to="):
-        Place.parse(text, "attach_to")
+        NodePlace.parse(text, "attach_to")
 
 
 def test_a_greeting_arrives_as_it_was_told() -> None:

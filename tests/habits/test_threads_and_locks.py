@@ -75,6 +75,8 @@ LOCKS: dict[str, int] = {
     "prpc_engine/client/hedging.py": 1,
     "prpc_engine/cluster/links.py": 1,
     "prpc_engine/cluster/server.py": 4,
+    "prpc_engine/ding/exchange.py": 2,
+    "prpc_engine/ding/link.py": 1,
     "prpc_engine/kv/checkpoint/methods.py": 1,
     "prpc_engine/kv/client/local.py": 1,
     "prpc_engine/kv/client/partition_client.py": 2,
