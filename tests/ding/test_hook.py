@@ -122,8 +122,9 @@ def test_the_hook_imports_nothing(site: Path) -> None:
     ran = subprocess.run(
         [
             sys.executable,
+            "-S",  # no other one, where the wheel is installed
             "-c",
-            f"import sys; before = set(sys.modules); import _prpc_ding_hook; {code}",
+            f"import os, sys; before = set(sys.modules); import _prpc_ding_hook; {code}",
         ],
         env={"PYTHONPATH": str(site), "PRPC_DING": "1"},
         capture_output=True,
