@@ -4,7 +4,8 @@
     /_remote_/<name>, ephemeral      {"rank", "incarnation", "state": "up" or "leaving"}
 
 All watch it: who joins, who wants to leave, who has left or died. So no worker asks anybody who is
-there, and shutdown() waits for those alone that live.
+there, and shutdown() waits for those alone that live. A worker that was silent for longer than its
+lease finds itself missing, and joins again: as the same, with the values that it has.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Members:
     incarnations  of the workers that are there, by rank
     on_gone       called with the incarnation of a worker that has left or died, and its name for
                   texts
+    on_back       called with that of one that was gone, and is back: it was silent for too long
     """
 
     def __init__(
@@ -52,13 +54,15 @@ class Members:
         incarnation: int,
         driver: Driver,
         on_gone: Callable[[int, str], object],
+        on_back: Callable[[int], object],
     ) -> None:
         self.name = name
         self.rank = -1  # until it has one
         self.incarnation = incarnation
         self.is_leaving = False
         self._driver = driver
-        self._on_gone = on_gone
+        self._on_gone, self._on_back = on_gone, on_back
+        self._gone: set[int] = set()  # incarnations of those that have left or died
         self._tree: MasterClient | None = None
         self._members: dict[str, Membership] = {}
         self._names: dict[int, str] = {incarnation: name}  # of those that have gone, too
@@ -106,10 +110,27 @@ class Members:
                     name,
                     before.rank,
                 )
+            self._gone.add(before.incarnation)
             self._on_gone(before.incarnation, f"worker {name!r}")
+        if now is not None and now.incarnation in self._gone:
+            self._gone.discard(now.incarnation)
+            self._on_back(now.incarnation)
+        if now is None and name == self.name and not self.is_leaving:
+            self._join_again()
         changed, self._changed = self._changed, None
         if changed is not None:
             changed.set_result(None)
+
+    def _join_again(self) -> None:
+        assert self._tree is not None, "it has joined"
+        logger.warning(
+            "this worker, %r (rank %d), was silent for longer than its lease: the others took it "
+            "for dead; it joins again",
+            self.name,
+            self.rank,
+        )
+        with contextlib.suppress(errors.RpcError):  # this side is closed
+            self._tree.submit("tree_node_add", self._path, self._said("up"), True)
 
     # -- who is there ------------------------------------------------------------------------------
 
@@ -189,8 +210,8 @@ class Members:
     def say_leaving(self, timeout_s: float) -> None:
         """The others need not take this one's end for a death. Raises the master's errors."""
         if self._tree is not None and not self.is_leaving:
-            self._tree.tree_node_set(self._path, self._said("leaving"), timeout_s=timeout_s)
             self.is_leaving = True
+            self._tree.tree_node_set(self._path, self._said("leaving"), timeout_s=timeout_s)
 
     def leave(self) -> None:
         """Not to be among them any more."""

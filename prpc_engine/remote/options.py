@@ -7,12 +7,15 @@ from enum import Enum
 from typing import Any
 
 from prpc_engine.errors import ConfigError
-from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
+from prpc_engine.settings.config import LEASE_S_MAX, LEASE_S_MIN, TIMEOUT_S_MAX, check_seconds
 from prpc_engine.settings.node_config import NodeConfig
 from shard import is_count
 
 RPC_TIMEOUT_S = 60.0  # torch's
 THREADS_MAX = 256
+# A program of torch's may hold the interpreter for long, in an import or a large pickle, and is not
+# dead for that. A process that ends on the master's host is missed at once all the same.
+LEASE_S = 30.0
 
 
 class BackendType(Enum):
@@ -36,6 +39,8 @@ class Options:
                         nothing
     init_timeout_s      for all workers to come to init_rpc(), and for the master to answer
     shutdown_timeout_s  for all workers to come to shutdown()
+    lease_s             how long a worker outlives its silence: a host that vanished, or a process
+                        that was stopped, is missed after so many seconds
     config              all other settings, as NodeConfig.load() made them; None: of the file that
                         PRPC_CONFIG names and the environment
     device_maps         must be empty: tensors of CUDA devices are not sent
@@ -50,6 +55,7 @@ class Options:
     only_exposed: bool = False
     init_timeout_s: float = 300.0
     shutdown_timeout_s: float = TIMEOUT_S_MAX
+    lease_s: float = LEASE_S
     config: NodeConfig | None = None
     _transports: list[str] | None = None  # torch's own, without effect
     _channels: list[str] | None = None
@@ -67,6 +73,11 @@ class Options:
         check_seconds("rpc_timeout", self.rpc_timeout)
         check_seconds("init_timeout_s", self.init_timeout_s)
         check_seconds("shutdown_timeout_s", self.shutdown_timeout_s)
+        check_seconds("lease_s", self.lease_s, LEASE_S_MAX)
+        if self.lease_s < LEASE_S_MIN:
+            raise ConfigError(
+                f"lease_s={self.lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed"
+            )
         if self.device_maps or self.devices:
             raise ConfigError(
                 "device_maps and devices: tensors of CUDA devices are not sent yet; send "

@@ -212,6 +212,10 @@ class References(Generic[ValueT]):
                     self._follow(value_id, entry, fork_id, ForkEvent.PARENT_GONE)
         return orphans
 
+    def worker_back(self, worker: int) -> None:
+        """It was taken for dead, and is not: its word counts again."""
+        self._gone.discard(worker)
+
     def give_up_unclaimed(self, now: float) -> int:
         """End forks of answers that nobody has claimed in time; how many such are still waited
         for.

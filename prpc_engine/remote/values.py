@@ -56,6 +56,7 @@ class Values:
         # RRefs whose owner has not answered yet, by fork
         self._telling: dict[ForkId, RRef[Any]] = {}
         self._drops: deque[tuple[ValueAddress, ForkId]] = deque()
+        self._gone: set[int] = set()  # workers, but for those that came back
         self._looks = False  # at answers that nobody has claimed
 
     # -- as a holder -------------------------------------------------------------------------------
@@ -302,12 +303,23 @@ class Values:
 
     def worker_gone(self, incarnation: int, named: str) -> None:
         """That worker has left or died: its references count no longer, in GRACE_S seconds."""
+        if incarnation == self._me:
+            return  # the others took this one for dead
+        self._gone.add(incarnation)
         reactor = self._reactor
         reactor.call_soon(
             lambda: reactor.call_later(GRACE_S, lambda: self._end_worker(incarnation, named))
         )
 
+    def worker_back(self, incarnation: int) -> None:
+        """It was only silent; what of its references has ended by now is told where it is used."""
+        self._gone.discard(incarnation)
+        with self._guard:
+            self._references.worker_back(incarnation)
+
     def _end_worker(self, incarnation: int, named: str) -> None:
+        if incarnation not in self._gone:
+            return  # it is back
         with self._guard:
             orphans = self._references.worker_gone(incarnation)
         for future in orphans:

@@ -64,6 +64,7 @@ class Worker:
             runtime.randbits(62) | 1,
             driver,
             lambda incarnation, named: self.values.worker_gone(incarnation, named),
+            lambda incarnation: self.values.worker_back(incarnation),
         )
         self.calls = RemoteCalls(
             self.members, driver, options.rpc_timeout, not options.only_exposed
@@ -98,6 +99,7 @@ class Worker:
             "polling": options.polling,
             "root": self._where.root,
             "timeout_s": min(options.init_timeout_s, TIMEOUT_S_MAX),
+            "lease_s": options.lease_s if options.config is None else None,
         }
         host = address.rpartition(":")[0]
         if options.config is None and not host.startswith(("127.", "localhost", "[::1]")):

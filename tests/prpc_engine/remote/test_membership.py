@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from prpc_engine import Master, errors
 from prpc_engine import remote as rpc
-from tests.program import wait_until
+from tests.program import halt, wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
 
@@ -165,6 +166,7 @@ def test_names_are_torchs(tmp_path: Path, name: Any) -> None:
         ({"num_worker_threads": 0}, "num_worker_threads=0"),
         ({"rpc_timeout": -1.0}, "rpc_timeout=-1.0"),
         ({"device_maps": {"there": {0: 1}}}, "device_maps"),
+        ({"lease_s": 0.0}, "lease_s=0.0"),
     ],
 )
 def test_options_that_make_no_sense_are_named(options: dict[str, Any], text: str) -> None:
@@ -230,6 +232,21 @@ def test_a_program_that_ends_without_shutdown_is_missed_at_once(group: Group) ->
 
 def _end_soon() -> None:
     threading.Timer(0.01, lambda: os.kill(os.getpid(), 15)).start()
+
+
+def test_a_worker_that_was_silent_for_longer_than_its_lease_joins_again_as_the_same(
+    group: Group,
+) -> None:
+    group.join("there", size=None, lease_s=0.3)
+    rref = rpc.remote("there", there.Model, args=(3,))
+    assert rref.rpc_sync().times(2) == 6
+    halt(group.programs["there"].pid)
+    wait_until(lambda: len(rpc.get_worker_infos()) == 1)
+    group.programs["there"].process.send_signal(signal.SIGCONT)
+    wait_until(lambda: len(rpc.get_worker_infos()) == 2)
+    assert rpc.rpc_sync("there", there.here) == "there"
+    assert rref.rpc_sync().times(3) == 9
+    assert rpc.remote("there", there.add, args=(1, 2)).to_here() == 3
 
 
 @pytest.mark.slow
