@@ -128,6 +128,7 @@ class Exchange:
         self._place = None if listen_to is None else NodePlace.parse(listen_to, "listen_to")
         self.state = ExchangeState.NEW
         self._failure: Exception | None = None
+        self._pid = runtime.pid()
         self._changing = runtime.RLock()  # of the state: a failed listen() stops
         self._guard = runtime.Lock()  # of the inlet, the links and who waits for events
         self._inlet = Inlet()
@@ -238,6 +239,8 @@ class Exchange:
         """Say goodbye and hang up; recv() returns None at once. Events that are still to leave may
         do so for `linger_s` seconds. Again: does nothing.
         """
+        if self._pid != runtime.pid():  # in a fork: all of it is the parent's
+            return
         with self._changing:
             before, self.state = self.state, ExchangeState.STOPPED
             if before is ExchangeState.STOPPED:
@@ -398,7 +401,12 @@ class Exchange:
     # -- nodes -------------------------------------------------------------------------------------
 
     def _add(self, link: NodeLink) -> None:
-        self._links = (*self._links, link)
+        """One more; those that are gone for good make room: elastic jobs have many."""
+        gone = [one for one in self._links if one.is_gone]
+        for one in gone:
+            self._by_incarnation.pop(one.incarnation, None)
+            self._inlet.forget(one.incarnation)
+        self._links = (*(one for one in self._links if one not in gone), link)
 
     def _my_greeting(self, incarnation: int) -> NodeGreeting:
         """For the process of that incarnation. With the guard held, or where it does not matter."""

@@ -98,6 +98,12 @@ class NodeLink:
         return self.outlet.state is PresenceState.UP
 
     @property
+    def is_gone(self) -> bool:
+        """Whether it will not come again by itself, and nobody dials it."""
+        state = self.outlet.state
+        return state is PresenceState.AWAY and self.peer is None and not self.dials
+
+    @property
     def is_on_this_host(self) -> bool:
         """Whether what is in shared memory is read there where it is."""
         peer = self.peer

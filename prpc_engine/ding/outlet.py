@@ -221,10 +221,10 @@ class Outlet:
         self._follow(PresenceEvent.GREETED)
         self.is_stalled = False
         self.interest = interest
-        if incarnation == self._incarnation:
+        if incarnation == self._incarnation and received >= self._taken:
             self.take(taken)
             self._back(max(0, received - self._taken))
-        else:
+        else:  # another process, or one that has forgotten this one
             self._back(0)
             self._incarnation, self._taken = incarnation, received
 

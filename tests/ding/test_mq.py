@@ -193,6 +193,29 @@ def test_a_node_that_was_started_again_attaches_again(places: list[str], here: P
     assert len(here.statistics().nodes) == 1
 
 
+def test_nodes_that_have_left_are_forgotten_when_others_come(
+    places: list[str], here: PrpcMQ, tmp_path: Path
+) -> None:
+    for number in range(3):
+        there = NodeProcess(
+            listen_to=f"ipc://{tmp_path}/{number}.elastic", attach_to=[places[0]], name="elastic"
+        )
+        with there:
+            wait_for(here, elastic="up")
+        wait_for(here, elastic="away")
+        wait_until(lambda: here.statistics().nodes[0].state == "away")
+    assert len(here.statistics().nodes) <= 2
+
+
+def test_a_fork_leaves_its_parents_node_alone(here: PrpcMQ, tmp_path: Path) -> None:
+    child = os.fork()
+    if not child:
+        here.stop()
+        os._exit(len(os.listdir(tmp_path)))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert os.listdir(tmp_path) == ["0.ipc"]
+
+
 def test_an_event_goes_on_over_a_new_connection_and_none_is_lost_or_doubled(
     places: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

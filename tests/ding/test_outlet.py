@@ -73,6 +73,15 @@ def test_a_node_that_knows_this_process_from_before_gets_numbers_that_go_on() ->
     assert leave(outlet) == [(8, "a")]
 
 
+def test_a_node_that_has_forgotten_this_process_gets_numbers_from_the_beginning() -> None:
+    outlet = outlet_with("a", "b", "c", up=True)
+    leave(outlet)
+    outlet.take(2)
+    outlet.follow(PresenceEvent.LOST)
+    outlet.greeted(FIRST_LIFE, 0, 0, ALL)
+    assert leave(outlet) == [(1, "c")]
+
+
 def test_a_topic_that_the_node_does_not_want_is_left_out() -> None:
     outlet = Outlet()
     outlet.greeted(FIRST_LIFE, 0, 0, Interest(4, True, frozenset({b"x"})))
