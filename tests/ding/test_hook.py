@@ -104,7 +104,12 @@ def run(site: Path, code: str, **env: str) -> str:
     """What a program prints that begins as each interpreter does where the wheel is installed."""
     ran = subprocess.run(
         [sys.executable, "-c", f"import _prpc_ding_hook\n{code}"],
-        env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", **env},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{site}{os.pathsep}{ROOT}",
+            "PYTHONWARNINGS": "default",
+            **env,
+        },
         capture_output=True,
         text=True,
         timeout=60,
