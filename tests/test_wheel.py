@@ -66,7 +66,7 @@ def test_where_the_wheel_is_installed_each_interpreter_has_the_hook(installed: P
             timeout=60,
             check=True,
         )
-        assert ran.stdout.count("_prpc_ding_hook.Finder") == count
+        assert ran.stdout.count("_prpc_ding_hook.PrpcDingFinder") == count
         assert not ran.stderr
 
 

@@ -29,10 +29,10 @@ DONE = "prpc_installed"  # what marks a module that is done
 def install() -> None:
     """Watch imports from now on; again: does nothing."""
     if os.environ.get(OPT_OUT, "1") == "0" or any(
-        type(finder).__name__ == Finder.__name__ for finder in sys.meta_path
+        type(finder).__name__ == PrpcDingFinder.__name__ for finder in sys.meta_path
     ):
         return
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, PrpcDingFinder())
     for name, follow in FOLLOWS.items():
         if name in sys.modules:
             _follow(follow, sys.modules[name])
@@ -40,7 +40,9 @@ def install() -> None:
 
 def uninstall() -> None:
     """Watch no more; what was changed stays."""
-    sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != Finder.__name__]
+    sys.meta_path[:] = [
+        one for one in sys.meta_path if type(one).__name__ != PrpcDingFinder.__name__
+    ]
 
 
 def on_parallel(module: "Any") -> None:
@@ -128,7 +130,7 @@ def _follow(follow: "Callable[[Any], None]", module: "ModuleType") -> None:
         )
 
 
-class Finder:
+class PrpcDingFinder:
     """The first of sys.meta_path: wraps the loaders of the modules in FOLLOWS."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "ModuleSpec | None":

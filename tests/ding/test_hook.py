@@ -269,7 +269,7 @@ def test_a_di_engine_that_is_imported_already_is_followed_at_once(site: Path) ->
     code = RUNNER + (
         "import later; later.install(); later.install()\n"
         "import sys\n"
-        "found = lambda: [type(one).__name__ for one in sys.meta_path].count('Finder')\n"
+        "found = lambda: [type(one).__name__ for one in sys.meta_path].count('PrpcDingFinder')\n"
         "print(len(MQ_REGISTRY), found())\n"
         "later.uninstall(); print(found())"
     )
