@@ -59,7 +59,7 @@ def test_where_the_wheel_is_installed_each_interpreter_has_the_hook(installed: P
     code = "import site, sys; site.addsitedir(sys.argv[1]); print(*map(type, sys.meta_path))"
     for value, count in (("1", 1), ("0", 0)):
         ran = subprocess.run(
-            [sys.executable, "-c", code, str(installed)],
+            [sys.executable, "-I", "-S", "-c", code, str(installed)],
             env={**os.environ, "PRPC_DING": value},
             capture_output=True,
             text=True,
