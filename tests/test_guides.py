@@ -83,6 +83,7 @@ def test_there_is_a_guide_for_each_subject() -> None:
         "checkpoints",
         "consistency",
         "clusters",
+        "ding",
         "hosts",
         "metrics",
         "pslite",

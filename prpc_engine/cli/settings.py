@@ -64,7 +64,7 @@ IN_SECTIONS = network.OF_NODES | network.OF_NETWORK
 PINNING = "shards.pin_cores"
 # Those that are read elsewhere and have no line here: a test's, where the user's secret is, a name
 # for segments, and what only a TensorFlow task reads.
-ELSEWHERE = ("PRPC_FAILPOINTS", "PRPC_HOME", "PRPC_JOB", "PRPC_TF_PLANE")
+ELSEWHERE = ("PRPC_DING", "PRPC_FAILPOINTS", "PRPC_HOME", "PRPC_JOB", "PRPC_TF_PLANE")
 
 
 @dataclass(frozen=True)
