@@ -74,7 +74,7 @@ from shard import ClosedError, Driver, Future, RemoteProtocolError, ShardError, 
 # its environments and models are made.
 START_S = 10.0
 # For the nodes that are up to know a new topic: one that does not answer is busy, or stopped.
-INTEREST_S = 1.0
+INTEREST_S = 5.0
 LINGER_S = 5.0  # at stop(), for events that are still to leave
 READERS_S = 0.2  # then, for other processes to drop what they read of our memory
 INLINE_BYTES_MAX = 16 << 10  # more of an event travels beside its message, without a copy of it
@@ -385,7 +385,7 @@ class Exchange:
 
     def _tell_all(self, interest: Interest, waits: bool) -> None:
         driver = self._driver
-        calls = [(link, link.tell_interest(interest, INTEREST_S)) for link in self._links]
+        calls = [(link, link.tell_interest(interest)) for link in self._links]
         if driver is None or not waits:
             return
         deadline = runtime.monotonic() + INTEREST_S
@@ -472,7 +472,7 @@ class Exchange:
             known.adopt(link)
         (known or link).send()
         if interest.version != told_version and interest.is_settled:
-            (known or link).tell_interest(interest, INTEREST_S)
+            (known or link).tell_interest(interest)
 
     def _event(self, number: int, topic: bytes, payload: Any) -> None:
         peer = _caller()

@@ -296,12 +296,16 @@ class NodeLink:
             pass  # it hears of them with the next, or when it greets
         return False
 
-    def tell_interest(self, interest: Interest, timeout_s: float) -> Call | None:
-        """Tell it this node's topics; the call is done when it knows them. None: it is not up."""
+    def tell_interest(self, interest: Interest) -> Call | None:
+        """Tell it this node's topics; the call is done when it knows them. None: it is not up.
+
+        Without a deadline: what has come too late is not run there, and a busy node would never
+        hear of them.
+        """
         peer = self.peer
         if peer is None or not self.is_up:
             return None
-        return ask(peer, INTEREST, tuple(told(interest)), timeout_s)
+        return ask(peer, INTEREST, tuple(told(interest)), None)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -337,7 +341,9 @@ class NodeLink:
             return room
 
 
-def ask(peer: Peer, method: str, arguments: tuple[Any, ...], timeout_s: float) -> Call | None:
+def ask(
+    peer: Peer, method: str, arguments: tuple[Any, ...], timeout_s: float | None
+) -> Call | None:
     """One request to a node; None where it cannot be sent."""
     route = FixedRoute(TARGET, f"the node at {peer.connection.peer}")
     try:
