@@ -35,7 +35,18 @@ SUBJECTS = (
         "recovery",
         "simulation",
     ),
-    *("tensor", "transfer", "p2p", "fanout", "fuse", "kv", "pslite", "checkpoint", "tensorflow"),
+    *(
+        "tensor",
+        "transfer",
+        "p2p",
+        "fanout",
+        "weights",
+        "fuse",
+        "kv",
+        "pslite",
+        "checkpoint",
+        "tensorflow",
+    ),
 )
 # 130: 128 + SIGINT; 141: 128 + SIGPIPE, the reader of the output has gone
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_READER_GONE = 0, 1, 130, 141

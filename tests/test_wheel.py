@@ -70,6 +70,30 @@ def test_where_the_wheel_is_installed_each_interpreter_has_the_hook(installed: P
         assert not ran.stderr
 
 
+def test_every_module_of_the_tree_is_in_the_wheel(installed: Path) -> None:
+    for room in ("shard", "prpc_engine"):
+        modules = {path.relative_to(ROOT) for path in (ROOT / room).rglob("*.py")}
+        missing = {str(path) for path in modules if not (installed / path).is_file()}
+        assert missing <= {"prpc_engine/ding/hook.py"}  # as _prpc_ding_hook.py
+
+
+def test_ditask_of_the_wheel_says_what_it_needs(installed: Path) -> None:
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['ding'] = None\n"
+        "from prpc_engine.ding.cli import main; main()"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-P" if sys.version_info >= (3, 11) else "-B", "-c", code, str(installed)],
+        cwd=installed,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("prpc-ditask runs DI-engine, which cannot be imported")
+
+
 def test_the_distribution_is_named_as_every_hint_says(installed: Path) -> None:
     metadata = next(installed.glob("*.dist-info")) / "METADATA"
     assert "\nName: prpc-engine\n" in metadata.read_text()

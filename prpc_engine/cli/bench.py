@@ -32,6 +32,7 @@ SUBJECTS = {
     "transfer": "arrays of 1 MB to 640 MB over tcp, of 1.25 KB to 1.25 GB over shared memory",
     "p2p": "functions and arrays of remote workers, in the sizes of DI-engine's tables",
     "fanout": "one array to 1 to 8 readers",
+    "weights": "weights of a topic: what has changed, beside all of them",
     "fuse": "tensors of one step between two tasks of a cluster, one by one and fused",
     "kv": "pulls and pushes of a key-value table",
     "pslite": "ps-lite's verbs: small pushes, large values over shared memory and tcp, barriers",

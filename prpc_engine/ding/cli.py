@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 
-from prpc_engine.ding import hook
 from prpc_engine.errors import RpcError
 
 OPTIONS = {
@@ -30,12 +29,20 @@ OPTIONS = {
 
 def main() -> Any:
     """Of the console script."""
-    hook.install()
+    _hook().install()
     try:
         command = extended(importlib.import_module("ding.entry").cli_ditask)
     except ImportError as error:
         sys.exit(f"prpc-ditask runs DI-engine, which cannot be imported: {error}")
     return command()
+
+
+def _hook() -> Any:
+    """hook.py, which has a name of its own wherever this package is installed, and that alone."""
+    try:
+        return importlib.import_module("_prpc_ding_hook")
+    except ModuleNotFoundError:  # a tree that was not installed
+        return importlib.import_module("prpc_engine.ding.hook")
 
 
 def extended(command: Any) -> Any:

@@ -21,7 +21,7 @@ from prpc_engine.rpc.server import Bounds
 from prpc_engine.service.service import RpcService
 from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
 from prpc_engine.settings.sections import NodeArguments
-from shard import runtime
+from shard import ClosedError, runtime
 
 SERVICE = "prpc.remote"
 # torch's: they stand in logs, and in device maps
@@ -144,11 +144,18 @@ class Worker:
         check_seconds("timeout", limit_s)
         deadline = runtime.monotonic() + limit_s
         members = self.members
-        members.say_leaving(max(LEAVE_S, limit_s))
+        try:
+            members.say_leaving(max(LEAVE_S, limit_s))
+        except errors.Closed:  # as below
+            return
         if self._where.world_size is None:
             return
         # nobody needs this thread for anything else: what others call runs in it
-        if not members.wait(lambda: not members.staying(), deadline, serves=True):
+        try:
+            is_over = members.wait(lambda: not members.staying(), deadline, serves=True)
+        except ClosedError:  # another thread has shut this worker down meanwhile
+            return
+        if not is_over:
             raise as_runtime_error(
                 errors.DeadlineExceeded(
                     f"shutdown() of {self.name!r} has waited for {limit_s:.3g} s: "

@@ -49,6 +49,27 @@ def test_shutdown_that_takes_too_long_names_who_is_missing(pair: Group) -> None:
     rpc.shutdown(graceful=False)
 
 
+def test_several_threads_may_call_shutdown(pair: Group) -> None:
+    ended: list[BaseException | None] = []
+
+    def leave() -> None:
+        try:
+            rpc.shutdown()
+        except BaseException as error:
+            ended.append(error)
+        else:
+            ended.append(None)
+
+    threads = [threading.Thread(target=leave) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    pair.programs["there"].write_line("leave")
+    for thread in threads:
+        thread.join(there.PATIENCE_S)
+    assert ended == [None] * 4
+    assert pair.programs["there"].read_line() == "left"
+
+
 def test_a_group_can_be_made_again_in_the_same_process(group: Group) -> None:
     for name in ("first", "second"):
         group.join(name)
