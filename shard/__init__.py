@@ -65,7 +65,7 @@ from shard.memory.counters import ClassStatistics, CounterRow, Counters, quantil
 from shard.memory.handle import Ring
 from shard.memory.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
 from shard.memory.lease_table import Held, Lease
-from shard.memory.leases import held_by_this_process
+from shard.memory.leases import held_by_this_process, is_lent
 from shard.memory.limits import DEFAULT_LIMITS, Limits
 from shard.memory.memory_room import MemoryRoom, read_memory_room
 from shard.memory.ring import RingConsumer, RingProducer
@@ -183,6 +183,7 @@ __all__ = [
     "in_class",
     "is_count",
     "is_finite",
+    "is_lent",
     "oversubscribed",
     "pin",
     "polling_enabled",

@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from shard.errors import RemoteProtocolError
 from shard.memory.arena import Block
 from shard.memory.lease_table import Held, Lease, call_site
-from shard.memory.slab import UINT8, Slab
+from shard.memory.slab import UINT8, Slab, SlabArray
 
 # A lease on the lender's books: block, bytes lent, since when, and in debug mode the call site of
 # the send. A tuple, for one is made on every lease.
@@ -69,6 +69,20 @@ class BorrowedArray(np.ndarray[Any, np.dtype[Any]]):
         borrowings.held_since.pop(lease, None)
         borrowings.returned.append(lease)
         borrowings.wake_if_parked()
+
+
+def is_lent(array: NDArray[Any]) -> bool:
+    """Whether an array shows memory that its sender keeps for as long as it lives: a peer's slab or
+    our own. One that was copied on its way keeps nothing for us.
+    """
+    root: Any = array
+    while isinstance(root, np.ndarray | memoryview):
+        if isinstance(root, BorrowedArray):
+            return hasattr(root, "lease")  # else a user made it of a root
+        if isinstance(root, SlabArray):
+            return hasattr(root, "block")
+        root = root.obj if isinstance(root, memoryview) else root.base
+    return False
 
 
 class MeetingSocket:

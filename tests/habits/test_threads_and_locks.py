@@ -76,6 +76,8 @@ LOCKS: dict[str, int] = {
     "prpc_engine/cluster/links.py": 1,
     "prpc_engine/cluster/server.py": 4,
     "prpc_engine/ding/exchange.py": 2,
+    "prpc_engine/cuda/opened.py": 1,
+    "prpc_engine/cuda/pool.py": 1,
     "prpc_engine/ding/link.py": 1,
     "prpc_engine/kv/checkpoint/methods.py": 1,
     "prpc_engine/kv/client/local.py": 1,
