@@ -27,6 +27,7 @@ ORDER = (
     "shard",
     "[prpc_engine]",
     "simulation",
+    "cuda",
     "archive",
     "settings",
     "support",

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine.archive import pickles, tensors
+from prpc_engine.archive import device_tensors, pickles, tensors
 from prpc_engine.archive.classes import by_name
 from prpc_engine.archive.compression import expand
 from prpc_engine.archive.dtypes import CHECKED_KINDS, Spec, check_items, dtype_of, unchecked
@@ -30,6 +30,7 @@ from prpc_engine.archive.wire import (
     CLASS,
     COMPLEX,
     COMPRESSED,
+    DEVICE,
     EXTENSION_DEPTH_MAX,
     FROZENSET,
     HANDOVER,
@@ -81,6 +82,15 @@ class _TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True,
     shape: tuple[int, ...]
 
 
+class _DeviceHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    library: str
+    target: int
+    block: int
+    dtype: str
+    shape: tuple[int, ...]
+    share: tuple[int, int, bytes, bytes] | None
+
+
 class _PickleHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     stream: list[bytes | int]
     buffers: list[int]
@@ -90,6 +100,7 @@ _decode_array = msgspec.msgpack.Decoder(_ArrayHeader).decode
 _decode_scalar = msgspec.msgpack.Decoder(_ScalarHeader).decode
 _decode_strings = msgspec.msgpack.Decoder(_StringsHeader).decode
 _decode_tensor = msgspec.msgpack.Decoder(_TensorHeader).decode
+_decode_device = msgspec.msgpack.Decoder(_DeviceHeader).decode
 _decode_pickle = msgspec.msgpack.Decoder(_PickleHeader).decode
 
 
@@ -130,6 +141,7 @@ class Decoder:
             CLASS: self._object,
             STRINGS: self._strings,
             TENSOR: self._tensor,
+            DEVICE: self._device,
             PICKLE: self._pickle,
             COMPRESSED: self._compressed,
             HANDOVER: self._handover,
@@ -265,6 +277,16 @@ class Decoder:
             _check_dimensions(shape)
             return tensors.make_torch(block, header.dtype, shape)
         return tensors.make_other(library, _array_on(block, header.dtype, shape, "C"))
+
+    def _device(self, payload: memoryview) -> Any:
+        header = _decode_device(payload)
+        library = header.library
+        if library not in device_tensors.LIBRARIES:
+            raise ArchiveError(f"tensor of a device, of unknown library {library[:40]!r}")
+        block = self._block_to_copy(header.block)
+        return device_tensors.make(
+            library, header.target, block, header.dtype, header.shape, header.share
+        )
 
     def _pickle(self, payload: memoryview) -> Any:
         if not self.allow_pickle:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine.archive import exporters, pickles, tensors
+from prpc_engine.archive import device_tensors, exporters, pickles, tensors
 from prpc_engine.archive.classes import ClassEntry, by_class
 from prpc_engine.archive.dtypes import EMPTY_ITEMS_MAX, spec_of, specs
 from prpc_engine.archive.lazy import Handover, Lazy
@@ -28,6 +28,7 @@ from prpc_engine.archive.wire import (
     CLASS,
     COMPLEX,
     DEPTH_MAX,
+    DEVICE,
     FROZENSET,
     HANDOVER,
     INTEGER,
@@ -40,6 +41,7 @@ from prpc_engine.archive.wire import (
     TENSOR,
     TUPLE,
 )
+from prpc_engine.cuda.placement import HOST, PlacedValue, placing
 from prpc_engine.errors import BadArguments, text_of
 
 Block = NDArray[np.uint8]
@@ -146,6 +148,7 @@ class Encoder:
             complex: self._complex,
             np.ndarray: self._array,
             Lazy: self._hand_over if in_process else self._lazy,
+            PlacedValue: self._placed,
         }
 
     def _encode_walked(self, value: Any) -> Message:
@@ -346,13 +349,7 @@ class Encoder:
             return self._scalar(value, blocks)
         library = tensors.library_of(value)
         if library:
-            try:
-                block, spec, shape = tensors.take_apart(library, value)
-            except Exception as error:
-                # a tracer or a tensor of a graph has errors of its library's own
-                raise _Unsendable(value, f"cannot be sent: {error}") from error
-            blocks.append(block)
-            return _Ext(TENSOR, _encode((library, len(blocks) - 1, spec, shape)))
+            return self._tensor(library, value, blocks)
         if self.allow_pickle and exporters.is_pickled_by_name(value):
             try:
                 return self._pickle(value, blocks)  # which keeps its type
@@ -368,6 +365,26 @@ class Encoder:
         if array is None:
             raise _Unsendable(value, reason)
         return self._array(array, blocks, 0)
+
+    def _tensor(self, library: str, value: Any, blocks: Blocks) -> Any:
+        try:
+            device = device_tensors.device_of(library, value)
+            sent, spec, shape = device_tensors.take_apart(library, device, value)
+        except Exception as error:
+            # a tracer or a tensor of a graph has errors of its library's own
+            raise _Unsendable(value, f"cannot be sent: {error}") from error
+        block, target, share = sent
+        blocks.append(block)
+        number = len(blocks) - 1
+        if target != HOST:
+            return _Ext(DEVICE, _encode((library, target, number, spec, shape, share)))
+        if library not in tensors.LIBRARIES:
+            return _Ext(ARRAY, _encode((number, spec, shape)))
+        return _Ext(TENSOR, _encode((library, number, spec, shape)))
+
+    def _placed(self, value: PlacedValue, blocks: Blocks, depth: int) -> Any:
+        with placing(value.placement):
+            return self._convert(value.value, blocks, depth)
 
     def _pickled(self, value: Any, blocks: Blocks, reason: str) -> Any:
         """The last resort, where that was agreed to."""

@@ -3,8 +3,9 @@ and JAX's arrays.
 
 torch's own reducers make storages of tensors, parameters and modules, and a storage is pickled
 once: tensors that share one share one afterwards, as with torch.save(). As there, the whole storage
-travels, also of a small view. Storages on other devices are left to torch,
-which copies them into the pickle, each tensor by itself.
+travels, also of a small view. One of a CUDA device goes where tensors of that
+device go: device_tensors.py. Storages on other devices are left to torch, which copies them into
+the pickle, each tensor by itself.
 
 Memory of up to BYTES_INLINE_MAX stands in the pickle: a block of its own would be copied into the
 message all the same. The unpickler imports the library, as it would for the library's own pickle.
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prpc_engine.archive import tensors
+from prpc_engine.archive import device_tensors, tensors
 from prpc_engine.archive.wire import BYTES_INLINE_MAX
 
 Reducer = Callable[[Any], Any]
@@ -49,12 +50,20 @@ _known: set[str] = set()
 
 def _reduce_typed_storage(value: Any) -> Any:
     untyped = value._untyped_storage  # value.untyped() and value.device warn
-    if untyped.device.type != "cpu":
+    if untyped.device.type not in ("cpu", "cuda"):
         return value.__reduce__()
     return typed_storage, (untyped, value.dtype)
 
 
 def _reduce_storage(value: Any) -> Any:
+    if value.device.type == "cuda":
+        sent = device_tensors.send_storage(value)
+        return device_storage, (
+            pickle.PickleBuffer(memoryview(sent.block.data)),
+            value.nbytes(),
+            sent.target,
+            sent.share,
+        )
     if value.device.type != "cpu":
         return value.__reduce__()
     torch = sys.modules["torch"]
@@ -84,6 +93,15 @@ def storage(memory: Any, size: int) -> Any:
         if size
         else torch.UntypedStorage(0, device="cpu")
     )
+    return torch.TypedStorage(wrap_storage=untyped, dtype=torch.uint8, _internal=True)
+
+
+def device_storage(memory: Any, size: int, target: int, share: Any) -> Any:
+    """A torch storage of a CUDA device, as storage() gives it. Called by unpicklers."""
+    import torch
+
+    block = memory if isinstance(memory, np.ndarray) else np.frombuffer(memory, np.uint8)
+    untyped = device_tensors.make_storage(block, size, target, share)
     return torch.TypedStorage(wrap_storage=untyped, dtype=torch.uint8, _internal=True)
 
 

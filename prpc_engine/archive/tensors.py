@@ -45,11 +45,14 @@ def library_of(value: Any) -> str:
     if root in ("jax", "jaxlib"):
         jax = sys.modules.get("jax")
         return "jax" if jax is not None and isinstance(value, jax.Array) else ""
+    if root == "cupy":
+        cupy = sys.modules["cupy"]
+        return "cupy" if isinstance(value, cupy.ndarray) else ""
     return ""
 
 
 def take_apart(library: str, value: Any) -> tuple[NDArray[np.uint8], Spec, tuple[int, ...]]:
-    """Memory in C order, dtype and shape. Raises ValueError with the reason."""
+    """Memory of the host in C order, dtype and shape. Raises ValueError with the reason."""
     if library == "torch":
         return _take_torch_apart(value)
     if library == "jax" and any(device.platform != "cpu" for device in value.devices()):
@@ -71,9 +74,21 @@ def take_apart(library: str, value: Any) -> tuple[NDArray[np.uint8], Spec, tuple
 
 
 def _take_torch_apart(value: Any) -> tuple[NDArray[np.uint8], Spec, tuple[int, ...]]:
-    torch = sys.modules["torch"]
+    plain, spec = plain_torch(value)
     if value.device.type != "cpu":
         raise ValueError(f"it is a torch tensor on {value.device}: send value.cpu()")
+    torch = sys.modules["torch"]
+    block: NDArray[np.uint8] = (
+        plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
+    )
+    return block, spec, tuple(value.shape)
+
+
+def plain_torch(value: Any) -> tuple[Any, str]:
+    """A torch tensor of the same numbers whose memory is in C order, where it was; and its dtype.
+    Raises ValueError with the reason.
+    """
+    torch = sys.modules["torch"]
     if value.layout != torch.strided:
         raise ValueError(
             f"it is a torch tensor of layout {value.layout}: send value.to_dense(), or its parts"
@@ -86,11 +101,7 @@ def _take_torch_apart(value: Any) -> tuple[NDArray[np.uint8], Spec, tuple[int, .
             f"it is a torch tensor of dtype {value.dtype}, which numpy does not know: convert it"
         )
     spec = name if name in ML_DTYPES else np.dtype(name).str
-    plain = value.detach().resolve_conj().resolve_neg().contiguous()
-    block: NDArray[np.uint8] = (
-        plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
-    )
-    return block, spec, tuple(value.shape)
+    return value.detach().resolve_conj().resolve_neg().contiguous(), spec
 
 
 def is_at_hand(library: str) -> bool:
@@ -103,14 +114,7 @@ def make_torch(block: NDArray[np.uint8], spec: str, shape: tuple[int, ...]) -> A
     TypeError, RuntimeError.
     """
     torch = sys.modules["torch"]
-    if spec in ML_DTYPES:  # whose package torch does without
-        name = spec
-    else:
-        described = dtype_of(spec)
-        name = described.name if described.isnative else ""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"dtype {spec!r} is none of torch {torch.__version__}")
+    dtype = torch_dtype(spec)
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != block.nbytes:
         raise ValueError(
             f"tensor of shape {shape} and dtype {dtype} in a block of {block.nbytes} bytes"
@@ -120,6 +124,20 @@ def make_torch(block: NDArray[np.uint8], spec: str, shape: tuple[int, ...]) -> A
     if dtype is torch.bool:
         check_items(block.view(np.bool_))
     return torch.from_numpy(own_memory(block)).view(dtype).reshape(shape)
+
+
+def torch_dtype(spec: str) -> Any:
+    """torch's own. Raises ValueError where it has none such."""
+    torch = sys.modules["torch"]
+    if spec in ML_DTYPES:  # whose package torch does without
+        name = spec
+    else:
+        described = dtype_of(spec)
+        name = described.name if described.isnative else ""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype {spec!r} is none of torch {torch.__version__}")
+    return dtype
 
 
 def own_memory(block: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -23,8 +23,10 @@ them.
                                compression.py
       15  object of a Lazy     MessagePack block number: of a block that only comes from this very
                                process, see lazy.py
+      16  tensor of a device   MessagePack [library, receiver's device, block number, dtype, shape,
+                               share or nil]: see device_tensors.py
 
-A dtype is written as dtypes.py says. Codes 0 and 16 to 127 are free; -1 is MessagePack's own
+A dtype is written as dtypes.py says. Codes 0 and 17 to 127 are free; -1 is MessagePack's own
 timestamp.
 """
 
@@ -33,7 +35,7 @@ from __future__ import annotations
 from prpc_engine.errors import Rejected
 
 TUPLE, ARRAY, BYTES, INTEGER, SCALAR, COMPLEX = 1, 2, 3, 4, 5, 6
-SET, FROZENSET, MAP, CLASS, STRINGS, TENSOR, PICKLE, COMPRESSED, HANDOVER = (
+SET, FROZENSET, MAP, CLASS, STRINGS, TENSOR, PICKLE, COMPRESSED, HANDOVER, DEVICE = (
     7,
     8,
     9,
@@ -43,6 +45,7 @@ SET, FROZENSET, MAP, CLASS, STRINGS, TENSOR, PICKLE, COMPRESSED, HANDOVER = (
     13,
     14,
     15,
+    16,
 )
 
 # Longer bytes travel as a block, so that a large payload is not copied through the encoder.
@@ -57,8 +60,8 @@ INTEGER_BYTES_MAX = 1024
 BUILT_IN = (
     "None, bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, range, "
     "slice, dates and times, UUID, "
-    "Decimal, array.array, numpy arrays and scalars, torch, TensorFlow and JAX tensors on the CPU, "
-    "objects with the buffer protocol or __dlpack__"
+    "Decimal, array.array, numpy arrays and scalars, tensors of torch and JAX, CuPy arrays, "
+    "TensorFlow tensors on the CPU, objects with the buffer protocol or __dlpack__"
 )
 
 

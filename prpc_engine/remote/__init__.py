@@ -13,13 +13,15 @@ Python object, with arrays and tensors out of band.
 The life of a call: group (the verbs) -> members (whom) -> calls -> functions (its name) -> the
 engine's client -> served, at the other side -> running (in which thread) -> outcomes (what was
 raised), and back. RRefs: rref, values (both sides of one worker), references (who holds what). The
-worker itself: worker; where workers meet: rendezvous.
+worker itself: worker; where workers meet: rendezvous; whose GPU a tensor is for: device_maps,
+devices.
 """
 
 from __future__ import annotations
 
 from prpc_engine.remote import functions
 from prpc_engine.remote.current import NoWorker, WorkerInfo
+from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.functions import UnknownFunction, ValueGone, async_execution, expose
 from prpc_engine.remote.future import Future, collect_all, wait_all
 from prpc_engine.remote.group import (
@@ -42,6 +44,7 @@ TensorPipeRpcBackendOptions = RpcBackendOptions = Options
 
 __all__ = [
     "BackendType",
+    "DeviceMap",
     "Future",
     "NoWorker",
     "Options",

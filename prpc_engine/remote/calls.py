@@ -8,7 +8,10 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.client.client import RpcClient
+from prpc_engine.node.slab import default_slab
 from prpc_engine.remote import functions
+from prpc_engine.remote.device_maps import DeviceMap
+from prpc_engine.remote.devices import Devices
 from prpc_engine.remote.future import Future
 from prpc_engine.remote.members import Members
 from prpc_engine.remote.options import timeout_of
@@ -25,9 +28,16 @@ class RemoteCalls:
     """
 
     def __init__(
-        self, members: Members, driver: Driver, rpc_timeout: float, may_pickle: bool
+        self,
+        members: Members,
+        driver: Driver,
+        rpc_timeout: float,
+        may_pickle: bool,
+        maps: DeviceMap,
+        share_devices: bool = True,
     ) -> None:
         self.members = members
+        self.devices = Devices(maps, share_devices, members, self.tell, default_slab())
         self.driver = driver
         self.client: RpcClient | None = None  # until this worker has joined
         self._rpc_timeout = rpc_timeout
@@ -68,10 +78,13 @@ class RemoteCalls:
         arguments = self._packed(rank, header, function, args, kwargs)
         limit_s = self._limit_s if timeout is None else self.timeout(timeout)
         client = self.client or self._open_client()
+        sent_verb = verb
+        if self.devices.maps:
+            sent_verb, arguments = self.devices.placed(rank, verb, arguments)
         destination = self._destination
         destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
-            value = client.call_to(rank, verb, *arguments, timeout_s=limit_s)
+            value = client.call_to(rank, sent_verb, *arguments, timeout_s=limit_s)
         except errors.RpcError as error:
             # the same error, of a class that is both
             raise as_runtime_error(error, self._at(rank, function))  # noqa: B904
@@ -98,9 +111,12 @@ class RemoteCalls:
         arguments = self._packed(rank, header, function, args, kwargs)
         limit_s = self.timeout(timeout)
         client = self.client or self._open_client()
+        sent_verb = verb
+        if self.devices.maps:
+            sent_verb, arguments = self.devices.placed(rank, verb, arguments)
         self._destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
-            sent = client.submit_to(rank, verb, *arguments, timeout_s=limit_s)
+            sent = client.submit_to(rank, sent_verb, *arguments, timeout_s=limit_s)
         except errors.RpcError as error:
             raise as_runtime_error(error, self._at(rank, function))  # noqa: B904 - as above
         finally:
@@ -125,8 +141,11 @@ class RemoteCalls:
 
     def ask(self, rank: int, verb: str, *arguments: Any, timeout_s: float | None) -> Any:
         """The answer to a question about a value."""
+        client = self._open_client()
+        if self.devices.maps:
+            verb, arguments = self.devices.placed(rank, verb, arguments)
         try:
-            value = self._open_client().call_to(rank, verb, *arguments, timeout_s=timeout_s)
+            value = client.call_to(rank, verb, *arguments, timeout_s=timeout_s)
         except errors.RpcError as error:
             raise as_runtime_error(error, self.members.describe(rank))  # noqa: B904 - as above
         if type(value) is Raised:

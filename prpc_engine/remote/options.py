@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from prpc_engine.cuda.placement import HOST
 from prpc_engine.errors import ConfigError
+from prpc_engine.remote.device_maps import DeviceMap, index_of
 from prpc_engine.settings.config import LEASE_S_MAX, LEASE_S_MIN, TIMEOUT_S_MAX, check_seconds
 from prpc_engine.settings.node_config import NodeConfig
 from shard import is_count
@@ -43,14 +46,19 @@ class Options:
                         that was stopped, is missed after so many seconds
     config              all other settings, as NodeConfig.load() made them; None: of the file that
                         PRPC_CONFIG names and the environment
-    device_maps         must be empty: tensors of CUDA devices are not sent
+    device_maps         by the name of a peer, {our device: its device}: see set_device_map()
+    share_devices       let processes of this host open device memory of this one (CUDA IPC), for
+                        what device_maps send; False: it goes by the host
+    devices             CUDA devices of this worker; those of the maps must be among them. Empty:
+                        all that it sees
     """
 
     num_worker_threads: int = 16
     rpc_timeout: float = RPC_TIMEOUT_S
     init_method: str = ""
-    device_maps: dict[str, Any] = field(default_factory=dict)
+    device_maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
     devices: list[Any] = field(default_factory=list)
+    share_devices: bool = True
     polling: bool | None = None
     only_exposed: bool = False
     init_timeout_s: float = 300.0
@@ -78,11 +86,26 @@ class Options:
             raise ConfigError(
                 f"lease_s={self.lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed"
             )
-        if self.device_maps or self.devices:
-            raise ConfigError(
-                "device_maps and devices: tensors of CUDA devices are not sent yet; send "
-                "tensor.cpu(), and leave them out"
-            )
+        self.device_maps = DeviceMap.of(self.device_maps)
+        self.devices = [index_of(device) for device in self.devices]
+        if HOST in self.devices or len(set(self.devices)) < len(self.devices):
+            raise ConfigError(f"devices={self.devices}: each CUDA device once, and not the CPU")
+
+    def set_device_map(self, to: str, device_map: Mapping[Any, Any]) -> None:
+        """Tensors of our device `ours` arrive at worker `to` on its device `theirs`, for each
+        {ours: theirs}; what it returns on `theirs` arrives on `ours`.
+
+        A device is a number, "cuda:1", a torch.device, or "cpu". Adds to what was set before.
+        Raises ConfigError, a ValueError, for a map that is not one to one.
+        """
+        maps = DeviceMap.of(self.device_maps)
+        maps.add(to, device_map)
+        self.device_maps = maps
+
+    def set_devices(self, devices: Sequence[Any]) -> None:
+        """torch's name for setting `devices`. Raises ConfigError."""
+        self.devices = list(devices)
+        self.check()
 
 
 def timeout_of(given: float | None, default: float) -> float | None:

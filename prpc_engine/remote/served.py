@@ -8,6 +8,7 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.remote import functions
+from prpc_engine.remote.devices import VERBS, Devices
 from prpc_engine.remote.functions import ValueGone
 from prpc_engine.remote.future import Future, followed
 from prpc_engine.remote.members import Members
@@ -29,8 +30,14 @@ class Served:
     """
 
     def __init__(
-        self, members: Members, values: Values, runner: Runner, only_exposed: bool
+        self,
+        members: Members,
+        values: Values,
+        runner: Runner,
+        devices: Devices,
+        only_exposed: bool,
     ) -> None:
+        self._devices = devices
         self._members = members
         self._values = values
         self._runner = runner
@@ -260,6 +267,18 @@ class Served:
             future.set_error(value.error(where, not self._only_exposed))
         else:
             future.set_result(value)
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def mapped(self, rank: int, incarnation: int, back: Any, verb: str, arguments: Any) -> Any:
+        """Another verb, for a caller whose device map for this worker has the inverse `back`."""
+        if verb not in VERBS:
+            raise errors.BadArguments(f"{verb!r:.40} is no verb of a worker with a device map")
+        return self._devices.answer(getattr(self, verb)(*arguments), rank, incarnation, back)
+
+    def can_open(self, incarnation: int, shown: Any) -> bool:
+        """Whether this process sees the device memory that a peer shows."""
+        return self._devices.can_open(incarnation, shown)
 
     # -- references --------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ import re
 from prpc_engine import errors
 from prpc_engine.master.master import Master
 from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
+from prpc_engine.remote.device_maps import DeviceMap
+from prpc_engine.remote.devices import check_devices
 from prpc_engine.remote.members import Members
 from prpc_engine.remote.options import Options
 from prpc_engine.remote.rendezvous import GroupAddress, read_address, write_address
@@ -45,6 +47,8 @@ class Worker:
                 f"worker name {name!r:.200}: 1 to 127 letters, digits, and _ : . - are allowed"
             )
         options.check()
+        maps = DeviceMap.of(options.device_maps)
+        check_devices(maps, options.devices)
         self.name = name
         self.closed = False
         self._where = where
@@ -63,14 +67,23 @@ class Worker:
             name,
             runtime.randbits(62) | 1,
             driver,
-            lambda incarnation, named: self.values.worker_gone(incarnation, named),
+            self._worker_gone,
             lambda incarnation: self.values.worker_back(incarnation),
         )
         self.calls = RemoteCalls(
-            self.members, driver, options.rpc_timeout, not options.only_exposed
+            self.members,
+            driver,
+            options.rpc_timeout,
+            not options.only_exposed,
+            maps,
+            options.share_devices,
         )
         self.values = Values(self.calls)
         self._runner = Runner(driver, options.num_worker_threads)
+
+    def _worker_gone(self, incarnation: int, named: str) -> None:
+        self.values.worker_gone(incarnation, named)
+        self.calls.devices.worker_gone(incarnation)
 
     def _find_master(self, deadline: float) -> str:
         where = self._where
@@ -111,7 +124,9 @@ class Worker:
         ConfigError for a name or rank that is taken, DeadlineExceeded with who has come.
         """
         options, service, where = self._options, self._service, self._where
-        served = Served(self.members, self.values, self._runner, options.only_exposed)
+        served = Served(
+            self.members, self.values, self._runner, self.calls.devices, options.only_exposed
+        )
         asked = -1 if where.rank is None else where.rank
         try:
             server = service.create_server(
@@ -134,7 +149,12 @@ class Worker:
 
     def statistics(self) -> dict[str, int]:
         """See group.statistics()."""
-        return {**self.values.statistics(), "overtaken": self._runner.overtaken}
+        devices = self.calls.devices
+        return {
+            **self.values.statistics(),
+            "overtaken": self._runner.overtaken,
+            **devices.statistics(),
+        }
 
     def wait_for_all(self, timeout: float | None) -> None:
         """Say that this worker wants to leave, and in a group of a fixed size wait for all that
@@ -182,6 +202,7 @@ class Worker:
             with contextlib.ExitStack() as steps:
                 steps.callback(self._close_master)
                 steps.callback(self.values.clear)
+                steps.callback(self.calls.devices.close)
                 steps.callback(self._service.close)
                 steps.callback(self._runner.close)
 

@@ -186,7 +186,7 @@ def test_names_are_torchs(tmp_path: Path, name: Any) -> None:
     [
         ({"num_worker_threads": 0}, "num_worker_threads=0"),
         ({"rpc_timeout": -1.0}, "rpc_timeout=-1.0"),
-        ({"device_maps": {"there": {0: 1}}}, "device_maps"),
+        ({"device_maps": {"there": {0: 1, 1: 1}}}, "both go to its cuda:1"),
         ({"lease_s": 0.0}, "lease_s=0.0"),
     ],
 )

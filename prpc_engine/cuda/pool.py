@@ -1,0 +1,154 @@
+"""Device memory that processes of this host open: tensors are copied there to be sent, and out of
+there by who receives them.
+
+    a block  is free    its ticket is held by the pool alone
+             is taken   from take() on: the ticket is in a message
+             is free    again once the message is gone, and every lease on the ticket has come back
+
+The *ticket* is a piece of the slab that travels with the message by reference: so what frees a
+block is the lease of the engine, whatever becomes of message and peer (shard/memory/leases.py).
+A tensor itself is never lent: its library may use the memory for another at any time.
+
+Blocks have powers of two as sizes, are allocated when they are first needed, and kept until
+close(): others have opened them, and CUDA keeps what is open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prpc_engine.cuda.driver import OUT_OF_MEMORY, CudaError, driver
+from shard import ShmFull, Slab, runtime
+
+BLOCK_BYTES_MIN = 1 << 20
+POOL_BYTES_MAX = 4 << 30  # of one device; what is beyond goes through the host
+# More than travels within a message, and is copied then (shm_connection.INLINE_BYTES_MAX).
+TICKET_BYTES = (16 << 10) + 64
+
+
+@dataclass(frozen=True)
+class PoolRoom:
+    """A block for one tensor. `share` is what a receiver opens it by: see opened.py."""
+
+    address: int
+    ticket: NDArray[np.uint8]
+    share: tuple[int, int, bytes, bytes]
+
+
+class _Block:
+    def __init__(self, address: int, nbytes: int, share: tuple[int, int, bytes, bytes]) -> None:
+        self.address = address
+        self.nbytes = nbytes
+        self.share = share
+        # the root that all views on it refer to, so that they can be counted
+        self.ticket: NDArray[np.uint8] | None = None
+        self.lease: Any = None  # the slab's block under the ticket
+
+    def is_free(self) -> bool:
+        if self.ticket is None:
+            return True
+        # whoever has a view on the ticket, in a message, has a reference to it; peers have leases
+        return sys.getrefcount(self.ticket) <= _OWN_REFERENCES and self.lease.users == 1
+
+
+def _references_of_a_block() -> int:
+    block = _Block(0, 0, (0, 0, b"", b""))
+    block.ticket = np.empty(0, np.uint8)
+    return sys.getrefcount(block.ticket)
+
+
+# What getrefcount() says of a ticket that nobody else refers to: it depends on the Python.
+_OWN_REFERENCES = _references_of_a_block()
+
+
+class Pool:
+    """Of all devices of this process. Any thread may call. Owned by a worker."""
+
+    def __init__(self, slab: Slab, limit_bytes: int = POOL_BYTES_MAX) -> None:
+        self.slab = slab
+        self._limit_bytes = limit_bytes
+        self._lock = runtime.Lock()  # of the blocks: any thread sends
+        self._blocks: dict[int, list[_Block]] = {}  # by device
+        self._numbers = itertools.count()
+        self.owner = runtime.randbits(62) | 1  # who has allocated what a share names
+        _pools()[self.owner] = self
+
+    def take(self, device: int, nbytes: int) -> PoolRoom | None:
+        """A block of that device for so many bytes; None: there is no room for it."""
+        size = max(BLOCK_BYTES_MIN, 1 << (nbytes - 1).bit_length())
+        with self._lock:
+            blocks = self._blocks.setdefault(device, [])
+            fitting = (each for each in blocks if each.nbytes == size and each.is_free())
+            block = next(fitting, None) or self._allocate(device, size, blocks)
+            if block is None:
+                return None
+            if block.ticket is None:
+                try:
+                    block.ticket = self.slab.empty(TICKET_BYTES, np.uint8).base
+                except ShmFull:
+                    return None
+                assert block.ticket is not None, "empty() gives a view of its root"
+                found = self.slab.block_of(block.ticket.view(np.ndarray))
+                assert found is not None, "it is of this slab"
+                block.lease = found[0]
+            return PoolRoom(block.address, block.ticket.view(np.ndarray), block.share)
+
+    def _allocate(self, device: int, size: int, blocks: list[_Block]) -> _Block | None:
+        if sum(each.nbytes for each in blocks) + size > self._limit_bytes:
+            return None
+        cuda = driver()
+        with cuda.on(device):
+            try:
+                address = cuda.allocate(size)
+            except CudaError as error:
+                if error.code == OUT_OF_MEMORY:
+                    return None
+                raise
+            handle = cuda.handle(address)
+        number = next(self._numbers)
+        block = _Block(address, size, (self.owner, number, cuda.uuids[device], handle))
+        blocks.append(block)
+        return block
+
+    def address_of(self, number: int) -> int | None:
+        """Of a block of this pool, where a share of it comes back to this process."""
+        with self._lock:
+            each = (block for blocks in self._blocks.values() for block in blocks)
+            return next((block.address for block in each if block.share[1] == number), None)
+
+    def statistics(self) -> dict[str, int]:
+        """`blocks` and their `bytes` on devices, and how many are `taken`."""
+        with self._lock:
+            every = [block for blocks in self._blocks.values() for block in blocks]
+            taken = sum(not block.is_free() for block in every)
+        return {
+            "blocks": len(every),
+            "bytes": sum(block.nbytes for block in every),
+            "taken": taken,
+        }
+
+    def close(self) -> None:
+        """Give all memory back. What others have open stays theirs until they close it."""
+        _pools().pop(self.owner, None)
+        with self._lock:
+            for device, blocks in self._blocks.items():
+                cuda = driver()
+                with cuda.on(device):
+                    for block in blocks:
+                        cuda.free(block.address)
+            self._blocks.clear()
+
+
+def _pools() -> dict[int, Pool]:
+    return runtime.own("cuda pools", dict)
+
+
+def own(owner: int) -> Pool | None:
+    """The pool of that number, if it is of this process."""
+    return _pools().get(owner)
