@@ -103,9 +103,9 @@ def make(
         _check(target)
         if library == "jax":
             return _make_jax(target, block, dtype, shape, share, nbytes)
-        source = transfers.source_of(block, share, nbytes)
-        room = _room(library, target, dtype, shape)
-        transfers.receive(target, room.address, source, nbytes, room.stream)
+        with transfers.source_of(block, share, nbytes) as source:
+            room = _room(library, target, dtype, shape)
+            transfers.receive(target, room.address, source, nbytes, room.stream)
         return room.tensor
     found = transfers.to_host(block, share, nbytes)
     if known and library == "torch":
@@ -149,10 +149,10 @@ def _make_jax(
     if helper is None or changes or not nbytes or (helper == "cupy" and dtype.num >= 256):
         array: NDArray[Any] = transfers.to_host(block, share, nbytes).view(dtype).reshape(shape)
         return array if changes else jax.device_put(array.copy(), jax.devices("gpu")[target])
-    source = transfers.source_of(block, share, nbytes)
-    wanted = tensors.torch_dtype(spec_of(dtype)) if helper == "torch" else dtype
-    room = _room(helper, target, wanted, shape)
-    transfers.receive(target, room.address, source, nbytes, room.stream)
+    with transfers.source_of(block, share, nbytes) as source:
+        wanted = tensors.torch_dtype(spec_of(dtype)) if helper == "torch" else dtype
+        room = _room(helper, target, wanted, shape)
+        transfers.receive(target, room.address, source, nbytes, room.stream)
     return jax.dlpack.from_dlpack(room.tensor)
 
 

@@ -8,7 +8,8 @@ is only read, and while its ticket is held.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prpc_engine.cuda.driver import HANDLE_BYTES, UUID_BYTES, CudaError, driver
@@ -22,13 +23,15 @@ class OpenedBlocks:
     """Of this process. Any thread may call."""
 
     def __init__(self) -> None:
-        self._lock = runtime.Lock()  # of what is open: any thread receives
+        # of what is open: any thread receives, and another may hear meanwhile that its owner died
+        self._lock = runtime.Lock()
         # by owner and number: the device here, and the address
         self._opened: dict[tuple[int, int], tuple[int, int]] = {}
 
-    def address_of(self, share: Sequence[Any]) -> int:
-        """Where a block lies, for this process. Raises ValueError for what is no share, CudaError
-        where the device is not seen here or the driver refuses.
+    @contextlib.contextmanager
+    def reading(self, share: Sequence[Any]) -> Iterator[int]:
+        """Where a block lies, for this process; it is not closed meanwhile. Raises ValueError for
+        what is no share, CudaError where the device is not seen here or the driver refuses.
         """
         owner, number, uuid, handle = share
         if type(handle) is not bytes or len(handle) != HANDLE_BYTES or len(uuid) != UUID_BYTES:
@@ -38,24 +41,26 @@ class OpenedBlocks:
             address = ours.address_of(number)
             if address is None:
                 raise ValueError(f"block {number} of this process's pool, which has none such")
-            return address
+            yield address
+            return
         with self._lock:
             found = self._opened.get((owner, number))
-            if found is not None:
-                return found[1]
-            if len(self._opened) >= OPENED_MAX:
-                raise ValueError(f"{OPENED_MAX} blocks of other processes are open already")
-            cuda = driver()
-            if uuid not in cuda.uuids:
-                raise CudaError(f"device {uuid.hex()} is not seen by this process", 0)
-            device = cuda.uuids.index(uuid)
-            with cuda.on(device):
-                address = cuda.open_handle(handle)
-            self._opened[owner, number] = device, address
-            return address
+            yield self._open(owner, number, uuid, handle) if found is None else found[1]
+
+    def _open(self, owner: int, number: int, uuid: bytes, handle: bytes) -> int:
+        if len(self._opened) >= OPENED_MAX:
+            raise ValueError(f"{OPENED_MAX} blocks of other processes are open already")
+        cuda = driver()
+        if uuid not in cuda.uuids:
+            raise CudaError(f"device {uuid.hex()} is not seen by this process", 0)
+        device = cuda.uuids.index(uuid)
+        with cuda.on(device):
+            address = cuda.open_handle(handle)
+        self._opened[owner, number] = device, address
+        return address
 
     def forget(self, owner: int) -> None:
-        """That process is gone: close what was its. Nobody reads it any more."""
+        """That process is gone: close what was its, once nobody reads it."""
         with self._lock:
             for key in [key for key in self._opened if key[0] == owner]:
                 device, address = self._opened.pop(key)

@@ -51,10 +51,11 @@ class _Block:
         self.lease: Any = None  # the slab's block under the ticket
 
     def is_free(self) -> bool:
-        if self.ticket is None:
-            return True
+        return self.is_left_here() and (self.lease is None or self.lease.users == 1)
+
+    def is_left_here(self) -> bool:
         # whoever has a view on the ticket, in a message, has a reference to it; peers have leases
-        return sys.getrefcount(self.ticket) <= _OWN_REFERENCES and self.lease.users == 1
+        return self.ticket is None or sys.getrefcount(self.ticket) <= _OWN_REFERENCES
 
 
 def _references_of_a_block() -> int:
@@ -110,7 +111,11 @@ class Pool:
                 if error.code == OUT_OF_MEMORY:
                     return None
                 raise
-            handle = cuda.handle(address)
+            try:
+                handle = cuda.handle(address)
+            except CudaError:  # of a platform without CUDA IPC
+                cuda.free(address)
+                return None
         number = next(self._numbers)
         block = _Block(address, size, (self.owner, number, cuda.uuids[device], handle))
         blocks.append(block)
@@ -134,14 +139,18 @@ class Pool:
         }
 
     def close(self) -> None:
-        """Give all memory back. What others have open stays theirs until they close it."""
+        """Give all memory back, but for what a thread of this process writes to at this moment.
+        What others have open stays theirs until they close it.
+        """
         _pools().pop(self.owner, None)
         with self._lock:
+            self._limit_bytes = 0
             for device, blocks in self._blocks.items():
                 cuda = driver()
                 with cuda.on(device):
                     for block in blocks:
-                        cuda.free(block.address)
+                        if block.is_left_here():
+                            cuda.free(block.address)
             self._blocks.clear()
 
 

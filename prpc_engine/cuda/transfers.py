@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,20 +72,23 @@ def _host_block(nbytes: int) -> NDArray[np.uint8]:
     return np.empty(nbytes, np.uint8)
 
 
-def source_of(block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int) -> int:
-    """The address here of a tensor's bytes. Raises ValueError where they are not there, or may be
-    overwritten; CudaError.
+@contextlib.contextmanager
+def source_of(block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int) -> Iterator[int]:
+    """The address here of a tensor's bytes, which stay meanwhile. Raises ValueError where they are
+    not there, or may be overwritten; CudaError.
     """
     if share is None:
         if block.nbytes != nbytes:
             raise ValueError(f"a tensor of {nbytes} bytes in a block of {block.nbytes}")
-        return block.ctypes.data
+        yield block.ctypes.data
+        return
     if not is_lent(block):
         raise ValueError(
             "a tensor in another process's device memory, whose ticket was copied on its way: that "
             "memory may be used again by now"
         )
-    return opened().address_of(share)
+    with opened().reading(share) as address:
+        yield address
 
 
 def receive(device: int, address: int, source: int, nbytes: int, stream: int) -> None:
@@ -101,16 +104,12 @@ def to_host(
     block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int
 ) -> NDArray[np.uint8]:
     """A tensor's bytes as a block of the host. Raises as source_of()."""
-    source = source_of(block, share, nbytes)
-    if share is None:
-        return block
-    found = np.empty(nbytes, np.uint8)
-    cuda = driver()
-    uuid = share[2]
-    with cuda.on(cuda.uuids.index(uuid)):
-        cuda.copy(found.ctypes.data, source, nbytes)
-        cuda.synchronize()
-    return found
+    with source_of(block, share, nbytes) as source:
+        if share is None:
+            return block
+        found = np.empty(nbytes, np.uint8)
+        receive(driver().uuids.index(share[2]), found.ctypes.data, source, nbytes, 0)
+        return found
 
 
 _warned: set[int] = set()

@@ -37,6 +37,7 @@ class RemoteCalls:
         share_devices: bool = True,
     ) -> None:
         self.members = members
+        self._has_maps = bool(maps)  # looked at for each call
         self.devices = Devices(maps, share_devices, members, self.tell, default_slab())
         self.driver = driver
         self.client: RpcClient | None = None  # until this worker has joined
@@ -79,7 +80,7 @@ class RemoteCalls:
         limit_s = self._limit_s if timeout is None else self.timeout(timeout)
         client = self.client or self._open_client()
         sent_verb = verb
-        if self.devices.maps:
+        if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
         destination = self._destination
         destination.to = self.members.incarnations.get(rank, NOBODY)
@@ -112,7 +113,7 @@ class RemoteCalls:
         limit_s = self.timeout(timeout)
         client = self.client or self._open_client()
         sent_verb = verb
-        if self.devices.maps:
+        if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
         self._destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
@@ -142,7 +143,7 @@ class RemoteCalls:
     def ask(self, rank: int, verb: str, *arguments: Any, timeout_s: float | None) -> Any:
         """The answer to a question about a value."""
         client = self._open_client()
-        if self.devices.maps:
+        if self._has_maps:
             verb, arguments = self.devices.placed(rank, verb, arguments)
         try:
             value = client.call_to(rank, verb, *arguments, timeout_s=timeout_s)

@@ -291,9 +291,13 @@ def test_a_full_pool_has_no_room(pool: Pool) -> None:
 def test_a_ticket_that_was_copied_on_its_way_is_refused(pool: Pool) -> None:
     room = pool.take(0, 100)
     assert room is not None
-    assert transfers.source_of(room.ticket, room.share, 100) == room.address
-    with pytest.raises(ValueError, match="ticket was copied"):
-        transfers.source_of(room.ticket.copy(), room.share, 100)
+    with transfers.source_of(room.ticket, room.share, 100) as source:
+        assert source == room.address
+    with (
+        pytest.raises(ValueError, match="ticket was copied"),
+        transfers.source_of(room.ticket.copy(), room.share, 100),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -314,5 +318,17 @@ def test_shares_that_are_none_are_refused(pool: Pool, place: int, lie: Any, text
         share[0] += 1  # of another process
     if place == 0:
         share[3] = b"nothing such".ljust(64)
-    with pytest.raises((ValueError, CudaError), match=text):
-        transfers.source_of(room.ticket, share, 100)
+    with (
+        pytest.raises((ValueError, CudaError), match=text),
+        transfers.source_of(room.ticket, share, 100),
+    ):
+        pass
+
+
+def test_without_cuda_ipc_everything_goes_by_the_host(devices: Devices) -> None:
+    devices.driver.has_ipc = False
+    devices.join({0: 1})
+    for _ in range(5):
+        found = rpc.rpc_sync("there", there.device_and_sum, args=(array_of(LARGE),))
+        assert found == (1, sum_of(LARGE))
+    assert rpc.statistics()["device_blocks"] == 0

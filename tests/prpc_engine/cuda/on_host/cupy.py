@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import threading
 import types
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from prpc_engine.cuda.driver import driver
 
-_current = [0]
+_of_thread = threading.local()
 
 
 class Device:
@@ -20,10 +21,16 @@ class Device:
         self.id = number
 
     def __enter__(self) -> None:
-        _current.append(self.id)
+        self._before = _current()
+        _of_thread.device = self.id
 
     def __exit__(self, *_: object) -> None:
-        _current.pop()
+        _of_thread.device = self._before
+
+
+def _current() -> int:
+    found: int = getattr(_of_thread, "device", 0)
+    return found
 
 
 class _Memory:
@@ -52,7 +59,7 @@ class ndarray:  # noqa: N801
 
 def empty(shape: Any, dtype: Any = np.float32) -> ndarray:
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    return ndarray(shape, dtype, _Memory(_current[-1], nbytes))
+    return ndarray(shape, dtype, _Memory(_current(), nbytes))
 
 
 def asarray(values: np.ndarray[Any, Any]) -> ndarray:

@@ -32,6 +32,7 @@ class HostDriver:
         self._maps: dict[int, mmap.mmap] = {}
         self.opened: list[int] = []
         self.copies = 0
+        self.has_ipc = True
 
     def room_left(self, device: int, nbytes: int) -> None:
         """So many bytes are left on it."""
@@ -71,6 +72,8 @@ class HostDriver:
         path.unlink()
 
     def handle(self, address: int) -> bytes:
+        if not self.has_ipc:
+            raise CudaError("cuIpcGetMemHandle: operation not supported", 801)
         return self.files[address][1].name.encode().ljust(HANDLE_BYTES)
 
     def open_handle(self, handle: bytes) -> int:
