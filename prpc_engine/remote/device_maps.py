@@ -20,6 +20,7 @@ from prpc_engine.errors import ConfigError
 
 Devices = Mapping[int, int]
 DEVICES_MAX = 1024
+ANYBODY = "*"  # the map for peers that have none; no worker has that name
 _CUDA = re.compile(r"cuda:([0-9]{1,4})")
 _ALLOWED = 'a number, "cuda:1", "cpu" or a torch.device with an index is allowed'
 
@@ -133,6 +134,11 @@ class DeviceMap(Mapping[str, Devices]):
 
     def __repr__(self) -> str:
         return f"DeviceMap.of({self._of_peer})"
+
+    def of_peer(self, peer: str) -> Devices | None:
+        """Its map, else that of ANYBODY."""
+        found = self._of_peer.get(peer)
+        return self._of_peer.get(ANYBODY) if found is None else found
 
     def lines(self, our_name: str) -> list[str]:
         """As torchrpc prints it: "a : cuda:0 --> b : cuda:1"."""

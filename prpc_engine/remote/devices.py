@@ -60,7 +60,7 @@ class Devices:
     ) -> tuple[str, tuple[Any, ...]]:
         """A call as it is sent to that worker: with its map, if there is one."""
         members = self._members
-        targets = self.maps.get(members.info_of(rank).name)
+        targets = self.maps.of_peer(members.info_of(rank).name)
         if targets is None:
             return verb, arguments
         placement = self._placement(rank, members.incarnation_of(rank), targets)

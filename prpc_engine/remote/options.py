@@ -47,10 +47,10 @@ class Options:
     config              all other settings, as NodeConfig.load() made them; None: of the file that
                         PRPC_CONFIG names and the environment
     device_maps         by the name of a peer, {our device: its device}: see set_device_map()
-    share_devices       let processes of this host open device memory of this one (CUDA IPC), for
-                        what device_maps send; False: it goes by the host
     devices             CUDA devices of this worker; those of the maps must be among them. Empty:
                         all that it sees
+    share_devices       let processes of this host open device memory of this one (CUDA IPC), for
+                        what device_maps send; False: it goes by the host
     """
 
     num_worker_threads: int = 16
@@ -58,13 +58,13 @@ class Options:
     init_method: str = ""
     device_maps: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
     devices: list[Any] = field(default_factory=list)
-    share_devices: bool = True
     polling: bool | None = None
     only_exposed: bool = False
     init_timeout_s: float = 300.0
     shutdown_timeout_s: float = TIMEOUT_S_MAX
     lease_s: float = LEASE_S
     config: NodeConfig | None = None
+    share_devices: bool = True
     _transports: list[str] | None = None  # torch's own, without effect
     _channels: list[str] | None = None
 
@@ -95,7 +95,8 @@ class Options:
         """Tensors of our device `ours` arrive at worker `to` on its device `theirs`, for each
         {ours: theirs}; what it returns on `theirs` arrives on `ours`.
 
-        A device is a number, "cuda:1", a torch.device, or "cpu". Adds to what was set before.
+        A device is a number, "cuda:1", a torch.device, or "cpu". `to`: "*" is for all workers that
+        have no map of their own. Adds to what was set before.
         Raises ConfigError, a ValueError, for a map that is not one to one.
         """
         maps = DeviceMap.of(self.device_maps)

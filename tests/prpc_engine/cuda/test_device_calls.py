@@ -40,19 +40,27 @@ class Devices:
         self.driver: HostDriver = use_host_devices(folder / "gpus", 2)
 
     def join(
-        self, device_map: dict[Any, Any] | None = None, gpus: str = "gpus", count: int = 2
+        self,
+        device_map: dict[Any, Any] | None = None,
+        gpus: str = "gpus",
+        count: int = 2,
+        anybody: Any = None,
     ) -> Program:
-        """The test as "here", with that map for the other, "there"; `gpus`: whose it sees."""
+        """The test as "here", with that map for the other, "there", or that for anybody; `gpus`:
+        whose devices it sees.
+        """
         (self.folder / gpus).mkdir(exist_ok=True)
         program = self._stack.enter_context(
             Program(
                 "tests.prpc_engine.cuda.worker_on_host",
-                *("there", "1", "2", self.meeting, str(self.folder / gpus), str(count)),
+                *("there", "1", "2", self.meeting, str(self.folder / gpus), "2"),
             )
         )
         options = rpc.Options()
         if device_map:
             options.set_device_map("there", device_map)
+        if anybody:
+            options.set_device_map("*", anybody)
         rpc.init_rpc("here", 0, 2, self.meeting, options)
         assert program.read_line() == "up"
         return program
@@ -94,6 +102,11 @@ def nothing_is_taken() -> None:
         return mine + theirs
 
     wait_until(lambda: taken() == 0, "every block's coming back")
+
+
+def test_a_map_for_anybody_is_for_a_peer_without_one(devices: Devices) -> None:
+    devices.join(anybody={0: 1})
+    assert rpc.rpc_sync("there", there.device_and_sum, args=(array_of(SMALL),)) == (1, 45.0)
 
 
 @pytest.mark.parametrize("size", [0, SMALL, LARGE])

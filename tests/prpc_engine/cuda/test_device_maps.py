@@ -48,6 +48,16 @@ def test_maps_grow_and_stay_one_to_one() -> None:
     assert device_maps.inverse(options.device_maps["b"]) == {1: 0, 0: 1}
 
 
+def test_a_map_for_anybody_is_for_those_without_one() -> None:
+    options = rpc.Options()
+    options.set_device_map("*", {0: 0})
+    options.set_device_map("b", {0: 1})
+    maps = rpc.DeviceMap.of(options.device_maps)
+    assert maps.of_peer("b") == {0: 1}
+    assert maps.of_peer("c") == {0: 0}
+    assert rpc.DeviceMap("b", {0: 1}).of_peer("c") is None
+
+
 def test_maps_in_parallel_lists_are_torchrpcs() -> None:
     made = rpc.DeviceMap("a", ["b", "b", "c"], [0, 1, 0], [1, 0, 2])
     assert dict(made) == {"b": {0: 1, 1: 0}, "c": {0: 2}}
