@@ -5,8 +5,9 @@
     opens       by our pool: what is sent is copied there, and it copies it out
     does not    by the host: another host, a container that does not see our devices, no CUDA
 
-A call to a peer with a map is the verb "mapped", with the inverse map for its answer: so the peer
-needs to know no map of ours. One without is sent as ever.
+A call to a peer with a map is the verb "mapped" (of a value "mapped_fetch", which may be repeated
+as "fetch" may), with the inverse map for its answer: so the peer needs to know no map of ours. One
+without is sent as ever.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shard import Future, Slab
 
 PATTERN_BYTES = 16  # that a peer reads to show that it can
 Tell = Callable[..., Future]
-VERBS = frozenset({"run", "create", "method", "create_by_method", "fetch"})
+VERBS = frozenset({"run", "create", "method", "create_by_method"})
 
 
 class Devices:
@@ -50,8 +51,7 @@ class Devices:
         self.maps = maps
         self._members = members
         self._tell = tell
-        self._slab = slab
-        self._pool: Pool | None = None  # made when the first peer is asked to open it
+        self._pool = Pool(slab)
         self._opens: dict[int, bool] = {}  # by incarnation
         self._owners: dict[int, int] = {}  # by incarnation, of the pools that we have opened
 
@@ -65,13 +65,10 @@ class Devices:
             return verb, arguments
         placement = self._placement(rank, members.incarnation_of(rank), targets)
         back = [number for pair in inverse(targets).items() for number in pair]
-        return "mapped", (
-            members.rank,
-            members.incarnation,
-            back,
-            verb,
-            PlacedValue(arguments, placement),
-        )
+        header = (members.rank, members.incarnation, back)
+        if verb == "fetch":
+            return "mapped_fetch", (*header, *arguments)
+        return "mapped", (*header, verb, PlacedValue(arguments, placement))
 
     def answer(self, value: Any, rank: int, incarnation: int, back: Sequence[int]) -> Any:
         """What a function returned to a peer, for its devices."""
@@ -115,12 +112,10 @@ class Devices:
 
     def _ask_to_open(self, rank: int, incarnation: int, devices: Sequence[int]) -> None:
         """Without waiting; until its answer what is sent to it goes by the host."""
-        if self._pool is None:
-            self._pool = Pool(self._slab)
-        pool, cuda = self._pool, driver()
+        cuda = driver()
         shown: list[Any] = []
         for device in devices:
-            room = pool.take(device, PATTERN_BYTES)
+            room = self._pool.take(device, PATTERN_BYTES)
             if room is None:
                 return
             pattern = os.urandom(PATTERN_BYTES)
@@ -155,24 +150,23 @@ class Devices:
     def worker_gone(self, incarnation: int) -> None:
         """That worker has left or died: its memory is closed."""
         self._opens.pop(incarnation, None)
-        owner = self._owners.pop(incarnation, None)
+        # stays there: one that was only silent sends on, and may die later
+        owner = self._owners.get(incarnation)
         if owner is not None:
             opened().forget(owner)
 
     def statistics(self) -> dict[str, int]:
         """`peers_that_open` our pool, and its figures."""
-        pool = {} if self._pool is None else self._pool.statistics()
         return {
             "peers_that_open": sum(self._opens.values()),
-            **{f"device_{name}": figure for name, figure in pool.items()},
+            **{f"device_{name}": figure for name, figure in self._pool.statistics().items()},
         }
 
     def close(self) -> None:
         """Give all device memory back, ours and others'."""
         for incarnation in list(self._owners):
             self.worker_gone(incarnation)
-        if self._pool is not None:
-            self._pool.close()
+        self._pool.close()
 
 
 def check_devices(maps: DeviceMap, devices: Sequence[int]) -> None:

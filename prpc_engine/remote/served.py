@@ -276,6 +276,14 @@ class Served:
             raise errors.BadArguments(f"{verb!r:.40} is no verb of a worker with a device map")
         return self._devices.answer(getattr(self, verb)(*arguments), rank, incarnation, back)
 
+    @idempotent
+    def mapped_fetch(
+        self, rank: int, incarnation: int, back: Any, owner: int, creator: int, number: int
+    ) -> Any:
+        """fetch(), for such a caller."""
+        value = self.fetch(owner, creator, number)
+        return self._devices.answer(value, rank, incarnation, back)
+
     def can_open(self, incarnation: int, shown: Any) -> bool:
         """Whether this process sees the device memory that a peer shows."""
         return self._devices.can_open(incarnation, shown)

@@ -216,9 +216,9 @@ def test_a_device_without_room_is_gone_round_by_the_host(devices: Devices) -> No
             array_of(size)
     value = array_of(LARGE)
     held = [rpc.rpc_async("there", there.give_back_when_told, args=(value,)) for _ in range(6)]
-    rpc.rpc_sync("there", there.tell)
     del value
-    devices.driver.room_left(0, 1 << 30)
+    devices.driver.room_left(0, 1 << 30)  # for the answers
+    rpc.rpc_sync("there", there.tell)
     for future in held:
         assert future.wait().device.id == 0
     nothing_is_taken()
