@@ -6,6 +6,9 @@ Each RRef object stands for one fork. A fork is numbered by the worker that pass
 of its own, so in any order; what a holder says comes in order, as it waits for each answer. The
 states are drawn in docs/reference/states.md.
 
+Each says a thing once (served.py): a fork that is over is forgotten, and heard of again would be a
+new one.
+
 A value is kept while one of its forks is PASSED, CLAIMED or HELD. When a worker has left or died,
 its forks are over, and of those that it passed on nothing more is expected from it. Who receives a
 reference from a worker that is dying has GRACE_S seconds to claim it: so long is the death kept
@@ -72,7 +75,7 @@ FORKS = StateTable(
     {
         (_S.UNKNOWN, _E.PASS): (_S.PASSED, ()),
         (_S.UNKNOWN, _E.CLAIM): (_S.CLAIMED, ()),
-        (_S.PASSED, _E.PASS): (_S.PASSED, ()),  # repeated by a transport that was lost
+        (_S.PASSED, _E.PASS): (_S.PASSED, ()),
         (_S.PASSED, _E.CLAIM): (_S.HELD, ()),
         (_S.PASSED, _E.DROP): (_S.OVER, _FORGET),
         (_S.PASSED, _E.HOLDER_GONE): (_S.OVER, _FORGET),

@@ -16,7 +16,7 @@ from prpc_engine.remote.outcomes import Raised
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.values import Values
 from prpc_engine.rpc.deferred import Deferred
-from prpc_engine.rpc.method import idempotent
+from prpc_engine.rpc.method import idempotent, once
 
 # results that are neither futures nor coroutines, which most are
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -290,7 +290,7 @@ class Served:
 
     # -- references --------------------------------------------------------------------------------
 
-    @idempotent
+    @once  # heard again after its holder has dropped it, it would be a new one that never ends
     def passed(
         self, owner: int, creator: int, number: int, parent: int, fork: int, holder: int
     ) -> bool:
@@ -299,7 +299,7 @@ class Served:
             return False
         return self._values.passed((creator, number), (parent, fork), holder)
 
-    @idempotent
+    @once
     def claimed(
         self, owner: int, creator: int, number: int, parent: int, fork: int, holder: int
     ) -> bool:

@@ -6,8 +6,9 @@
     is taken from a message      kept until the owner has heard    claimed
     is collected as garbage      noted; told by the reactor        dropped, some at a time
 
-What is told is idempotent, and repeated over connections that are lost. `dropped` follows the
-answer to what was told of the same fork before, as the RRef is kept so long.
+What is told is told again over connections that are lost, and heard once: `passed` and `claimed`
+are `once`, and of a fork that is over nothing is left to drop. `dropped` follows the answer to what
+was told of the same fork before, as the RRef is kept so long.
 """
 
 from __future__ import annotations

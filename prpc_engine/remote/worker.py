@@ -166,7 +166,7 @@ class Worker:
         members = self.members
         try:
             members.say_leaving(max(LEAVE_S, limit_s))
-        except errors.Closed:  # as below
+        except (errors.Closed, ClosedError):  # as below
             return
         if self._where.world_size is None:
             return
@@ -190,13 +190,15 @@ class Worker:
             return
         members = self.members
         try:
-            with contextlib.suppress(errors.RpcError):  # then the others take it for a death
+            # else the others take it for a death; ClosedError: another thread is before this one
+            with contextlib.suppress(errors.RpcError, ClosedError):
                 members.say_leaving(LEAVE_S)
             if graceful and self._master is not None:
                 # the others leave before the master goes
-                with contextlib.suppress(errors.RpcError):
+                with contextlib.suppress(errors.RpcError, ClosedError):
                     members.leave()
-                members.wait(lambda: not members.infos(), runtime.monotonic() + LEFT_S)
+                with contextlib.suppress(ClosedError):
+                    members.wait(lambda: not members.infos(), runtime.monotonic() + LEFT_S)
         finally:
             self.closed = True
             with contextlib.ExitStack() as steps:

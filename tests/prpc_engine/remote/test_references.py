@@ -19,6 +19,7 @@ from prpc_engine.remote.references import (
     ForkState,
     References,
 )
+from prpc_engine.remote.served import Served
 
 OWNER, A, B, C = 1, 2, 3, 4
 
@@ -184,9 +185,23 @@ def test_every_state_of_a_fork_answers_to_what_may_come_late() -> None:
             FORKS.after(state, event)
 
 
+@pytest.mark.parametrize("verb", [Served.passed, Served.claimed])
+def test_a_reference_is_spoken_of_once_however_often_the_connection_is_lost(verb: Any) -> None:
+    """Heard once more after its holder has dropped it, it would keep the value for good."""
+    assert verb.prpc_once
+    table = references()
+    value = created(table)
+    table.claimed((A, 1), (A, 2), B, 0.0)
+    table.dropped((A, 1), (A, 2))
+    table.passed((A, 1), (A, 2), B, 0.0)
+    table.passed((A, 1), (A, 2), B, 0.0)  # what must not come: a new one
+    table.dropped((A, 1), (A, 1))
+    assert not value.freed
+
+
 class Job(RuleBasedStateMachine):
     """Workers pass references to one value of an owner; news of each pair comes in order, of
-    different ones in any, and dies with its worker or is repeated.
+    different ones in any, and dies with its worker. Drops may be repeated; the rest is heard once.
     """
 
     def __init__(self) -> None:
@@ -249,7 +264,7 @@ class Job(RuleBasedStateMachine):
     def hear(self, data: st.DataObject, again: bool) -> None:
         worker = data.draw(st.sampled_from([each for each, news in self.news.items() if news]))
         what, fork, to = self.news[worker].pop(0)
-        for _ in range(1 + again):
+        for _ in range(1 + (again and what == "drop")):
             if what == "pass":
                 self.table.passed((A, 1), fork, to, 0.0)
             elif what == "claim":
