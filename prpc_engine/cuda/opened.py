@@ -12,6 +12,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prpc_engine.cuda.driver import HANDLE_BYTES, UUID_BYTES, CudaError, driver
 from prpc_engine.cuda.pool import own
 from shard import runtime
@@ -29,18 +32,19 @@ class OpenedBlocks:
         self._opened: dict[tuple[int, int], tuple[int, int]] = {}
 
     @contextlib.contextmanager
-    def reading(self, share: Sequence[Any]) -> Iterator[int]:
-        """Where a block lies, for this process; it is not closed meanwhile. Raises ValueError for
-        what is no share, CudaError where the device is not seen here or the driver refuses.
+    def reading(self, share: Sequence[Any], ticket: NDArray[np.uint8]) -> Iterator[int]:
+        """The address of a block in this process; the block stays open until the caller is done.
+        Raises ValueError for what is no share, CudaError where the device is not seen here or the
+        driver refuses.
         """
         owner, number, uuid, handle = share
         if type(handle) is not bytes or len(handle) != HANDLE_BYTES or len(uuid) != UUID_BYTES:
             raise ValueError("a share whose handle or device is none")
         ours = own(owner)
         if ours is not None:
-            address = ours.address_of(number)
+            address = ours.address_of(number, ticket)
             if address is None:
-                raise ValueError(f"block {number} of this process's pool, which has none such")
+                raise ValueError(f"block {number} of this process's pool came without its ticket")
             yield address
             return
         with self._lock:
@@ -60,7 +64,7 @@ class OpenedBlocks:
         return address
 
     def forget(self, owner: int) -> None:
-        """That process is gone: close what was its, once nobody reads it."""
+        """Close all blocks of a pool whose process has ended. Waits for the threads that read."""
         with self._lock:
             for key in [key for key in self._opened if key[0] == owner]:
                 device, address = self._opened.pop(key)

@@ -1,8 +1,8 @@
 """Which device of the receiver the tensors of a message are for.
 
-Whoever sends wraps values: PlacedValue(value, DevicePlacement(...)). It says nothing on the wire by
-itself: the receiver gets the value. Without, and from devices that `targets` does not name, tensors
-arrive on the host, and the process is warned once.
+The sender wraps the value: PlacedValue(value, DevicePlacement(...)). The wrapper is not sent; the
+receiver gets the value. Tensors that are not wrapped, and those of devices that `targets` does not
+name, arrive on the host, and the sending process is warned once.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class _Block:
         return self.is_left_here() and (self.lease is None or self.lease.users == 1)
 
     def is_left_here(self) -> bool:
-        # whoever has a view on the ticket, in a message, has a reference to it; peers have leases
+        # A message holds a view of the ticket, and each view is a reference to it. (What peers
+        # hold is counted by the slab, as leases.)
         return self.ticket is None or sys.getrefcount(self.ticket) <= _OWN_REFERENCES
 
 
@@ -64,7 +65,8 @@ def _references_of_a_block() -> int:
     return sys.getrefcount(block.ticket)
 
 
-# What getrefcount() says of a ticket that nobody else refers to: it depends on the Python.
+# The reference count of a ticket that only its block refers to. It differs between versions of
+# Python, so it is measured.
 _OWN_REFERENCES = _references_of_a_block()
 
 
@@ -121,11 +123,17 @@ class Pool:
         blocks.append(block)
         return block
 
-    def address_of(self, number: int) -> int | None:
-        """Of a block of this pool, where a share of it comes back to this process."""
+    def address_of(self, number: int, ticket: NDArray[np.uint8]) -> int | None:
+        """Of a block of this pool, for a message within this process. None without the block's own
+        ticket: a peer may not have us read what we have sent to another one.
+        """
+        found = self.slab.block_of(ticket)
         with self._lock:
             each = (block for blocks in self._blocks.values() for block in blocks)
-            return next((block.address for block in each if block.share[1] == number), None)
+            block = next((block for block in each if block.share[1] == number), None)
+            if block is None or found is None or found[0] is not block.lease:
+                return None
+            return block.address
 
     def statistics(self) -> dict[str, int]:
         """`blocks` and their `bytes` on devices, and how many are `taken`."""

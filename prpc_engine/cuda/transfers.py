@@ -87,7 +87,7 @@ def source_of(block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int
             "a tensor in another process's device memory, whose ticket was copied on its way: that "
             "memory may be used again by now"
         )
-    with opened().reading(share) as address:
+    with opened().reading(share, block) as address:
         yield address
 
 

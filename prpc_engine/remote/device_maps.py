@@ -64,7 +64,7 @@ class DeviceMap(Mapping[str, Devices]):
 
     def __init__(
         self,
-        peer: str | None = None,
+        peer: str = "",
         devices: Mapping[Any, Any] | Sequence[str] = (),
         our_devices: Sequence[Any] = (),
         peer_devices: Sequence[Any] = (),
@@ -74,8 +74,7 @@ class DeviceMap(Mapping[str, Devices]):
         """
         self._of_peer: dict[str, dict[int, int]] = {}
         if isinstance(devices, Mapping):
-            if devices:
-                self.add(str(peer), devices)
+            self.add(peer, devices)
             return
         if not len(devices) == len(our_devices) == len(peer_devices):
             raise ConfigError(

@@ -12,6 +12,7 @@ without is sent as ever.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutine
@@ -30,6 +31,7 @@ from prpc_engine.remote.members import Members
 from prpc_engine.rpc.deferred import Deferred
 from shard import Future, Slab
 
+logger = logging.getLogger("prpc")
 PATTERN_BYTES = 16  # that a peer reads to show that it can
 Tell = Callable[..., Future]
 VERBS = frozenset({"run", "create", "method", "create_by_method"})
@@ -128,7 +130,8 @@ class Devices:
             return
 
         def heard(done: Any) -> None:
-            self._opens[incarnation] = done.error() is None and done.result() is True
+            if incarnation in self._opens:  # else it has died meanwhile
+                self._opens[incarnation] = done.error() is None and done.result() is True
 
         asked = self._tell(rank, "can_open", self._members.incarnation, shown)
         asked.when_done(heard)
@@ -141,7 +144,12 @@ class Devices:
                 found = transfers.to_host(ticket, share, len(pattern))
                 if found.tobytes() != pattern:
                     return False
-        except Exception:  # whatever keeps it from that: it goes by the host
+        except Exception as error:  # of the driver or of what the peer says: it goes by the host
+            logger.warning(
+                "device memory of %s cannot be opened here, so its tensors come by the host: %s",
+                self._members.named(incarnation),
+                errors.text_of(error),  # the error itself has the ticket in its traceback
+            )
             return False
         return True
 

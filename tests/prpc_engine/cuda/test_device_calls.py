@@ -317,7 +317,7 @@ def test_a_ticket_that_was_copied_on_its_way_is_refused(pool: Pool) -> None:
     ("place", "lie", "text"),
     [
         (0, 5, "not seen by this process|invalid resource"),
-        (1, 99, "has none such"),
+        (1, 99, "without its ticket"),
         (2, b"x" * 16, "not seen by this process"),
         (3, b"x", "none"),
     ],
@@ -334,6 +334,17 @@ def test_shares_that_are_none_are_refused(pool: Pool, place: int, lie: Any, text
     with (
         pytest.raises((ValueError, CudaError), match=text),
         transfers.source_of(room.ticket, share, 100),
+    ):
+        pass
+
+
+def test_a_peer_cannot_have_us_read_a_block_of_ours_by_another_ticket(pool: Pool) -> None:
+    first, second = pool.take(0, 100), pool.take(0, 100)
+    assert first is not None
+    assert second is not None
+    with (
+        pytest.raises(ValueError, match="without its ticket"),
+        transfers.source_of(second.ticket, first.share, 100),
     ):
         pass
 
