@@ -556,7 +556,17 @@ class Peer:
             text = f"{len(held)} requests wait for a thread that runs handlers: all wait in theirs"
             self.fail(call_id, Status.BACKPRESSURE, "", text, "")
             return
-        self.reactor.call_in_engine(partial(self._on_message, memoryview(bytes(body)), blocks))
+        self.reactor.call_in_engine(
+            partial(self._on_held, call_id, memoryview(bytes(body)), blocks)
+        )
+
+    def _on_held(self, call_id: int, body: memoryview, blocks: Blocks) -> None:
+        """A thread that runs handlers has come to it. What a peer asked that was lost meanwhile does
+        not begin: nobody waits for it, and a handler that keeps something for as long as its caller
+        is there would never be told of the loss.
+        """
+        if not (call_id and self.lost):
+            self._on_message(body, blocks)
 
     def _on_rare(
         self,

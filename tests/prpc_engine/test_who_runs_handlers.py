@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService, bulk, incoming
-from prpc_engine.errors import DeadlineExceeded, RemoteError
+from prpc_engine.errors import Closed, DeadlineExceeded, MaybeExecuted, RemoteError
 from tests.program import wait_until
 
 PATIENCE_S = 20.0
@@ -307,3 +307,23 @@ def test_a_request_that_is_held_can_be_cancelled_and_its_handler_does_not_run_tw
         asked.cancel()
         assert world.client.call("back", "thread") != threading.current_thread().name
     assert caller.call("thread_of_task")
+
+
+def test_what_a_lost_peer_asked_does_not_begin_when_its_turn_comes_and_what_it_told_does(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world.near._driver, "_spares_max", 0)
+    held = world.near.driver.reactor.held
+    waits = world.far.create_client("here").submit("call_other", "wait_for_event")
+    with RpcService(master=world.master.address) as third:
+        caller = third.create_client("here")
+        caller.notify("note", 1)
+        asked = caller.submit("note", 2)
+        wait_until(lambda: len(held) == 2, "both are there")
+        peers = len(world.near.statistics().peers)
+    wait_until(lambda: len(world.near.statistics().peers) < peers, "it is gone")
+    assert isinstance(asked.error(), Closed | MaybeExecuted)
+    world.there.let_go.set()
+    assert waits.result(PATIENCE_S) == "True"
+    wait_until(lambda: not held, "its turn has come")
+    assert world.far.create_client("here").call("noted_so_far") == [1]
