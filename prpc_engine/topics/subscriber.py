@@ -6,7 +6,9 @@ something.
     answers              has the items in its inbox, and asks on once that is short
     is not reached, or   asks again, when the master lists it, or every AGAIN_S; what was given and
      the answer is lost  lost is given again
-    has closed, or died  says so in the log; goes on with the others, and with who comes
+    has closed, or died  says so in the log; goes on with the others, and with who comes. What it
+                         has from there stays known: the master may list it again, as it may have
+                         been stopped for a while
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class _Publisher:
     incarnation: int = 0
     version: int = 0  # the last that came
     call: Any = None  # the question under way
+    is_listed: bool = True  # by the master
     weights: dict[str, NDArray[Any]] | None = None
 
 
@@ -116,22 +119,43 @@ class Subscriber:
         number = event.path.rpartition("/")[2]
         if number.isdigit():
             if event.value is not None:
-                self._ask(int(number))
+                self._ask(int(number), is_listed=True)
             else:
                 with self._guard:
-                    gone = self._publishers.pop(int(number), None)
-                if gone is not None and not self._closed:
+                    gone = self._gone(int(number))
+                if gone and not self._closed:
                     logger.info("topic %r: publisher %s has gone", self.topic, number)
+
+    def _gone(self, server_id: int) -> bool:
+        """The master does not list it; whether that is news. With the guard held."""
+        known = self._publishers.get(server_id)
+        if known is None or not known.is_listed:
+            return False
+        known.is_listed = False
+        self._forget_weights(server_id, known)
+        return True
+
+    def _forget_weights(self, server_id: int, known: _Publisher) -> None:
+        """Of a publisher that is not listed, once nothing in the inbox is based on them: should it
+        be listed again, it gives all of them. With the guard held.
+        """
+        if known.weights is None or known.is_listed:
+            return
+        if not any(one.server_id == server_id for one in self._inbox):
+            known.weights = None
+            known.incarnation = known.version = 0
 
     def _ask_all(self) -> None:
         for server_id in self._client.server_ids:
-            self._ask(server_id)
+            self._ask(server_id, is_listed=True)
 
-    def _ask(self, server_id: int) -> None:
+    def _ask(self, server_id: int, is_listed: bool = False) -> None:
+        """`is_listed`: the master lists it; else what was known of that holds."""
         with self._guard:
             if self._closed:
                 return
             known = self._publishers.setdefault(server_id, _Publisher())
+            known.is_listed |= is_listed
             if known.call is not None or len(self._inbox) >= INBOX_ITEMS:
                 return
             known.call = True  # until there is one: nobody else asks
@@ -153,7 +177,7 @@ class Subscriber:
 
     def _ask_again(self, server_id: int) -> None:
         with self._guard:
-            wanted = server_id in self._publishers and not self._closed
+            wanted = self._publishers[server_id].is_listed and not self._closed
         if wanted:
             self._ask(server_id)
 
@@ -164,7 +188,7 @@ class Subscriber:
             if not self._closed and not isinstance(error, errors.Closed | ClosedError):
                 if isinstance(error, errors.NoServer | errors.UnknownService):
                     with self._guard:
-                        self._publishers.pop(server_id, None)
+                        self._gone(server_id)
                 else:
                     self._ask_later(server_id)
             return
@@ -281,9 +305,10 @@ class Subscriber:
                     f"item {entry.version} of topic {self.topic!r} cannot be read: {error}"
                 ) from error
             with self._guard:
-                known = self._publishers.get(entry.server_id)
-            if known is not None:
-                value = self._with_weights(known, entry.base, entry.version, value)
+                known = self._publishers[entry.server_id]
+            value = self._with_weights(known, entry.base, entry.version, value)
+            with self._guard:
+                self._forget_weights(entry.server_id, known)
         last = entries[-1]
         skipped = sum(entry.skipped for entry in entries) + len(entries) - 1
         return Item(value, last.version, last.server_id, skipped)
@@ -312,7 +337,7 @@ class Subscriber:
             if self._closed:
                 return
             self._closed = True
-            known = list(self._publishers)
+            known = [one for one, its in self._publishers.items() if its.is_listed]
             self._inbox.clear()
             news, self._news = self._news, None
         if news is not None:

@@ -15,6 +15,7 @@ from tests.program import Program, halt, wait_until
 
 PATIENCE_S = 20.0
 READER = "tests.prpc_engine.topics.reader"
+PUBLISHER = "tests.prpc_engine.topics.publisher"
 
 
 class World:
@@ -107,6 +108,42 @@ def test_weights_travel_as_what_has_changed_and_whole_to_who_lacks_the_base(worl
             publisher.publish({"w": weights}, changed_since=1)
         with pytest.raises(errors.BadArguments, match="changed_since=0"):
             publisher.publish({"v": weights}, changed_since=version)
+
+
+def test_changes_are_read_as_weights_though_their_publisher_has_gone(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prpc")
+    weights = np.zeros(500_000)
+    with RpcService(master.address) as here, topics.Subscriber(here, "weights") as reader:
+        with (
+            RpcService(master.address) as there,
+            topics.Publisher(there, "weights", mode="latest") as publisher,
+        ):
+            version = publisher.publish({"w": weights}, changed_since=0)
+            assert reader.receive(PATIENCE_S).version == version
+            weights[:100] = 1.0
+            publisher.publish({"w": weights}, changed_since=version)
+            wait_until(lambda: [one.behind for one in publisher.readers()] == [0])
+        wait_until(lambda: "has gone" in caplog.text, "the reader knows")
+        np.testing.assert_array_equal(reader.receive(PATIENCE_S).value["w"], weights)
+
+
+def test_a_publisher_that_was_stopped_until_its_lease_was_over_is_read_on_without_a_repeat(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prpc")
+    with RpcService(master.address) as here, topics.Subscriber(here, "numbers") as reader:
+        with Program(
+            PUBLISHER, master.address, "numbers", "queue", env={"PRPC_MASTER_LEASE_S": "1"}
+        ) as other:
+            assert other.read_line() == "up"
+            seen = [reader.receive(PATIENCE_S).version for _ in range(3)]
+            halt(other.pid)
+            wait_until(lambda: "has gone" in caplog.text, "its lease is over")
+            other.process.send_signal(signal.SIGCONT)
+            seen += [reader.receive(PATIENCE_S).version for _ in range(300)]
+        assert seen == list(range(seen[0], seen[0] + 303))
 
 
 def _bytes_sent(service: RpcService) -> int:
