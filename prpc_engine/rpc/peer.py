@@ -561,9 +561,9 @@ class Peer:
         )
 
     def _on_held(self, call_id: int, body: memoryview, blocks: Blocks) -> None:
-        """A thread that runs handlers has come to it. What a peer asked that was lost meanwhile does
-        not begin: nobody waits for it, and a handler that keeps something for as long as its caller
-        is there would never be told of the loss.
+        """A thread that runs handlers has come to it. What a peer asked that was lost meanwhile
+        does not begin: nobody waits for it, and a handler that keeps something for as long as its
+        caller is there would never be told of the loss.
         """
         if not (call_id and self.lost):
             self._on_message(body, blocks)
