@@ -41,6 +41,7 @@ ORDER = (
     "remote",
     "topics",
     "ding",
+    "ray",
     "metrics",
     "tensorflow",
     "accumulator",

@@ -19,7 +19,7 @@ PROGRAM = re.compile(
 )
 # What programs import: the faces, and the modules that are public by their own name.
 PARTS = (
-    r"accumulator|cluster|ding|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|remote|simulation|"
+    r"accumulator|cluster|ding|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|ray|remote|simulation|"
     r"support|tensorflow|topics"
 )
 PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
@@ -87,6 +87,7 @@ def test_there_is_a_guide_for_each_subject() -> None:
         "hosts",
         "metrics",
         "pslite",
+        "ray",
         "remote",
         "shards",
         "simulation",

@@ -43,7 +43,7 @@ def owned_message(
     which only one can have.
     """
     body, blocks = encode(arguments)
-    return SharedMessage(body, [_kept(block, slab, may_lend) for block in blocks])
+    return SharedMessage(body, [owned_block(block, slab, may_lend) for block in blocks])
 
 
 def shared_message(
@@ -61,10 +61,11 @@ def shared_message(
     body, blocks = encode(arguments)
     if sum(block.nbytes for block in blocks) < SHARED_BYTES_MIN or handovers_in(blocks):
         return None
-    return SharedMessage(body, [_kept(block, slab, may_lend) for block in blocks])
+    return SharedMessage(body, [owned_block(block, slab, may_lend) for block in blocks])
 
 
-def _kept(block: NDArray[np.uint8], slab: Slab, may_lend: bool) -> NDArray[np.uint8]:
+def owned_block(block: NDArray[np.uint8], slab: Slab, may_lend: bool) -> NDArray[np.uint8]:
+    """The block where it is of the slab, else a copy: there if it may be lent and there is room."""
     if slab.block_of(block) is not None:
         return block
     if may_lend and block.nbytes >= SHARED_BYTES_MIN:

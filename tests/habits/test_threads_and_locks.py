@@ -94,6 +94,7 @@ LOCKS: dict[str, int] = {
     "prpc_engine/pslite/lifecycle.py": 1,
     "prpc_engine/pslite/postoffice.py": 3,
     "prpc_engine/pslite/simple_app.py": 1,
+    "prpc_engine/ray/transport.py": 1,
     "prpc_engine/remote/running.py": 1,
     "prpc_engine/remote/values.py": 1,
     "prpc_engine/rpc/pending.py": 1,

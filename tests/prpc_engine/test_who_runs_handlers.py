@@ -111,6 +111,10 @@ class World:
         self.here.other, self.there.other = self.client, self.far.create_client("here")
         self.client.call("thread")
 
+    def allow_spares(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """So many threads of the near service may run handlers while others wait in theirs."""
+        monkeypatch.setattr(self.near._driver, "_spares_max", count)
+
     def close(self) -> None:
         self.here.let_go.set()
         self.there.let_go.set()
@@ -202,7 +206,7 @@ def test_what_comes_while_handlers_wait_begins_in_the_order_in_which_it_was_sent
 def test_where_as_many_handlers_wait_as_may_the_log_says_so_and_the_rest_begins_when_one_ends(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(world.near._driver, "_spares_max", 2)
+    world.allow_spares(2, monkeypatch)
     with RpcService(master=world.master.address) as third:
         caller = third.create_client("here")
         slow = [caller.submit("call_other", "wait_for_event") for _ in range(5)]
@@ -312,7 +316,7 @@ def test_a_request_that_is_held_can_be_cancelled_and_its_handler_does_not_run_tw
 def test_what_a_lost_peer_asked_does_not_begin_when_its_turn_comes_and_what_it_told_does(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(world.near._driver, "_spares_max", 0)
+    world.allow_spares(0, monkeypatch)
     held = world.near.driver.reactor.held
     waits = world.far.create_client("here").submit("call_other", "wait_for_event")
     with RpcService(master=world.master.address) as third:
