@@ -11,6 +11,9 @@ Expected, 40 MB:
     multiprocessing     a Pipe for each: two copies by the kernel for each reader.
     pynng               a socket for each, three copies for each.
     torch               rpc_async to each: two copies for each.
+    Ray                 into its object store, one copy, and a call to each with the reference; a
+                        compiled graph does without the calls; by our transport one copy into the
+                        slab. Their actors are pinned nowhere.
 With readers pinned to the one core that a server has here, they touch it one after the other.
 
     python -m perf.bench_fanout [--json] [--quick] [--case "4 readers"]
@@ -35,6 +38,7 @@ import prpc_engine
 
 from .child import STOP_LOOK_S, Announce, NotOffered, StopRequest
 from .harness import Candidate, Place, Result, compare
+from .peers import ray
 from .peers.face import ITEM, WAIT_S_MAX, as_bytes
 from .peers.prpc import serve_master
 from .targets import Target
@@ -63,6 +67,8 @@ class ToReaders:
 
 CASES = [ToReaders(readers, 10_000_000) for readers in (1, 2, 4, 8)]
 ORDINARY, SLAB, EACH = "prpc, ordinary array", "prpc, slab array", "prpc, a call each"
+RAY_STORE, RAY_GRAPH = "Ray, object store", "Ray, compiled graph"
+RAY_PRPC = 'Ray, tensor_transport="prpc"'
 PIPES, NNG, TORCH = "multiprocessing.Pipe", "pynng ipc", "torch.distributed.rpc"
 _FOUR = str(CASES[2])
 TARGETS = [
@@ -213,6 +219,16 @@ def fan_torch(place: Place, readers: int, exits: contextlib.ExitStack) -> Fan:
     return fan
 
 
+def fan_ray(
+    place: Place,
+    readers: int,
+    exits: contextlib.ExitStack,
+    make: Callable[[Callable[[NDArray[Any]], float], int, contextlib.ExitStack], Fan],
+) -> Fan:
+    """By one of perf/peers/ray.py; its actors are not ours to place."""
+    return make(touch, readers, exits)
+
+
 # -- measuring -------------------------------------------------------------------------------------
 
 
@@ -230,6 +246,20 @@ def run(
         Candidate(PIPES, "peer", partial(measure, case=case, make=fan_pipes)),
         Candidate(NNG, "peer", partial(measure, case=case, make=fan_nng), "pynng", "pynng"),
         Candidate(TORCH, "peer", partial(measure, case=case, make=fan_torch), "torch", "torch"),
+        *(
+            Candidate(
+                name,
+                "peer",
+                partial(measure, case=case, make=partial(fan_ray, make=make)),
+                "ray",
+                "ray",
+            )
+            for name, make in (
+                (RAY_STORE, ray.fan_store),
+                (RAY_GRAPH, partial(ray.fan_graph, nbytes=case.size_bytes)),
+                (RAY_PRPC, ray.fan_transport),
+            )
+        ),
     ]
     return compare(
         NAME,
