@@ -82,6 +82,7 @@ from shard.transport.shared_port import DistributedPort, SocketDistributor
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
+from shard.transport.verbs_device import verbs_ports, verbs_refusal
 
 __all__ = [
     "BULK",
@@ -200,6 +201,8 @@ __all__ = [
     "shortage_in",
     "traces",
     "usable_cores",
+    "verbs_ports",
+    "verbs_refusal",
     "yield_now",
 ]
 

@@ -4,34 +4,58 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
+from shard import verbs_ports, verbs_refusal
+
+# Of libibverbs, under both of its names: it marks registered memory as not to be had in a fork.
+FORK_SAFE = ("IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 
 def rdma(host: Host) -> Iterator[Finding]:
-    """Libraries, and devices with the state of their ports."""
+    """Libraries, devices with their ports, which of these verbs would use and why not the others,
+    and what forks would do.
+    """
     libraries = [name for name in ("ibverbs", "rdmacm") if ctypes.util.find_library(name)]
     if importlib.util.find_spec("pyverbs") is not None:
         libraries.append("pyverbs")
-    devices = []
-    for device in host.entries("sys/class/infiniband"):
-        for port in host.entries(f"sys/class/infiniband/{device}/ports"):
-            state = host.read(f"sys/class/infiniband/{device}/ports/{port}/state") or "unknown"
-            devices.append(f"{device}:{port} {state.rpartition(' ')[2].lower()}")
-    yield Finding("RDMA libraries", ", ".join(libraries) or "none")
-    if devices:
-        yield Finding(
-            "RDMA devices",
-            ", ".join(devices),
-            "ok",
-            "not used by this version: it speaks tcp between hosts",
-        )
-    else:
+    ports = verbs_ports(host.root)
+    refusal = verbs_refusal(host.root) if ports else None
+    yield Finding(
+        "RDMA libraries",
+        ", ".join(libraries) or "none",
+        "ok" if refusal is None else "warn",
+        refusal or "",
+    )
+    if not ports:
         yield Finding("RDMA devices", "none")
+        return
+    told = [
+        f"{port}: {port.fault}" if port.fault else f"{port} {port.link}, {port.address}"
+        for port in ports
+    ]
+    usable = [str(port) for port in ports if not port.fault]
+    would = f"verbs would use {usable[0]}" if usable else "verbs would use none of them"
+    yield Finding(
+        "RDMA devices",
+        "; ".join(told),
+        "ok",
+        f"{would}; this version does not yet: it speaks tcp between hosts",
+    )
+    asked = [name for name in FORK_SAFE if os.environ.get(name)]
+    if asked:
+        yield Finding(
+            "RDMA and forks",
+            f"{' and '.join(asked)} set",
+            "warn",
+            "unset it: with it a forked process dies when it touches memory that is registered; "
+            "kernels since 5.12 need no such help, and our processes are spawned",
+        )
 
 
 def cuda(host: Host) -> Iterator[Finding]:

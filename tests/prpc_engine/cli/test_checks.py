@@ -221,13 +221,38 @@ def test_a_secret_file_is_for_its_owner_alone(
 # Devices, software
 
 
-def test_rdma_ports_are_shown_with_their_state(tmp_path: Path) -> None:
-    write(tmp_path, "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
-    write(tmp_path, "sys/class/infiniband/mlx5_1/ports/1/state", "1: DOWN")
+def port(root: Path, device: str, state: str, gid: str = "") -> None:
+    folder = f"sys/class/infiniband/{device}/ports/1"
+    write(root, f"{folder}/state", state)
+    write(root, f"{folder}/link_layer", "Ethernet")
+    if gid:
+        write(root, f"{folder}/gids/0", gid)
+        write(root, f"{folder}/gid_attrs/types/0", "RoCE v2")
+
+
+def test_rdma_ports_are_shown_with_what_they_are_and_which_would_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RDMAV_FORK_SAFE", raising=False)
+    port(tmp_path, "mlx5_0", "1: DOWN")
+    port(tmp_path, "mlx5_1", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
     libraries, found = devices.rdma(Host(tmp_path))
-    assert libraries.fact == "RDMA libraries"
-    assert found.value == "mlx5_0:1 active, mlx5_1:1 down"
-    assert "not used by this version" in found.advice
+    assert (libraries.fact, libraries.verdict) == ("RDMA libraries", "warn")
+    assert found.value == "mlx5_1:1 RoCE v2, 10.0.0.5; mlx5_0:1: it is down"
+    assert found.advice == (
+        "verbs would use mlx5_1:1; this version does not yet: it speaks tcp between hosts"
+    )
+
+
+def test_a_variable_that_makes_forks_die_is_named_beside_an_rdma_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDMAV_FORK_SAFE", "1")
+    assert [one.fact for one in devices.rdma(Host(tmp_path))] == ["RDMA libraries", "RDMA devices"]
+    port(tmp_path, "mlx5_0", "1: DOWN")
+    *_, devices_found, forks = devices.rdma(Host(tmp_path))
+    assert devices_found.advice.startswith("verbs would use none of them")
+    assert forks.verdict == "warn" and "RDMAV_FORK_SAFE" in forks.value
 
 
 def test_a_cuda_driver_is_shown_with_its_version(

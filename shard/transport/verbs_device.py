@@ -1,0 +1,210 @@
+"""Which RDMA device, port and GID a process would use, and what is in the way where it would use
+none. Read from /sys, as the kernel tells it without a library; loaded() tries the library.
+
+    a port                                  its fault
+    is not active                           "down", or as the kernel names its state
+    is iWARP's                              its connections are made by rdma_cm alone
+    has link layer Ethernet, and no GID of  RoCE v1 alone goes through no router, and many switches
+     type RoCE v2                           and drivers do without
+    has no GID at all                       its network device has no address
+    else                                    none
+
+Usable ports come first: InfiniBand's, and of RoCE's those with a GID that maps an IPv4 address
+before those with a global IPv6 one, before link-local ones, which reach no further than a switch.
+A GID is 128 bits that name a port to others (InfiniBand Architecture, vol. 1, 4.1.1; RoCE v2 maps
+an IPv4 address as ::ffff:a.b.c.d).
+
+    pyverbs                                 refusal() says
+    is not there                            what to install
+    wants another rdma-core than there is   both releases have to be the same, and which is there
+    lists no device                         the kernel has no ib_uverbs, or no device, or this is a
+                                            container that was given none: by what /sys and /dev say
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shard.errors import ShardError
+
+DEVICES, NODES = "sys/class/infiniband", "dev/infiniband"
+IWARP = "4"  # of node_type: an RNIC
+V2 = "RoCE v2"
+NEEDS = (
+    "verbs need rdma-core's libibverbs and pyverbs: apt-get install ibverbs-providers "
+    "python3-pyverbs"
+)
+
+
+class NoVerbs(ShardError):
+    """RDMA cannot be used here, and why."""
+
+
+@dataclass(frozen=True)
+class VerbsPort:
+    """A port of an RDMA device, and the best of its GIDs.
+
+    link     "InfiniBand", "RoCE v2", "RoCE v1" or "iWARP"
+    gid      its best; None: it has none
+    fault    why it is not used; "": it may be
+    """
+
+    device: str
+    number: int
+    link: str
+    gid_index: int
+    gid: ipaddress.IPv6Address | None
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.number}"
+
+    @property
+    def address(self) -> str:
+        """What the GID stands for, as one writes it: an IPv4 address where it maps one."""
+        if self.gid is None:
+            return "no GID"
+        return str(self.gid.ipv4_mapped or self.gid)
+
+
+def verbs_ports(root: Path = Path("/")) -> list[VerbsPort]:
+    """All ports of all devices, usable ones first, the best of those before the others. `root`:
+    where the machine's files lie.
+    """
+    found = []
+    for device in _entries(root / DEVICES):
+        kind = _read(root / DEVICES / device / "node_type").partition(":")[0]
+        for number in _entries(root / DEVICES / device / "ports"):
+            if number.isdecimal():
+                folder = root / DEVICES / device / "ports" / number
+                found.append(_port(device, int(number), folder, kind == IWARP))
+    return [port for port, _ in sorted(found, key=lambda one: (bool(one[0].fault), one[1]))]
+
+
+def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
+    """The first usable port, or the one that is wanted, "device" or "device:port". Raises NoVerbs
+    with what each port's fault is, and what is allowed.
+    """
+    ports = verbs_ports(root)
+    named = [port for port in ports if wanted in (None, port.device, str(port))]
+    if not ports:
+        raise NoVerbs(f"no RDMA device: {_why_none(root)}")
+    if not named:
+        raise NoVerbs(f"no RDMA device {wanted!r:.100}: {', '.join(map(str, ports))} are there")
+    if named[0].fault:
+        raise NoVerbs("; ".join(f"{port} is not used: {port.fault}" for port in named))
+    return named[0]
+
+
+def verbs_refusal(root: Path = Path("/")) -> str | None:
+    """Why this process cannot use verbs, whatever the ports are; None: it can."""
+    try:
+        devices = loaded()
+    except NoVerbs as error:
+        return str(error)
+    if devices:
+        return None
+    return f"pyverbs lists no device: {_why_none(root)}"
+
+
+def loaded() -> list[str]:
+    """The devices that pyverbs lists. Raises NoVerbs where it cannot be imported."""
+    try:
+        device: Any = importlib.import_module("pyverbs.device")
+        error: Any = importlib.import_module("pyverbs.pyverbs_error").PyverbsError
+    except ModuleNotFoundError as missing:
+        raise NoVerbs(f"{missing.name} is not installed: {NEEDS}") from missing
+    except ImportError as broken:
+        raise NoVerbs(_mismatch(str(broken))) from broken
+    try:
+        return [one.name.decode() for one in device.get_device_list()]
+    except error:  # a kernel without ib_uverbs; of one that has it the list is empty
+        return []
+
+
+def _mismatch(text: str) -> str:
+    """What an ImportError of pyverbs means. libibverbs exports to pyverbs a private interface,
+    whose version is the release of rdma-core: PRIVATE_44 is of 44.
+    """
+    wanted = re.search(r"IBVERBS_PRIVATE_(\d+)", text)
+    if wanted is not None:
+        return (
+            f"pyverbs is of rdma-core {wanted[1]}, and the libibverbs of this system of another "
+            "release: both have to be of the same one; the distribution's own python3-pyverbs is "
+            f"({text})"
+        )
+    missing = re.search(r"(lib\w+\.so[.\d]*)", text)
+    if missing is not None:
+        return f"pyverbs is there without {missing[1]}: {NEEDS} ({text})"
+    return f"pyverbs cannot be imported: {text}"
+
+
+def _why_none(root: Path) -> str:
+    listed = _entries(root / DEVICES)
+    if listed and not _entries(root / NODES):
+        return (
+            f"the kernel has {', '.join(listed)}, but there is no /dev/infiniband: a container "
+            "needs --device /dev/infiniband, and --ulimit memlock=-1"
+        )
+    if listed:
+        return f"the kernel has {', '.join(listed)}, and the library does not open them"
+    if not (root / "sys/class/infiniband_verbs").exists():
+        return "the kernel has no ib_uverbs: modprobe ib_uverbs, with a driver of a device"
+    return "the kernel has ib_uverbs, and no device: see `rdma link`, of iproute2"
+
+
+def _port(
+    device: str, number: int, folder: Path, is_iwarp: bool
+) -> tuple[VerbsPort, tuple[int, str, int]]:
+    """And where it stands among the usable ones."""
+    is_ethernet = _read(folder / "link_layer") == "Ethernet"
+    best: tuple[int, int, ipaddress.IPv6Address | None, str] = (9, 0, None, "")
+    for index in sorted(map(int, filter(str.isdecimal, _entries(folder / "gids")))):
+        text = _read(folder / "gids" / str(index))
+        with contextlib.suppress(ValueError):
+            gid = ipaddress.IPv6Address(text)
+            if int(gid):
+                kind = _read(folder / "gid_attrs" / "types" / str(index))
+                best = min(best, (_rank(gid, kind, is_ethernet), index, gid, kind))
+    rank, gid_index, gid_or_none, kind = best
+    link = ("RoCE v2" if kind == V2 else "RoCE v1") if is_ethernet else "InfiniBand"
+    state = _read(folder / "state").rpartition(" ")[2].lower() or "of unknown state"
+    fault = ""
+    if is_iwarp:
+        link, fault = "iWARP", "its connections are made by rdma_cm alone"
+    elif state != "active":
+        fault = f"it is {state}"
+    elif gid_or_none is None:
+        fault = "it has no GID: its network device has no address"
+    elif is_ethernet and kind != V2:
+        fault = "it has GIDs of RoCE v1 alone: let its network device speak RoCE v2"
+    return VerbsPort(device, number, link, gid_index, gid_or_none, fault), (rank, device, number)
+
+
+def _rank(gid: ipaddress.IPv6Address, kind: str, is_ethernet: bool) -> int:
+    """The less, the better."""
+    if not is_ethernet:
+        return 0
+    if kind != V2:
+        return 8
+    return 1 if gid.ipv4_mapped is not None else 3 if gid.is_link_local else 2
+
+
+def _entries(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):  # EINVAL: that row of a table is empty
+        return ""
