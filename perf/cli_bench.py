@@ -31,6 +31,7 @@ SUBJECTS = (
         "cores",
         "mixed",
         "tls",
+        "rdma",
         "failure",
         "recovery",
         "simulation",

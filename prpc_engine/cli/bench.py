@@ -23,6 +23,7 @@ SUBJECTS = {
     "cores": "calls of 1 to 8 processes to a service of 1, 2, 4 and 8 shards",
     "mixed": "small calls beside large arrays on one connection",
     "tls": "calls and arrays over tcp with TLS and without",
+    "rdma": "each verb on the RDMA port of this machine, both ends here",
     "failure": "how soon calls end at a killed server, and are answered after a reset",
     "recovery": (
         "elastic tables after a server was killed: how soon, and whether each push counts once"

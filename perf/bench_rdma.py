@@ -1,0 +1,166 @@
+"""What each verb takes on the RDMA port that this machine would use, through pyverbs, from the post
+to its completion; beside it rdma-core's ibv_rc_pingpong, which is C, on the same port.
+
+Both ends are on this one port: what moves goes through the device and back to this host, not over a
+cable. A table for one's own hardware, and what a transport over verbs is measured by.
+
+Expected, on an adapter of 100 Gb/s and more:
+    64 B     a post and a poll of pyverbs, 2 us, and the device's own 1 to 2 us.
+    1 MB     the link: 85 us at 100 Gb/s; in flight together no better, as one fills it.
+On soft RoCE each packet of 4 KiB is copied and checked by the kernel: 10 to 100 times that.
+
+    python -m perf.bench_rdma [--json] [--quick]
+    prpc bench rdma
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from shard import verbs_refusal
+from shard.transport.verbs_device import NoVerbs, VerbsPort, chosen_port
+
+from .child import NotOffered
+from .harness import Candidate, Place, Result, compare
+from .targets import Target
+from .timing import FULL, TINY, Effort, Sample, time_each
+from .verbs_pair import READ, SEND, WRITE, WRITE_WITH_IMM, VerbsPair
+
+NAME = "rdma"
+PINGPONG = "ibv_rc_pingpong"
+PINGPONG_ROUNDS_MIN = 50
+INLINE_BYTES = 64  # an adapter may offer some hundred
+IN_FLIGHT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """So many bytes from one end to the other."""
+
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.size_bytes} B"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One way to move them."""
+
+    opcode: int
+    in_flight: int = 1
+    is_inline: bool = False
+
+
+VERBS = {
+    "SEND": Verb(SEND),
+    "SEND, inline": Verb(SEND, is_inline=True),
+    "WRITE": Verb(WRITE),
+    "WRITE_WITH_IMM": Verb(WRITE_WITH_IMM),
+    "READ": Verb(READ),
+    f"WRITE, {IN_FLIGHT} in flight": Verb(WRITE, IN_FLIGHT),
+}
+CASES = [Moved(64), Moved(4096), Moved(65_536), Moved(1 << 20)]
+TARGETS: list[Target] = []
+
+
+def run(
+    case: Moved,
+    effort: Effort = FULL,
+    progress: Callable[[str], None] | None = None,
+    pinned: bool = True,
+) -> list[Result]:
+    """Measure one size by every verb."""
+    candidates = [
+        Candidate(name, "limit", partial(measure, case=case, verb=verb), "pyverbs")
+        for name, verb in VERBS.items()
+        if not verb.is_inline or case.size_bytes <= INLINE_BYTES
+    ]
+    candidates.append(Candidate(PINGPONG, "peer", partial(measure_pingpong, case=case), "pyverbs"))
+    return compare(
+        NAME,
+        str(case),
+        candidates,
+        effort,
+        bytes_per_op=case.size_bytes,
+        pinned=pinned,
+        progress=progress,
+    )
+
+
+def measure(place: Place, effort: Effort, case: Moved, verb: Verb) -> Sample:
+    """Time of one, from its post until it is complete at both ends."""
+    _port()
+    with VerbsPair(case.size_bytes, INLINE_BYTES if verb.is_inline else 0) as pair:
+        before, after = (pair.far, pair.near) if verb.opcode == READ else (pair.near, pair.far)
+        before.memory[: case.size_bytes] = bytes(case.size_bytes - 1) + b"\x07"
+        move = pair.moves(verb.opcode, verb.in_flight, verb.is_inline)
+        sample = time_each(move, effort, verb.in_flight)
+        return sample.with_work(last_right=int(after.memory[case.size_bytes - 1] == 7))
+
+
+def measure_pingpong(place: Place, effort: Effort, case: Moved) -> Sample:
+    """Half of its round trip, as it prints that. It sleeps for events: two that spin would wait for
+    each other's time slice where there is one core.
+    """
+    port = _port()
+    command = shutil.which(PINGPONG)
+    if command is None:
+        raise NotOffered(f"{PINGPONG} is not installed: apt-get install ibverbs-utils")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        number = probe.getsockname()[1]
+    rounds = max(PINGPONG_ROUNDS_MIN, effort.ops_min)
+    options = [
+        *(command, "-d", port.device, "-i", str(port.number), "-g", str(port.gid_index), "-e"),
+        *("-s", str(case.size_bytes), "-n", str(rounds), "-p", str(number)),
+    ]
+    with subprocess.Popen(options, stdout=subprocess.DEVNULL) as server:
+        try:
+            said = _client_says([*options, "127.0.0.1"])
+        finally:
+            server.kill()
+    found = re.search(r"= ([\d.]+) usec/iter", said)
+    if found is None:
+        raise NotOffered(f"{PINGPONG} says no time: {said.strip()[-200:]}")
+    return Sample(ops=rounds, p50_ns=float(found[1]) * 1e3 / 2)
+
+
+def _client_says(command: list[str]) -> str:
+    """It may begin before its server listens, and then ends at once."""
+    said = ""
+    for _ in range(50):
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+        said = tried.stdout + tried.stderr
+        if tried.returncode == 0:
+            break
+    return said
+
+
+def _port() -> VerbsPort:
+    """Raises NotOffered, with what is in the way."""
+    refusal = verbs_refusal()
+    if refusal is not None:
+        raise NotOffered(refusal)
+    try:
+        return chosen_port()
+    except NoVerbs as error:
+        raise NotOffered(str(error)) from error
+
+
+def test_every_verb_moves_the_bytes_where_there_is_a_device() -> None:
+    for result in run(Moved(64), TINY):
+        assert result.state in ("ok", "not installed", "not offered"), result.note
+        if result.state == "ok" and result.candidate != PINGPONG:
+            assert result.work == {"last_right": 1}
+
+
+if __name__ == "__main__":
+    from . import cli_bench
+
+    raise SystemExit(cli_bench.command_line(NAME))
