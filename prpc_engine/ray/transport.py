@@ -66,21 +66,22 @@ class PrpcFetch(FetchRequest):  # type: ignore[misc]  # as above
 
 
 class PrpcTransport(TensorTransportManager):  # type: ignore[misc]  # as above
-    """Of one type of data. Made by Ray, once in each process that needs it."""
+    """Of one type of data. Made by Ray, once in each process that needs it; all of a process hold
+    and fetch by one HeldArrays.
+    """
 
-    def __init__(self) -> None:
-        self._made: HeldArrays | None = None
-        # Of _made and _under_way: Ray calls from the threads of several concurrency groups.
-        self._guard = runtime.Lock()
-        self._under_way: weakref.WeakSet[Fetch] = weakref.WeakSet()
+    # Of _made and _under_way: Ray calls from the threads of several concurrency groups.
+    _guard = runtime.Lock()
+    _made: HeldArrays | None = None
+    _under_way: weakref.WeakSet[Fetch] = weakref.WeakSet()
 
     @property
     def held(self) -> HeldArrays:
         """Made when it is first needed: a driver only hands on what actors made."""
         with self._guard:
-            if self._made is None:
-                self._made = HeldArrays(_config())
-            return self._made
+            if PrpcTransport._made is None:
+                PrpcTransport._made = HeldArrays(_config())
+            return PrpcTransport._made
 
     # -- of a type of data -------------------------------------------------------------------------
 
