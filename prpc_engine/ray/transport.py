@@ -17,7 +17,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +71,9 @@ class PrpcTransport(TensorTransportManager):  # type: ignore[misc]  # as above
     """
 
     # Of _made and _under_way: Ray calls from the threads of several concurrency groups.
-    _guard = runtime.Lock()
-    _made: HeldArrays | None = None
-    _under_way: weakref.WeakSet[Fetch] = weakref.WeakSet()
+    _guard: ClassVar = runtime.Lock()
+    _made: ClassVar[HeldArrays | None] = None
+    _under_way: ClassVar[weakref.WeakSet[Fetch]] = weakref.WeakSet()
 
     @property
     def held(self) -> HeldArrays:
