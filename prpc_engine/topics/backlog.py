@@ -113,6 +113,7 @@ class Backlog:
             self.newest = entry
         for reader in self.readers.values():
             if reader.is_disconnected:
+                reader.skipped += 1
                 continue
             if len(reader.waiting) >= self.capacity:
                 if self.mode == "queue" and self.slow == "disconnect":

@@ -37,6 +37,11 @@ def _checked(state: object) -> dict[str, NDArray[Any]]:
                 f"weights[{name!r:.100}] is a {type(array).__name__}: arrays of numbers by names "
                 "are expected"
             )
+        if isinstance(array, np.ma.MaskedArray):
+            raise BadArguments(
+                f"weights[{name!r:.100}] is a masked array, which would lose its mask: publish its "
+                ".data and its .mask"
+            )
     return dict(state)
 
 

@@ -310,6 +310,7 @@ class Publisher:
 
     def wait_for_readers(self, count: int, timeout_s: float | None = 30.0) -> None:
         """Wait until so many read. Raises DeadlineExceeded with who does."""
+        check_seconds("timeout_s", timeout_s, or_none=True)
         deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
         while True:
             with self._guard:

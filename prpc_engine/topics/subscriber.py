@@ -64,6 +64,8 @@ class _Publisher:
     version: int = 0  # the last that came
     call: Any = None  # the question under way
     is_listed: bool = True  # by the master
+    listings: int = 0  # how often the master has said so, and how often when it was last asked
+    asked_at: int = 0
     weights: dict[str, NDArray[Any]] | None = None
 
 
@@ -119,6 +121,8 @@ class Subscriber:
         number = event.path.rpartition("/")[2]
         if number.isdigit():
             if event.value is not None:
+                with self._guard:
+                    self._publishers.setdefault(int(number), _Publisher()).listings += 1
                 self._ask(int(number), is_listed=True)
             else:
                 with self._guard:
@@ -159,6 +163,7 @@ class Subscriber:
             if known.call is not None or len(self._inbox) >= INBOX_ITEMS:
                 return
             known.call = True  # until there is one: nobody else asks
+            known.asked_at = known.listings
             has = known.incarnation, known.version
         try:
             call = self._client.submit_to(
@@ -186,15 +191,18 @@ class Subscriber:
         if error is not None:
             known.call = None
             if not self._closed and not isinstance(error, errors.Closed | ClosedError):
-                if isinstance(error, errors.NoServer | errors.UnknownService):
-                    with self._guard:
+                with self._guard:
+                    if known.asked_at == known.listings and isinstance(
+                        error, errors.NoServer | errors.UnknownService
+                    ):  # else the answer may be older than what the master says
                         self._gone(server_id)
-                else:
-                    self._ask_later(server_id)
+                self._ask_later(server_id)
             return
         answer = call.result()
         if answer is None:  # it was closed
             known.call = None
+            if known.asked_at != known.listings:  # and another one is there already
+                self._ask_later(server_id)
             return
         news: Future | None = None
         with self._guard:
@@ -217,6 +225,9 @@ class Subscriber:
         for version, base, body, blocks in entries:
             if version <= known.version:
                 continue  # it came before: the answer to our word that it has was lost
+            if known.version:
+                # also those that came between two times as a reader, which nobody has counted
+                skipped = max(skipped, version - known.version - 1)
             known.version = version
             if is_latest and not base:
                 skipped += self._replaced(server_id)
@@ -237,8 +248,8 @@ class Subscriber:
     # -- receiving ---------------------------------------------------------------------------------
 
     def receive(self, timeout_s: float | None = None) -> Item:
-        """The next item, once there is one; of weights, all of them, in arrays that the next
-        receive() changes. Raises DeadlineExceeded with who publishes, TakenOff, Closed.
+        """The next item, once there is one; of weights, all of them, in read-only arrays that the
+        next receive() changes. Raises DeadlineExceeded with who publishes, TakenOff, Closed.
         """
         check_seconds("timeout_s", timeout_s, or_none=True)
         deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
@@ -250,7 +261,10 @@ class Subscriber:
                 if not entries:  # what came before it comes first
                     error, self._error = self._error, None
                 if not entries and error is None:
-                    self._news = news = Future(self._driver)
+                    # of all threads that wait: which of them the next item is for, they see then
+                    if self._news is None:
+                        self._news = Future(self._driver)
+                    news = self._news
             if error is not None:
                 self._ask_all()
                 raise error
@@ -327,7 +341,7 @@ class Subscriber:
             if not array.flags.writeable:  # as they came
                 known.weights[name] = np.array(array, order="C")
         deltas.apply(value, known.weights)
-        return dict(known.weights)
+        return {name: _read_only(array) for name, array in known.weights.items()}
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -361,3 +375,10 @@ class Subscriber:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """The same memory: the next changes are applied to it, and would be to what is written."""
+    view = array[...]
+    view.flags.writeable = False
+    return view

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -197,12 +198,12 @@ def test_disconnect_tells_the_slow_one_and_it_may_come_back(world: World) -> Non
         for number in range(100):
             publisher.publish(number)
         reader.process.send_signal(signal.SIGCONT)
-        said = reader.read_line()
+        seen, said = 0, reader.read_line()
         while said != "taken off":
-            said = reader.read_line()
+            seen, said = int(said.split()[0]), reader.read_line()
         wait_until(lambda: [one.behind for one in publisher.readers()] == [0])
         publisher.publish(7)
-        assert reader.read_line() == "101 7.0 0"
+        assert reader.read_line() == f"101 7.0 {100 - seen}"
 
 
 def test_a_killed_reader_holds_up_nobody_for_long_and_is_named(
@@ -288,3 +289,92 @@ def test_what_cannot_be_sent_is_refused_and_nothing_is_published(world: World) -
             publisher.publish({"w": np.zeros(3)}, changed_since=0)
     with pytest.raises(errors.ConfigError, match="mode="):
         topics.Publisher(world.service, "bad", mode="newest")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def here(master: Master) -> Iterator[tuple[RpcService, RpcService]]:
+    """A service that publishes and one that reads."""
+    with RpcService(master.address) as publishes, RpcService(master.address) as reads:
+        yield publishes, reads
+
+
+def test_threads_that_wait_in_one_reader_get_an_item_each_and_all_hear_of_its_end(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    with topics.Publisher(here[0], "numbers") as publisher, ThreadPoolExecutor(6) as threads:
+        reader = topics.Subscriber(here[1], "numbers")
+        publisher.wait_for_readers(1)
+        waiting = [threads.submit(reader.receive, PATIENCE_S) for _ in range(6)]
+        for number in range(3):
+            publisher.publish(number)
+        wait_until(lambda: sum(one.done() for one in waiting) == 3, "three have one")
+        assert sorted(one.result().value for one in waiting if one.done()) == [0, 1, 2]
+        reader.close()
+        ended = [one for one in waiting if isinstance(one.exception(PATIENCE_S), errors.Closed)]
+        assert len(ended) == 3
+
+
+@pytest.mark.parametrize("mode", ["queue", "latest"])
+def test_a_publisher_that_is_made_again_at_once_is_read_each_time(
+    here: tuple[RpcService, RpcService], mode: topics.Mode
+) -> None:
+    with topics.Subscriber(here[1], "again") as reader:
+        for number in range(60):
+            with topics.Publisher(here[0], "again", mode=mode) as publisher:
+                if mode == "queue":
+                    publisher.wait_for_readers(1, PATIENCE_S)
+                publisher.publish(number)
+                assert reader.receive(PATIENCE_S).value == number
+
+
+def test_weights_that_were_received_cannot_be_written_to(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    """They would be the base of the next changes."""
+    weights, version = np.zeros(1000), 0
+    with (
+        topics.Publisher(here[0], "weights", mode="latest") as publisher,
+        topics.Subscriber(here[1], "weights") as reader,
+    ):
+        for index in range(4):
+            weights[index] = 1.0
+            version = publisher.publish({"w": weights}, changed_since=version)
+            received = reader.receive(PATIENCE_S).value["w"]
+            np.testing.assert_array_equal(received, weights)
+            with pytest.raises(ValueError, match="read-only"):
+                received[0] = 2.0
+
+
+def test_a_reader_that_was_taken_off_hears_of_all_that_it_missed(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    with (
+        topics.Publisher(here[0], "numbers", capacity=4, slow="disconnect") as publisher,
+        topics.Subscriber(here[1], "numbers") as reader,
+    ):
+        publisher.wait_for_readers(1)
+        for number in range(1, 101):
+            publisher.publish(number)
+        seen = 0
+        with pytest.raises(topics.TakenOff) as taken_off:
+            while True:
+                seen = reader.receive(PATIENCE_S).version
+        assert taken_off.match(rf"it has missed {100 - seen}$")
+        assert reader.try_receive() is None
+        publisher.wait_for_readers(1)
+        publisher.publish(101)
+        item = reader.receive(PATIENCE_S)
+        assert (item.version, item.skipped) == (101, 100 - seen)
+
+
+def test_bad_waits_and_masked_weights_are_refused(here: tuple[RpcService, RpcService]) -> None:
+    with topics.Publisher(here[0], "weights", mode="latest") as publisher:
+        for timeout_s in (-1, float("nan"), "1", True):
+            with pytest.raises(errors.ConfigError, match="or None"):
+                publisher.wait_for_readers(1, timeout_s)
+        masked = np.ma.array([1.0, 2.0], mask=[0, 1])
+        with pytest.raises(errors.BadArguments, match=r"its \.data and its \.mask"):
+            publisher.publish({"w": masked}, changed_since=0)
+        version = publisher.publish({"w": np.ones(2)}, changed_since=0)
+        with pytest.raises(errors.BadArguments, match=r"its \.data and its \.mask"):
+            publisher.publish({"w": masked}, changed_since=version)
