@@ -67,9 +67,10 @@ from shard.memory.huge_pages import HugePageOffer, huge_page_policy, read_huge_p
 from shard.memory.lease_table import Held, Lease
 from shard.memory.leases import held_by_this_process, is_lent
 from shard.memory.limits import DEFAULT_LIMITS, Limits
+from shard.memory.memory_order import require_store_order, store_fence
 from shard.memory.memory_room import MemoryRoom, read_memory_room
 from shard.memory.ring import RingConsumer, RingProducer
-from shard.memory.segment import collect_garbage, find_garbage
+from shard.memory.segment import Segment, collect_garbage, find_garbage
 from shard.memory.slab import Slab
 from shard.memory.slab_statistics import SlabStatistics
 from shard.one_line import ONE_LINE, escaped
@@ -139,6 +140,7 @@ __all__ = [
     "Ring",
     "RingConsumer",
     "RingProducer",
+    "Segment",
     "Semaphore",
     "Shard",
     "ShardError",
@@ -192,11 +194,13 @@ __all__ = [
     "read_huge_page_offer",
     "read_memory_room",
     "read_topology",
+    "require_store_order",
     "restore",
     "run_blocking",
     "runtime",
     "shield",
     "sleep",
+    "store_fence",
     "this_shard",
     "shortage_in",
     "traces",

@@ -1,5 +1,5 @@
 """DI-engine's events over this engine: a message queue for `ditask --mq-type prpc`, with PyPI's
-DI-engine and no change to a program.
+DI-engine and no change to a program; and its buffers in shared memory.
 
     hook       ->  register  ->  mq         (in the wheel: _prpc_ding_hook, by prpc_ding.pth)
     cli        ->  register                 prpc-ditask: torchrpc's options
@@ -7,6 +7,7 @@ DI-engine and no change to a program.
     exchange   ->  dialling  ->  link  ->  outlet
     exchange   ->  inlet
     greeting, place, hosts, rendezvous_file, device_map
+    shm_buffer ->  value_slots              arrays in shared memory that are read whole
 
 docs/guides/ding.md is the user's page.
 """
@@ -15,5 +16,6 @@ from __future__ import annotations
 
 from prpc_engine.ding.exchange import ExchangeStatistics
 from prpc_engine.ding.mq import PrpcMQ
+from prpc_engine.ding.shm_buffer import ShmBuffer, ShmBufferContainer
 
-__all__ = ["ExchangeStatistics", "PrpcMQ"]
+__all__ = ["ExchangeStatistics", "PrpcMQ", "ShmBuffer", "ShmBufferContainer"]
