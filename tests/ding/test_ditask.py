@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 BIN = Path(sys.executable).parent
 LIMIT_S = 150
-WORKERS_MAX = 3
+WORKERS_MAX = 4
 
 
 @pytest.fixture
