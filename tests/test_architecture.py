@@ -272,6 +272,7 @@ REPEATED_FOR_A_REASON = {
     "Recovery": "of a partition's requests, and of the demo's run",
     "SessionExpired": "as NodeExists",
     "ShmFull": "the engine's error, and the same as an RpcError",
+    "Supervisor": "of a group's shards; DI-engine's, under the name that its programs know",
     "Task": "of the engine's scheduler; of a cluster, as TensorFlow names it",
     "Timer": "of the reactor; of an application, among its counters",
     "TopK": "the largest keys of a counter; the largest elements of a gradient",
