@@ -135,8 +135,8 @@ class ShmBuffer:
 
     Made before its processes: fork() takes it along, and so do the arguments of a
     multiprocessing.Process; anything else that pickles it raises RuntimeError. Its memory has no
-    name, and goes with the last process that has it, however that ends. It takes a file descriptor
-    and three times the array. Any number of processes and threads may fill and get.
+    name, and goes with the last process that has it, however that ends. It takes two file
+    descriptors and three times the array. Any number of processes and threads may fill and get.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class ShmBuffer:
 
 class ShmBufferContainer:
     """Arrays in shared memory by keys, also nested, or a single one. fill() replaces all of them at
-    once, and get() gives those of one fill(). In all else a ShmBuffer, and one file descriptor for
-    all fields.
+    once, and get() gives those of one fill(). In all else a ShmBuffer, and two descriptors for all
+    fields.
     """
 
     def __init__(

@@ -65,12 +65,15 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of x86-64: type, whence, start
 
 
 class _LockFile:
-    """This process's own open file description of a segment, which its locks belong to."""
+    """This process's own open file description of a segment, which its locks belong to: of another
+    one that a process has inherited, the locks would be both's, and outlive either.
+    """
 
     fd = -1
 
-    def __init__(self, segment: Segment) -> None:
-        self.fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDWR | os.O_CLOEXEC)
+    def __init__(self, fd: int) -> None:
+        """Of the file of that descriptor, which stays the caller's."""
+        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
     def __del__(self) -> None:
         if self.fd >= 0:
@@ -136,20 +139,23 @@ class ValueSlots:
         self._map(Segment.create(SLOTS_OFFSET + SLOTS * self._stride))
 
     def _map(self, segment: Segment) -> None:
-        self._segment = segment
         self._words = segment.memory[:SLOTS_OFFSET].cast("Q")
         slots = segment.memory[SLOTS_OFFSET:]
         self.slots = [
             slots[number * self._stride : number * self._stride + self.nbytes]
             for number in range(SLOTS)
         ]
-        self.renew_locks()
+        self._lock_by(_LockFile(segment.fd))
+        segment.close()  # the mapping stays, and is that of the slots
         _made_here.add(self)
 
-    def renew_locks(self) -> None:
-        """In a child made by fork(), too: those that it inherited are its parent's."""
-        file = _LockFile(self._segment)
+    def _lock_by(self, file: _LockFile) -> None:
+        self._file = file
         self._entry, self._writing = _Turn(file, ENTRY_BYTE), _Turn(file, WRITING_BYTE)
+
+    def renew_locks(self) -> None:
+        """In a child made by fork(): those that it inherited are its parent's."""
+        self._lock_by(_LockFile(self._file.fd))
 
     @property
     def number(self) -> int:
@@ -216,19 +222,17 @@ class ValueSlots:
     def __getstate__(self) -> dict[str, Any]:
         context.assert_spawning(self)  # RuntimeError: as with multiprocessing's own locks
         popen: Any = context.get_spawning_popen()
-        fd = popen.DupFd(popen.duplicate_for_child(self._segment.fd))
+        fd = popen.DupFd(popen.duplicate_for_child(self._file.fd))
         return {"nbytes": self.nbytes, "fd": fd}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.nbytes = state["nbytes"]
         self._stride = -(-max(self.nbytes, 1) // LINE_BYTES) * LINE_BYTES
-        fd = state["fd"].detach()
-        self._map(Segment.attach(fd, size_bytes=SLOTS_OFFSET + SLOTS * self._stride))
-
-    def __del__(self) -> None:
-        segment = self.__dict__.get("_segment")
-        if segment is not None:
-            segment.close()
+        inherited = state["fd"].detach()
+        own = _LockFile(inherited)
+        os.close(inherited)
+        segment = Segment.attach(os.dup(own.fd), size_bytes=SLOTS_OFFSET + SLOTS * self._stride)
+        self._map(segment)
 
 
 _made_here: weakref.WeakSet[ValueSlots] = weakref.WeakSet()
