@@ -205,7 +205,7 @@ class Supervisor:
         queue.Empty when none came within `timeout` seconds.
         """
         payload = self._recv_queue.get(timeout=timeout)
-        if payload.err and not ignore_err:
+        if payload.err is not None and not ignore_err:
             raise payload.err
         return payload
 
@@ -238,7 +238,7 @@ class Supervisor:
             for answer in answers:
                 del remain[answer.req_id]
                 found[answer.req_id] = answer
-                if answer.err and not ignore_err:
+                if answer.err is not None and not ignore_err:
                     raise answer.err
                 if callback is not None:
                     callback(answer, remain)
