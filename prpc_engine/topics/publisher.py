@@ -22,7 +22,7 @@ from prpc_engine.settings.config import check_seconds
 from prpc_engine.topics import deltas
 from prpc_engine.topics.backlog import CAPACITY, Backlog, Disconnected, Given, Mode, Slow
 from prpc_engine.topics.deltas import Weights
-from shard import ClosedError, Future, runtime
+from shard import ClosedError, ForkedError, Future, is_count, runtime
 
 logger = logging.getLogger("prpc")
 SERVICE = "topic."
@@ -32,7 +32,9 @@ AWAY_S = 2.0
 
 @dataclass(frozen=True)
 class ReaderStatistics:
-    """A snapshot of one reader: how many items it is behind, and how many it has missed."""
+    """A snapshot of one reader: how many items it is behind, and how many it was never given. In
+    mode "latest" it may leave out more by itself, which `skipped` of its items counts, too.
+    """
 
     name: str
     behind: int
@@ -97,6 +99,7 @@ class Publisher:
         slow: Slow = "block",
     ) -> None:
         self.topic = topic
+        self._pid = runtime.pid()
         self._backlog = Backlog(mode, capacity, slow)
         self._driver = service.driver
         config = service.config
@@ -126,8 +129,9 @@ class Publisher:
                        the first
         timeout_s      to wait for readers where slow="block"
 
-        Raises Backpressure with who is behind, BadArguments, Closed.
+        Raises Backpressure with who is behind, BadArguments, Closed, ForkedError.
         """
+        self._check_process()
         check_seconds("timeout_s", timeout_s, or_none=True)
         if changed_since is not None:
             return self._publish_weights(value, changed_since)
@@ -161,10 +165,7 @@ class Publisher:
         with self._guard:
             self._check_open()
             if changed_since not in (0, self._backlog.version):
-                raise errors.ConfigError(
-                    f"changed_since={changed_since!r:.100}: the version published last, "
-                    f"{self._backlog.version}, is allowed, or 0 for whole weights"
-                )
+                raise self._other_version(changed_since)
             weights = self._weights
         changes: deltas.Changes = {}
         if changed_since == 0 or weights is None:
@@ -175,6 +176,8 @@ class Publisher:
             message = TopicMessage(None, self._encode(changes), changed_since, weights)
         with self._guard:
             self._check_open()
+            if message.changes is not None and self._backlog.version != changed_since:
+                raise self._other_version(changed_since)  # of another thread, meanwhile
             weights.advance(changes)
             version = self._backlog.publish(message)
             self._weights = weights
@@ -182,10 +185,23 @@ class Publisher:
         self._answer(answers)
         return version
 
+    def _other_version(self, changed_since: int) -> errors.ConfigError:
+        return errors.ConfigError(
+            f"changed_since={changed_since!r:.100}: the version published last, "
+            f"{self._backlog.version}, is allowed, or 0 for whole weights"
+        )
+
     def _encode(self, value: Any) -> SharedMessage:
         return owned_message(
             self._archive.encode_arguments, default_slab(), (value,), may_lend=True
         )
+
+    def _check_process(self) -> None:
+        if self._pid != runtime.pid():
+            raise ForkedError(
+                f"the publisher of topic {self.topic!r} was made in process {self._pid}, and is "
+                f"used in its fork {runtime.pid()}: start processes by spawn and make it there"
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -309,11 +325,15 @@ class Publisher:
             ]
 
     def wait_for_readers(self, count: int, timeout_s: float | None = 30.0) -> None:
-        """Wait until so many read. Raises DeadlineExceeded with who does."""
+        """Wait until so many read. Raises DeadlineExceeded with who does, ConfigError, Closed."""
+        self._check_process()
         check_seconds("timeout_s", timeout_s, or_none=True)
+        if not is_count(count):
+            raise errors.ConfigError(f"count={count!r:.100}: a whole number is allowed")
         deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
         while True:
             with self._guard:
+                self._check_open()
                 names = [one.name for one in self._backlog.readers.values()]
                 if len(names) >= count:
                     return
@@ -325,7 +345,11 @@ class Publisher:
                 )
 
     def close(self) -> None:
-        """Publish no more; what readers have not taken is gone. Again: does nothing."""
+        """Publish no more; what readers have not taken is gone. Again, or in a fork: does
+        nothing.
+        """
+        if self._pid != runtime.pid():
+            return
         with self._guard:
             if self._closed:
                 return

@@ -32,7 +32,7 @@ from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.settings.config import check_seconds
 from prpc_engine.topics import deltas
 from prpc_engine.topics.publisher import SERVICE
-from shard import ClosedError, Future, runtime
+from shard import ClosedError, ForkedError, Future, runtime
 
 logger = logging.getLogger("prpc")
 AGAIN_S = 0.1  # between two questions to a publisher that cannot be reached
@@ -92,6 +92,7 @@ class Subscriber:
 
     def __init__(self, service: RpcService, topic: str) -> None:
         self.topic = topic
+        self._pid = runtime.pid()
         self._driver = service.driver
         config = service.config
         self._archive = Archive(allow_pickle=config.node.allow_pickle, limits=config.limits)
@@ -99,9 +100,12 @@ class Subscriber:
         self._name = f"rank {service.rank} (process {runtime.pid()})"
         # Of the two tables and the inbox: answers come in any thread that turns the reactor.
         self._guard = runtime.Lock()
+        # Of sending a question, and of the end: none may follow the word that this reader leaves,
+        # or it would be one again.
+        self._sending = runtime.RLock()
         self._publishers: dict[int, _Publisher] = {}
         self._inbox: deque[_Received] = deque()
-        self._error: BaseException | None = None  # for the next receive()
+        self._errors: deque[BaseException] = deque()  # each for one receive()
         self._news: Future | None = None
         self._closed = False
         self._client = service.create_client(
@@ -166,9 +170,12 @@ class Subscriber:
             known.asked_at = known.listings
             has = known.incarnation, known.version
         try:
-            call = self._client.submit_to(
-                server_id, "take", self._id, self._name, *has, timeout_s=None
-            )
+            with self._sending:
+                if self._closed:
+                    return
+                call = self._client.submit_to(
+                    server_id, "take", self._id, self._name, *has, timeout_s=None
+                )
         except (errors.RpcError, ClosedError):
             known.call = None
             self._ask_later(server_id)
@@ -207,7 +214,9 @@ class Subscriber:
         news: Future | None = None
         with self._guard:
             if isinstance(answer, str):
-                self._error = TakenOff(f"topic {self.topic!r}: {answer}")
+                self._errors.append(
+                    TakenOff(f"topic {self.topic!r}, publisher {server_id}: {answer}")
+                )
             else:
                 self._enter(server_id, known, answer)
             known.call = None  # last: who asks next says what has come
@@ -249,8 +258,14 @@ class Subscriber:
 
     def receive(self, timeout_s: float | None = None) -> Item:
         """The next item, once there is one; of weights, all of them, in read-only arrays that the
-        next receive() changes. Raises DeadlineExceeded with who publishes, TakenOff, Closed.
+        next receive() changes. Raises DeadlineExceeded with who publishes, TakenOff,
+        Closed, ForkedError.
         """
+        if self._pid != runtime.pid():
+            raise ForkedError(
+                f"the subscriber of topic {self.topic!r} was made in process {self._pid}, and is "
+                f"used in its fork {runtime.pid()}: start processes by spawn and make it there"
+            )
         check_seconds("timeout_s", timeout_s, or_none=True)
         deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
         while True:
@@ -259,7 +274,7 @@ class Subscriber:
                     raise errors.Closed(f"the subscriber of topic {self.topic!r} was closed here")
                 entries, error = self._next(), None
                 if not entries:  # what came before it comes first
-                    error, self._error = self._error, None
+                    error = self._errors.popleft() if self._errors else None
                 if not entries and error is None:
                     # of all threads that wait: which of them the next item is for, they see then
                     if self._news is None:
@@ -302,7 +317,7 @@ class Subscriber:
     def try_receive(self) -> Item | None:
         """The next item that is here already, or None. Raises as receive()."""
         with self._guard:
-            there = bool(self._inbox) or self._error is not None or self._closed
+            there = bool(self._inbox) or bool(self._errors) or self._closed
         return self.receive(0.0) if there else None
 
     def __iter__(self) -> Iterator[Item]:
@@ -346,7 +361,9 @@ class Subscriber:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Read no more. Again: does nothing."""
+        """Read no more. Again, or in a fork: does nothing."""
+        if self._pid != runtime.pid():
+            return
         with self._guard:
             if self._closed:
                 return
@@ -356,6 +373,8 @@ class Subscriber:
             news, self._news = self._news, None
         if news is not None:
             news.set_result(None)
+        with self._sending:
+            pass  # what is being asked has left
         try:
             self._master.cancel_watch(self._watch)
             for server_id in known:

@@ -107,7 +107,7 @@ LOCKS: dict[str, int] = {
     "prpc_engine/support/channel.py": 3,
     "prpc_engine/support/monitor.py": 1,
     "prpc_engine/topics/publisher.py": 1,
-    "prpc_engine/topics/subscriber.py": 1,
+    "prpc_engine/topics/subscriber.py": 2,
     "prpc_engine/tensorflow/open_sessions.py": 1,
     "prpc_engine/tensorflow/programs.py": 1,
     "prpc_engine/tensorflow/remote.py": 1,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService, errors, topics
+from shard import ForkedError
 from tests.program import Program, halt, wait_until
 
 PATIENCE_S = 20.0
@@ -378,3 +381,98 @@ def test_bad_waits_and_masked_weights_are_refused(here: tuple[RpcService, RpcSer
         version = publisher.publish({"w": np.ones(2)}, changed_since=0)
         with pytest.raises(errors.BadArguments, match=r"its \.data and its \.mask"):
             publisher.publish({"w": masked}, changed_since=version)
+
+
+def test_readers_that_are_opened_and_closed_leave_nobody_behind(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    """A question that left after the word that its reader leaves would make it one again."""
+    ends = threading.Event()
+    with topics.Publisher(here[0], "crowd", capacity=8) as publisher:
+
+        def publish() -> None:
+            while not ends.is_set():
+                with contextlib.suppress(errors.Backpressure):
+                    publisher.publish(1, timeout_s=0.5)
+
+        def come_and_go(_: int) -> None:
+            for _ in range(200):
+                with topics.Subscriber(here[1], "crowd") as reader:
+                    reader.try_receive()
+
+        with ThreadPoolExecutor(3) as threads:
+            publishes = threads.submit(publish)
+            for one in [threads.submit(come_and_go, number) for number in range(2)]:
+                one.result()
+            ends.set()
+            publishes.result(PATIENCE_S)
+        wait_until(lambda: not publisher.readers(), "nobody is left")
+
+
+def test_of_two_threads_that_publish_changes_of_one_version_one_is_refused(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    with (
+        topics.Publisher(here[0], "weights", mode="latest") as publisher,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for _ in range(30):
+            version = publisher.publish({"w": np.zeros(400_000)}, changed_since=0)
+            gate = threading.Barrier(2)
+
+            def publish(value: float, version: int = version, gate: Any = gate) -> bool:
+                weights = np.zeros(400_000)
+                weights[:5] = value
+                gate.wait()
+                try:
+                    publisher.publish({"w": weights}, changed_since=version)
+                except errors.ConfigError:
+                    return False
+                return True
+
+            assert sorted(threads.map(publish, (1.0, 2.0))) == [False, True]
+
+
+def test_two_publishers_that_take_a_reader_off_are_told_of_each(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    with (
+        topics.Publisher(here[0], "two", capacity=2, slow="disconnect") as first,
+        topics.Publisher(here[1], "two", capacity=2, slow="disconnect") as second,
+        topics.Subscriber(here[1], "two") as reader,
+    ):
+        for publisher in (first, second):
+            publisher.wait_for_readers(1)
+            for number in range(100):
+                publisher.publish(number)
+        taken_off = set()
+        while len(taken_off) < 2:
+            try:
+                reader.receive(PATIENCE_S)
+            except topics.TakenOff as error:
+                taken_off.add(str(error).partition(":")[0])
+        assert taken_off == {"topic 'two', publisher 0", "topic 'two', publisher 1"}
+
+
+def test_in_a_fork_both_ends_are_refused_and_closing_them_does_nothing(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    with (
+        topics.Publisher(here[0], "numbers") as publisher,
+        topics.Subscriber(here[1], "numbers") as reader,
+    ):
+        publisher.wait_for_readers(1)
+        child = os.fork()
+        if not child:
+            refused = 0
+            for use in (lambda: publisher.publish(1), lambda: reader.receive(0.1)):
+                try:
+                    use()
+                except ForkedError:
+                    refused += 1
+            publisher.close()
+            reader.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+        publisher.publish(1)
+        assert reader.receive(PATIENCE_S).value == 1
