@@ -59,7 +59,6 @@ class QueueNode:
             driver.close()
             raise
         self._targets = itertools.count(FIRST_TARGET)
-        driver.take_over()
 
     @property
     def addresses(self) -> list[str]:
