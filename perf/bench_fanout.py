@@ -14,6 +14,11 @@ Expected, 40 MB:
     Ray                 into its object store, one copy, and a call to each with the reference; a
                         compiled graph does without the calls; by our transport one copy into the
                         slab. Their actors are pinned nowhere.
+    vLLM                its MessageQueue out, and one back from each reader, as its executor has
+                        them: 40 MB are more than a chunk, so a socket with two copies for each;
+                        a small item is copied once and picked up by readers that spin.
+    prpc, MessageQueue  the same program over ours: one copy, as above; a small item is a message to
+                        each, and each answers by a queue of its own.
 With readers pinned to the one core that a server has here, they touch it one after the other.
 
     python -m perf.bench_fanout [--json] [--quick] [--case "4 readers"]
@@ -24,6 +29,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing.connection
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,20 +68,28 @@ class ToReaders:
         return self.items * ITEM.itemsize
 
     def __str__(self) -> str:
-        return f"{self.readers} readers, {self.size_bytes / 1e6:g} MB"
+        size = f"{self.size_bytes / 1e6:g} MB" if self.items > 1000 else f"{self.size_bytes} B"
+        return f"{self.readers} readers, {size}"
 
 
-CASES = [ToReaders(readers, 10_000_000) for readers in (1, 2, 4, 8)]
+SMALL = [ToReaders(readers, 312) for readers in (1, 4)]  # 1.25 KB: what a scheduler tells workers
+CASES = [*(ToReaders(readers, 10_000_000) for readers in (1, 2, 4, 8)), *SMALL]
 ORDINARY, SLAB, EACH = "prpc, ordinary array", "prpc, slab array", "prpc, a call each"
 RAY_STORE, RAY_GRAPH = "Ray, object store", "Ray, compiled graph"
 RAY_PRPC = 'Ray, tensor_transport="prpc"'
 PIPES, NNG, TORCH = "multiprocessing.Pipe", "pynng ipc", "torch.distributed.rpc"
+QUEUE, VLLM = "prpc, MessageQueue", "vLLM MessageQueue"
+QUEUE_MODULES = {
+    QUEUE: "prpc_engine.vllm",
+    VLLM: "vllm.distributed.device_communicators.shm_broadcast",
+}
 _FOUR = str(CASES[2])
 TARGETS = [
     Target(_FOUR, ORDINARY, "p50_ns", "at most", 1 / 2, against=EACH),
     Target(_FOUR, ORDINARY, "p50_ns", "at most", 1 / 5, against=PIPES),
     Target(_FOUR, ORDINARY, "p50_ns", "at most", 1 / 10, against=NNG),
     Target(_FOUR, ORDINARY, "p50_ns", "at most", 1 / 5, against=TORCH),
+    Target(_FOUR, QUEUE, "p50_ns", "at most", 1 / 5, against=VLLM),
 ]
 
 
@@ -229,6 +243,45 @@ def fan_ray(
     return make(touch, readers, exits)
 
 
+def serve_queue(announce: Announce, module: str, handle: bytes, rank: int) -> None:
+    """A reader, until it is told to end: one queue from the writer, one back."""
+    queue_class: Any = importlib.import_module(module).MessageQueue
+    queue = queue_class.create_from_handle(pickle.loads(handle), rank)
+    back = queue_class(1, 1)
+    announce(pickle.dumps(back.export_handle()))
+    queue.wait_until_ready()
+    back.wait_until_ready()
+    while (array := queue.dequeue(indefinite=True)) is not None:
+        back.enqueue(touch(array))
+    queue.shutdown()
+    back.shutdown()
+
+
+def fan_queue(place: Place, readers: int, exits: contextlib.ExitStack, name: str) -> Fan:
+    """enqueue() once, dequeue() from each."""
+    queue_class: Any = importlib.import_module(QUEUE_MODULES[name]).MessageQueue
+    queue = queue_class(readers, readers)
+    exits.callback(queue.shutdown)
+    handle = pickle.dumps(queue.export_handle())
+    backs = []
+    for rank in range(readers):
+        _, answers = exits.enter_context(
+            place.serve(serve_queue, QUEUE_MODULES[name], handle, rank)
+        )
+        backs.append(queue_class.create_from_handle(pickle.loads(answers), 0))
+        exits.callback(backs[-1].shutdown)
+    queue.wait_until_ready()
+    for back in backs:
+        back.wait_until_ready()
+    exits.callback(queue.enqueue, None)  # before the readers are ended
+
+    def fan(array: NDArray[np.float32]) -> list[float]:
+        queue.enqueue(array, timeout=WAIT_S_MAX)
+        return [back.dequeue(timeout=WAIT_S_MAX) for back in backs]
+
+    return fan
+
+
 # -- measuring -------------------------------------------------------------------------------------
 
 
@@ -259,6 +312,14 @@ def run(
                 (RAY_GRAPH, partial(ray.fan_graph, nbytes=case.size_bytes)),
                 (RAY_PRPC, ray.fan_transport),
             )
+        ),
+        Candidate(QUEUE, "ours", partial(measure, case=case, make=partial(fan_queue, name=QUEUE))),
+        Candidate(
+            VLLM,
+            "peer",
+            partial(measure, case=case, make=partial(fan_queue, name=VLLM)),
+            "vllm",
+            "vllm",
         ),
     ]
     return compare(
@@ -297,7 +358,7 @@ def test_every_reader_of_every_candidate_sees_the_array() -> None:
 
 
 def test_every_target_has_something_to_judge() -> None:
-    names = {ORDINARY, SLAB, EACH, PIPES, NNG, TORCH}
+    names = {ORDINARY, SLAB, EACH, PIPES, NNG, TORCH, QUEUE, VLLM}
     for target in TARGETS:
         assert target.case in map(str, CASES)
         assert {name for name in (target.candidate, target.against) if name} <= names

@@ -40,6 +40,7 @@ ORDER = (
     "prpc_engine",
     "remote",
     "topics",
+    "vllm",
     "ding",
     "ray",
     "metrics",

@@ -52,6 +52,7 @@ OPTIONAL = {
     "safetensors",
     "tensorflow",
     "torch",
+    "vllm",
     "zmq",
     "zstandard",
 }
@@ -174,6 +175,7 @@ PURE = {
     "prpc_engine.kv.table.row_store",
     "prpc_engine.kv.table.schedule",
     "prpc_engine.kv.table.table",
+    "prpc_engine.vllm.readers",
 }
 IMPURE = {
     "asyncio",

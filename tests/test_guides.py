@@ -20,7 +20,7 @@ PROGRAM = re.compile(
 # What programs import: the faces, and the modules that are public by their own name.
 PARTS = (
     r"accumulator|cluster|ding|kv|kv\.jax|kv\.pslite|kv\.torch|metrics|ray|remote|simulation|"
-    r"support|tensorflow|topics"
+    r"support|tensorflow|topics|vllm"
 )
 PUBLIC = rf"(?:shard|prpc_engine(?:\.(?:{PARTS}))?)"
 

@@ -130,9 +130,15 @@ class ReadingEnd:
             raise errors.ConfigError(f"reader {self.rank} was not let in: {call.result()}")
         if isinstance(error, errors.UnknownService):
             raise WriterLost(f"{self._handle} was shut down there", self._handle.pid, True)
-        raise WriterLost(
-            f"{self._handle} is lost: {errors.text_of(error)}", self._handle.pid
-        ) from error
+        raise WriterLost(f"{self._handle} is lost: {self._why(call)}", self._handle.pid) from error
+
+    def _why(self, call: Future) -> str:
+        """What the connection says of its end, where it has ended: the call's own text is about
+        calls.
+        """
+        lost = None if self._peer is None else self._peer.connection.error
+        found = lost or call.error()
+        return "it hung up" if found is None else errors.text_of(found)
 
     def statistics(self) -> tuple[int, int]:
         """How many items have come, and how many of those were dequeued."""
@@ -179,15 +185,11 @@ class ReadingEnd:
 
     def _over(self, call: Future) -> None:
         """The writer has hung up, or is gone."""
-        error = call.error()
         with self._guard:
             if self._is_closed or self._gone is not None:
                 return
             has_shut_down = self._end is not None
-            if has_shut_down:
-                why = "has shut down"
-            else:
-                why = "is lost: " + ("it hung up" if error is None else errors.text_of(error))
+            why = "has shut down" if has_shut_down else f"is lost: {self._why(call)}"
             self._gone = WriterLost(
                 f"the writer of {self._handle} {why}; reader {self.rank} has had "
                 f"{self._received} items from it",

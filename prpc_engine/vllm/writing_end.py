@@ -358,8 +358,7 @@ class WritingEnd:
 
     def _peer_lost(self, joined: JoinedReader, peer: Peer) -> None:
         with self._guard:
-            if not self._is_closed:
-                self._lose(joined, errors.text_of(peer.connection.error or ClosedError("closed")))
+            self._lose(joined, errors.text_of(peer.connection.error or ClosedError("closed")))
             joined.on_lost = None  # the peer is walking through its list
             self._let_go(joined)
             waiting = self._take_waiting()
@@ -371,8 +370,7 @@ class WritingEnd:
         """
         if joined.peer.connection.error is None:
             with self._guard:
-                if not self._is_closed:
-                    self._lose(joined, "it has given up joining")
+                self._lose(joined, "it has given up joining")
                 waiting = self._take_waiting()
             _wake(waiting)
         return False
@@ -381,7 +379,8 @@ class WritingEnd:
         """With the guard held."""
         if self._readers.follow(joined.reader, QueueReaderEvent.LOST):
             joined.reader.why = why
-            logger.warning("%s has lost %s: %s", self._name, joined.reader, why)
+            level = logging.DEBUG if self._is_closed else logging.WARNING
+            logger.log(level, "%s has lost %s: %s", self._name, joined.reader, why)
 
     @staticmethod
     def _let_go(joined: JoinedReader) -> None:

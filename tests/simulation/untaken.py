@@ -197,6 +197,13 @@ REFERENCES: dict[Pair, str] = {
     for state, event in FORKS.transitions
 }
 
+_REAL = "no scenario has such queues; tests/prpc_engine/vllm/test_message_queue.py takes it"
+QUEUE_READERS: dict[Pair, str] = {
+    ("awaited", "joined"): _REAL,
+    ("up", "left"): _REAL,
+    ("up", "lost"): _REAL,
+}
+
 ARGUED: dict[str, dict[Pair, str]] = {
     "A connection": CONNECTION,
     "A number of a sender": NUMBER,
@@ -207,4 +214,5 @@ ARGUED: dict[str, dict[Pair, str]] = {
     "A pending request": PLACES,
     "What waits for a destination": QUEUES,
     "A reference passed on, at the owner of its value": REFERENCES,
+    "A reader of a queue with vLLM's face": QUEUE_READERS,
 }

@@ -19,6 +19,7 @@ LEFT, LOST = QueueReaderEvent.LEFT, QueueReaderEvent.LOST
 
 def test_there_is_room_until_the_slowest_is_as_far_behind_as_it_may() -> None:
     readers = QueueReaders(2, [0, 1], 2)
+    assert readers.local_ranks == [0, 1]
     quick, slow = readers.join(0, 10, "here"), readers.join(1, 11, "here")
     for number in (1, 2):
         assert readers.behind() == []
