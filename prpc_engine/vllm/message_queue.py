@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from prpc_engine import errors
@@ -54,8 +55,9 @@ class MessageQueue:
     enable_shm_tensor_arena
                         taken, and of no effect: memory is shared in any case
 
-    shutdown() by its owner; one that is dropped is shut down with a ResourceWarning. Raises
-    ConfigError for numbers, ranks or an address that are not allowed.
+    A context manager: shutdown() by its owner, or use it in a `with` block. One that is dropped is
+    shut down with a ResourceWarning. Raises ConfigError for numbers, ranks or an address that are
+    not allowed.
     """
 
     def __init__(
@@ -183,6 +185,19 @@ class MessageQueue:
         end = self._writing or self._reading
         assert end is not None, "it has one end"
         end.close()
+
+    close = shutdown  # as all else that has an end here is called
+
+    def __enter__(self) -> MessageQueue:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
 
     @property
     def _rank(self) -> int:

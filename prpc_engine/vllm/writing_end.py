@@ -274,6 +274,11 @@ class WritingEnd:
             return self._driver.wait_until(change, until)
         except ClosedError as error:
             raise QueueClosed(f"{self._name} was shut down here meanwhile") from error
+        finally:
+            if not change.finished:
+                with self._guard:  # or those that time out pile up
+                    if change in self._waiting:
+                        self._waiting.remove(change)
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """See MessageQueue.wait_until_ready()."""

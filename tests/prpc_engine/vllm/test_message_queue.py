@@ -425,6 +425,17 @@ def test_a_writer_that_is_dropped_is_shut_down(queues: Queues) -> None:
         reader.dequeue(PATIENCE_S)
 
 
+def test_a_with_block_shuts_an_end_down() -> None:
+    with (
+        MessageQueue(1, 1) as queue,
+        MessageQueue.create_from_handle(queue.export_handle(), 0) as reader,
+    ):
+        queue.enqueue(1)
+        assert reader.dequeue(PATIENCE_S) == 1
+    with pytest.raises(QueueClosed):
+        reader.dequeue()
+
+
 def test_queues_of_a_process_share_one_node(queues: Queues) -> None:
     """As vLLM's executor has them: one out, and one back from each worker."""
     out = queues.writer(2, 2)
