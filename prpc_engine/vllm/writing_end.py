@@ -180,6 +180,7 @@ class WritingEnd:
         message: SharedMessage = owned_message(
             self._node.archive.encode_arguments, slab, (value,), may_lend=True
         )
+        self._check_limits(message)
         if len(message.body) <= INLINE_BYTES_MAX:
             return message
         body = np.frombuffer(message.body, np.uint8)
@@ -189,6 +190,22 @@ class WritingEnd:
             return body, message.blocks  # each connection does what it can
         shared[:] = body
         return shared, message.blocks
+
+    def _check_limits(self, message: SharedMessage) -> None:
+        """What no connection would take is no item. Raises BadArguments."""
+        limits, blocks = self._node.node.limits, message.blocks
+        nbytes = len(message.body) + sum(block.nbytes for block in blocks)
+        # one more may be the body
+        for what, found, name in (
+            ("arrays", len(blocks) + 1, "blocks_max"),
+            ("bytes", nbytes, "blocks_bytes_max"),
+        ):
+            allowed = getattr(limits, name)
+            if found > allowed:
+                raise errors.BadArguments(
+                    f"an item of {found} {what} cannot be enqueued: at most {allowed} are allowed "
+                    f"(limit {name}); join arrays, or divide it into several items"
+                )
 
     def _check(self) -> None:
         """With the guard held."""

@@ -215,6 +215,16 @@ def test_an_item_that_cannot_be_read_is_named_and_the_next_one_comes(queues: Que
     assert reader.dequeue(PATIENCE_S) == 2
 
 
+def test_an_item_beyond_a_limit_is_refused_and_the_queue_goes_on(queues: Queues) -> None:
+    queue = queues.writer(1, 1)
+    (reader,) = queues.readers(queue.export_handle(), 1)
+    with pytest.raises(errors.BadArguments, match="4096 are allowed \\(limit blocks_max\\)"):
+        queue.enqueue([array_of(number, 1) for number in range(4096)])
+    queue.enqueue(5)
+    assert reader.do("numbers", count=1) == [5]
+    assert queue.statistics().items == 1
+
+
 class Unreadable:
     """Its pickle raises when it is read."""
 
@@ -264,6 +274,27 @@ def test_a_reader_that_is_stopped_is_named_and_goes_on_where_it_was(queues: Queu
     reader.begin("numbers", count=4)
     queue.enqueue(3, timeout=PATIENCE_S)
     assert reader.answer() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_what_finds_no_room_in_the_outbox_leaves_later_and_before_shutdown_is_over(
+    queues: Queues, transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    config = tmp_path / "prpc.toml"
+    config.write_text("[limits]\noutbox_messages_max = 2\noutbox_bytes_max = 4000000\n")
+    monkeypatch.setenv("PRPC_CONFIG", str(config))
+    queue = queues.writer(1, 1, max_chunks=40)
+    (reader,) = queues.readers(over(transport, queue.export_handle()), 1)
+    halt(reader.pid)
+    for number in range(40):
+        queue.enqueue(array_of(number, 500_000), timeout=PATIENCE_S)  # 2 MB
+    reader.begin("numbers", count=40)
+    with ThreadPoolExecutor(1) as beside:
+        ends = beside.submit(queue.shutdown)
+        wait_until(lambda: queue.shutting_down)
+        reader.process.send_signal(signal.SIGCONT)
+        ends.result(PATIENCE_S)
+    assert reader.answer() == list(range(40))
 
 
 def test_dequeue_gives_up_at_its_deadline_and_misses_nothing(queues: Queues) -> None:
