@@ -20,7 +20,16 @@ import pytest
 
 from prpc_engine import errors
 from prpc_engine.node.slab import default_slab
-from prpc_engine.vllm import Handle, MessageQueue, QueueClosed, ReaderLost, WriterLost, WrongEnd
+from prpc_engine.vllm import (
+    Handle,
+    MessageQueue,
+    QueueClosed,
+    ReaderLost,
+    WriterLost,
+    WrongEnd,
+    reading_end,
+    writing_end,
+)
 from shard import ForkedError
 from tests.program import PATIENCE_S, halt, wait_until
 from tests.prpc_engine.vllm.ends import EndProcess, array_of, number_in
@@ -305,6 +314,34 @@ def test_dequeue_gives_up_at_its_deadline_and_misses_nothing(queues: Queues) -> 
             reader.dequeue(timeout=timeout)
     queue.enqueue(1)
     assert reader.dequeue(timeout=PATIENCE_S, indefinite=True) == 1
+
+
+def test_who_waits_long_says_for_whom_in_the_log(
+    queues: Queues, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for end in (writing_end, reading_end):
+        monkeypatch.setattr(end, "TELL_S", 0.01)
+    queue = queues.writer(2, 2, max_chunks=1)
+    reader = queues.reader(queue.export_handle(), 0)
+    waits: list[tuple[Callable[[], Any], str]] = [
+        (lambda: reader.dequeue(0.1), "no item 1 has come"),
+        (lambda: queue.wait_until_ready(0.1), "waits for reader 1 (has not joined)"),
+        (lambda: reader.wait_until_ready(0.1), "reader 0 waits for other readers"),
+        (lambda: queue.enqueue(2, 0.1), "no room for item 2: 1 items wait for reader 0 (process"),
+    ]
+    for wait, text in waits:
+        if "item 2" in text:
+            queue.enqueue(1)
+        caplog.clear()
+        with pytest.raises(TimeoutError):
+            wait()
+        assert text in caplog.text
+    queues.reader(queue.export_handle(), 1)
+    reader.dequeue(PATIENCE_S)
+    caplog.clear()
+    with pytest.raises(TimeoutError):
+        reader.dequeue(0.1, indefinite=True)
+    assert "no item" not in caplog.text
 
 
 def test_one_item_of_room_is_enough_for_a_stream(queues: Queues) -> None:
