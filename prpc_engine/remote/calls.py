@@ -173,6 +173,8 @@ class RemoteCalls:
         kwargs: Mapping[str, Any] | None,
     ) -> tuple[Any, ...]:
         if function is None:
+            if not header:  # else it says which
+                raise errors.BadArguments("None is not callable: a function is expected")
             return (*header, kwargs or None, *args)
         name = functions.name_of(function)
         if name is None or (self._by_value and (rank, name) in self._by_value):

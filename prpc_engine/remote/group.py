@@ -141,7 +141,7 @@ def rpc_sync(
     """
     worker = _worker or _current()
     return worker.calls.call(
-        worker.members.rank_of(to), "run", (), func, args or (), kwargs, timeout
+        worker.members.rank_of(to, timeout), "run", (), func, args or (), kwargs, timeout
     )
 
 
@@ -155,7 +155,7 @@ def rpc_async(
     """As rpc_sync(), without waiting: the Future of it."""
     worker = _worker or _current()
     return worker.calls.submit(
-        worker.members.rank_of(to), "run", (), func, args or (), kwargs, timeout
+        worker.members.rank_of(to, timeout), "run", (), func, args or (), kwargs, timeout
     )
 
 
@@ -170,7 +170,9 @@ def remote(
     waiting. What the function raises is raised where the RRef is used.
     """
     worker = _worker or _current()
-    return worker.values.create(worker.members.rank_of(to), func, args or (), kwargs, timeout)
+    return worker.values.create(
+        worker.members.rank_of(to, timeout), func, args or (), kwargs, timeout
+    )
 
 
 def statistics() -> dict[str, int]:

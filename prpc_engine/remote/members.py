@@ -24,6 +24,7 @@ from prpc_engine.remote.current import WorkerInfo
 from shard import Driver, Future, runtime
 
 TREE = "/_remote_"
+FIND_S = 5.0  # for the master to say whether a worker has joined that is not known here
 logger = logging.getLogger("prpc")
 
 
@@ -157,7 +158,7 @@ class Members:
         for info in self.infos():
             if info.id == rank:
                 return f"worker {info.name!r} (rank {rank})"
-        return f"the worker of rank {rank}, which has left or died"
+        return f"the worker of rank {rank}, which is not there: it has left, died or never joined"
 
     def named(self, incarnation: int) -> str:
         """For texts: the worker of that incarnation, whether or not it is there."""
@@ -167,12 +168,19 @@ class Members:
     def _there(self) -> str:
         return ", ".join(f"{info.name!r} ({info.id})" for info in self.infos()) or "none"
 
-    def _find(self, name: str) -> Membership:
+    def _find(self, name: str, timeout: float | None = None) -> Membership:
+        """`timeout`: of the call that wants it, whose own time the master does not use up."""
         member = self._members.get(name)
         if member is None and self._tree is not None:
             # it may have joined just now: the master knows first
+            limit_s = min(FIND_S, timeout) if timeout and errors.is_number(timeout) else FIND_S
             try:
-                found = self._tree.tree_node_get(f"{TREE}/{component(name)}")
+                found = self._tree.tree_node_get(f"{TREE}/{component(name)}", max(0.0, limit_s))
+            except (errors.DeadlineExceeded, errors.NotSent) as error:
+                raise UnknownWorker(
+                    f"worker {name!r} is not known here, and the group's master has not said "
+                    f"within {limit_s:.3g} s whether it has joined; there are {self._there()}"
+                ) from error
             except errors.NoSuchNode:
                 gone = name in self._names.values()
                 raise UnknownWorker(
@@ -184,14 +192,14 @@ class Members:
             raise UnknownWorker(f"worker {name!r} is not known yet: this one is still joining")
         return member
 
-    def rank_of(self, to: object) -> int:
+    def rank_of(self, to: object, timeout: float | None = None) -> int:
         """Of a worker given by name, WorkerInfo or rank. Raises UnknownWorker, ConfigError."""
         member = self._members.get(to) if type(to) is str else None
         if member is not None:
             return member.rank
         kind = type(to)
         if kind is str:
-            return self._find(str(to)).rank
+            return self._find(str(to), timeout).rank
         if isinstance(to, WorkerInfo):
             return to.id
         if kind is int:
@@ -212,6 +220,18 @@ class Members:
         if self._tree is not None and not self.is_leaving:
             self.is_leaving = True
             self._tree.tree_node_set(self._path, self._said("leaving"), timeout_s=timeout_s)
+
+    def master_answers(self, timeout_s: float) -> bool:
+        """Whether the group's master does, within that time."""
+        if self._tree is None:
+            return False
+        try:
+            self._tree.tree_node_get(self._path, timeout_s)
+        except errors.NoSuchNode:
+            return True
+        except errors.RpcError:
+            return False
+        return True
 
     def leave(self) -> None:
         """Not to be among them any more."""

@@ -41,6 +41,8 @@ class GroupAddress(NamedTuple):
     world_size  how many workers there are; None: they come and go
     serves      whether this worker serves the master
     root        whose tree at the master
+    is_apart    whether the master is in a process of its own, and may be started again there; else
+                it is in rank 0's, and gone with that
     """
 
     address: Address | None
@@ -49,6 +51,7 @@ class GroupAddress(NamedTuple):
     world_size: int | None
     serves: bool
     root: str = "root"
+    is_apart: bool = False
 
     @property
     def named(self) -> str:
@@ -104,7 +107,8 @@ def parse(
             f"init_method={init_method!r} needs a rank: pass rank=, or set RANK; rank 0 serves the "
             "group's master. With prpc://host:port, of a running `prpc master`, ranks are given"
         )
-    return GroupAddress(address, file, rank, world_size, rank == 0 and url.scheme != "prpc", root)
+    is_apart = url.scheme == "prpc"
+    return GroupAddress(address, file, rank, world_size, rank == 0 and not is_apart, root, is_apart)
 
 
 def _number(

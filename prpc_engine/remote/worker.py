@@ -5,6 +5,7 @@ is a server of service "prpc.remote", whose id is its rank, and a node of the tr
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 
@@ -25,11 +26,14 @@ from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
 from prpc_engine.settings.sections import NodeArguments
 from shard import ClosedError, runtime
 
+logger = logging.getLogger("prpc")
 SERVICE = "prpc.remote"
 # torch's: they stand in logs, and in device maps
 NAME = re.compile(r"[A-Za-z0-9_:.-]{1,127}")
 LEAVE_S = 1.0  # for the master to hear that this worker leaves
 LEFT_S = 5.0  # for the others to hang up, before rank 0 takes the master away
+# A master in rank 0's process that has not answered for so long is gone with that.
+MASTER_GONE_S = 15.0
 FUNCTIONS_MAX = 4096  # that run, or answer later, at a time
 
 
@@ -158,21 +162,36 @@ class Worker:
 
     def wait_for_all(self, timeout: float | None) -> None:
         """Say that this worker wants to leave, and in a group of a fixed size wait for all that
-        live to say so. Raises DeadlineExceeded with who has not.
+        live to say so; not where rank 0 has died, and the group's master with it. Raises
+        DeadlineExceeded with who has not.
         """
         limit_s = self._options.shutdown_timeout_s if timeout is None else timeout
         check_seconds("timeout", limit_s)
         deadline = runtime.monotonic() + limit_s
-        members = self.members
+        members, is_apart = self.members, self._where.is_apart
+        patience_s = max(LEAVE_S, limit_s)
         try:
-            members.say_leaving(max(LEAVE_S, limit_s))
+            members.say_leaving(patience_s if is_apart else min(patience_s, MASTER_GONE_S))
         except (errors.Closed, ClosedError):  # as below
+            return
+        except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted):
+            if is_apart or limit_s < MASTER_GONE_S:
+                raise
+            self._tell_master_gone()
             return
         if self._where.world_size is None:
             return
         # nobody needs this thread for anything else: what others call runs in it
         try:
-            is_over = members.wait(lambda: not members.staying(), deadline, serves=True)
+            while True:
+                until = deadline if is_apart else runtime.monotonic() + MASTER_GONE_S
+                until = min(until, deadline)
+                is_over = members.wait(lambda: not members.staying(), until, serves=True)
+                if is_over or runtime.monotonic() >= deadline:
+                    break
+                if not members.master_answers(MASTER_GONE_S):
+                    self._tell_master_gone()
+                    return
         except ClosedError:  # another thread has shut this worker down meanwhile
             return
         if not is_over:
@@ -183,6 +202,14 @@ class Worker:
                     "shutdown(graceful=False) waits for nobody"
                 )
             )
+
+    def _tell_master_gone(self) -> None:
+        logger.warning(
+            "shutdown() of %r: rank 0, which has the group's master, has not answered for %.0f s "
+            "and counts as dead: leaving without waiting for others",
+            self.name,
+            MASTER_GONE_S,
+        )
 
     def close(self, graceful: bool = False) -> None:
         """Leave the group. Again, or in a fork: does nothing."""

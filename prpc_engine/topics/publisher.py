@@ -30,6 +30,14 @@ SERVICE = "topic."
 AWAY_S = 2.0
 
 
+def check_topic(service: object, topic: object) -> None:
+    """Raises ConfigError for what is none."""
+    if not isinstance(service, RpcService):
+        raise errors.ConfigError(f"service={service!r:.100}: an RpcService is expected")
+    if not isinstance(topic, str) or not topic:
+        raise errors.ConfigError(f"topic={topic!r:.100}: a name is expected, such as 'weights'")
+
+
 @dataclass(frozen=True)
 class ReaderStatistics:
     """A snapshot of one reader: how many items it is behind, and how many it was never given. In
@@ -98,6 +106,7 @@ class Publisher:
         capacity: int = CAPACITY,
         slow: Slow = "block",
     ) -> None:
+        check_topic(service, topic)
         self.topic = topic
         self._pid = runtime.pid()
         self._backlog = Backlog(mode, capacity, slow)

@@ -31,7 +31,7 @@ from prpc_engine.master.watch import TreeEvent
 from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.settings.config import check_seconds
 from prpc_engine.topics import deltas
-from prpc_engine.topics.publisher import SERVICE
+from prpc_engine.topics.publisher import SERVICE, check_topic
 from shard import ClosedError, ForkedError, Future, runtime
 
 logger = logging.getLogger("prpc")
@@ -91,6 +91,7 @@ class Subscriber:
     """
 
     def __init__(self, service: RpcService, topic: str) -> None:
+        check_topic(service, topic)
         self.topic = topic
         self._pid = runtime.pid()
         self._driver = service.driver

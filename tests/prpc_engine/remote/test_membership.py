@@ -42,6 +42,28 @@ def test_shutdown_waits_for_none_that_has_died(three: Group) -> None:
     assert three.programs["elsewhere"].read_line() == "left"
 
 
+@pytest.mark.slow  # rank 0 has 15 s to answer
+def test_without_rank_0_a_worker_that_is_not_known_is_refused_in_time_and_shutdown_ends(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has the group's master, which nobody starts again."""
+    for rank, name in enumerate(("there", "elsewhere")):
+        group.start(name, rank, 3)
+    rpc.init_rpc("here", 2, 3, group.init_method)
+    for program in group.programs.values():
+        assert program.read_line() == "up"
+    group.programs["there"].kill()
+    with pytest.raises(
+        rpc.UnknownWorker, match=r"has not said within 0\.2 s whether it has joined"
+    ):
+        rpc.rpc_sync("nobody", there.here, timeout=0.2)
+    assert rpc.rpc_sync("elsewhere", there.here) == "elsewhere"
+    group.programs["elsewhere"].write_line("leave")
+    rpc.shutdown()
+    assert group.programs["elsewhere"].read_line() == "left"
+    assert "counts as dead: leaving without waiting" in caplog.text
+
+
 def test_shutdown_that_takes_too_long_names_who_is_missing(pair: Group) -> None:
     with pytest.raises(errors.DeadlineExceeded, match="'there' have not called it"):
         rpc.shutdown(timeout=0.05)

@@ -287,3 +287,10 @@ def _is_waiting() -> int:
 def test_an_idle_worker_has_few_threads_and_descriptors(pair: Group) -> None:
     assert len(rpc.rpc_sync("there", there.names_of_threads)) <= 5  # a spare may be there yet
     assert rpc.rpc_sync("there", there.descriptors) <= 40
+
+
+def test_no_function_and_no_worker_are_named_as_what_they_are(pair: Group) -> None:
+    with pytest.raises(errors.BadArguments, match="None is not callable: a function is expected"):
+        rpc.rpc_sync("there", None)  # type: ignore[arg-type]
+    with pytest.raises(errors.RpcError, match="rank 7, which is not there: it has left, died or"):
+        rpc.rpc_sync(7, there.add, args=(1, 2), timeout=5)

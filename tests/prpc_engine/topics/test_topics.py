@@ -370,6 +370,20 @@ def test_a_reader_that_was_taken_off_hears_of_all_that_it_missed(
         assert (item.version, item.skipped) == (101, 100 - seen)
 
 
+@pytest.mark.parametrize("end", [topics.Publisher, topics.Subscriber])
+def test_what_is_no_service_or_topic_is_refused(
+    here: tuple[RpcService, RpcService], end: Any
+) -> None:
+    for arguments, said in (
+        ((None, "t"), "service=None: an RpcService is expected"),
+        (("t", here[0]), "service='t'"),
+        ((here[0], None), "topic=None: a name is expected"),
+        ((here[0], ""), "topic=''"),
+    ):
+        with pytest.raises(errors.ConfigError, match=said):
+            end(*arguments)
+
+
 def test_bad_waits_and_masked_weights_are_refused(here: tuple[RpcService, RpcService]) -> None:
     with topics.Publisher(here[0], "weights", mode="latest") as publisher:
         for timeout_s in (-1, float("nan"), "1", True):
