@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -159,7 +160,7 @@ def _name(method: Any) -> str:
     return "reading an attribute" if method is ReserveMethod.GETATTR else f"{method}()"
 
 
-class SupervisedChild:
+class SupervisedChild(ABC):
     """What both kinds have in common. Owned by a Supervisor; thread-safe.
 
     lock     of that supervisor, which guards this, too
@@ -182,27 +183,27 @@ class SupervisedChild:
         self._deliver, self._changed = deliver, changed
         self.in_flight: dict[Any, Any] = {}  # req_id -> method, oldest first
 
+    @abstractmethod
     def describe(self) -> str:
         """Its name in errors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """Does nothing where it runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, payload: Any) -> None:
         """Have it run that. Raises BadArguments for arguments that cannot be sent."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ask_to_end(self) -> None:
         """The first step of shutdown(), which does not wait."""
-        raise NotImplementedError
 
+    @abstractmethod
     def shutdown(self, timeout: float | None = None) -> None:
         """End it, within so many seconds; None: TERMINATE_S. What is in flight is answered with an
         error.
         """
-        raise NotImplementedError
 
     def restart(self) -> None:
         """shutdown(), and a new one in its place, whose object is made anew."""

@@ -40,7 +40,8 @@ import fcntl
 import os
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import context
 from typing import Any
 
@@ -80,46 +81,39 @@ class _LockFile:
             os.close(self.fd)
 
 
+def _lock_of(kind: int, byte: int) -> bytes:
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
+
+
 class _Turn:
-    """The lock of one byte of a file, among all threads of all processes. A context manager."""
+    """The lock of one byte of a file, among all threads of all processes."""
 
     def __init__(self, file: _LockFile, byte: int) -> None:
         # open file description locks belong to the process: among its threads this one counts
         self._threads = runtime.Lock()
         self._file = file
-        self._lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        self._unlock = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0)
+        self._lock, self._unlock = _lock_of(fcntl.F_WRLCK, byte), _lock_of(fcntl.F_UNLCK, byte)
 
-    def __enter__(self) -> None:
-        self._threads.acquire()
-        try:
-            fcntl.fcntl(self._file.fd, fcntl.F_OFD_SETLKW, self._lock)
-        except BaseException:
-            self._threads.release()
-            raise
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Waits for it. An exception of a signal handler at any point lets go of it again."""
+        with self._threads:
+            try:
+                fcntl.fcntl(self._file.fd, fcntl.F_OFD_SETLKW, self._lock)
+                yield
+            finally:  # where it was not had yet, nothing changes
+                fcntl.fcntl(self._file.fd, fcntl.F_OFD_SETLK, self._unlock)
 
-    def try_enter(self) -> bool:
-        """Whether it is ours now, and leave() is owed."""
-        if not self._threads.acquire(False):
-            return False
-        try:
-            fcntl.fcntl(self._file.fd, fcntl.F_OFD_SETLK, self._lock)
-        except BaseException as error:
-            self._threads.release()
-            if isinstance(error, BlockingIOError | PermissionError):  # EAGAIN, EACCES: fcntl(2)
-                return False
-            raise
-        return True
 
-    def __exit__(self, *error: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """The next one may enter."""
-        try:
-            fcntl.fcntl(self._file.fd, fcntl.F_OFD_SETLK, self._unlock)
-        finally:
-            self._threads.release()
+def _has_locked(file: _LockFile, byte: int) -> bool:
+    """Whether that byte is locked now by this open file description, which lets go when it is
+    closed.
+    """
+    try:
+        fcntl.fcntl(file.fd, fcntl.F_OFD_SETLK, _lock_of(fcntl.F_WRLCK, byte))
+    except (BlockingIOError, PermissionError):  # EAGAIN, EACCES: fcntl(2)
+        return False
+    return True
 
 
 class ValueSlots:
@@ -166,9 +160,9 @@ class ValueSlots:
         """Replace the value: copy_in(slot) writes slots[slot]. Where that raises, the old value
         stays. Blocks while another writer is at work.
         """
-        with self._entry:
+        with self._entry.taken():
             pass  # a reader that is always overtaken is let through
-        with self._writing:
+        with self._writing.taken():
             words = self._words
             number = words[WHOLE_WORD] + 1
             words[BEGUN_WORD] = number
@@ -186,18 +180,20 @@ class ValueSlots:
             if self._has_read(copy_out):
                 return
         deadline = runtime.monotonic() + READ_S_MAX
-        while not self._entry.try_enter():
-            if self._has_read(copy_out):
-                return
-            if runtime.monotonic() > deadline:
-                raise self._overtaken()
-            runtime.sleep(READ_PAUSE_S)
+        # of this thread alone: it excludes the others, too, and is closed however this ends
+        own = _LockFile(self._file.fd)
         try:
+            while not _has_locked(own, ENTRY_BYTE):
+                if self._has_read(copy_out):
+                    return
+                if runtime.monotonic() > deadline:
+                    raise self._overtaken()
+                runtime.sleep(READ_PAUSE_S)  # another process has it: no event of ours tells of it
             while not self._has_read(copy_out):  # writers that have passed are few, and end
                 if runtime.monotonic() > deadline:
                     raise self._overtaken()
-        finally:
-            self._entry.leave()
+        finally:  # before it is closed: a process forked meanwhile has inherited it
+            fcntl.fcntl(own.fd, fcntl.F_OFD_SETLK, _lock_of(fcntl.F_UNLCK, ENTRY_BYTE))
 
     def latest(self) -> int:
         """The slot of the newest whole value. It stays as it is until the third write() from now
