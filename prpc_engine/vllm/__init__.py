@@ -13,7 +13,8 @@ copied once whatever the number of readers on a host.
 
     message_queue   ->  writing_end  ->  readers
     message_queue   ->  reading_end
-    both ends       ->  queue_node (one for all queues of a process), handle, queue_errors
+    both ends       ->  waits (how threads do), queue_node (one for all queues of a process),
+                        handle, queue_errors
     message_queue   ->  process_groups (torch.distributed is imported there, when asked)
 
 docs/guides/topics.md has the user's page.

@@ -39,11 +39,11 @@ from prpc_engine.vllm.messages import (
     NO_ROOM_AGAIN_S,
     READY,
     TAKEN,
-    TELL_S,
     WELCOME,
 )
 from prpc_engine.vllm.queue_errors import QueueClosed, WriterLost
 from prpc_engine.vllm.queue_node import queue_nodes, this_host
+from prpc_engine.vllm.waits import QueueWaits, wake
 from shard import ClosedError, Future, RemoteProtocolError, ShardError, runtime
 
 logger = logging.getLogger("prpc")
@@ -63,12 +63,9 @@ class ReadingEnd:
     def __init__(self, handle: Handle, rank: int) -> None:
         self._handle, self.rank = handle, rank
         self._pid = runtime.pid()
-        # Of the items and who waits: threads dequeue, items come in the reactor.
-        self._guard = runtime.Lock()
         # Decoders are for one thread at a time; a class that is unpickled may dequeue in turn.
         self._decoding = runtime.RLock()
         self._inbox: deque[tuple[int, Any, Blocks]] = deque()
-        self._waiting: list[Future] = []
         self._received = self._taken = self._noted = 0
         self._ticket, self._max_chunks = -1, 1
         self._is_ready = self._is_closed = self._is_to_note_again = False
@@ -76,6 +73,8 @@ class ReadingEnd:
         self._gone: WriterLost | None = None
         self._node = node = queue_nodes().acquire()
         self._driver = node.driver
+        self._waits = QueueWaits(node.driver, self._closed)
+        self._guard = self._waits.guard
         methods = {
             WELCOME: self._welcome,
             ITEM: self._item,
@@ -113,7 +112,7 @@ class ReadingEnd:
             with self._guard:
                 if self._ticket >= 0 or call.finished:
                     break
-                change = self._next_change()
+                change = self._waits.next_change()
             call.when_done(change.set_result)
             if not self._driver.wait_until(change, deadline):
                 raise errors.DeadlineExceeded(
@@ -150,8 +149,8 @@ class ReadingEnd:
     def _welcome(self, ticket: int, max_chunks: int) -> None:
         with self._guard:
             self._ticket, self._max_chunks = ticket, max_chunks
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
     def _item(self, number: int, body: Any, blocks: list[NDArray[np.uint8]]) -> None:
         with self._guard:
@@ -162,8 +161,8 @@ class ReadingEnd:
                 self._received = number
                 self._inbox.append((number, body, blocks))
             count = self._due_note()
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
         if count:
             self._note(count)
         if not is_next and self._peer is not None:
@@ -174,14 +173,14 @@ class ReadingEnd:
     def _ready(self) -> None:
         with self._guard:
             self._is_ready = True
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
     def _ended(self, last: int) -> None:
         with self._guard:
             self._end = last
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
     def _over(self, call: Future) -> None:
         """The writer has hung up, or is gone."""
@@ -196,39 +195,35 @@ class ReadingEnd:
                 self._handle.pid,
                 has_shut_down,
             )
-            waiting = self._take_waiting()
+            waiting = self._waits.take_waiting()
         if not has_shut_down:
             logger.warning("%s", self._gone.args[0])
-        _wake(waiting)
+        wake(waiting)
 
     # -- items -------------------------------------------------------------------------------------
 
     def dequeue(self, timeout: float | None, indefinite: bool) -> Any:
         """See MessageQueue.dequeue()."""
         self._node.node.check_process()
-        deadline = None if timeout is None else runtime.monotonic() + timeout
-        tell_at = float("inf") if indefinite else runtime.monotonic() + TELL_S
-        while True:
-            with self._guard:
-                if self._is_closed:
-                    raise self._closed()
-                if self._inbox:
-                    item = self._inbox.popleft()
-                    self._taken += 1
-                    count = self._due_note()
-                    break
-                self._check_writer()
-                change = self._next_change()
-            if self._wait(change, deadline, tell_at):
-                continue
-            text = f"reader {self.rank} of {self._handle}: no item {self._taken + 1}"
-            if deadline is not None and runtime.monotonic() >= deadline:
-                raise errors.DeadlineExceeded(f"{text} was enqueued within {timeout:.3g} s")
-            if runtime.monotonic() >= tell_at:
-                tell_at += TELL_S
-                logger.warning(
-                    "%s has come for %.0f s: its writer is there, and enqueues none", text, TELL_S
-                )
+
+        def take() -> tuple[tuple[int, Any, Blocks], int] | None:
+            if self._is_closed:
+                raise self._closed()
+            if self._inbox:
+                item = self._inbox.popleft()
+                self._taken += 1
+                return item, self._due_note()
+            self._check_writer()
+            return None
+
+        item, count = self._waits.wait(
+            take,
+            timeout,
+            lambda: f"reader {self.rank} of {self._handle}: no item {self._taken + 1}",
+            " was enqueued within {}",
+            " has come for {}: its writer is there, and enqueues none",
+            tells=not indefinite,
+        )
         if count:
             self._note(count)
         return self._decode(*item)
@@ -285,52 +280,25 @@ class ReadingEnd:
             self._noted = count = self._taken
         self._note(count)
 
-    # -- waiting -----------------------------------------------------------------------------------
-
-    def _next_change(self) -> Future:
-        """Done when something has come. With the guard held."""
-        change = Future(self._driver)
-        self._waiting.append(change)
-        return change
-
-    def _take_waiting(self) -> list[Future]:
-        """Those to be woken. With the guard held."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    def _wait(self, change: Future, deadline: float | None, tell_at: float) -> bool:
-        until = tell_at if deadline is None else min(deadline, tell_at)
-        try:
-            return self._driver.wait_until(change, None if until == float("inf") else until)
-        except ClosedError as error:
-            raise self._closed() from error
-        finally:
-            if not change.finished:
-                with self._guard:  # or those that time out pile up
-                    if change in self._waiting:
-                        self._waiting.remove(change)
-
     def wait_until_ready(self, timeout: float | None) -> None:
         """See MessageQueue.wait_until_ready()."""
         self._node.node.check_process()
-        deadline = None if timeout is None else runtime.monotonic() + timeout
-        tell_at = runtime.monotonic() + TELL_S
-        while True:
-            with self._guard:
-                if self._is_closed:
-                    raise self._closed()
-                if self._is_ready:
-                    return
-                self._check_writer()
-                change = self._next_change()
-            if self._wait(change, deadline, tell_at):
-                continue
-            text = f"reader {self.rank} waits for other readers of {self._handle}, or its writer"
-            if deadline is not None and runtime.monotonic() >= deadline:
-                raise errors.DeadlineExceeded(f"{text}, after {timeout:.3g} s")
-            if runtime.monotonic() >= tell_at:
-                tell_at += TELL_S
-                logger.warning("%s, %.0f s longer", text, TELL_S)
+
+        def is_ready() -> bool | None:
+            if self._is_closed:
+                raise self._closed()
+            if self._is_ready:
+                return True
+            self._check_writer()
+            return None
+
+        self._waits.wait(
+            is_ready,
+            timeout,
+            lambda: f"reader {self.rank} waits for other readers of {self._handle}, or its writer",
+            ", after {}",
+            ", {} longer",
+        )
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -345,8 +313,8 @@ class ReadingEnd:
                 return
             self._is_closed = True
             self._inbox.clear()
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
         try:
             self._leave(is_dropped)
         except ClosedError:
@@ -369,8 +337,3 @@ class ReadingEnd:
             if not self._driver.leads_here():
                 self._driver.wait(left, LEAVE_S)
         call.cancel()
-
-
-def _wake(waiting: list[Future]) -> None:
-    for future in waiting:
-        future.set_result(None)

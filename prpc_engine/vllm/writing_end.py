@@ -43,7 +43,6 @@ from prpc_engine.vllm.messages import (
     NO_ROOM_AGAIN_S,
     READY,
     TAKEN,
-    TELL_S,
     WELCOME,
 )
 from prpc_engine.vllm.queue_errors import QueueClosed, ReaderLost
@@ -54,7 +53,8 @@ from prpc_engine.vllm.readers import (
     QueueReaders,
     QueueReaderState,
 )
-from shard import ClosedError, Future, ShardError, ShmFull, runtime
+from prpc_engine.vllm.waits import QueueWaits, wake
+from shard import ClosedError, ShardError, ShmFull, runtime
 
 logger = logging.getLogger("prpc")
 LINGER_S = 5.0  # at shutdown(), for items that have not arrived
@@ -93,16 +93,15 @@ class WritingEnd:
     def __init__(self, readers: QueueReaders, host: str) -> None:
         self._readers = readers
         self._pid = runtime.pid()
-        # Of the readers, the items and who waits: threads enqueue, readers say what they have.
-        self._guard = runtime.Lock()
         self._items: deque[tuple[Any, Sequence[NDArray[np.uint8]]]] = deque()  # not sent to all
         self._joined: list[JoinedReader] = []  # by ticket
-        self._waiting: list[Future] = []
         self._is_ready = False  # wait_until_ready() has seen all readers
         self._is_closed = self._is_to_try_again = False
         self._token = runtime.token_hex(16)
         self._node = node = queue_nodes().acquire(host)
         self._driver = node.driver
+        self._waits = QueueWaits(node.driver, self._closed_meanwhile)
+        self._guard = self._waits.guard
         methods = {JOIN: self._join, TAKEN: self._taken, LEAVE: self._leave}
         self._target = node.serve(methods)
         self._name = f"the queue of process {self._pid}"
@@ -146,34 +145,29 @@ class WritingEnd:
     def enqueue(self, value: Any, timeout: float | None) -> None:
         """See MessageQueue.enqueue()."""
         self._node.node.check_process()
-        deadline = None if timeout is None else runtime.monotonic() + timeout
         item = self._encode(value)
-        tell_at = runtime.monotonic() + TELL_S
-        while True:
-            with self._guard:
-                self._check()
-                behind = self._readers.behind()
-                if not behind:
-                    self._items.append(item)
-                    self._readers.enqueued += 1
-                    self._send_all()
-                    return
-                number = self._readers.enqueued + 1
-                change = self._next_change()
-            if self._wait(change, deadline, tell_at):
-                continue
-            text = (
-                f"{self._name}: no room for item {number}: {self._readers.max_chunks} items wait "
-                f"for {', '.join(map(str, behind))}"
-            )
-            if deadline is not None and runtime.monotonic() >= deadline:
-                raise errors.DeadlineExceeded(
-                    f"{text}, after {timeout:.3g} s; see what they do, or make the queue with more "
-                    "max_chunks"
-                )
-            if runtime.monotonic() >= tell_at:
-                tell_at += TELL_S
-                logger.warning("%s; enqueue() has waited %.0f s longer for them", text, TELL_S)
+        behind: list[QueueReader] = []
+
+        def put() -> bool | None:
+            self._check()
+            behind[:] = self._readers.behind()
+            if behind:
+                return None
+            self._items.append(item)
+            self._readers.enqueued += 1
+            self._send_all()
+            return True
+
+        self._waits.wait(
+            put,
+            timeout,
+            lambda: (
+                f"{self._name}: no room for item {self._readers.enqueued + 1}: "
+                f"{self._readers.max_chunks} items wait for {', '.join(map(str, behind))}"
+            ),
+            ", after {}; see what they do, or make the queue with more max_chunks",
+            "; enqueue() has waited {} longer for them",
+        )
 
     def _encode(self, value: Any) -> tuple[Any, Sequence[NDArray[np.uint8]]]:
         slab = default_slab()
@@ -267,59 +261,34 @@ class WritingEnd:
         with self._guard:
             self._is_to_try_again = False
             self._send_all()
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
-    # -- waiting -----------------------------------------------------------------------------------
-
-    def _next_change(self) -> Future:
-        """Done when a reader joins, has taken something, leaves, or is lost. With the guard
-        held.
-        """
-        change = Future(self._driver)
-        self._waiting.append(change)
-        return change
-
-    def _take_waiting(self) -> list[Future]:
-        """Those to be woken. With the guard held."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-    def _wait(self, change: Future, deadline: float | None, tell_at: float) -> bool:
-        until = tell_at if deadline is None else min(deadline, tell_at)
-        try:
-            return self._driver.wait_until(change, until)
-        except ClosedError as error:
-            raise QueueClosed(f"{self._name} was shut down here meanwhile") from error
-        finally:
-            if not change.finished:
-                with self._guard:  # or those that time out pile up
-                    if change in self._waiting:
-                        self._waiting.remove(change)
+    def _closed_meanwhile(self) -> QueueClosed:
+        return QueueClosed(f"{self._name} was shut down here meanwhile")
 
     def wait_until_ready(self, timeout: float | None) -> None:
         """See MessageQueue.wait_until_ready()."""
         self._node.node.check_process()
-        deadline = None if timeout is None else runtime.monotonic() + timeout
-        tell_at = runtime.monotonic() + TELL_S
-        while True:
-            with self._guard:
-                if not self._readers.all_have_left:  # they were all there
-                    self._check()
-                missing = self._readers.in_state(QueueReaderState.AWAITED)
-                if not missing:
-                    self._is_ready = True
-                    self._send_all()
-                    return
-                change = self._next_change()
-            if self._wait(change, deadline, tell_at):
-                continue
-            text = f"{self._name} waits for {', '.join(map(str, missing))}"
-            if deadline is not None and runtime.monotonic() >= deadline:
-                raise errors.DeadlineExceeded(f"{text}, after {timeout:.3g} s")
-            if runtime.monotonic() >= tell_at:
-                tell_at += TELL_S
-                logger.warning("%s, %.0f s longer", text, TELL_S)
+        missing: list[QueueReader] = []
+
+        def is_ready() -> bool | None:
+            if not self._readers.all_have_left:  # they were all there
+                self._check()
+            missing[:] = self._readers.in_state(QueueReaderState.AWAITED)
+            if missing:
+                return None
+            self._is_ready = True
+            self._send_all()
+            return True
+
+        self._waits.wait(
+            is_ready,
+            timeout,
+            lambda: f"{self._name} waits for {', '.join(map(str, missing))}",
+            ", after {}",
+            ", {} longer",
+        )
 
     # -- what readers say --------------------------------------------------------------------------
 
@@ -342,8 +311,8 @@ class WritingEnd:
             peer.when_lost.append(joined.on_lost)
             self._joined.append(joined)
             self._send_all()
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
         return joined.answer
 
     def _of_caller(self, ticket: int) -> JoinedReader | None:
@@ -361,8 +330,8 @@ class WritingEnd:
             if joined is None:
                 return
             self._readers.take(joined.reader, count)
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
     def _leave(self, ticket: int, is_dropped: bool) -> None:
         with self._guard:
@@ -375,16 +344,16 @@ class WritingEnd:
                 logger.info("%s: %s has shut down", self._name, joined.reader)
             self._let_go(joined)
             self._send_all()
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
     def _peer_lost(self, joined: JoinedReader, peer: Peer) -> None:
         with self._guard:
             self._lose(joined, errors.text_of(peer.connection.error or ClosedError("closed")))
             joined.on_lost = None  # the peer is walking through its list
             self._let_go(joined)
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
 
     def _given_up(self, joined: JoinedReader, _: BaseException) -> bool:
         """The reader did not wait for its welcome; or its connection is gone, which is told
@@ -393,8 +362,8 @@ class WritingEnd:
         if joined.peer.connection.error is None:
             with self._guard:
                 self._lose(joined, "it has given up joining")
-                waiting = self._take_waiting()
-            _wake(waiting)
+                waiting = self._waits.take_waiting()
+            wake(waiting)
         return False
 
     def _lose(self, joined: JoinedReader, why: str) -> None:
@@ -424,8 +393,8 @@ class WritingEnd:
             if self._is_closed:
                 return
             self._is_closed = True
-            waiting = self._take_waiting()
-        _wake(waiting)
+            waiting = self._waits.take_waiting()
+        wake(waiting)
         deadline = runtime.monotonic() + linger_s
         try:
             if not self._driver.leads_here():
@@ -446,7 +415,7 @@ class WritingEnd:
                 count = self._readers.enqueued
                 up = [one for one in self._joined if one.reader.state is QueueReaderState.UP]
                 late = [one.reader for one in up if one.reader.sent < count]
-                change = self._next_change()
+                change = self._waits.next_change()
             if not late:
                 break
             if not self._driver.wait_until(change, deadline):
@@ -474,8 +443,3 @@ def _caller() -> Peer:
     peer = calling_peer()
     assert peer is not None, "these are handlers"
     return peer
-
-
-def _wake(waiting: list[Future]) -> None:
-    for future in waiting:
-        future.set_result(None)

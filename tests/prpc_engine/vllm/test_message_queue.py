@@ -27,8 +27,6 @@ from prpc_engine.vllm import (
     ReaderLost,
     WriterLost,
     WrongEnd,
-    reading_end,
-    writing_end,
 )
 from shard import ForkedError
 from tests.program import PATIENCE_S, halt, wait_until
@@ -319,8 +317,7 @@ def test_dequeue_gives_up_at_its_deadline_and_misses_nothing(queues: Queues) -> 
 def test_who_waits_long_says_for_whom_in_the_log(
     queues: Queues, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for end in (writing_end, reading_end):
-        monkeypatch.setattr(end, "TELL_S", 0.01)
+    monkeypatch.setattr("prpc_engine.vllm.waits.TELL_S", 0.01)
     queue = queues.writer(2, 2, max_chunks=1)
     reader = queues.reader(queue.export_handle(), 0)
     waits: list[tuple[Callable[[], Any], str]] = [
