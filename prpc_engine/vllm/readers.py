@@ -35,7 +35,7 @@ class QueueReaderEvent(Enum):
 
 class QueueReaderAction(Enum):
     SEND = "the items that it lacks leave"
-    FORGET = "nothing is sent to it any more, and nobody waits for it"
+    FORGET = "no item is sent to it any more, and enqueue() does not wait for it"
     REFUSE = "nothing is enqueued from now on"
 
 
