@@ -6,13 +6,16 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.ports import hold_port
@@ -49,6 +52,8 @@ class Launch:
 
     def __init__(self, folder: Path, nodes: int, *command: str, port: int = 0, **env: str) -> None:
         self.folder = folder
+        # what DI-engine and its libraries leave goes with the launch; short, for names of sockets
+        self._temporary = tempfile.TemporaryDirectory(prefix="ding-", dir="/tmp")
         self._log = folder / f"log.{len(list(folder.glob('log.*')))}"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -61,6 +66,7 @@ class Launch:
                     "JOBS_NODES": str(nodes),
                     "JOBS_PORT": str(port),
                     "PYTHONWARNINGS": "ignore",
+                    "TMPDIR": self._temporary.name,
                     **env,
                 },
                 stdin=subprocess.DEVNULL,
@@ -88,9 +94,38 @@ class Launch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(LIMIT_S)
+        left = _end_session(self.process)
+        self._temporary.cleanup()
+        assert not left, f"left in /dev/shm: {left}"
+
+
+def _session(number: int) -> list[int]:
+    """The processes of it that run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == number and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def _end_session(process: subprocess.Popen[bytes]) -> list[str]:
+    """Kill all that it has started; what those have left in /dev/shm. Semaphores of joblib, which
+    DI-engine imports, are given back by a program that ends by itself alone: they are removed here.
+    """
+    pids = set(_session(process.pid))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(LIMIT_S)
+    left = [
+        entry
+        for entry in os.scandir("/dev/shm")
+        if pids.intersection(map(int, re.findall(r"\d+", entry.name)))
+    ]
+    for entry in left:
+        if entry.name.startswith("sem.loky-"):
+            os.unlink(entry)
+    return [entry.name for entry in left if not entry.name.startswith("sem.loky-")]
 
 
 def ditask(folder: Path, main: str, nodes: int, *options: str, command: str = "ditask") -> Launch:
