@@ -8,8 +8,9 @@ import contextlib
 import errno
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from shard.errors import AddressInUseError, ShardError, UnreachableError
 from shard.loop.reactor import Reactor
@@ -27,13 +28,21 @@ KIND = 1  # in the handshake
 LISTEN_BACKLOG = 1024
 # For all addresses of a name, once one has used up the time: so that each is named with a reason.
 SHARE_S_MIN = 0.001
+Connected = TypeVar("Connected")
+
+
+class Place(NamedTuple):
+    """One of the addresses that a host's name stands for, as the socket library takes it."""
+
+    family: socket.AddressFamily
+    where: Any
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """("host", port) of "tcp://host:port"; IPv6 hosts stand in brackets. Raises UnreachableError
-    with what is allowed.
+    """("host", port) of "tcp://host:port", or of another scheme's that meets at a tcp port; IPv6
+    hosts stand in brackets. Raises UnreachableError with what is allowed.
     """
-    host, colon, port = address.removeprefix("tcp://").rpartition(":")
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
     if not colon or not port.isdecimal() or int(port) > 65535 or not host:
         raise UnreachableError(
             f"{address!r} is no address: host:port expected, such as 127.0.0.1:9394 or [::1]:9394"
@@ -41,9 +50,36 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def format_address(host: str, port: int) -> str:
+def format_address(host: str, port: int, scheme: str = "tcp") -> str:
     """The address of a host and port, with brackets around an IPv6 host."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def listening_socket(address: str) -> socket.socket:
+    """A tcp socket that listens at "scheme://host:port". Raises AddressInUseError, UnreachableError
+    for a name that stands for nothing, ShardError.
+    """
+    host, port = parse_address(address)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise UnreachableError(f"cannot listen at {address}: {error.strerror}") from error
+    sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(
+                f"cannot listen at {address}: the port is taken; choose another, "
+                "or 0 for any free one"
+            ) from error
+        raise ShardError(f"cannot listen at {address}: {error.strerror}") from error
+    return sock
 
 
 class TcpListener(LanedListener):
@@ -95,27 +131,7 @@ class TcpTransport(Transport):
         return None
 
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> TcpListener:
-        host, port = parse_address(address)
-        try:
-            family, kind, protocol, _, where = socket.getaddrinfo(
-                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except socket.gaierror as error:
-            raise UnreachableError(f"cannot listen at {address}: {error.strerror}") from error
-        sock = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(where)
-            sock.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            sock.close()
-            if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"cannot listen at {address}: the port is taken; choose another, "
-                    "or 0 for any free one"
-                ) from error
-            raise ShardError(f"cannot listen at {address}: {error.strerror}") from error
-        return self.listen_on(sock, reactor, accept)
+        return self.listen_on(listening_socket(address), reactor, accept)
 
     def listen_on(self, sock: socket.socket, reactor: Reactor, accept: Accept) -> TcpListener:
         """Listen at a socket that listens already, or at a port that another process deals out
@@ -124,37 +140,14 @@ class TcpTransport(Transport):
         return TcpListener(sock, self._node, self._slab, reactor, accept, self._tls)
 
     async def connect(self, address: str, timeout_s: float) -> TcpConnection:
-        """As Transport.connect(). A name is looked up each time, in a thread of run_blocking(), and
-        every address that it stands for is tried, in the order of the system's resolver; those
-        after one have the time that it has left them, and it leaves them their share. A look-up
-        that takes longer than `timeout_s` goes on in its thread, to nobody's use.
-        """
-        host, port = parse_address(address)
-        deadline = time.monotonic() + timeout_s
-        places = await _places(address, host, port, deadline)
-        refusals = []
-        for tried, (family, _, _, _, place) in enumerate(places):
-            now = time.monotonic()
-            share_s = max(SHARE_S_MIN, deadline - now) / (len(places) - tried)
-            try:
-                return await self._connect(address, family, place, now + share_s)
-            except UnreachableError as error:
-                refusals.append(error)
-        if len(refusals) == 1:
-            raise refusals[0]
-        tries = zip(places, refusals, strict=True)
-        raise UnreachableError(
-            f"none of the {len(places)} addresses of {address} answers: "
-            + "; ".join(f"{place[4][0]}: {refusal}" for place, refusal in tries)
-        )
+        """As Transport.connect(), at any of the places that the host's name stands for."""
+        return await at_each_place(address, timeout_s, self._connect)
 
-    async def _connect(
-        self, address: str, family: socket.AddressFamily, place: Any, deadline: float
-    ) -> TcpConnection:
+    async def _connect(self, address: str, place: Place, deadline: float) -> TcpConnection:
         node = self._node
         return await connect_lanes(
             address,
-            lambda: _dial(address, family, place, deadline),
+            lambda: dial(address, place, deadline),
             lambda socks: TcpConnection(socks, address, node, self._slab),
             node,
             KIND,
@@ -164,16 +157,47 @@ class TcpTransport(Transport):
         )
 
 
-async def _places(address: str, host: str, port: int, deadline: float) -> list[Any]:
+async def at_each_place(
+    address: str,
+    timeout_s: float,
+    connect: Callable[[str, Place, float], Awaitable[Connected]],
+) -> Connected:
+    """What connect(address, place, deadline) makes at the first place that answers. A name is
+    looked up each time, in a thread of run_blocking(), and every address that it stands for is
+    tried, in the order of the system's resolver; those after one have the time that it has left
+    them, and it leaves them their share. A look-up that takes longer than `timeout_s` goes on in
+    its thread, to nobody's use. Raises UnreachableError, and what connect() does beside it.
+    """
+    host, port = parse_address(address)
+    deadline = time.monotonic() + timeout_s
+    places = await _places(address, host, port, deadline)
+    refusals = []
+    for tried, place in enumerate(places):
+        now = time.monotonic()
+        share_s = max(SHARE_S_MIN, deadline - now) / (len(places) - tried)
+        try:
+            return await connect(address, place, now + share_s)
+        except UnreachableError as error:
+            refusals.append(error)
+    if len(refusals) == 1:
+        raise refusals[0]
+    tries = zip(places, refusals, strict=True)
+    raise UnreachableError(
+        f"none of the {len(places)} addresses of {address} answers: "
+        + "; ".join(f"{place.where[0]}: {refusal}" for place, refusal in tries)
+    )
+
+
+async def _places(address: str, host: str, port: int, deadline: float) -> list[Place]:
     """What the host of `address` stands for; without another thread where it is a number. Raises
     UnreachableError.
     """
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         with contextlib.suppress(socket.gaierror):
-            return list(look_up(flags=socket.AI_NUMERICHOST))
+            return [Place(one[0], one[4]) for one in look_up(flags=socket.AI_NUMERICHOST)]
         async with CancelScope(max(0.0, deadline - time.monotonic())):
-            return list(await run_blocking(look_up))
+            return [Place(one[0], one[4]) for one in await run_blocking(look_up)]
     except (OSError, UnicodeError, RuntimeError) as error:
         # UnicodeError: a label that is empty or longer than DNS has; RuntimeError: no more threads
         text = error.strerror if isinstance(error, OSError) else str(error)
@@ -181,20 +205,18 @@ async def _places(address: str, host: str, port: int, deadline: float) -> list[A
     raise UnreachableError(f"{address}: the name was not looked up in time")
 
 
-async def _dial(
-    address: str, family: socket.AddressFamily, place: Any, deadline: float
-) -> socket.socket:
+async def dial(address: str, place: Place, deadline: float) -> socket.socket:
     """A socket that has connected to that place of `address`, and does not block. Raises
     UnreachableError.
     """
     with contextlib.ExitStack() as closing:
         try:
             sock = closing.enter_context(
-                socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                socket.socket(place.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             )
             # what a handshake says is short: each waits for no other to be acknowledged
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await connect_socket(sock, place, deadline)
+            await connect_socket(sock, place.where, deadline)
         except TimeoutError as error:
             raise UnreachableError(f"nobody answered at {address} in time") from error
         except OSError as error:
