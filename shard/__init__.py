@@ -83,7 +83,9 @@ from shard.transport.shared_port import DistributedPort, SocketDistributor
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
+from shard.transport.verbs import VerbsTransport
 from shard.transport.verbs_device import verbs_ports, verbs_refusal
+from shard.transport.verbs_queue import VerbsOptions
 
 __all__ = [
     "BULK",
@@ -165,6 +167,8 @@ __all__ = [
     "Transport",
     "Trimmer",
     "UnixTransport",
+    "VerbsOptions",
+    "VerbsTransport",
     "UnreachableError",
     "Waiter",
     "Weather",

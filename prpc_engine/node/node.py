@@ -65,6 +65,8 @@ logger = logging.getLogger("prpc")
 # Between two looks whether a connection is idle that is to be left for a better path; so many find
 # it busy, then it is left so.
 LEAVE_S, LEAVE_LOOKS_MAX = 1.0, 10
+BETWEEN_HOSTS = ("tcp", "verbs")  # whose addresses are a host and a port
+NOT_SIMULATED = "a simulation has no such transport"
 
 
 class Node:
@@ -148,14 +150,17 @@ class Node:
         self._advertise = node.advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
-        self._known = known = make_transports(identity, slab, config.tls)
+        self._known = known = make_transports(
+            identity, slab, config.tls, config.transport
+        )
         listen_at = {name: f"{name}://" for name in known}
-        listen_at["tcp"] = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        listen_at["tcp"] = f"tcp://{Address(host, port)}"
+        listen_at["verbs"] = f"verbs://{Address(host, 0)}"  # a port of its own, for the handshake
         try:
             for name in transports:
-                transport = known[name]
-                refusal = transport.refusal()
-                if refusal is not None:
+                transport = known.get(name)
+                refusal = (transport.refusal() or "") if transport is not None else NOT_SIMULATED
+                if transport is None or refusal:
                     logger.warning("transport %s is not used: %s", name, refusal)
                     self._unusable.append(Refusal(name, refusal, False))  # that is said once, here
                     continue
@@ -186,10 +191,13 @@ class Node:
         return [self._advertised(listener.address) for listener in self._listeners]
 
     def _advertised(self, bound: str) -> str:
-        if self._advertise is None or not bound.startswith("tcp://"):
+        scheme = bound.partition("://")[0]
+        if self._advertise is None or scheme not in BETWEEN_HOSTS:
             return bound
-        port = self._advertise.port or int(bound.rpartition(":")[2])
-        return f"tcp://{Address(self._advertise.host, port)}"
+        port = int(bound.rpartition(":")[2])
+        if scheme == "tcp":
+            port = self._advertise.port or port
+        return f"{scheme}://{Address(self._advertise.host, port)}"
 
     def address(self, scheme: str) -> str:
         """Where one transport listens, without its scheme. Raises Closed when the node is,
@@ -478,7 +486,7 @@ class Node:
         """Whether one of these addresses is of this process, or reached without leaving this
         host.
         """
-        near = [transport for transport in self._transports if transport is not self._known["tcp"]]
+        near = [one for one in self._transports if one.scheme not in BETWEEN_HOSTS]
         return any(
             address.startswith(one.scheme + "://") and one.cannot_reach(address) is None
             for one in near

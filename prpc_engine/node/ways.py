@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from prpc_engine import errors
 from prpc_engine.settings.config import TlsSettings
+from prpc_engine.settings.sections import TransportSection
 from shard import (
     Node,
     ShardError,
@@ -16,14 +17,20 @@ from shard import (
     TcpTransport,
     Transport,
     UnixTransport,
+    VerbsOptions,
+    VerbsTransport,
     runtime,
 )
 
 CONTROL = "control"  # tcp to a master, whose messages are all small: on one lane
 
 
-def make_transports(identity: Node, slab: Slab, tls: TlsSettings | None) -> dict[str, Transport]:
-    """Those named shm, unix, tcp and CONTROL. Raises ConfigError for unreadable certificates."""
+def make_transports(
+    identity: Node, slab: Slab, tls: TlsSettings | None, section: TransportSection
+) -> dict[str, Transport]:
+    """Those named shm, unix, verbs, tcp and CONTROL. Raises ConfigError for unreadable
+    certificates.
+    """
     if runtime.transports is not None:
         return runtime.transports(identity, slab)
     one_lane = replace(identity, limits=replace(identity.limits, connections_per_peer=1))
@@ -31,6 +38,17 @@ def make_transports(identity: Node, slab: Slab, tls: TlsSettings | None) -> dict
         return {
             "shm": ShmTransport(identity, slab),
             "unix": UnixTransport(identity, slab),
+            "verbs": VerbsTransport(
+                identity,
+                slab,
+                VerbsOptions(
+                    device=section.verbs_device or None,
+                    gid_index=section.verbs_gid_index,
+                    service_level=section.verbs_service_level,
+                    traffic_class=section.verbs_traffic_class,
+                ),
+                has_tls=tls is not None,
+            ),
             "tcp": TcpTransport(identity, slab, tls),
             CONTROL: TcpTransport(one_lane, slab, tls),
         }

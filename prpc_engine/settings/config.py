@@ -18,7 +18,8 @@ from prpc_engine.settings.address import NAME_LENGTH_MAX, Address
 from prpc_engine.settings.user_secret import NO_SECRET, NoSecret, UserSecret, user_secret
 from shard import Slab, huge_page_policy, polling_enabled
 
-TRANSPORTS = ("shm", "unix", "tcp")  # in order of preference
+TRANSPORTS = ("shm", "unix", "tcp")  # used by default, in order of preference
+ALL_TRANSPORTS = ("shm", "unix", "verbs", "tcp")  # those that may be named
 SECRET_FILE_BYTES_MAX = 4096  # far more than a key of any cipher: what is longer is another file
 TLS_FILE_BYTES_MAX = 4 << 20  # a bundle of all public CAs has some 250 KB
 # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word

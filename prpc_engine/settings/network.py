@@ -6,6 +6,7 @@ role, as GRPC++ has them, cut to what a cluster can use. No I/O here.
     whether they poll         PRPC_ENABLE_POLLING  0, false, off, 1, true, on   false
     whether they are pinned   PRPC_PIN_CORES       the same                     see sections.py
     transports                PRPC_TRANSPORTS      names with commas            shm, unix, tcp
+    the RDMA device           PRPC_VERBS_DEVICE    device, or device:port       the first usable one
 
 The settings connection_timeout_s, endpoint_map_folder, data_port_offset, flow_control_max and
 tensor_fuse may also stand in section [network] of the file that PRPC_CONFIG names, which these
@@ -179,11 +180,13 @@ TRANSPORTS: Variable[tuple[str, ...] | None] = Variable(("PRPC_TRANSPORTS",), _n
 SHARDS: Variable[int | str] = Variable(("PRPC_SHARDS",), _shards, 0)
 POLLING = Variable(("PRPC_ENABLE_POLLING",), _switch, False)
 PIN_CORES: Variable[bool | None] = Variable(("PRPC_PIN_CORES",), _switch, None)
+VERBS_DEVICE = Variable(("PRPC_VERBS_DEVICE",), lambda name, text: text, "")
 OF_NODES: dict[str, Variable[Any]] = {  # by the names of NodeConfig's settings
     "node.transports": TRANSPORTS,
     "shards.count": SHARDS,
     "shards.polling": POLLING,
     "shards.pin_cores": PIN_CORES,
+    "transport.verbs_device": VERBS_DEVICE,
 }
 # Of a role.
 PS_CORES = Variable(("PRPC_PS_CORE_NUMBER", "NETWORK_PS_CORE_NUMBER"), _whole(1), 8)

@@ -17,6 +17,7 @@ A later layer replaces an earlier one, setting by setting.
                                                        WORKER_ENABLE_POLLING
     shards.pin_cores  pin_cores   PRPC_PIN_CORES       PS_DISABLE_PIN_CORES
                                                        WORKER_DISABLE_PIN_CORES
+    transport.verbs_device         PRPC_VERBS_DEVICE
     network           by name                          those of every role: network.py
     secret            secret      PRPC_SECRET_FILE, PRPC_SECRET
     tls               tls         PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA
@@ -50,8 +51,8 @@ from prpc_engine.settings import layers
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.allow import AllowList
 from prpc_engine.settings.config import (
+    ALL_TRANSPORTS,
     TIMEOUT_S_MAX,
-    TRANSPORTS,
     TlsSettings,
     advertise_from,
     check_tls,
@@ -287,11 +288,11 @@ def _count(one: Found) -> int:
 def _transports(one: Found) -> tuple[str, ...]:
     names = one.value
     is_list = isinstance(names, Sequence) and not isinstance(names, str)
-    known = is_list and all(name in TRANSPORTS for name in names)
+    known = is_list and all(name in ALL_TRANSPORTS for name in names)
     if known and names and len(set(names)) == len(names):
         return tuple(names)
     raise one.refused(
-        f"allowed are {', '.join(TRANSPORTS)}, at least one, each once, in order of preference"
+        f"allowed are {', '.join(ALL_TRANSPORTS)}, at least one, each once, in order of preference"
     )
 
 

@@ -79,6 +79,15 @@ PortOffset = Annotated[
 FlowControl = Annotated[
     int, msgspec.Meta(ge=1, le=INT64_MAX, description="a whole number from 1 on is allowed")
 ]
+Device = Annotated[
+    str,
+    msgspec.Meta(description='"device" or "device:port", such as "mlx5_0:1", or "" is allowed'),
+]
+GidIndex = Annotated[
+    int, msgspec.Meta(ge=0, le=255, description="the index of a GID, 0 to 255, is allowed")
+]
+ServiceLevel = Annotated[int, msgspec.Meta(ge=0, le=15, description="0 to 15 is allowed")]
+TrafficClass = Annotated[int, msgspec.Meta(ge=0, le=255, description="0 to 255 is allowed")]
 Compression = Annotated[str, msgspec.Meta(description='"zlib", "zstd" and "lz4" are allowed')]
 
 
@@ -131,11 +140,20 @@ class ShardsSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class TransportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """[transport]: `tcp_checksum` asks for checksums of tcp connections without TLS. One of two
-    sides is enough.
+    """[transport]: what one transport alone has.
+
+    tcp_checksum         asks for checksums of tcp connections without TLS; one side is enough
+    verbs_device         the RDMA device, or "device:port"; "": the first that may be used
+    verbs_gid_index      which of its GIDs; None: the best of them
+    verbs_service_level  of its packets on InfiniBand
+    verbs_traffic_class  of its packets' headers: on RoCE v2 its upper six bits are the DSCP
     """
 
     tcp_checksum: Switch = False
+    verbs_device: Device = ""
+    verbs_gid_index: GidIndex | None = None
+    verbs_service_level: ServiceLevel = 0
+    verbs_traffic_class: TrafficClass = 0
 
 
 class NetworkSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -98,13 +98,13 @@ async def meet(
         node.callers,
     )
     try:
-        await _say(sock, exchange.start(), deadline)
+        await say(sock, exchange.start(), deadline)
         while exchange.wanted:
-            answer = exchange.feed(await _hear(sock, exchange.wanted, deadline))
+            answer = exchange.feed(await hear(sock, exchange.wanted, deadline))
             if answer and send_proof is not None:
                 send_proof(answer)
             elif answer:
-                await _say(sock, answer, deadline)
+                await say(sock, answer, deadline)
     except TimeoutError as error:
         raise UnreachableError(
             f"{address} did not finish the handshake within {timeout_s:.3g} s: it hangs, "
@@ -118,7 +118,7 @@ async def meet(
     return exchange
 
 
-async def _hear(sock: socket.socket, count: int, deadline: float) -> bytes:
+async def hear(sock: socket.socket, count: int, deadline: float) -> bytes:
     """`count` bytes. Raises PeerLostError, TimeoutError, AuthenticationError when the peer turns
     out to speak TLS, and ForeignProtocolError when it speaks HTTP/2.
     """
@@ -140,7 +140,7 @@ async def _hear(sock: socket.socket, count: int, deadline: float) -> bytes:
     return received
 
 
-async def _say(sock: socket.socket, data: bytes, deadline: float) -> None:
+async def say(sock: socket.socket, data: bytes, deadline: float) -> None:
     """Send it. That the peer has hung up is no error yet: why it did may be there to be read.
     Raises TimeoutError.
     """

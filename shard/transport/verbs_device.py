@@ -166,12 +166,13 @@ def _port(
     is_ethernet = _read(folder / "link_layer") == "Ethernet"
     best: tuple[int, int, ipaddress.IPv6Address | None, str] = (9, 0, None, "")
     for index in sorted(map(int, filter(str.isdecimal, _entries(folder / "gids")))):
-        text = _read(folder / "gids" / str(index))
+        text = _read(f"{folder}/gids/{index}")
+        if not text.strip("0:"):
+            continue  # most of a table, which may have a thousand rows
         with contextlib.suppress(ValueError):
             gid = ipaddress.IPv6Address(text)
-            if int(gid):
-                kind = _read(folder / "gid_attrs" / "types" / str(index))
-                best = min(best, (_rank(gid, kind, is_ethernet), index, gid, kind))
+            kind = _read(folder / "gid_attrs" / "types" / str(index))
+            best = min(best, (_rank(gid, kind, is_ethernet), index, gid, kind))
     rank, gid_index, gid_or_none, kind = best
     link = ("RoCE v2" if kind == V2 else "RoCE v1") if is_ethernet else "InfiniBand"
     state = _read(folder / "state").rpartition(" ")[2].lower() or "of unknown state"
@@ -203,8 +204,9 @@ def _entries(folder: Path) -> list[str]:
         return []
 
 
-def _read(path: Path) -> str:
+def _read(path: Path | str) -> str:
     try:
-        return path.read_text().strip()
+        with open(path, "rb", buffering=0) as file:
+            return file.read(4096).decode().strip()
     except (OSError, UnicodeDecodeError):  # EINVAL: that row of a table is empty
         return ""

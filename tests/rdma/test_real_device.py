@@ -49,5 +49,5 @@ def test_doctor_names_the_port_that_verbs_would_use() -> None:
         check=False,
     ).stdout
     port = chosen_port()
-    assert f"verbs would use {port}; this version does not yet" in said
+    assert f"verbs would use {port}, where PRPC_TRANSPORTS names it" in said
     assert f"{port} {port.link}, {port.address}" in said

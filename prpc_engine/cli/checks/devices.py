@@ -45,7 +45,7 @@ def rdma(host: Host) -> Iterator[Finding]:
         "RDMA devices",
         "; ".join(told),
         "ok",
-        f"{would}; this version does not yet: it speaks tcp between hosts",
+        f"{would}, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp",
     )
     asked = [name for name in FORK_SAFE if os.environ.get(name)]
     if asked:

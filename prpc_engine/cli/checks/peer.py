@@ -21,7 +21,7 @@ from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.paths import Refusal
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import TRANSPORTS
+from prpc_engine.settings.config import ALL_TRANSPORTS
 from prpc_engine.settings.node_config import NodeConfig
 from shard import runtime
 
@@ -33,12 +33,14 @@ TIMEOUT_S = 5.0  # for one address to connect, and for one answer
 
 def peer_address(text: str) -> str:
     """The address of a node as transports have it, of what a user wrote: host:port,
-    tcp://host:port, shm://... or unix://... Raises ConfigError."""
+    tcp://host:port, verbs://host:port, shm://... or unix://... Raises ConfigError."""
     scheme, found, rest = text.partition("://")
     if found and scheme in ("shm", "unix"):
         if rest.count("/") != 2:
             raise errors.ConfigError(f"{text!r} is no address: {scheme}://host/uid/token expected")
         return text
+    if found and scheme == "verbs":
+        return f"verbs://{Address.parse(rest)}"
     return f"tcp://{Address.parse(text.removeprefix('tcp://'))}"
 
 
@@ -128,7 +130,7 @@ def _reachable(addresses: list[str], given: str) -> tuple[list[str], str]:
 def _paths(addresses: list[str], config: NodeConfig, text: str) -> Iterator[Finding]:
     """One finding a transport, in our order of preference."""
     taken, wanted = "", config.node.transports
-    for name in (*wanted, *(other for other in TRANSPORTS if other not in wanted)):
+    for name in (*wanted, *(other for other in ALL_TRANSPORTS if other not in wanted)):
         fact = f"path {name}"
         if name not in wanted:
             yield Finding(fact, "forbidden here by PRPC_TRANSPORTS")

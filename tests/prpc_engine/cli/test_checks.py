@@ -240,7 +240,7 @@ def test_rdma_ports_are_shown_with_what_they_are_and_which_would_be_used(
     assert (libraries.fact, libraries.verdict) == ("RDMA libraries", "warn")
     assert found.value == "mlx5_1:1 RoCE v2, 10.0.0.5; mlx5_0:1: it is down"
     assert found.advice == (
-        "verbs would use mlx5_1:1; this version does not yet: it speaks tcp between hosts"
+        "verbs would use mlx5_1:1, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp"
     )
 
 

@@ -1,0 +1,180 @@
+"""Calls and tables over a real verbs device, between processes: what goes wrong there, and what
+becomes of those that wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcClient, RpcService
+from prpc_engine.errors import MaybeExecuted, NotSent
+from shard import control_loop
+from shard.transport.verbs_connection import VerbsConnection
+from tests.prpc_engine.inside import node_of, peers_by_address, session_of
+from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[Master]:
+    control_loop()  # of the process: the first test leaves nothing behind with it
+    with Master("127.0.0.1:0") as master:
+        yield master
+
+
+@pytest.fixture(scope="module")
+def server(master: Master) -> Iterator[ServerProcess]:
+    with ServerProcess(master.address, "test", "verbs,tcp") as process:
+        yield process
+
+
+@contextlib.contextmanager
+def client_of(
+    master: Master, name: str = "test", transports: tuple[str, ...] = ("verbs",), **settings: Any
+) -> Iterator[tuple[RpcService, RpcClient]]:
+    with RpcService(master=master.address, transports=transports, **settings) as service:
+        yield service, service.create_client(name, timeout_s=PATIENCE_S)
+
+
+def connection_of(service: RpcService) -> VerbsConnection:
+    """That to the server."""
+    (connection,) = [
+        peer.connection
+        for peer in peers_by_address(node_of(service)).values()
+        if isinstance(peer.connection, VerbsConnection)
+    ]
+    return connection
+
+
+def transports_of(service: RpcService) -> set[str]:
+    """Over which the server is reached; the master is another node."""
+    return {
+        peer.transport
+        for peer in service.statistics().peers
+        if peer.choice is not None and not peer.choice.node.endswith(session_of(service).address)
+    }
+
+
+def test_calls_and_arrays_of_every_size_go_over_verbs(
+    master: Master, server: ServerProcess
+) -> None:
+    with client_of(master) as (service, client):
+        assert client.call("echo", {"one": [1, "two"]}) == {"one": [1, "two"]}
+        for nbytes in (1, 1000, 20_000, MIB + 1, 16 * MIB):
+            array = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
+            assert np.array_equal(client.call("echo", array), array)
+        futures = [client.submit("add", number, 1) for number in range(1000)]
+        assert [future.result() for future in futures] == list(range(1, 1001))
+        assert transports_of(service) == {"verbs"}
+
+
+def test_nothing_is_registered_for_a_message(master: Master, server: ServerProcess) -> None:
+    with client_of(master) as (service, client):
+        array = np.ones(MIB, np.uint8)
+        for _ in range(20):  # the slab grows to what is in use at a time
+            client.call("first_and_last", array)
+        domain = connection_of(service)._domain
+        before = domain.registrations
+        for number in range(300):
+            assert client.call("echo", number) == number
+            assert client.call("first_and_last", array[: 30_000 + number]) == (1.0, 1.0)
+        assert domain.registrations == before
+
+
+def test_a_polling_service_calls_as_well(master: Master, server: ServerProcess) -> None:
+    with client_of(master, polling=True) as (_, client):
+        assert [client.call("add", number, 1) for number in range(50)] == list(range(1, 51))
+
+
+def test_a_server_that_is_killed_ends_its_calls_by_name_and_leaves_nothing(master: Master) -> None:
+    with (
+        ServerProcess(master.address, "killed", "verbs") as process,
+        client_of(master, "killed") as (service, client),
+    ):
+        array = np.ones(32 * MIB, np.uint8)
+        client.call("echo", 1)
+        futures = [client.submit("echo", array) for _ in range(4)]
+        process.kill()
+        for future in futures:
+            with pytest.raises((MaybeExecuted, NotSent), match="verbs://"):
+                future.result(PATIENCE_S)
+        del array
+        slab = node_of(service).slab
+        wait_until(lambda: not slab.statistics().leases, "leases that came back")
+
+
+def test_a_client_that_is_killed_while_it_is_read_from_takes_nothing_with_it(
+    master: Master, server: ServerProcess
+) -> None:
+    pid = os.fork()
+    if not pid:  # a process of its own from here on, with a node of its own
+        with contextlib.suppress(BaseException), client_of(master) as (_, client):
+            futures = [client.submit("echo", np.ones(32 * MIB, np.uint8)) for _ in range(8)]
+            futures[0].result()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    with client_of(master) as (_, client):
+        assert client.call("first_and_last", np.arange(MIB, dtype=np.float32)) == (0.0, MIB - 1.0)
+
+
+def fail(connection: VerbsConnection) -> None:
+    """As a device does: the queue pair is in error, and what it had is flushed."""
+    import importlib
+
+    attributes = importlib.import_module("pyverbs.qp").QPAttr(qp_state=6)  # IBV_QPS_ERR
+    connection._queue._pair.modify(attributes, 1)  # IBV_QP_STATE
+
+
+def test_a_queue_pair_that_fails_ends_its_calls_and_the_next_one_has_another(
+    master: Master, server: ServerProcess
+) -> None:
+    with client_of(master) as (service, client):
+        for _ in range(3):
+            client.call("echo", 1)
+            failed = connection_of(service)
+            future = client.submit("echo", np.ones(8 * MIB, np.uint8))
+            fail(failed)
+            with pytest.raises((MaybeExecuted, NotSent)):
+                future.result(PATIENCE_S)
+            assert client.call("echo", 2) == 2
+            assert connection_of(service) is not failed
+
+
+def test_tcp_takes_over_while_verbs_rests(master: Master, server: ServerProcess) -> None:
+    with client_of(master, transports=("verbs", "tcp")) as (service, client):
+        client.call("echo", 1)
+        assert transports_of(service) == {"verbs"}
+        lost = connection_of(service)
+        fail(lost)
+        wait_until(lambda: lost.error is not None, "the end of the connection")
+        for number in range(20):
+            assert client.call("echo", number) == number
+        assert transports_of(service) <= {"verbs", "tcp"}
+
+
+def test_a_fork_takes_nothing_from_its_parent(master: Master, server: ServerProcess) -> None:
+    with client_of(master) as (service, client):
+        array = np.arange(MIB, dtype=np.float32)
+        assert client.call("first_and_last", array) == (0.0, MIB - 1.0)
+        pid = os.fork()
+        if not pid:
+            with contextlib.suppress(BaseException):
+                client.call("echo", 1, timeout_s=1.0)
+            # as an interpreter ends: what is left is collected
+            del client, service
+            import gc
+
+            gc.collect()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert client.call("first_and_last", array) == (0.0, MIB - 1.0)
+        assert transports_of(service) == {"verbs"}
