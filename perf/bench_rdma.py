@@ -1,5 +1,6 @@
 """What each verb takes on the RDMA port that this machine would use, through pyverbs, from the post
-to its completion; beside it rdma-core's ibv_rc_pingpong, which is C, on the same port.
+to its completion; beside it a message of the verbs transport, which posts them, and rdma-core's
+ibv_rc_pingpong, which is C, on the same port.
 
 Both ends are on this one port: what moves goes through the device and back to this host, not over a
 cable. A table for one's own hardware, and what a transport over verbs is measured by.
@@ -30,10 +31,12 @@ from .child import NotOffered
 from .harness import Candidate, Place, Result, compare
 from .targets import Target
 from .timing import FULL, TINY, Effort, Sample, time_each
+from .verbs_link import VerbsLink
 from .verbs_pair import READ, SEND, WRITE, WRITE_WITH_IMM, VerbsPair
 
 NAME = "rdma"
 PINGPONG = "ibv_rc_pingpong"
+PRPC = "prpc verbs"
 PINGPONG_ROUNDS_MIN = 50
 INLINE_BYTES = 64  # an adapter may offer some hundred
 IN_FLIGHT = 16
@@ -67,7 +70,10 @@ VERBS = {
     f"WRITE, {IN_FLIGHT} in flight": Verb(WRITE, IN_FLIGHT),
 }
 CASES = [Moved(64), Moved(4096), Moved(65_536), Moved(1 << 20)]
-TARGETS: list[Target] = []
+TARGETS = [
+    Target(str(CASES[0]), PRPC, "p50_ns", "at most", 2.0, against="SEND, inline"),
+    Target(str(CASES[-1]), PRPC, "p50_ns", "at most", 1.1, against="READ"),
+]
 
 
 def run(
@@ -82,6 +88,7 @@ def run(
         for name, verb in VERBS.items()
         if not verb.is_inline or case.size_bytes <= INLINE_BYTES
     ]
+    candidates.append(Candidate(PRPC, "ours", partial(measure_prpc, case=case), "pyverbs"))
     candidates.append(Candidate(PINGPONG, "peer", partial(measure_pingpong, case=case), "pyverbs"))
     return compare(
         NAME,
@@ -103,6 +110,14 @@ def measure(place: Place, effort: Effort, case: Moved, verb: Verb) -> Sample:
         move = pair.moves(verb.opcode, verb.in_flight, verb.is_inline)
         sample = time_each(move, effort, verb.in_flight)
         return sample.with_work(last_right=int(after.memory[case.size_bytes - 1] == 7))
+
+
+def measure_prpc(place: Place, effort: Effort, case: Moved) -> Sample:
+    """Time of one message of the transport, from send() until it is delivered."""
+    _port()
+    with VerbsLink(case.size_bytes) as link:
+        sample = time_each(link.move, effort, 1)
+        return sample.with_work(last_right=int(link.last == 7))
 
 
 def measure_pingpong(place: Place, effort: Effort, case: Moved) -> Sample:

@@ -14,8 +14,9 @@
                                                          has it
     PORT, DMLC_PORT                          0           this node's tcp port; 0: any free one
     DMLC_PS_VAN_TYPE, else DMLC_ENABLE_RDMA  zmq         zmq and p3: shared memory, else a Unix
-                                                         socket, else tcp; or one of these alone:
-                                                         shm, unix, tcp
+                                                         socket, else tcp; ibverbs, and 1: RDMA
+                                                         before tcp; or one of these alone: shm,
+                                                         unix, tcp
     DMLC_LOCAL                               0           1: within this host only, so not tcp
     DMLC_USE_KUBERNETES                      0           1: the scheduler listens at every address
     DMLC_LOCKLESS_QUEUE                      0           1: threads that wait never sleep (the
@@ -57,7 +58,12 @@ from prpc_engine.settings.address import Address
 NODES_MAX = 4096  # of one role
 WITHIN_HOST = ("shm", "unix")  # in order of preference
 ANY = (*WITHIN_HOST, "tcp")
-TRANSPORTS = {"zmq": ANY, "p3": ANY, "0": ANY, "shm": ("shm",), "unix": ("unix",), "tcp": ("tcp",)}
+RDMA = (*WITHIN_HOST, "verbs", "tcp")
+TRANSPORTS = {
+    **dict.fromkeys(("zmq", "p3", "0"), ANY),
+    **dict.fromkeys(("ibverbs", "1"), RDMA),
+    **{one: (one,) for one in ("shm", "unix", "tcp")},
+}
 GROUP_SIZE_MAX = 64
 VERBOSE_MAX = 9  # more than 2 is as 2
 NOT_HERE = {  # what a job may ask for only as it is there: (the one value allowed, why)
@@ -211,7 +217,7 @@ def _transports(given: Mapping[str, str]) -> tuple[str, ...]:
     if van not in TRANSPORTS:
         raise ConfigError(
             f"{name}={van!r}: {', '.join(TRANSPORTS)} are allowed; "
-            "there is no transport over RDMA or UCX here"
+            "there is no transport over UCX or libfabric here"
         )
     return WITHIN_HOST if _flag(given, "DMLC_LOCAL") else TRANSPORTS[van]
 

@@ -240,9 +240,9 @@ class VerbsTransport(Transport):
         with contextlib.ExitStack() as closing:
             async with a_place(node, address, deadline):
                 try:
+                    sock = closing.enter_context(await dial(address, place, deadline))
                     queue = VerbsQueue(self.domain, slot_bytes_of(node.limits.ring_bytes))
                     closing.callback(queue.close)
-                    sock = closing.enter_context(await dial(address, place, deadline))
                     near = queue.near_end().pack()
                     exchange = await meet(
                         sock, address, node, KIND, deadline, partial(_send_with_end, sock, near)

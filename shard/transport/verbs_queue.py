@@ -293,6 +293,7 @@ class VerbsQueue:
         self._bounce: tuple[mmap.mmap, int, Any] | None = None
         self._exits = contextlib.ExitStack()
         self._error: type[Exception] = _pyverbs("pyverbs_error").PyverbsError
+        self.is_parents = False  # this process is a fork of the one that made it
         with contextlib.ExitStack() as exits:
             self._exits = exits
             self._open(domain)
@@ -495,9 +496,11 @@ class VerbsQueue:
     # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give all of it back: no device reads or writes memory for it any more. Again: does
-        nothing.
+        """Give all of it back: no device reads or writes memory for it any more. Again, or in a
+        fork: does nothing.
         """
+        if self.is_parents:
+            return
         with contextlib.suppress(self._error):  # a device that was removed gives nothing back
             self._exits.close()
             if self._bounce is not None:
@@ -558,6 +561,8 @@ def _leave_to_parent() -> None:
     the parent's. So nothing of it ever ends there.
     """
     for one in list(_made_here):
+        if isinstance(one, VerbsQueue):
+            one.is_parents = True
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 

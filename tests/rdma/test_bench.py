@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from perf.bench_rdma import VERBS, Moved, Verb, measure, measure_pingpong
+from perf.bench_rdma import VERBS, Moved, Verb, measure, measure_pingpong, measure_prpc
 from perf.harness import Place
 from perf.timing import TINY
 
@@ -21,6 +21,12 @@ def test_every_verb_moves_what_it_is_timed_for(verb: Verb, size_bytes: int) -> N
     sample = measure(HERE, TINY, Moved(size_bytes), verb)
     assert sample.work == {"last_right": 1}
     assert sample.p50_ns
+
+
+@pytest.mark.parametrize("size_bytes", [64, 1 << 20])
+def test_the_transport_delivers_what_it_is_timed_for(size_bytes: int) -> None:
+    sample = measure_prpc(HERE, TINY, Moved(size_bytes))
+    assert sample.work == {"last_right": 1}
 
 
 def test_the_peer_tells_its_time() -> None:

@@ -15,8 +15,9 @@ import pytest
 
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import MaybeExecuted, NotSent
-from shard import control_loop
+from prpc_engine.kv import TableWorker
 from shard.transport.verbs_connection import VerbsConnection
+from tests.program import Program
 from tests.prpc_engine.inside import node_of, peers_by_address, session_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -25,7 +26,6 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def master() -> Iterator[Master]:
-    control_loop()  # of the process: the first test leaves nothing behind with it
     with Master("127.0.0.1:0") as master:
         yield master
 
@@ -33,6 +33,8 @@ def master() -> Iterator[Master]:
 @pytest.fixture(scope="module")
 def server(master: Master) -> Iterator[ServerProcess]:
     with ServerProcess(master.address, "test", "verbs,tcp") as process:
+        with client_of(master) as (_, client):
+            client.call("echo", 1)  # what a process begins once is not of any test
         yield process
 
 
@@ -89,6 +91,24 @@ def test_nothing_is_registered_for_a_message(master: Master, server: ServerProce
         assert domain.registrations == before
 
 
+def test_tables_are_pulled_and_pushed_over_verbs(master: Master) -> None:
+    with (
+        Program("tests.rdma.table_server", master.address) as process,
+        RpcService(master.address, transports=["verbs"]) as service,
+    ):
+        assert process.read_line() == "ready"
+        kv = TableWorker(service)
+        kv.create_sparse("rows", dim=64, optimizer={"name": "sgd", "learning_rate": 1.0})
+        keys = np.arange(20_000)
+        for _ in range(3):
+            kv.push("rows", keys, np.ones((len(keys), 64), np.float32))
+        assert (kv.pull("rows", keys) == -3.0).all()
+        kv.create_dense("whole", (4096, 1024), {"name": "add"})
+        added = kv.push_pull("whole", np.full((4096, 1024), 0.5, np.float32))  # of 16 MiB
+        assert (added == 0.5).all()
+        assert transports_of(service) == {"verbs"}
+
+
 def test_a_polling_service_calls_as_well(master: Master, server: ServerProcess) -> None:
     with client_of(master, polling=True) as (_, client):
         assert [client.call("add", number, 1) for number in range(50)] == list(range(1, 51))
@@ -117,7 +137,7 @@ def test_a_client_that_is_killed_while_it_is_read_from_takes_nothing_with_it(
     pid = os.fork()
     if not pid:  # a process of its own from here on, with a node of its own
         with contextlib.suppress(BaseException), client_of(master) as (_, client):
-            futures = [client.submit("echo", np.ones(32 * MIB, np.uint8)) for _ in range(8)]
+            futures = [client.submit("echo", np.ones(8 * MIB, np.uint8)) for _ in range(8)]
             futures[0].result()
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(1)

@@ -16,15 +16,9 @@ import pytest
 from shard import Node, PeerLostError, RemoteProtocolError, Slab, UnreachableError, VerbsOptions
 from shard.transport.records import MESSAGE, RETURN, pack_descriptor, pack_lease, pack_prefix
 from shard.transport.verbs import VerbsTransport
-from shard.transport.verbs_connection import (
-    EVERYWHERE,
-    HEADER,
-    PART,
-    REGION,
-    REGION_NOTE,
-    VerbsConnection,
-)
+from shard.transport.verbs_connection import VerbsConnection
 from shard.transport.verbs_queue import SLOTS, FarEnd, VerbsQueue
+from shard.transport.verbs_records import EVERYWHERE, HEADER, PART, REGION, REGION_NOTE
 from tests.transport_contract import LIMITS, Side, World
 
 ADDRESS = "verbs://127.0.0.1:0"
@@ -126,12 +120,28 @@ def test_a_peer_that_lies_is_hung_up_on_by_name(
 
 def test_a_message_without_an_end_is_bounded(world: World, sides: tuple[Side, Side]) -> None:
     liar, other = sides
-    verbs_of(other)._parts_max = 10_000
+    verbs_of(other)._arrivals._parts_max = 10_000
     connection = verbs_of(liar)
     for _ in range(11):
         connection._post(bytes(1000), PART)
     world.turn_until(lambda: other.ends)
     assert "a message of more than 10000 bytes" in str(other.ends[0])
+
+
+def test_arrays_without_room_in_the_slab_go_by_slots_both_ways(
+    world: World, sides: tuple[Side, Side]
+) -> None:
+    """In pieces, between which each side tells how many slots it has taken."""
+    for slab in world.slabs:
+        slab.limit_bytes = 1
+    array = np.random.default_rng(1).integers(0, 256, 500_000, np.uint8)
+    for _ in range(4):
+        for side in sides:
+            side.connection.send(b"both", [array])
+            side.connection.send(b"small")
+    world.turn_until(lambda: all(len(side.messages) == 8 for side in sides))
+    for side in sides:
+        assert all(np.array_equal(blocks[0], array) for _, blocks in side.messages if blocks)
 
 
 def test_what_is_sent_everywhere_is_a_message_twice(world: World, sides: tuple[Side, Side]) -> None:

@@ -1,0 +1,323 @@
+"""Messages of a verbs connection on their way in: those that are whole are delivered, in order, and
+the blocks of the others are read from the peer's slab.
+
+    a message is  in parts    its payload is longer than a slot, and more of it is to come
+                  waiting     blocks of it are still to be read, or it is behind one of which they
+                              are
+                  delivered   and the leases of its blocks go back
+
+Messages of at least BULK_BYTES_MIN wait among themselves, so that small ones do not wait for them.
+READS reads are in flight at a time, those of small messages first. A block is read into the slab,
+or where that has no room by the queue's own memory into the process's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shard.errors import RemoteProtocolError, ShardError, ShmFull
+from shard.memory.arena import BLOCK_BYTES_MIN
+from shard.memory.limits import Limits
+from shard.memory.slab import Slab
+from shard.memory.unheld import Unheld, empty_block
+from shard.transport import Blocks, Buffer, Connection
+from shard.transport.frame import check_blocks
+from shard.transport.laned_connection import BULK_BYTES_MIN
+from shard.transport.records import (
+    DESCRIPTOR_BYTES,
+    MESSAGE,
+    PREFIX,
+    PREFIX_BYTES,
+    unpack_descriptor,
+)
+from shard.transport.socket_lane import ANNOUNCED_BYTES_MAX
+from shard.transport.verbs_device import NoVerbs
+from shard.transport.verbs_queue import (
+    BOUNCE_BYTES,
+    READ_BYTES_MAX,
+    READS,
+    VerbsDomain,
+    VerbsQueue,
+)
+from shard.transport.verbs_records import (
+    COUNT_MAX,
+    DROPPED,
+    DROPPED_NOTE,
+    EVERYWHERE,
+    LENT_BODY,
+    PART,
+    REGION,
+    REGION_NOTE,
+)
+
+
+class _Arrival:
+    """A message that has come and is not delivered yet."""
+
+    __slots__ = ("blocks", "body", "leases", "missing")
+
+    def __init__(self, body: Buffer, blocks: Blocks = ()) -> None:
+        self.body = body
+        self.blocks = blocks
+        self.missing = 0  # bytes of blocks that are still to be read
+        self.leases: list[int] = []  # which the peer gets back then
+
+
+class _Reading:
+    """A block of the peer's that is to be read: from where, and into which array of ours."""
+
+    __slots__ = ("address", "arrival", "far_address", "lkey", "rkey", "taken", "target")
+
+    def __init__(
+        self, arrival: _Arrival, target: NDArray[np.uint8], far_address: int, rkey: int
+    ) -> None:
+        self.arrival = arrival
+        self.target = target
+        self.far_address, self.rkey = far_address, rkey
+        self.address = self.lkey = 0  # of the target, where it is registered
+        self.taken = 0  # bytes of it for which a read was posted
+
+
+class Arrivals:
+    """What has come of one peer and is not delivered yet. Owned by its connection, whose
+    on_message() gets it; used in the reactor's thread.
+
+    reads: how many the peer answers at a time.
+    """
+
+    def __init__(
+        self,
+        owner: Connection[Any],
+        queue: VerbsQueue,
+        domain: VerbsDomain,
+        slab: Slab,
+        reads: int,
+    ) -> None:
+        self._owner, self._queue, self._domain, self._slab = owner, queue, domain, slab
+        self._limits: Limits = owner.limits
+        self.returned: deque[int] = deque()  # leases of the peer's that are done with
+        self.bytes_received = 0
+        self._regions: dict[int, tuple[int, int, int]] = {}  # of the peer: address, bytes, rkey
+        self._parts = bytearray()
+        self._parts_max = (
+            self._limits.body_bytes_max
+            + self._limits.blocks_bytes_max
+            + PREFIX_BYTES
+            + DESCRIPTOR_BYTES * (self._limits.blocks_max + 1)
+        )
+        self._small: deque[_Arrival] = deque()
+        self._bulk: deque[_Arrival] = deque()
+        self._to_read: tuple[deque[_Reading], deque[_Reading]] = (deque(), deque())
+        self._reads_free = list(range(min(READS, domain.reads, reads)))
+        self._reads: dict[int, tuple[_Reading, int, int]] = {}  # in flight: from where, how many
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a message without blocks may be delivered at once."""
+        return not self._small and not self._parts
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that has come whole was delivered."""
+        return not self._small and not self._bulk
+
+    @property
+    def wants_reads(self) -> bool:
+        """Whether there is something for read_on() to do, once a read completes."""
+        return bool(self._to_read[0] or self._to_read[1])
+
+    def take(self, payload: memoryview, tag: int) -> None:
+        """What was in a slot; the payload is good until this returns. Raises RemoteProtocolError,
+        struct.error for one that is cut short, and ShardError without memory for a body.
+        """
+        if tag == PART:
+            if len(self._parts) + len(payload) > self._parts_max:
+                raise RemoteProtocolError(f"a message of more than {self._parts_max} bytes")
+            self._parts += payload
+            return
+        if self._parts:
+            whole, self._parts = self._parts, bytearray()
+            whole += payload
+            payload = memoryview(whole)
+        if tag == 0:
+            self._arrived(_Arrival(bytes(payload)), self._small)
+        elif tag in (MESSAGE, LENT_BODY):
+            self._read_message(payload, tag == MESSAGE)
+        elif tag == EVERYWHERE:
+            body = bytes(payload)
+            self._arrived(_Arrival(body), self._small)
+            if self._owner.error is None:
+                self._arrived(_Arrival(body), self._bulk)
+        elif tag == REGION:
+            number, *region = REGION_NOTE.unpack(payload)
+            self._add_region(number, *region)
+        elif tag == DROPPED:
+            self._regions.pop(DROPPED_NOTE.unpack(payload)[0], None)
+        else:
+            raise RemoteProtocolError(f"a message with the unknown tag {tag}")
+
+    def _add_region(self, number: int, address: int, nbytes: int, rkey: int) -> None:
+        if number in self._regions or len(self._regions) >= self._limits.segments_max:
+            raise RemoteProtocolError(
+                f"the peer told of segment {number} twice, or of more than "
+                f"{self._limits.segments_max}"
+            )
+        if rkey > COUNT_MAX:
+            raise RemoteProtocolError(f"the peer's key {rkey:#x} has more than 32 bits")
+        self._regions[number] = address, nbytes, rkey
+
+    def _arrived(self, arrival: _Arrival, queue: deque[_Arrival]) -> None:
+        queue.append(arrival)
+        self._deliver(queue)
+
+    def _deliver(self, queue: deque[_Arrival]) -> None:
+        """All at its front that is whole."""
+        while queue and not queue[0].missing and self._owner.error is None:
+            arrival = queue.popleft()
+            for block in arrival.blocks if type(arrival.blocks) is list else ():
+                block.setflags(write=False)
+            self._owner.on_message(memoryview(arrival.body), arrival.blocks)
+
+    def _read_message(self, payload: memoryview, is_inline: bool) -> None:
+        """`is_inline`: the body is in the payload. Raises struct.error where it is cut short."""
+        count, body_bytes = PREFIX.unpack_from(payload)
+        if count > self._limits.blocks_max or body_bytes > self._limits.body_bytes_max:
+            raise RemoteProtocolError(
+                f"message of {count} arrays and a body of {body_bytes} bytes is over the limits"
+            )
+        descriptors = [
+            unpack_descriptor(payload, PREFIX_BYTES + DESCRIPTOR_BYTES * index)
+            for index in range(count + (not is_inline))
+        ]
+        check_blocks([one[0] for one in descriptors[:count]], self._limits, RemoteProtocolError)
+        at = PREFIX_BYTES + DESCRIPTOR_BYTES * count
+        if (
+            at + body_bytes > len(payload)
+            if is_inline
+            else descriptors[-1][0] != body_bytes or not descriptors[-1][2]
+        ):
+            raise RemoteProtocolError(f"a body of {body_bytes} bytes passes its message")
+        arrival = _Arrival(bytes(payload[at : at + body_bytes]) if is_inline else b"")
+        total = body_bytes + sum(one[0] for one in descriptors[:count])
+        queue = self._bulk if total >= BULK_BYTES_MIN else self._small
+        blocks: list[NDArray[np.uint8]] = []
+        readings: list[_Reading] = []
+        try:
+            for descriptor in descriptors:
+                blocks.append(self._block(payload, descriptor, arrival, readings))
+        except MemoryError as error:
+            if not is_inline:  # nobody knows whose message it is
+                raise ShardError(str(error)) from error
+            arrival.blocks = Unheld(count, str(error))
+            self.returned += [one[2] for one in descriptors if one[2]]
+            self._arrived(arrival, queue)
+            return
+        if not is_inline:
+            arrival.body = blocks.pop().data
+        arrival.blocks = blocks
+        arrival.leases = [one[2] for one in descriptors if one[2]]
+        arrival.missing = sum(one.target.nbytes for one in readings)
+        self._to_read[queue is self._bulk].extend(readings)
+        self._arrived(arrival, queue)
+
+    def _block(
+        self,
+        payload: memoryview,
+        descriptor: tuple[int, int, int, int, int],
+        arrival: _Arrival,
+        readings: list[_Reading],
+    ) -> NDArray[np.uint8]:
+        """The array for one block. One that the peer lends is not filled yet: it is added to
+        `readings`. Raises MemoryError.
+        """
+        nbytes, offset, lease, number, _ = descriptor
+        if not lease:
+            if offset + nbytes > len(payload):
+                raise RemoteProtocolError(
+                    f"array of {nbytes} bytes at {offset} passes its message of {len(payload)}"
+                )
+            block = empty_block(nbytes)
+            block.data[:] = payload[offset : offset + nbytes]
+            return block
+        address, region_bytes, rkey = self._regions.get(number, (0, -1, 0))
+        if not nbytes or offset + nbytes > region_bytes:
+            raise RemoteProtocolError(
+                f"array of {nbytes} bytes at {offset} of segment {number}, which has "
+                f"{max(0, region_bytes)}"
+            )
+        target, lkey = self._target(nbytes)
+        reading = _Reading(arrival, target, address + offset, rkey)
+        if lkey:
+            reading.address, reading.lkey = target.__array_interface__["data"][0], lkey
+        readings.append(reading)
+        return target
+
+    def _target(self, nbytes: int) -> tuple[NDArray[np.uint8], int]:
+        """An array to read into, and the key of its memory; 0: it is not registered. As for any
+        socket (socket_lane.py), the slab does not grow for what is only announced.
+        """
+        if BLOCK_BYTES_MIN <= nbytes <= max(ANNOUNCED_BYTES_MAX, self.bytes_received):
+            with contextlib.suppress(ShmFull, NoVerbs):
+                block = self._slab.allocate(nbytes)
+                array = self._slab.wrap(block, nbytes).view(np.ndarray)
+                return array, self._domain.region(block.segment).lkey
+        return empty_block(nbytes), 0
+
+    def have_read(self, number: int) -> None:
+        """Read `number` has completed."""
+        reading, at, nbytes = self._reads.pop(number)
+        self._reads_free.append(number)
+        if not reading.lkey:
+            reading.target.data[at : at + nbytes] = self._queue.bounce(number)[0][:nbytes]
+        arrival = reading.arrival
+        arrival.missing -= nbytes
+        self.bytes_received += nbytes
+        if not arrival.missing:
+            self.returned += arrival.leases
+            self._deliver(self._small)
+            self._deliver(self._bulk)
+
+    def read_on(self) -> int:
+        """Post reads, as many as may be in flight, those of small messages first; how many. Raises
+        VerbsFailed, and ShardError without memory.
+        """
+        count = 0
+        for waiting in self._to_read:
+            while waiting and self._reads_free:
+                reading = waiting[0]
+                number = self._reads_free.pop()
+                left = reading.target.nbytes - reading.taken
+                try:
+                    if reading.lkey:
+                        nbytes = min(left, READ_BYTES_MAX)
+                        address, lkey = reading.address + reading.taken, reading.lkey
+                    else:
+                        nbytes = min(left, BOUNCE_BYTES)
+                        _, address, lkey = self._queue.bounce(number)
+                except (NoVerbs, MemoryError) as error:
+                    raise ShardError(f"no memory to read an array into: {error}") from error
+                self._queue.read(
+                    number, address, lkey, reading.far_address + reading.taken, reading.rkey, nbytes
+                )
+                self._reads[number] = reading, reading.taken, nbytes
+                reading.taken += nbytes
+                if reading.taken == reading.target.nbytes:
+                    waiting.popleft()
+                count += 1
+        return count
+
+    def let_go(self) -> object:
+        """The connection ends, and nothing more is delivered: what the device may still write to,
+        for the caller to keep until it cannot.
+        """
+        kept = self._reads, self._small, self._bulk
+        self._reads, self._small, self._bulk = {}, deque(), deque()
+        self._to_read = deque(), deque()
+        self._parts = bytearray()
+        del self._queue, self._domain
+        return kept
