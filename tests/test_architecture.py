@@ -259,6 +259,9 @@ WIDE_FOR_A_REASON = {
     "shard.transport.shm_connection.ShmConnection": (
         "both directions of a connection, which share rings and leases"
     ),
+    "shard.transport.verbs_connection.VerbsConnection": (
+        "both directions of a connection, over a queue pair and a socket"
+    ),
 }
 
 # One class name means one thing. What these have in common with each other is said here.

@@ -31,7 +31,7 @@ SHARE_S_MIN = 0.001
 Connected = TypeVar("Connected")
 
 
-class Place(NamedTuple):
+class ResolvedAddress(NamedTuple):
     """One of the addresses that a host's name stands for, as the socket library takes it."""
 
     family: socket.AddressFamily
@@ -143,7 +143,9 @@ class TcpTransport(Transport):
         """As Transport.connect(), at any of the places that the host's name stands for."""
         return await at_each_place(address, timeout_s, self._connect)
 
-    async def _connect(self, address: str, place: Place, deadline: float) -> TcpConnection:
+    async def _connect(
+        self, address: str, place: ResolvedAddress, deadline: float
+    ) -> TcpConnection:
         node = self._node
         return await connect_lanes(
             address,
@@ -160,7 +162,7 @@ class TcpTransport(Transport):
 async def at_each_place(
     address: str,
     timeout_s: float,
-    connect: Callable[[str, Place, float], Awaitable[Connected]],
+    connect: Callable[[str, ResolvedAddress, float], Awaitable[Connected]],
 ) -> Connected:
     """What connect(address, place, deadline) makes at the first place that answers. A name is
     looked up each time, in a thread of run_blocking(), and every address that it stands for is
@@ -188,16 +190,16 @@ async def at_each_place(
     )
 
 
-async def _places(address: str, host: str, port: int, deadline: float) -> list[Place]:
+async def _places(address: str, host: str, port: int, deadline: float) -> list[ResolvedAddress]:
     """What the host of `address` stands for; without another thread where it is a number. Raises
     UnreachableError.
     """
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         with contextlib.suppress(socket.gaierror):
-            return [Place(one[0], one[4]) for one in look_up(flags=socket.AI_NUMERICHOST)]
+            return [ResolvedAddress(one[0], one[4]) for one in look_up(flags=socket.AI_NUMERICHOST)]
         async with CancelScope(max(0.0, deadline - time.monotonic())):
-            return [Place(one[0], one[4]) for one in await run_blocking(look_up)]
+            return [ResolvedAddress(one[0], one[4]) for one in await run_blocking(look_up)]
     except (OSError, UnicodeError, RuntimeError) as error:
         # UnicodeError: a label that is empty or longer than DNS has; RuntimeError: no more threads
         text = error.strerror if isinstance(error, OSError) else str(error)
@@ -205,7 +207,7 @@ async def _places(address: str, host: str, port: int, deadline: float) -> list[P
     raise UnreachableError(f"{address}: the name was not looked up in time")
 
 
-async def dial(address: str, place: Place, deadline: float) -> socket.socket:
+async def dial(address: str, place: ResolvedAddress, deadline: float) -> socket.socket:
     """A socket that has connected to that place of `address`, and does not block. Raises
     UnreachableError.
     """

@@ -28,7 +28,13 @@ from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport
 from shard.transport.connecting import a_place, hear, meet, not_reached, say
 from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of
-from shard.transport.tcp import Place, at_each_place, dial, format_address, listening_socket
+from shard.transport.tcp import (
+    ResolvedAddress,
+    at_each_place,
+    dial,
+    format_address,
+    listening_socket,
+)
 from shard.transport.verbs_connection import VerbsConnection, slot_bytes_of
 from shard.transport.verbs_device import NoVerbs, chosen_port, loaded
 from shard.transport.verbs_queue import (
@@ -234,7 +240,9 @@ class VerbsTransport(Transport):
             raise UnreachableError(f"{address} cannot be reached by RDMA: {refusal}")
         return await at_each_place(address, timeout_s, self._connect)
 
-    async def _connect(self, address: str, place: Place, deadline: float) -> VerbsConnection:
+    async def _connect(
+        self, address: str, place: ResolvedAddress, deadline: float
+    ) -> VerbsConnection:
         node = self._node
         timeout_s = deadline - time.monotonic()
         with contextlib.ExitStack() as closing:

@@ -83,7 +83,7 @@ class _Reading:
         self.taken = 0  # bytes of it for which a read was posted
 
 
-class Arrivals:
+class VerbsArrivals:
     """What has come of one peer and is not delivered yet. Owned by its connection, whose
     on_message() gets it; used in the reactor's thread.
 

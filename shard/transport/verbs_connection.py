@@ -2,9 +2,7 @@
 large lies in the sender's slab until the peer has read it from there. What stands in a slot is in
 verbs_records.py.
 
-Who may send. A sender fills a slot only when it knows that it is free, so a receiver never lacks
-one. The last free slot is kept for telling what was taken: with it at least half of the slots are
-told, so the peer, too, can tell again, and two that send much to each other never both wait.
+Who may send when is in verbs_slots.py.
 
     blocks the user's array, or a copy of it, in the sender's slab      until RETURN says that it
            (verbs_loans.py)                                             was read
@@ -48,13 +46,12 @@ from shard.transport.records import (
     pack_lease,
 )
 from shard.transport.silence import keep_alive, why_lost
-from shard.transport.verbs_arrivals import Arrivals
-from shard.transport.verbs_loans import Loans, Outgoing
+from shard.transport.verbs_arrivals import VerbsArrivals
+from shard.transport.verbs_loans import Outgoing, VerbsLoans
 from shard.transport.verbs_queue import (
     FLUSH,
     READ,
     SENT,
-    SIGNAL_EVERY,
     SLOTS,
     SUCCESS,
     FarEnd,
@@ -64,19 +61,15 @@ from shard.transport.verbs_queue import (
     failure_text,
 )
 from shard.transport.verbs_records import (
-    COUNT_MAX,
     CREDIT,
     DROPPED,
     DROPPED_NOTE,
     EVERYWHERE,
     GOODBYE,
-    HEADER_BYTES,
-    PART,
     REGION,
     REGION_NOTE,
-    pack_header,
-    unpack_header,
 )
+from shard.transport.verbs_slots import VerbsSlots
 
 # of a slot: two copies of more cost as much as a read does
 SLOT_BYTES_MAX = 16 << 10
@@ -130,18 +123,11 @@ class VerbsConnection(Connection[Outgoing]):
         sock.setblocking(False)
         keep_alive(sock, node.limits.peer_silent_s)
         self.bulk_bytes_min = BULK_BYTES_MIN
-        self._memory, self._slot_bytes = queue.memory, queue.slot_bytes
-        # of both ends, as a slot lies where its message lay
-        self._window = min(SLOTS, far.slots)
-        self._payload_max = min(queue.slot_bytes, far.slot_bytes) - HEADER_BYTES
-        self._short_bytes_max = min(self._payload_max, node.limits.body_bytes_max)
-        self._sent = self._retired = 0  # slots of ours: filled, and free for another message
-        self._told_sent = 0  # and so many the peer has taken, as it told us
-        self._taken = self._told_taken = 0  # slots of the peer's: taken here, and told so
-        self._rest: tuple[memoryview, int] | None = None  # of a payload that has begun to leave
+        self._slots = slots = VerbsSlots(queue, far)
+        self._short_bytes_max = min(slots.payload_max, node.limits.body_bytes_max)
         self._regions_told: set[int] = set()
-        self._loans = Loans(slab, domain, peer, node.limits, self._payload_max)
-        self._arrivals = Arrivals(self, queue, domain, slab, far.reads)
+        self._loans = VerbsLoans(slab, domain, peer, node.limits, slots.payload_max)
+        self._arrivals = VerbsArrivals(self, queue, domain, slab, far.reads)
         self._found: list[Any] = []  # completions that are not looked at yet, the first one last
         self._armed = False
         self._goodbye = b""  # what has come of the peer's
@@ -149,7 +135,7 @@ class VerbsConnection(Connection[Outgoing]):
         self._why: ShardError | None = None  # the peer hung up
         self._patience: Timer | None = None
         self._is_broken = False  # the queue pair is in error: nothing more leaves or comes
-        self._bytes_sent = self._bytes_received = self._records_received = 0
+        self._records_received = 0
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -164,8 +150,8 @@ class VerbsConnection(Connection[Outgoing]):
             and self._writing.take()
         ):
             try:
-                if sent := self._rest is None and self._has_room():
-                    self._post(body, 0)
+                if sent := self._slots.has_room:
+                    self._send(body, 0)
             finally:
                 self._writing.give_back()
             if sent:
@@ -187,30 +173,19 @@ class VerbsConnection(Connection[Outgoing]):
         if self._outbox and self.reactor is not None and self.reactor.parked:
             self.reactor.wake()
 
-    def _has_room(self) -> bool:
-        """Whether a slot may be filled; the last one is for telling what was taken."""
-        sent = self._sent
-        return sent - self._told_sent < self._window - 1 and sent - self._retired < self._window
-
-    def _post(self, payload: Buffer, tag: int) -> None:
-        """Fill the next slot. By the writer, with room."""
+    def _send(self, payload: Buffer, tag: int) -> None:
+        """By the writer, with room. Raises PeerLostError, and the error that ended the
+        connection.
+        """
         if self.error is not None:
             raise self._ended()
-        sent, taken = self._sent, self._taken
-        slot = sent % self._window
-        nbytes = len(payload) + HEADER_BYTES
-        at = (SLOTS + slot) * self._slot_bytes
-        self._memory[at : at + nbytes] = pack_header(taken & COUNT_MAX, tag) + payload
-        self._sent = sent + 1  # first: the peer may tell that it took it before the post returns
         try:
-            self._queue.send(slot, nbytes, sent % SIGNAL_EVERY == SIGNAL_EVERY - 1)
+            self._slots.begin(payload, tag)
         except VerbsFailed as error:
             raise self._broke(str(error)) from error
         except BaseException:  # Ctrl-C: nobody knows whether it has left
             self._broke("it was interrupted while it sent")
             raise
-        self._told_taken = taken
-        self._bytes_sent += nbytes
 
     def _broke(self, text: str) -> ShardError:
         """The queue pair failed in whatever thread that shows; what a send raises."""
@@ -234,42 +209,19 @@ class VerbsConnection(Connection[Outgoing]):
     def _write(self, item: Outgoing) -> bool:
         if self.error is not None:
             return True  # it goes nowhere
-        if not self._write_rest():
-            return False
         for number in item.segments:
             if number not in self._regions_told and not self._tell_region(number):
                 return False
-        if not self._has_room():
+        if not self._slots.has_room:
             return False
-        payload = item.payload
-        if len(payload) <= self._payload_max:
-            self._post(payload, item.tag)
-        else:
-            self._rest = memoryview(payload), item.tag
-            self._write_rest()
+        self._send(item.payload, item.tag)
         return True
 
-    def _write_rest(self) -> bool:
-        """Go on with a payload that is longer than a slot; whether none is left. By the writer."""
-        if self._rest is None:
-            return True
-        payload, tag = self._rest
-        size = self._payload_max
-        while self._has_room() and self.error is None:
-            if len(payload) <= size:
-                self._rest = None
-                self._post(payload, tag)
-                return True
-            self._post(payload[:size], PART)
-            payload = payload[size:]
-            self._rest = payload, tag
-        return False
-
     def _tell_region(self, number: int) -> bool:
-        if not self._has_room():
+        if not self._slots.has_room:
             return False
         region = self._domain.region(number)
-        self._post(REGION_NOTE.pack(number, region.address, region.nbytes, region.rkey), REGION)
+        self._send(REGION_NOTE.pack(number, region.address, region.nbytes, region.rkey), REGION)
         self._regions_told.add(number)
         return True
 
@@ -292,8 +244,8 @@ class VerbsConnection(Connection[Outgoing]):
 
     def traffic(self) -> Traffic:
         return Traffic(
-            self._bytes_sent + self._loans.lendings.bytes_lent,
-            self._bytes_received + self._arrivals.bytes_received,
+            self._slots.bytes_sent + self._loans.lendings.bytes_lent,
+            self._slots.bytes_received + self._arrivals.bytes_received,
             self._records_received,
         )
 
@@ -343,32 +295,20 @@ class VerbsConnection(Connection[Outgoing]):
         if number < SLOTS:
             self._take(number, done.byte_len)
         elif number == SENT:
-            self._retired += SIGNAL_EVERY
+            self._slots.retire()
         elif number != FLUSH:
             self._arrivals.have_read(number - READ)
 
     def _take(self, slot: int, nbytes: int) -> None:
         """A message of the peer's is in that slot."""
-        at = slot * self._slot_bytes
-        if nbytes < HEADER_BYTES:
-            raise RemoteProtocolError(f"a message of {nbytes} bytes, {HEADER_BYTES} are the least")
-        taken, tag = unpack_header(self._memory, at)
-        payload = self._memory[at + HEADER_BYTES : at + nbytes]
-        told = (taken - self._told_sent) & COUNT_MAX
-        if told > self._sent - self._told_sent:
-            raise RemoteProtocolError(
-                f"the peer took {told} messages more, of {self._sent - self._told_sent}"
-            )
-        self._told_sent += told
-        self._bytes_received += nbytes
+        payload, tag = self._slots.look(slot, nbytes)
         self._records_received += 1
         if tag == 0 and self._arrivals.is_idle:
             self.on_message(payload)
         else:
             self._read_record(payload, tag)
         if self.error is None:
-            self._queue.receive(slot)
-            self._taken += 1
+            self._slots.give_back(slot)
 
     def _read_record(self, payload: memoryview, tag: int) -> None:
         try:
@@ -387,7 +327,7 @@ class VerbsConnection(Connection[Outgoing]):
         work = 0
         if self._arrivals.wants_reads:
             work += self._arrivals.read_on()
-        if self._rest is not None or self._arrivals.returned or self._owes_credit():
+        if self._slots.has_rest or self._arrivals.returned or self._slots.owes:
             work += self._write_own()
         if self._outbox:
             work += self.drain()
@@ -395,31 +335,25 @@ class VerbsConnection(Connection[Outgoing]):
             self._look_at_end(self._why)
         return work
 
-    def _owes_credit(self) -> bool:
-        return self._taken - self._told_taken >= self._window // 2
-
     def _write_own(self) -> int:
         """The rest of a message, leases that go back, and what was taken. How many slots."""
         if not self._writing.take():
             return 0
-        before, returned = self._sent, self._arrivals.returned
+        slots, returned = self._slots, self._arrivals.returned
+        before = slots.sent
         try:
-            if self._write_rest():
-                while returned and self._has_room():
+            if slots.go_on():
+                while returned and slots.has_room:
                     leases = [
                         returned.popleft()
-                        for _ in range(min(len(returned), self._payload_max // LEASE.size))
+                        for _ in range(min(len(returned), slots.payload_max // LEASE.size))
                     ]
-                    self._post(b"".join(map(pack_lease, leases)), RETURN)
-            if (
-                self._owes_credit()
-                and self._sent - self._told_sent < self._window
-                and self._sent - self._retired < self._window
-            ):
-                self._post(b"", CREDIT)
+                    slots.fill(b"".join(map(pack_lease, leases)), RETURN)
+            if slots.owes:
+                slots.tell()
         finally:
             self._writing.give_back()
-        return self._sent - before
+        return slots.sent - before
 
     # -- the socket --------------------------------------------------------------------------------
 
@@ -458,8 +392,7 @@ class VerbsConnection(Connection[Outgoing]):
         try:
             self._queue.take_event()
         except VerbsFailed as error:
-            self._is_broken = True
-            self.close(PeerLostError(f"{self.peer} was lost: {error}"))
+            self._broke(str(error))
 
     def _read_the_rest(self, why: ShardError) -> None:
         self._why = why
@@ -493,7 +426,7 @@ class VerbsConnection(Connection[Outgoing]):
         """The peer said goodbye: whether all of it is delivered."""
         if (
             self._sent_by_peer is not None
-            and self._taken >= self._sent_by_peer
+            and self._slots.taken >= self._sent_by_peer
             and self._arrivals.is_empty
         ):
             self.close(why)
@@ -509,8 +442,12 @@ class VerbsConnection(Connection[Outgoing]):
     def prepare_sleep(self, sleeping: bool) -> float:
         """Have the next completion wake us."""
         if sleeping and not self._armed and self.error is None:
-            self._queue.arm()
-            self._armed = True
+            try:
+                self._queue.arm()
+            except VerbsFailed as error:
+                self._broke(str(error))
+            else:
+                self._armed = True
         return PARK_S_MAX
 
     def has_work(self) -> bool:
@@ -518,7 +455,10 @@ class VerbsConnection(Connection[Outgoing]):
         if self.error is not None:
             return False
         if not self._found:
-            self._found = self._queue.poll(COMPLETIONS_PER_TURN)
+            try:
+                self._found = self._queue.poll(COMPLETIONS_PER_TURN)
+            except VerbsFailed as error:
+                self._broke(str(error))
             self._found.reverse()
         return bool(self._found)
 
@@ -527,13 +467,13 @@ class VerbsConnection(Connection[Outgoing]):
             self._flush()
             with contextlib.suppress(OSError):  # it is gone
                 if not self._is_broken:
-                    self._line.socket.send(GOODBYE.pack(self._sent))
+                    self._line.socket.send(GOODBYE.pack(self._slots.sent))
 
     def _flush(self) -> None:
         """Wait until the peer's device has what was sent; then it is read, whatever becomes of this
         process.
         """
-        if self._is_broken or self._sent == self._told_sent or self._why is not None:
+        if self._is_broken or self._slots.all_told or self._why is not None:
             return
         until = time.monotonic() + FLUSH_S
         with contextlib.suppress(VerbsFailed):  # what has not left is lost
@@ -563,9 +503,8 @@ class VerbsConnection(Connection[Outgoing]):
             self._let_go()
 
     def _let_go(self) -> None:
-        self._rest = None
         self._found = []
-        self._memory = memoryview(b"")
+        self._slots.let_go()
         del self._line, self._queue
 
     def _let_go_in_fork(self) -> None:

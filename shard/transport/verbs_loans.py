@@ -67,7 +67,7 @@ class _Lent:
         self.copied_bytes = 0
 
 
-class Loans:
+class VerbsLoans:
     """What one peer has of ours, and the messages that lend it. Owned by its connection; any thread
     may call.
 

@@ -482,8 +482,11 @@ class VerbsQueue:
         return self._fd
 
     def arm(self) -> None:
-        """The next completion makes fileno() readable."""
-        self._completions.req_notify()
+        """The next completion makes fileno() readable. Raises VerbsFailed."""
+        try:
+            self._completions.req_notify()
+        except self._error as error:
+            raise VerbsFailed(str(error)) from error
 
     def take_event(self) -> None:
         """fileno() was readable. Raises VerbsFailed."""

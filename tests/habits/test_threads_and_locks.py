@@ -67,6 +67,7 @@ LOCKS: dict[str, int] = {
     "shard/transport/shm_connection.py": 1,
     "shard/transport/tls.py": 1,
     "shard/transport/told.py": 1,
+    "shard/transport/verbs_queue.py": 2,
     "prpc_engine/accumulator/counter.py": 4,
     "prpc_engine/accumulator/sender.py": 1,
     "prpc_engine/accumulator/server.py": 2,

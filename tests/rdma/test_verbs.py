@@ -53,28 +53,29 @@ Lie = Callable[[VerbsConnection], None]
 
 
 def lies(payload: bytes, tag: int) -> Lie:
-    return lambda connection: connection._post(payload, tag)
+    return lambda connection: connection._slots.fill(payload, tag)
 
 
 def take_what_was_never_sent(connection: VerbsConnection) -> None:
-    connection._taken += 1000
+    connection._slots.taken += 1000
     connection.send(b"x")
 
 
 def be_shorter_than_a_header(connection: VerbsConnection) -> None:
-    at = SLOTS * connection._slot_bytes
-    connection._memory[at : at + HEADER.size] = HEADER.pack(0, 0)
-    connection._queue.send(0, HEADER.size - 1, False)
+    queue = connection._queue
+    at = SLOTS * queue.slot_bytes
+    queue.memory[at : at + HEADER.size] = HEADER.pack(0, 0)
+    queue.send(0, HEADER.size - 1, False)
 
 
 def lend_memory_that_is_not_registered(connection: VerbsConnection) -> None:
-    connection._post(REGION_NOTE.pack(0, 1 << 40, 1 << 20, 12345), REGION)
-    connection._post(pack_prefix(1, 0) + pack_descriptor(5000, 0, 1, 0, 0), MESSAGE)
+    connection._slots.fill(REGION_NOTE.pack(0, 1 << 40, 1 << 20, 12345), REGION)
+    connection._slots.fill(pack_prefix(1, 0) + pack_descriptor(5000, 0, 1, 0, 0), MESSAGE)
 
 
 def tell_of_a_region_twice(connection: VerbsConnection) -> None:
     for _ in range(2):
-        connection._post(REGION_NOTE.pack(7, 0, 1, 1), REGION)
+        connection._slots.fill(REGION_NOTE.pack(7, 0, 1, 1), REGION)
 
 
 LIES: dict[str, tuple[Lie, type[Exception], str]] = {
@@ -123,7 +124,7 @@ def test_a_message_without_an_end_is_bounded(world: World, sides: tuple[Side, Si
     verbs_of(other)._arrivals._parts_max = 10_000
     connection = verbs_of(liar)
     for _ in range(11):
-        connection._post(bytes(1000), PART)
+        connection._slots.fill(bytes(1000), PART)
     world.turn_until(lambda: other.ends)
     assert "a message of more than 10000 bytes" in str(other.ends[0])
 
@@ -146,7 +147,7 @@ def test_arrays_without_room_in_the_slab_go_by_slots_both_ways(
 
 def test_what_is_sent_everywhere_is_a_message_twice(world: World, sides: tuple[Side, Side]) -> None:
     one, two = sides
-    verbs_of(one)._post(b"note", EVERYWHERE)
+    verbs_of(one)._slots.fill(b"note", EVERYWHERE)
     world.turn_until(lambda: len(two.messages) == 2)
     assert two.bodies == [b"note", b"note"]
 
