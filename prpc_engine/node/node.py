@@ -150,9 +150,7 @@ class Node:
         self._advertise = node.advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
-        self._known = known = make_transports(
-            identity, slab, config.tls, config.transport
-        )
+        self._known = known = make_transports(identity, slab, config.tls, config.transport)
         listen_at = {name: f"{name}://" for name in known}
         listen_at["tcp"] = f"tcp://{Address(host, port)}"
         listen_at["verbs"] = f"verbs://{Address(host, 0)}"  # a port of its own, for the handshake

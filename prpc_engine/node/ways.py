@@ -42,7 +42,7 @@ def make_transports(
                 identity,
                 slab,
                 VerbsOptions(
-                    device=section.verbs_device or None,
+                    device=section.verbs_device,
                     gid_index=section.verbs_gid_index,
                     service_level=section.verbs_service_level,
                     traffic_class=section.verbs_traffic_class,

@@ -180,7 +180,7 @@ TRANSPORTS: Variable[tuple[str, ...] | None] = Variable(("PRPC_TRANSPORTS",), _n
 SHARDS: Variable[int | str] = Variable(("PRPC_SHARDS",), _shards, 0)
 POLLING = Variable(("PRPC_ENABLE_POLLING",), _switch, False)
 PIN_CORES: Variable[bool | None] = Variable(("PRPC_PIN_CORES",), _switch, None)
-VERBS_DEVICE = Variable(("PRPC_VERBS_DEVICE",), lambda name, text: text, "")
+VERBS_DEVICE: Variable[str | None] = Variable(("PRPC_VERBS_DEVICE",), lambda name, text: text, None)
 OF_NODES: dict[str, Variable[Any]] = {  # by the names of NodeConfig's settings
     "node.transports": TRANSPORTS,
     "shards.count": SHARDS,

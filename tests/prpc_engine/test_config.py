@@ -38,7 +38,7 @@ def test_transports_are_those_asked_for_in_that_order_or_all() -> None:
     for wanted in ([], ["udp"], ["tcp", "udp"], ["tcp", "tcp"], "tcp"):
         with pytest.raises(
             ConfigError,
-            match=r"^transports=.*: allowed are shm, unix, tcp, at least one, each once",
+            match=r"^transports=.*: allowed are shm, unix, verbs, tcp, at least one, each once",
         ):
             NodeConfig.load(transports=wanted)
 
@@ -52,7 +52,7 @@ def test_transports_that_are_not_asked_for_come_from_the_environment(
     for text in ("", "tcp,", "tcp;shm", "udp"):
         monkeypatch.setenv("PRPC_TRANSPORTS", text)
         with pytest.raises(
-            ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, unix, tcp"
+            ConfigError, match=f"^PRPC_TRANSPORTS={text!r}: allowed are shm, unix, verbs, tcp"
         ):
             NodeConfig.load()
 

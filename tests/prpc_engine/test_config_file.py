@@ -159,6 +159,8 @@ def test_the_default_file_says_the_defaults_of_every_section(
         "node.slow_call_s",
         "node.compression",
         "shards.pin_cores",
+        "transport.verbs_device",
+        "transport.verbs_gid_index",
         "network.data_port_offset",
         "network.flow_control_max",
     }, "which have no value by default, and stand there as comments"

@@ -182,7 +182,7 @@ def test_the_environment_chooses_where_the_program_does_not(
         assert choice_of(service).transport == "tcp"
     monkeypatch.setenv("PRPC_TRANSPORTS", "infiniband")
     with pytest.raises(
-        ConfigError, match="PRPC_TRANSPORTS='infiniband': allowed are shm, unix, tcp"
+        ConfigError, match="PRPC_TRANSPORTS='infiniband': allowed are shm, unix, verbs, tcp"
     ):
         RpcService(master=master.address)
 

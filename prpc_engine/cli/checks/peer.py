@@ -21,7 +21,7 @@ from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.paths import Refusal
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import ALL_TRANSPORTS
+from prpc_engine.settings.config import ALL_TRANSPORTS, TRANSPORTS
 from prpc_engine.settings.node_config import NodeConfig
 from shard import runtime
 
@@ -133,7 +133,11 @@ def _paths(addresses: list[str], config: NodeConfig, text: str) -> Iterator[Find
     for name in (*wanted, *(other for other in ALL_TRANSPORTS if other not in wanted)):
         fact = f"path {name}"
         if name not in wanted:
-            yield Finding(fact, "forbidden here by PRPC_TRANSPORTS")
+            is_usual = name in TRANSPORTS
+            yield Finding(
+                fact,
+                "forbidden here by PRPC_TRANSPORTS" if is_usual else "not in PRPC_TRANSPORTS",
+            )
             continue
         try:
             with visiting_node("prpc-doctor", config.override(transports=[name])) as node:

@@ -49,7 +49,9 @@ def found(address: str, code: int = 0, **env: str) -> dict[str, str]:
 
 def test_a_service_is_reached_by_shared_memory_and_by_tcp_too(service: RpcService) -> None:
     report = found(service.address)
-    assert list(report) == ["peer", "its version", "its clock", "path shm", "path unix", "path tcp"]
+    paths = ["path shm", "path unix", "path tcp", "path verbs"]
+    assert list(report) == ["peer", "its version", "its clock", *paths]
+    assert report["path verbs"] == "ok: not in PRPC_TRANSPORTS"
     assert re.fullmatch(
         rf"ok: {service.address}: process \d+ of this host; serves test", report["peer"]
     )
@@ -110,7 +112,7 @@ if __name__ == "__main__":
         program += f"['doctor', '--json', '--peer', '{service.address}']))"
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
-        shm, unix, tcp = json.loads(ran.stdout)[-3:]
+        shm, unix, tcp, _verbs = json.loads(ran.stdout)[-4:]
         assert [path["verdict"] for path in (shm, unix, tcp)] == ["warn", "ok", "ok"], ran.stdout
         assert shm["value"].startswith("failed: no memory for a segment"), shm
         assert unix["value"].startswith("taken: "), unix

@@ -498,6 +498,10 @@ def test_the_environment_says_who_this_process_is() -> None:
         ("shm", "unix"),
         0,
     )
+    for rdma in ({"DMLC_PS_VAN_TYPE": "ibverbs"}, {"DMLC_ENABLE_RDMA": "1"}):
+        assert JobSettings.from_environment({**JOB, **rdma}).transports == (
+            *("shm", "unix", "verbs", "tcp"),
+        )
 
 
 @pytest.mark.parametrize(
@@ -513,7 +517,7 @@ def test_the_environment_says_who_this_process_is() -> None:
         ({"DMLC_PS_ROOT_PORT": "65536"}, "DMLC_PS_ROOT_PORT='65536'"),
         ({"DMLC_PS_ROOT_URI": "no host"}, "DMLC_PS_ROOT_URI='no host': "),
         ({"DMLC_NODE_HOST": "10.0.0.256"}, "DMLC_NODE_HOST='10.0.0.256': "),
-        ({"DMLC_PS_VAN_TYPE": "ibverbs"}, "DMLC_PS_VAN_TYPE='ibverbs': zmq, p3"),
+        ({"DMLC_PS_VAN_TYPE": "ucx"}, "DMLC_PS_VAN_TYPE='ucx': zmq, p3"),
         ({"DMLC_ENABLE_RDMA": "fabric"}, "DMLC_ENABLE_RDMA='fabric'"),
         (
             {"DMLC_ENABLE_UCX": "1"},
