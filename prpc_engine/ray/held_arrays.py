@@ -26,20 +26,16 @@ from numpy.typing import NDArray
 from prpc_engine import errors
 from prpc_engine.client.shared_message import owned_block
 from prpc_engine.master.master import close_in_reactor
+from prpc_engine.node.held_values import FETCH, FETCH_KEY, TARGET, HeldValues
 from prpc_engine.node.node import Node
 from prpc_engine.node.slab import default_slab
 from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.fixed_route import FixedRoute
-from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.method import ENGINE
-from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.config import check_environment
 from prpc_engine.settings.node_config import NodeConfig
 from shard import Driver, runtime
 
-TARGET = 7  # below what a master gives to servers
-FETCH = "fetch"
-FETCH_KEY = method_key(FETCH)
 CONNECT_TIMEOUT_S = 10.0  # for one address
 ATTEMPTS = 3
 Blocks = Sequence[NDArray[np.uint8]]
@@ -78,16 +74,12 @@ class HeldArrays:
     def __init__(self, config: NodeConfig | None = None) -> None:
         check_environment()
         config = config or NodeConfig.load()
-        self._held: dict[str, list[NDArray[np.uint8]]] = {}
         with contextlib.ExitStack() as closing:
             self._driver = driver = Driver(config.shards.polling, "prpc-ray", engine=ENGINE)
             closing.callback(driver.close)
             self._node = node = Node(driver.reactor, driver, default_slab(), config)
             closing.callback(close_in_reactor, driver, node)
-            # inline: a look into a table, which is not worth a change of threads
-            node.servers[TARGET] = ServedObject(
-                "ray", 0, TARGET, {FETCH: self._fetched}, allow=config.allow, inline=True
-            )
+            self._held = HeldValues(node, "ray", config.allow)
             driver.take_over()
             self._closing = closing.pop_all()
         self.holder = HolderProcess(
@@ -100,16 +92,16 @@ class HeldArrays:
         What was held under that name is let go of.
         """
         slab = default_slab()
-        self._held[name] = [owned_block(block, slab, may_lend=True) for block in blocks]
+        self._held.hold(name, [owned_block(block, slab, may_lend=True) for block in blocks])
 
     def let_go(self, name: str) -> None:
         """Again: does nothing."""
-        self._held.pop(name, None)
+        self._held.let_go(name)
 
     @property
     def names(self) -> list[str]:
         """What is held."""
-        return list(self._held)
+        return self._held.names
 
     def fetch(self, holder: HolderProcess, name: str) -> Fetch:
         """Begin to; wait() for it. Connecting may take CONNECT_TIMEOUT_S an address. Raises as
@@ -165,9 +157,6 @@ class HeldArrays:
                     raise
             else:
                 return
-
-    def _fetched(self, name: str) -> list[NDArray[np.uint8]]:
-        return self._held[name]
 
     def close(self) -> None:
         """Again: does nothing."""

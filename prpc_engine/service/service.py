@@ -37,6 +37,7 @@ from prpc_engine.master.registry import ServerEntry
 from prpc_engine.master.session import MasterSession
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.node import slab
+from prpc_engine.node.held_values import HeldValues
 from prpc_engine.node.node import Node
 from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.job import pass_on_interrupt
@@ -163,7 +164,7 @@ class RpcService:
         # by "service/number"
         self._clients: weakref.WeakValueDictionary[str, RpcClient] = weakref.WeakValueDictionary()
         self._client_numbers = itertools.count(1)
-        # of what there is one of: the watch for servers, the client of the master
+        # of what there is one of: the watch for servers, the client of the master, what is held
         self._making = runtime.RLock()
         self._watching = False  # for servers that come and go
         self._news = object()  # another one whenever we hear that some have
@@ -177,6 +178,7 @@ class RpcService:
         self._core: int | None = None  # of the thread that serves, where there are no shards
         self._master_backend: SessionBackend | None = None
         self._master_client: MasterClient | None = None
+        self._held_values: HeldValues | None = None
         try:
             self._driver = Driver(
                 config.shards.polling, stall_budget_s=config.node.stall_budget_s, engine=ENGINE
@@ -535,6 +537,11 @@ class RpcService:
         return self._node.address("tcp")
 
     @property
+    def addresses(self) -> list[str]:
+        """Where other nodes reach this one, by each of its transports, most preferred first."""
+        return self._node.addresses
+
+    @property
     def transports(self) -> dict[str, str]:
         """For each node that this one has connected to: the transport that was taken, and why those
         before it were not.
@@ -567,6 +574,15 @@ class RpcService:
         ]
 
     # -- the end -----------------------------------------------------------------------------------
+
+    @property
+    def held_values(self) -> HeldValues:
+        """What this process holds for others to fetch, under names. Raises Closed."""
+        with self._making:
+            self._check_open()
+            if self._held_values is None:
+                self._held_values = HeldValues(self._node, "held", self.config.allow)
+            return self._held_values
 
     @property
     def driver(self) -> Driver:
