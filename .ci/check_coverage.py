@@ -111,6 +111,10 @@ DECIDERS = {
         _below("prpc_engine.ding", "device_map greeting inlet outlet place"),
         _tests("ding", "inlet outlet words"),
     ),
+    "topics": Decider(
+        _below("prpc_engine.topics", "backlog deltas tree"),
+        _tests("prpc_engine/topics", "backlog deltas tree"),
+    ),
     "queues with vLLM's face": Decider(
         _below("prpc_engine.vllm", "readers"),
         _tests("prpc_engine/vllm", "readers"),

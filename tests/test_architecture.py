@@ -175,6 +175,9 @@ PURE = {
     "prpc_engine.kv.table.row_store",
     "prpc_engine.kv.table.schedule",
     "prpc_engine.kv.table.table",
+    "prpc_engine.topics.backlog",
+    "prpc_engine.topics.deltas",
+    "prpc_engine.topics.tree",
     "prpc_engine.vllm.readers",
 }
 IMPURE = {

@@ -9,7 +9,8 @@
 
 Readers ask, and are answered when there is something: so a slow one holds up nobody but where that
 is asked for, what is lost on the way is given again, and a dead one is noticed. The items: backlog
-(what waits for whom), publisher, subscriber; deltas for weights.
+(what waits for whom), tree (from whom another host has it), publisher, subscriber; deltas for
+weights.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ was lost is given again, and versions say what came twice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -58,6 +58,7 @@ class TopicReader:
     given      given, and not confirmed yet
     confirmed  the last version that it has
     skipped    items that it never gets, in all; `untold` of these it has not been told of
+    is_far     it asks over a network
     """
 
     name: str
@@ -67,11 +68,18 @@ class TopicReader:
     skipped: int = 0
     untold: int = 0
     is_disconnected: bool = False
+    is_far: bool = False
 
     @property
     def behind(self) -> int:
         """Items that it does not have yet."""
         return len(self.waiting) + len(self.given)
+
+    @property
+    def next_version(self) -> int | None:
+        """Of the first of these; None: it has all."""
+        first = self.given or self.waiting
+        return first[0].version if first else None
 
 
 class Given(NamedTuple):
@@ -165,8 +173,13 @@ class Backlog:
         """A reader wants no more, or has died; whether there was one."""
         return self.readers.pop(reader_id, None) is not None
 
-    def ready(self) -> Iterator[int]:
-        """Readers that something waits for."""
-        for reader_id, reader in self.readers.items():
-            if reader.waiting or reader.is_disconnected:
-                yield reader_id
+    def needed_from(self, reader_ids: Iterable[int]) -> int:
+        """The oldest version that one of these does not have yet, or that who joins gets."""
+        versions = [
+            version
+            for reader_id in reader_ids
+            if (reader := self.readers.get(reader_id)) and (version := reader.next_version)
+        ]
+        if self.newest is not None:
+            versions.append(self.newest.version)
+        return min(versions, default=self.version + 1)

@@ -1,8 +1,23 @@
-"""The side of a topic that has the items: one copy of each, lent to every reader of this host."""
+"""The side of a topic that has the items: one copy of each, lent to every reader of this host;
+other hosts are sent one each (tree.py).
+
+    a reader asks    [incarnation, version, place]     `place`: where readers of its host reach it;
+                                                       "": nowhere, or not this time
+    the answer       [incarnation, whether the latest  `let_go`: of what it holds for others, all
+                     counts, skipped, let_go,          below that version; None: it is on this host
+                     entries]                          and tells no place
+      or             text                              why it was taken off
+      or             None                              this publisher was closed
+    an entry         [version, base, holds, body,      `holds`: it keeps this for others
+                     blocks]
+      or where it is [version, base, holds, nbytes,    at a reader with that id, on the node with
+                     place, reader]                    these addresses
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +37,7 @@ from prpc_engine.settings.config import check_seconds
 from prpc_engine.topics import deltas
 from prpc_engine.topics.backlog import CAPACITY, Backlog, Disconnected, Given, Mode, Slow
 from prpc_engine.topics.deltas import Weights
+from prpc_engine.topics.tree import Key, OnItsWay, ReaderTree, host_of
 from shard import ClosedError, ForkedError, Future, is_count, runtime
 
 logger = logging.getLogger("prpc")
@@ -82,6 +98,15 @@ class TopicMessage:
         return 0, self.whole
 
 
+@dataclass
+class _Question:
+    """Of a reader that waits. given: what it is to get, once that is on its host."""
+
+    answer: Deferred
+    confirmed: int
+    given: Given | None = None
+
+
 class Publisher:
     """Publishes items of one topic to all who read it, in this process's name.
 
@@ -109,20 +134,23 @@ class Publisher:
         check_topic(service, topic)
         self.topic = topic
         self._pid = runtime.pid()
+        self._own_host = host_of(service.addresses)
         self._backlog = Backlog(mode, capacity, slow)
         self._driver = service.driver
         config = service.config
         self._archive = Archive(allow_pickle=config.node.allow_pickle, limits=config.limits)
         self._incarnation = runtime.randbits(62) | 1
-        # Of the backlog: threads publish, and the engine's answers readers.
+        # Of backlog and tree: threads publish, and the engine's answers readers.
         self._guard = runtime.Lock()
-        self._asking: dict[int, tuple[Deferred, int]] = {}  # readers that wait, and what they have
+        self._tree = ReaderTree(keeps_newest=mode == "latest")
+        self._looks_at = math.inf  # again whether a reader waits for too slow a one
+        self._asking: dict[int, _Question] = {}  # readers that wait
         self._room: Future | None = None  # done when a reader has taken something, or left
         self._peers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
         self._weights: Weights | None = None
         self._closed = False
         self._server = service.create_server(
-            SERVICE + topic, {"take": self._take, "leave": self._leave}
+            SERVICE + topic, {"take": self._take, "holds": self._holds, "leave": self._leave}
         )
 
     # -- publishing --------------------------------------------------------------------------------
@@ -218,42 +246,114 @@ class Publisher:
 
     # -- readers -----------------------------------------------------------------------------------
 
-    def _take(self, reader_id: int, name: str, incarnation: int, confirmed: int) -> Any:
-        """[incarnation, whether the latest counts, skipped, [[version, base, body, blocks], ...]],
-        once there is something; or why there is no more. In the engine's thread.
-        """
-        self._watch(reader_id)
+    def _take(self, reader_id: int, name: str, incarnation: int, confirmed: int, place: str) -> Any:
+        """An answer, once there is something: see the head of the file. In the engine's thread."""
+        is_far = self._watch(reader_id)
         with self._guard:
             backlog = self._backlog
             if incarnation != self._incarnation:
                 confirmed = 0
             if reader_id not in backlog.readers:
                 backlog.join(reader_id, name)
+            backlog.readers[reader_id].is_far = is_far
             before = self._asking.pop(reader_id, None)
             room, self._room = self._room, None
-            try:
-                given = backlog.take(reader_id, confirmed)
-            except Disconnected as error:
-                answer: Any = str(error)
-            else:
-                answer = self._message(given, confirmed)
-                if not given.entries:
-                    answer = Deferred()
-                    answer.ends_with_caller = True
-                    self._asking[reader_id] = answer, confirmed
+            is_news = is_far and self._place(reader_id, place, confirmed)
+            answer: Any = Deferred()
+            answer.ends_with_caller = True
+            self._asking[reader_id] = _Question(answer, confirmed)
+            message = self._message(reader_id)
+            if message is not None:
+                answer = message
+                del self._asking[reader_id]
+            answers = self._answers() if is_news else []
         if before is not None:
-            before[0].cancel()
+            before.answer.cancel()
         if room is not None:
             room.set_result(None)
+        self._answer(answers)
         return answer
 
-    def _message(self, given: Given, confirmed: int) -> list[Any]:
-        entries = []
+    def _place(self, reader_id: int, place: str, confirmed: int) -> bool:
+        """What a question says to the tree; whether others may go on by that. With the guard
+        held.
+        """
+        if not place:
+            return self._tree.failed(reader_id)
+        if host_of(place.split()) == self._own_host:
+            return False
+        self._tree.join(reader_id, place)
+        return self._tree.arrived(reader_id, confirmed)
+
+    def _holds(self, reader_id: int, incarnation: int, version: int) -> None:
+        """A reader that asks for nothing now has all up to that version. In the engine's thread."""
+        with self._guard:
+            is_news = incarnation == self._incarnation and self._tree.arrived(reader_id, version)
+            answers = self._answers() if is_news else []
+        self._answer(answers)
+
+    def _message(self, reader_id: int) -> list[Any] | str | None:
+        """What a reader that asks gets now; None: it waits. With the guard held."""
+        question = self._asking[reader_id]
+        if question.given is None:
+            try:
+                given = self._backlog.take(reader_id, question.confirmed)
+            except Disconnected as error:
+                self._tree.leave(reader_id)
+                return str(error)
+        else:
+            given = question.given
+        let_go = None
+        is_let_go = False
+        if self._backlog.readers[reader_id].is_far:
+            let_go = self._backlog.version + 1
+            if self._tree.carries(reader_id):
+                let_go = self._backlog.needed_from(self._tree.sharing(reader_id))
+                is_let_go = self._tree.let_go(reader_id, let_go)
+        entries = self._entries(reader_id, given, question.confirmed)
+        if not entries and given.entries:
+            question.given = given
+        if not entries and not is_let_go:
+            return None
+        is_latest = self._backlog.mode == "latest"
+        return [self._incarnation, is_latest, given.skipped if entries else 0, let_go, entries]
+
+    def _entries(self, reader_id: int, given: Given, confirmed: int) -> list[Any]:
+        """Those of the items that a reader need not wait for, up to the first other one."""
+        entries: list[Any] = []
+        is_placed = reader_id in self._tree
+        total = sum(entry.item.nbytes for entry in given.entries) if is_placed else 0
         for entry in given.entries:
             base, (body, blocks) = entry.item.for_reader(confirmed, self._encode)
-            entries.append([entry.version, base, body, list(blocks)])
-            confirmed = entry.version
-        return [self._incarnation, self._backlog.mode == "latest", given.skipped, entries]
+            confirmed = version = entry.version
+            if not is_placed:
+                entries.append([version, base, False, body, list(blocks)])
+                continue
+            nbytes = sum(block.nbytes for block in blocks)
+            now = runtime.monotonic()
+            way = self._tree.way(reader_id, Key(version, base), nbytes, total, now)
+            if isinstance(way, OnItsWay):
+                self._look_at(way.until_s, now)
+                break
+            if way.place:
+                entries.append([version, base, way.holds, nbytes, way.place, way.holder])
+            else:
+                entries.append([version, base, way.holds, body, list(blocks)])
+        return entries
+
+    def _look_at(self, until_s: float, now: float) -> None:
+        """Answer, at that time, readers that wait for one that is too slow. With the guard held."""
+        if until_s >= self._looks_at:
+            return
+        self._looks_at = until_s
+        reactor = self._driver.reactor
+        reactor.call_soon(lambda: reactor.call_later(until_s - now, self._look))
+
+    def _look(self) -> None:
+        with self._guard:
+            self._looks_at = math.inf
+            answers = [] if self._closed else self._answers()
+        self._answer(answers)
 
     def _wait(self, room: Future, deadline: float | None) -> bool:
         try:
@@ -272,14 +372,10 @@ class Publisher:
     def _answers(self) -> list[tuple[Deferred, Any]]:
         """For readers that wait, what they get now. With the guard held."""
         answers: list[tuple[Deferred, Any]] = []
-        for reader_id in [one for one in self._backlog.ready() if one in self._asking]:
-            answer, confirmed = self._asking.pop(reader_id)
-            try:
-                given = self._backlog.take(reader_id, confirmed)
-            except Disconnected as error:
-                answers.append((answer, str(error)))
-            else:
-                answers.append((answer, self._message(given, confirmed)))
+        for reader_id in [one for one in self._backlog.readers if one in self._asking]:
+            message = self._message(reader_id)
+            if message is not None:
+                answers.append((self._asking.pop(reader_id).answer, message))
         return answers
 
     @staticmethod
@@ -292,23 +388,34 @@ class Publisher:
             self._backlog.leave(reader_id)
             asking = self._asking.pop(reader_id, None)
             room, self._room = self._room, None
+            answers = self._answers() if self._tree.leave(reader_id) else []
         if asking is not None:
-            asking[0].reply(None)
+            asking.answer.reply(None)
         if room is not None:
             room.set_result(None)
+        self._answer(answers)
 
-    def _watch(self, reader_id: int) -> None:
-        """A reader whose connection is lost for longer than AWAY_S is gone."""
+    def _watch(self, reader_id: int) -> bool:
+        """A reader whose connection is lost for longer than AWAY_S is gone. Whether it asks over a
+        network.
+        """
         peer: Any = who_asked()
         readers = self._peers.get(peer)
         if readers is None:
             readers = self._peers[peer] = set()
             peer.when_lost.append(self._lost)
         readers.add(reader_id)
+        return bool(peer.connection.transport == "tcp")
 
     def _lost(self, peer: Any) -> None:
         readers = self._peers.pop(peer, None)
         if readers:
+            back = set[int]().union(*self._peers.values())
+            with self._guard:
+                # at once: others may wait for what was on its way to them
+                left = [self._tree.leave(reader_id) for reader_id in readers - back]
+                answers = self._answers() if any(left) else []
+            self._answer(answers)
             self._driver.reactor.call_later(AWAY_S, lambda: self._end_lost(readers))
 
     def _end_lost(self, readers: set[int]) -> None:
@@ -366,8 +473,8 @@ class Publisher:
             asking = list(self._asking.values())
             self._asking.clear()
             room, self._room = self._room, None
-        for answer, _ in asking:
-            answer.reply(None)
+        for question in asking:
+            question.answer.reply(None)
         if room is not None:
             room.set_result(None)
         self._server.close()

@@ -1,5 +1,5 @@
 """The side of a topic that reads: one question under way at each publisher, answered when there is
-something.
+something. What is asked and answered: publisher.py.
 
     a publisher          this side
     is there             is asked for what comes after the version that it has from there
@@ -13,10 +13,12 @@ something.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -32,12 +34,16 @@ from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.settings.config import check_seconds
 from prpc_engine.topics import deltas
 from prpc_engine.topics.publisher import SERVICE, check_topic
-from shard import ClosedError, ForkedError, Future, runtime
+from prpc_engine.topics.tree import HELD_BYTES_MAX, Key, patience_s
+from shard import ClosedError, ForkedError, Future, ShardError, control_loop, runtime
 
 logger = logging.getLogger("prpc")
 AGAIN_S = 0.1  # between two questions to a publisher that cannot be reached
 # Items in the inbox from which on no more are asked for.
 INBOX_ITEMS = 64
+# So many fetches that failed in a row are no chance: others are not reached from here, and nothing
+# is fetched for a while. It may be mended, and one that has died is not asked again anyway.
+FETCHES_MAX, APART_S = 3, 30.0
 
 
 class TakenOff(errors.Rejected):
@@ -67,6 +73,9 @@ class _Publisher:
     listings: int = 0  # how often the master has said so, and how often when it was last asked
     asked_at: int = 0
     weights: dict[str, NDArray[Any]] | None = None
+    is_far: bool = False  # it is on another host
+    is_direct: bool = False  # what was to be fetched is asked for itself
+    held: dict[Key, int] = field(default_factory=dict)  # for others: bytes
 
 
 class _Received(NamedTuple):
@@ -109,6 +118,11 @@ class Subscriber:
         self._errors: deque[BaseException] = deque()  # each for one receive()
         self._news: Future | None = None
         self._closed = False
+        self._held = service.held_values
+        self._place = " ".join(service.addresses)
+        self._fetches: set[Future] = set()  # tasks of the control loop
+        self._failures = 0  # of fetches, in a row
+        self._apart_until = 0.0
         self._client = service.create_client(
             SERVICE + topic, expected_servers=0, idempotent=("take",)
         )
@@ -141,6 +155,7 @@ class Subscriber:
         if known is None or not known.is_listed:
             return False
         known.is_listed = False
+        self._let_go(known)
         self._forget_weights(server_id, known)
         return True
 
@@ -158,31 +173,36 @@ class Subscriber:
         for server_id in self._client.server_ids:
             self._ask(server_id, is_listed=True)
 
-    def _ask(self, server_id: int, is_listed: bool = False) -> None:
-        """`is_listed`: the master lists it; else what was known of that holds."""
+    def _ask(self, server_id: int, is_listed: bool = False) -> bool:
+        """`is_listed`: the master lists it; else what was known of that holds. Whether it is asked
+        now, or soon.
+        """
         with self._guard:
             if self._closed:
-                return
+                return False
             known = self._publishers.setdefault(server_id, _Publisher())
             known.is_listed |= is_listed
-            if known.call is not None or len(self._inbox) >= INBOX_ITEMS:
-                return
+            if known.call is not None:
+                return True
+            if len(self._inbox) >= INBOX_ITEMS:
+                return False
             known.call = True  # until there is one: nobody else asks
             known.asked_at = known.listings
-            has = known.incarnation, known.version
+            has = known.incarnation, known.version, self._place_for(known)
         try:
             with self._sending:
                 if self._closed:
-                    return
+                    return False
                 call = self._client.submit_to(
                     server_id, "take", self._id, self._name, *has, timeout_s=None
                 )
         except (errors.RpcError, ClosedError):
             known.call = None
             self._ask_later(server_id)
-            return
+            return True
         known.call = call
         call.when_done(partial(self._answered, server_id, known))
+        return True
 
     def _ask_later(self, server_id: int) -> None:
         reactor = self._driver.reactor
@@ -207,32 +227,126 @@ class Subscriber:
                 self._ask_later(server_id)
             return
         answer = call.result()
+        if not isinstance(answer, list) or not any(map(_is_elsewhere, answer[-1])):
+            self._arrived(server_id, known, answer)
+            return
+        try:
+            task = control_loop().spawn(self._fetch(server_id, known, answer))
+        except (OSError, RuntimeError):  # no descriptor, or no thread, for the loop
+            self._fetched(server_id, known, answer, 0)
+            return
+        self._fetches.add(task)
+        task.when_done(self._fetches.discard)
+        if self._closed:
+            task.cancel()
+
+    def _arrived(self, server_id: int, known: _Publisher, answer: Any) -> None:
         if answer is None:  # it was closed
             known.call = None
             if known.asked_at != known.listings:  # and another one is there already
                 self._ask_later(server_id)
             return
         news: Future | None = None
+        held: Key | None = None
         with self._guard:
             if isinstance(answer, str):
                 self._errors.append(
                     TakenOff(f"topic {self.topic!r}, publisher {server_id}: {answer}")
                 )
-            else:
-                self._enter(server_id, known, answer)
+            elif not self._closed:
+                held = self._enter(server_id, known, answer)
             known.call = None  # last: who asks next says what has come
             news, self._news = self._news, None
         if news is not None:
             news.set_result(None)
-        if not isinstance(answer, str):
-            self._ask(server_id)
+        if not isinstance(answer, str) and not self._ask(server_id) and held is not None:
+            self._tell(server_id, "holds", known.incarnation, held.version)
 
-    def _enter(self, server_id: int, known: _Publisher, answer: Any) -> None:
-        """With the guard held."""
-        incarnation, is_latest, skipped, entries = answer
+    def _tell(self, server_id: int, *what: Any) -> None:
+        """Something that a question would say, which is not asked now."""
+        verb, *arguments = what
+        with contextlib.suppress(errors.RpcError, ClosedError), self._sending:
+            if not self._closed:
+                self._client.submit_to(server_id, verb, self._id, *arguments, timeout_s=None)
+
+    # -- other readers -----------------------------------------------------------------------------
+
+    def _place_for(self, known: _Publisher) -> str:
+        """Where readers of this host reach this one; "" to have the next item itself. With the
+        guard held.
+        """
+        if known.is_direct or runtime.monotonic() < self._apart_until:
+            known.is_direct = False
+            return ""
+        return self._place if known.is_far or not known.incarnation else ""
+
+    async def _fetch(self, server_id: int, known: _Publisher, answer: list[Any]) -> None:
+        """Have in an answer the items themselves; up to the first that is not to be had."""
+        incarnation, entries = answer[0], answer[-1]
+        found = 0
+        try:
+            for entry in entries:
+                if _is_elsewhere(entry):
+                    version, base, holds, nbytes, place, reader = entry
+                    body, blocks = await self._held.fetch(
+                        place.split(),
+                        f"a reader of topic {self.topic!r}",
+                        _name_of(incarnation, reader, Key(version, base)),
+                        patience_s(nbytes),
+                    )
+                    entry[:] = version, base, holds, body, blocks
+                found += 1
+            self._failures = 0
+        except (errors.RpcError, ShardError, ValueError, TypeError) as error:
+            logger.debug("topic %r: item %s is not to be had: %s", self.topic, entry[0], error)
+        self._driver.reactor.call_soon(partial(self._fetched, server_id, known, answer, found))
+
+    def _fetched(self, server_id: int, known: _Publisher, answer: list[Any], found: int) -> None:
+        entries = answer[-1]
+        if found < len(entries):
+            del entries[found:]
+            known.is_direct = True
+            self._failures += 1
+            if self._failures >= FETCHES_MAX:
+                self._failures = 0
+                self._apart_until = runtime.monotonic() + APART_S
+        self._arrived(server_id, known, answer)
+
+    def _hold(self, known: _Publisher, key: Key, body: bytes, blocks: list[Any]) -> None:
+        """For others to fetch. With the guard held."""
+        self._held.hold(_name_of(known.incarnation, self._id, key), [body, blocks])
+        known.held[key] = len(body) + sum(block.nbytes for block in blocks)
+        total = sum(known.held.values())
+        for old in sorted(known.held):
+            if total <= HELD_BYTES_MAX or old.version == key.version:
+                break
+            total -= known.held[old]
+            self._let_go_of(known, old)
+
+    def _let_go(self, known: _Publisher, below: float = math.inf) -> None:
+        """Of versions below that. With the guard held."""
+        for key in [one for one in known.held if one.version < below]:
+            self._let_go_of(known, key)
+
+    def _let_go_of(self, known: _Publisher, key: Key) -> None:
+        del known.held[key]
+        self._held.let_go(_name_of(known.incarnation, self._id, key))
+
+    # -- what has come -----------------------------------------------------------------------------
+
+    def _enter(self, server_id: int, known: _Publisher, answer: list[Any]) -> Key | None:
+        """The last item that is held for others. With the guard held."""
+        incarnation, is_latest, skipped, let_go, entries = answer
         if incarnation != known.incarnation:
+            self._let_go(known)
             known.incarnation, known.version = incarnation, 0
-        for version, base, body, blocks in entries:
+        known.is_far = let_go is not None
+        self._let_go(known, let_go or 0)
+        held: Key | None = None
+        for version, base, holds, body, blocks in entries:
+            if holds:
+                held = Key(version, base)
+                self._hold(known, held, body, blocks)
             if version <= known.version:
                 continue  # it came before: the answer to our word that it has was lost
             if known.version:
@@ -245,6 +359,7 @@ class Subscriber:
                 _Received(server_id, is_latest, skipped, version, base, body, blocks)
             )
             skipped = 0
+        return held
 
     def _replaced(self, server_id: int) -> int:
         """Items of that publisher that wait go, as a newer one is here whole; how many were
@@ -371,9 +486,13 @@ class Subscriber:
             self._closed = True
             known = [one for one, its in self._publishers.items() if its.is_listed]
             self._inbox.clear()
+            for one in self._publishers.values():
+                self._let_go(one)
             news, self._news = self._news, None
         if news is not None:
             news.set_result(None)
+        for task in list(self._fetches):
+            task.cancel()
         with self._sending:
             pass  # what is being asked has left
         try:
@@ -395,6 +514,16 @@ class Subscriber:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _is_elsewhere(entry: list[Any]) -> bool:
+    """Whether an answer says where to fetch that item."""
+    return isinstance(entry[4], str)
+
+
+def _name_of(incarnation: int, reader_id: int, key: Key) -> str:
+    """Of what a reader holds. Nobody knows an incarnation whom that publisher has not answered."""
+    return f"{incarnation:x}.{reader_id:x}.{key.version}.{key.base}"
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:

@@ -1,0 +1,297 @@
+"""Topics between hosts: an item crosses the network once for all readers of a host, whoever of them
+is killed, stopped or not reached by the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prpc_engine import Master, RpcService, topics
+from prpc_engine.topics.tree import TREE_BYTES_MIN
+from tests.faults.rounds import ROUNDS
+from tests.network.namespaces import Network, network_or_skip
+from tests.network.server import SECRET
+from tests.program import ROOT, Program, halt, wait_until
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(
+        os.getuid() != 0 or shutil.which("ip") is None,
+        reason="makes network namespaces: needs root and ip",
+    ),
+]
+READER = "tests.prpc_engine.topics.reader"
+FLOATS = 1 << 20  # of an item
+ITEM_BYTES = 8 * FLOATS
+
+
+class Hosts:
+    """A publisher's service here, on host 1, and readers on others."""
+
+    def __init__(self, network: Network, stack: contextlib.ExitStack) -> None:
+        self._network, self._stack = network, stack
+        here = f"{network.address(1)}:0"
+        self._master = stack.enter_context(Master(here, secret=SECRET))
+        self.service = stack.enter_context(
+            RpcService(self._master.address, bind=here, secret=SECRET)
+        )
+
+    def reader(self, host: int, **settings: Any) -> Program:
+        """One that has asked for the first time, or will."""
+        arguments = {"bind": f"{self._network.address(host)}:0", "secret": SECRET, **settings}
+        program = self._stack.enter_context(
+            Program(
+                READER,
+                self._master.address,
+                "items",
+                json.dumps(arguments),
+                prefix=self._network.prefix(host),
+                env={"PYTHONPATH": str(ROOT)},
+            )
+        )
+        assert program.read_line() == "up"
+        return program
+
+    @contextlib.contextmanager
+    def parted_pairs(self, *pairs: tuple[int, int]) -> Iterator[None]:
+        with contextlib.ExitStack() as cuts:
+            for one, other in pairs:
+                cuts.enter_context(self._network.parted_pair(one, other))
+            yield
+
+    def copies_sent(self) -> float:
+        """Items, by the bytes that left this process over tcp."""
+        statistics = self.service.statistics()
+        sent = sum(peer.traffic.bytes_sent for peer in statistics.peers if peer.transport == "tcp")
+        ended = statistics.ended.get("tcp")
+        return (sent + (ended.traffic.bytes_sent if ended else 0)) / ITEM_BYTES
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    with network_or_skip(getattr(request, "param", 2)) as network, contextlib.ExitStack() as stack:
+        yield Hosts(network, stack)
+
+
+def item(number: int) -> Any:
+    return np.full(FLOATS, float(number))
+
+
+def said(number: int, skipped: int = 0) -> str:
+    """By a reader, of an item whose number is its version."""
+    return f"{number} {float(number) * FLOATS} {skipped}"
+
+
+@pytest.mark.parametrize("mode", ["queue", "latest"])
+def test_four_readers_of_another_host_are_sent_one_copy(hosts: Hosts, mode: topics.Mode) -> None:
+    readers = [hosts.reader(2) for _ in range(4)]
+    with topics.Publisher(hosts.service, "items", mode=mode) as publisher:
+        publisher.wait_for_readers(4)
+        before = hosts.copies_sent()
+        for number in range(1, 9):
+            publisher.publish(item(number))
+            for reader in readers:
+                assert reader.read_line() == said(number)
+        assert hosts.copies_sent() - before == pytest.approx(8, abs=0.1)
+
+
+def test_small_items_are_sent_to_each(hosts: Hosts) -> None:
+    readers = [hosts.reader(2) for _ in range(2)]
+    small = np.ones(TREE_BYTES_MIN // 8 - 1)
+    with topics.Publisher(hosts.service, "items") as publisher:
+        publisher.wait_for_readers(2)
+        before = hosts.copies_sent()
+        publisher.publish(small)
+        for reader in readers:
+            assert reader.read_line() == f"1 {float(small.size)} 0"
+        assert (hosts.copies_sent() - before) * ITEM_BYTES > 2 * small.nbytes
+
+
+def test_who_joins_a_host_that_has_the_latest_gets_it_there(hosts: Hosts) -> None:
+    with topics.Publisher(hosts.service, "items", mode="latest") as publisher:
+        publisher.publish(item(1))
+        publisher.publish(item(2))
+        assert hosts.reader(2).read_line() == said(2)
+        before = hosts.copies_sent()
+        for _ in range(3):
+            assert hosts.reader(2).read_line() == said(2)
+        assert hosts.copies_sent() - before < 0.1
+
+
+def test_changes_of_weights_are_had_from_a_reader_and_whole_by_who_lacks_the_base(
+    hosts: Hosts,
+) -> None:
+    weights = np.zeros(4 * FLOATS)
+    readers = [hosts.reader(2) for _ in range(3)]
+    with topics.Publisher(hosts.service, "items", mode="latest") as publisher:
+        publisher.wait_for_readers(3)
+        version = 0
+        for number in range(1, 6):
+            weights[:: 40 + number] += 1.0  # some 100,000, which are 1.2 MB
+            before = hosts.copies_sent()
+            version = publisher.publish({"w": weights}, changed_since=version)
+            for reader in readers:
+                assert reader.read_line() == f"{number} {weights.sum()} 0"
+            sent = (hosts.copies_sent() - before) * ITEM_BYTES
+            assert sent < 1.1 * weights.nbytes if number == 1 else sent < 2_500_000
+        late = hosts.reader(2)
+        assert late.read_line() == f"5 {weights.sum()} 0"
+
+
+def test_what_all_have_is_held_no_more(hosts: Hosts) -> None:
+    readers = [hosts.reader(2) for _ in range(3)]
+    with topics.Publisher(hosts.service, "items") as publisher:
+        publisher.wait_for_readers(3)
+        for reader in readers[1:]:
+            reader.write_line("hold")
+        for number in range(1, 4):
+            publisher.publish(item(number))
+            assert readers[0].read_line() == said(number)
+        for reader in readers[1:]:
+            reader.write_line("go on")
+            assert [reader.read_line() for _ in range(3)] == [said(1), said(2), said(3)]
+        for reader in readers:
+            wait_until(lambda reader=reader: held_by(reader)[0] == 0, "letting go")
+
+
+def held_by(reader: Program) -> tuple[int, int]:
+    """Items that it holds for others, and how often its memory is lent."""
+    reader.write_line("held")
+    _, held, leases = reader.read_line().split()
+    return int(held), int(leases)
+
+
+def test_the_copy_of_a_host_is_lent_to_its_readers(hosts: Hosts) -> None:
+    """Each keeps the array that it has received last."""
+    readers = [hosts.reader(2) for _ in range(4)]
+    with topics.Publisher(hosts.service, "items", mode="latest") as publisher:
+        publisher.wait_for_readers(4)
+        publisher.publish(item(1))
+        for reader in readers:
+            assert reader.read_line() == said(1)
+        assert sorted(map(held_by, readers)) == [(0, 0), (0, 0), (0, 0), (1, 3)]
+
+
+def test_what_is_held_goes_with_the_publisher(hosts: Hosts) -> None:
+    readers = [hosts.reader(2) for _ in range(2)]
+    with topics.Publisher(hosts.service, "items", mode="latest") as publisher:
+        publisher.wait_for_readers(2)
+        publisher.publish(item(1))
+        for reader in readers:
+            assert reader.read_line() == said(1)
+        wait_until(lambda: sum(held_by(one)[0] for one in readers) == 1, "one holds it")
+    wait_until(lambda: sum(held_by(one)[0] for one in readers) == 0, "letting go")
+
+
+@pytest.mark.parametrize("mode", ["queue", "latest"])
+def test_readers_go_on_though_the_one_that_they_fetch_from_has_stopped(
+    hosts: Hosts, mode: topics.Mode
+) -> None:
+    """It has asked, so it is given the next item, and never says that it has it."""
+    readers = [hosts.reader(2) for _ in range(3)]
+    with topics.Publisher(hosts.service, "items", mode=mode, capacity=8) as publisher:
+        publisher.wait_for_readers(3)
+        publisher.publish(item(1))
+        for reader in readers:
+            assert reader.read_line() == said(1)
+        halt(readers[0].pid)
+        publisher.publish(item(2))
+        for reader in readers[1:]:
+            assert reader.read_line() == said(2)
+        readers[0].process.send_signal(signal.SIGCONT)
+        assert readers[0].read_line() == said(2)
+        publisher.publish(item(3))
+        for reader in readers:
+            assert reader.read_line() == said(3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["queue", "latest"])
+def test_readers_that_are_killed_cost_the_others_of_their_host_nothing(
+    hosts: Hosts, mode: topics.Mode, seed: int
+) -> None:
+    chance = random.Random(seed)
+    readers = [hosts.reader(2) for _ in range(3)]
+    with topics.Publisher(hosts.service, "items", mode=mode, capacity=64) as publisher:
+        publisher.wait_for_readers(3)
+        number = 0
+        seen = {reader.pid: 0 for reader in readers}
+        before = hosts.copies_sent()
+        for _ in range(ROUNDS):
+            last = number + 5
+            victim = chance.randrange(3)
+            killed_at = number + chance.randrange(1, 5)
+            while number < last:
+                number += 1
+                publisher.publish(item(number))
+                if number == killed_at:
+                    readers.pop(victim).kill()
+            for reader in readers:
+                while seen[reader.pid] < last:
+                    version, total, skipped = map(float, reader.read_line().split())
+                    assert total == version * FLOATS
+                    assert version == seen[reader.pid] + 1 + skipped
+                    assert mode == "latest" or not skipped
+                    seen[reader.pid] = int(version)
+            joins = hosts.reader(2)
+            readers.append(joins)
+            if mode == "latest":
+                assert joins.read_line() == said(number)
+            wait_until(lambda pid=joins.pid: reads(publisher, pid), "a reader more")
+            seen[joins.pid] = number
+        assert hosts.copies_sent() - before < 2.5 * number
+        wait_until(lambda: hosts.service.statistics().slab.leases == 0)
+
+
+def reads(publisher: topics.Publisher, pid: int) -> bool:
+    return any(f"(process {pid})" in one.name for one in publisher.readers())
+
+
+def test_readers_that_do_not_reach_each_other_are_sent_their_own(hosts: Hosts) -> None:
+    """Both say that they are at an address which is nobody's."""
+    readers = [hosts.reader(2, transports=["tcp"], advertise="127.9.9.9:9") for _ in range(2)]
+    with topics.Publisher(hosts.service, "items") as publisher:
+        publisher.wait_for_readers(2)
+        before = hosts.copies_sent()
+        for number in range(1, 6):
+            publisher.publish(item(number))
+            for reader in readers:
+                assert reader.read_line() == said(number)
+        assert hosts.copies_sent() - before == pytest.approx(10, abs=0.1)
+
+
+@pytest.mark.parametrize("hosts", [5], indirect=True)
+def test_hosts_that_have_an_item_pass_it_on(hosts: Hosts) -> None:
+    readers = [hosts.reader(host) for host in (2, 3, 4, 5)]
+    with topics.Publisher(hosts.service, "items") as publisher:
+        publisher.wait_for_readers(4)
+        before = hosts.copies_sent()
+        for number in range(1, 6):
+            publisher.publish(item(number))
+            for reader in readers:
+                assert reader.read_line() == said(number)
+        assert hosts.copies_sent() - before == pytest.approx(10, abs=0.1)
+
+
+@pytest.mark.parametrize("hosts", [4], indirect=True)
+def test_hosts_that_do_not_reach_each_other_are_sent_their_own(hosts: Hosts) -> None:
+    readers = [hosts.reader(host) for host in (2, 3, 4)]
+    with (
+        topics.Publisher(hosts.service, "items") as publisher,
+        hosts.parted_pairs((2, 4), (3, 4)),
+    ):
+        publisher.wait_for_readers(3)
+        for number in range(1, 6):
+            publisher.publish(item(number))
+            for reader in readers:
+                assert reader.read_line() == said(number)
