@@ -26,7 +26,8 @@ FETCH_KEY = method_key(FETCH)
 
 
 class HeldValues:
-    """Of one node, which serves them from now on; they go with it. Thread-safe.
+    """Of one node, which serves them from serve() or the first hold() on; they go with it.
+    Thread-safe.
 
     service  under which they are served, for allow lists
     """
@@ -35,9 +36,13 @@ class HeldValues:
         self._node = node
         self._held: dict[str, Any] = {}
         # inline: a look into a table, which is not worth a change of threads
-        node.servers[TARGET] = ServedObject(
+        self._server = ServedObject(
             service, 0, TARGET, {FETCH: self._fetched}, allow=allow, inline=True
         )
+
+    def serve(self) -> None:
+        """Answer those who fetch from now on. Again: does nothing."""
+        self._node.servers[TARGET] = self._server
 
     @property
     def names(self) -> list[str]:
@@ -49,6 +54,7 @@ class HeldValues:
         must change no more; those of the slab are lent as they are, others are copied for each.
         """
         self._held[name] = value
+        self.serve()
 
     def let_go(self, name: str) -> None:
         """Again: does nothing."""

@@ -80,6 +80,7 @@ class HeldArrays:
             self._node = node = Node(driver.reactor, driver, default_slab(), config)
             closing.callback(close_in_reactor, driver, node)
             self._held = HeldValues(node, "ray", config.allow)
+            self._held.serve()
             driver.take_over()
             self._closing = closing.pop_all()
         self.holder = HolderProcess(

@@ -35,7 +35,7 @@ from prpc_engine.settings.config import check_seconds
 from prpc_engine.topics import deltas
 from prpc_engine.topics.publisher import SERVICE, check_topic
 from prpc_engine.topics.tree import HELD_BYTES_MAX, Key, patience_s
-from shard import ClosedError, ForkedError, Future, ShardError, control_loop, runtime
+from shard import ClosedError, ForkedError, Future, control_loop, runtime
 
 logger = logging.getLogger("prpc")
 AGAIN_S = 0.1  # between two questions to a publisher that cannot be reached
@@ -75,7 +75,14 @@ class _Publisher:
     weights: dict[str, NDArray[Any]] | None = None
     is_far: bool = False  # it is on another host
     is_direct: bool = False  # what was to be fetched is asked for itself
-    held: dict[Key, int] = field(default_factory=dict)  # for others: bytes
+    held: dict[Key, _Held] = field(default_factory=dict)  # for others
+
+
+class _Held(NamedTuple):
+    """An item for other readers of this host: its name there, and its bytes."""
+
+    name: str
+    nbytes: int
 
 
 class _Received(NamedTuple):
@@ -288,16 +295,16 @@ class Subscriber:
             for entry in entries:
                 if _is_elsewhere(entry):
                     version, base, holds, nbytes, place, reader = entry
-                    body, blocks = await self._held.fetch(
+                    value = await self._held.fetch(
                         place.split(),
                         f"a reader of topic {self.topic!r}",
                         _name_of(incarnation, reader, Key(version, base)),
                         patience_s(nbytes),
                     )
-                    entry[:] = version, base, holds, body, blocks
+                    entry[:] = version, base, holds, *_checked(value)
                 found += 1
             self._failures = 0
-        except (errors.RpcError, ShardError, ValueError, TypeError) as error:
+        except Exception as error:  # whatever it is: the publisher has the item
             logger.debug("topic %r: item %s is not to be had: %s", self.topic, entry[0], error)
         self._driver.reactor.call_soon(partial(self._fetched, server_id, known, answer, found))
 
@@ -314,23 +321,20 @@ class Subscriber:
 
     def _hold(self, known: _Publisher, key: Key, body: bytes, blocks: list[Any]) -> None:
         """For others to fetch. With the guard held."""
-        self._held.hold(_name_of(known.incarnation, self._id, key), [body, blocks])
-        known.held[key] = len(body) + sum(block.nbytes for block in blocks)
-        total = sum(known.held.values())
+        name = _name_of(known.incarnation, self._id, key)
+        self._held.hold(name, [body, blocks])
+        known.held[key] = _Held(name, len(body) + sum(block.nbytes for block in blocks))
+        total = sum(one.nbytes for one in known.held.values())
         for old in sorted(known.held):
             if total <= HELD_BYTES_MAX or old.version == key.version:
                 break
-            total -= known.held[old]
-            self._let_go_of(known, old)
+            total -= known.held[old].nbytes
+            self._held.let_go(known.held.pop(old).name)
 
     def _let_go(self, known: _Publisher, below: float = math.inf) -> None:
         """Of versions below that. With the guard held."""
         for key in [one for one in known.held if one.version < below]:
-            self._let_go_of(known, key)
-
-    def _let_go_of(self, known: _Publisher, key: Key) -> None:
-        del known.held[key]
-        self._held.let_go(_name_of(known.incarnation, self._id, key))
+            self._held.let_go(known.held.pop(key).name)
 
     # -- what has come -----------------------------------------------------------------------------
 
@@ -344,7 +348,7 @@ class Subscriber:
         self._let_go(known, let_go or 0)
         held: Key | None = None
         for version, base, holds, body, blocks in entries:
-            if holds:
+            if holds and known.is_listed:
                 held = Key(version, base)
                 self._hold(known, held, body, blocks)
             if version <= known.version:
@@ -519,6 +523,18 @@ class Subscriber:
 def _is_elsewhere(entry: list[Any]) -> bool:
     """Whether an answer says where to fetch that item."""
     return isinstance(entry[4], str)
+
+
+def _checked(value: object) -> tuple[bytes, list[Any]]:
+    """Body and blocks, as another reader has answered. Raises ValueError."""
+    match value:
+        case [bytes(body), [*blocks]]:
+            if all(
+                isinstance(one, np.ndarray) and one.dtype == np.uint8 and one.ndim == 1
+                for one in blocks
+            ):
+                return body, blocks
+    raise ValueError(f"a reader has answered with no item: {value!r:.100}")
 
 
 def _name_of(incarnation: int, reader_id: int, key: Key) -> str:

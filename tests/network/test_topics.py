@@ -5,12 +5,15 @@ is killed, stopped or not reached by the others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,7 @@ pytestmark = [
     ),
 ]
 READER = "tests.prpc_engine.topics.reader"
+PUBLISHER = "tests.prpc_engine.topics.publisher"
 FLOATS = 1 << 20  # of an item
 ITEM_BYTES = 8 * FLOATS
 
@@ -48,12 +52,17 @@ class Hosts:
 
     def reader(self, host: int, **settings: Any) -> Program:
         """One that has asked for the first time, or will."""
+        return self.start(host, READER, **settings)
+
+    def start(self, host: int, module: str, *words: str, **settings: Any) -> Program:
+        """Such a program, with arguments of its RpcService."""
         arguments = {"bind": f"{self._network.address(host)}:0", "secret": SECRET, **settings}
         program = self._stack.enter_context(
             Program(
-                READER,
+                module,
                 self._master.address,
                 "items",
+                *words,
                 json.dumps(arguments),
                 prefix=self._network.prefix(host),
                 env={"PYTHONPATH": str(ROOT)},
@@ -85,6 +94,15 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 
 def item(number: int) -> Any:
     return np.full(FLOATS, float(number))
+
+
+def joined(hosts: Hosts, publisher: topics.Publisher, count: int) -> list[Program]:
+    """Readers of host 2, the first of which is the first to be given anything."""
+    readers = []
+    for number in range(1, count + 1):
+        readers.append(hosts.reader(2))
+        publisher.wait_for_readers(number)
+    return readers
 
 
 def said(number: int, skipped: int = 0) -> str:
@@ -126,6 +144,33 @@ def test_who_joins_a_host_that_has_the_latest_gets_it_there(hosts: Hosts) -> Non
         for _ in range(3):
             assert hosts.reader(2).read_line() == said(2)
         assert hosts.copies_sent() - before < 0.1
+
+
+def test_a_publisher_that_is_faster_than_the_network_starves_no_reader(hosts: Hosts) -> None:
+    """A newer item takes the place of none that a reader waits for."""
+    readers = [hosts.reader(2) for _ in range(3)]
+    ends = threading.Event()
+    with (
+        topics.Publisher(hosts.service, "items", mode="latest") as publisher,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        publisher.wait_for_readers(3)
+        arrays = [item(number) for number in range(4)]
+
+        def publish() -> None:
+            for number in itertools.count():
+                if ends.is_set():
+                    return
+                publisher.publish(arrays[number % 4])
+
+        publishes = beside.submit(publish)
+        try:
+            for reader in readers:
+                for _ in range(10):
+                    assert reader.read_line()
+        finally:
+            ends.set()
+        publishes.result()
 
 
 def test_changes_of_weights_are_had_from_a_reader_and_whole_by_who_lacks_the_base(
@@ -198,12 +243,12 @@ def test_readers_go_on_though_the_one_that_they_fetch_from_has_stopped(
     hosts: Hosts, mode: topics.Mode
 ) -> None:
     """It has asked, so it is given the next item, and never says that it has it."""
-    readers = [hosts.reader(2) for _ in range(3)]
     with topics.Publisher(hosts.service, "items", mode=mode, capacity=8) as publisher:
-        publisher.wait_for_readers(3)
+        readers = joined(hosts, publisher, 3)
         publisher.publish(item(1))
         for reader in readers:
             assert reader.read_line() == said(1)
+        wait_until(lambda: not any(one.behind for one in publisher.readers()), "all ask")
         halt(readers[0].pid)
         publisher.publish(item(2))
         for reader in readers[1:]:
@@ -213,6 +258,63 @@ def test_readers_go_on_though_the_one_that_they_fetch_from_has_stopped(
         publisher.publish(item(3))
         for reader in readers:
             assert reader.read_line() == said(3)
+
+
+@pytest.mark.parametrize("mode", ["queue", "latest"])
+def test_a_reader_that_is_killed_before_it_is_asked_costs_the_other_one_its_own_copy(
+    hosts: Hosts, mode: topics.Mode
+) -> None:
+    with topics.Publisher(hosts.service, "items", mode=mode) as publisher:
+        carrier, other = joined(hosts, publisher, 2)
+        halt(other.pid)
+        publisher.publish(item(1))
+        assert carrier.read_line() == said(1)
+        wait_until(lambda: [one.behind for one in publisher.readers()] == [0, 1], "it confirms")
+        carrier.kill()  # the other one was told to fetch it there
+        other.process.send_signal(signal.SIGCONT)
+        assert other.read_line() == said(1)
+        publisher.publish(item(2))
+        assert other.read_line() == said(2)
+
+
+def test_a_reader_that_receives_nothing_holds_up_nobody(hosts: Hosts) -> None:
+    """It asks until its inbox is full, and says that it has what came last."""
+    part = np.ones(TREE_BYTES_MIN // 4)
+    with topics.Publisher(hosts.service, "items", capacity=1024) as publisher:
+        readers = joined(hosts, publisher, 3)
+        readers[0].write_line("hold")
+        before = hosts.copies_sent()
+        for number in range(1, 151):
+            publisher.publish(part)
+            for reader in readers[1:]:
+                assert reader.read_line() == f"{number} {float(part.size)} 0"
+        assert (hosts.copies_sent() - before) * ITEM_BYTES < 151 * part.nbytes
+        readers[0].write_line("go on")
+        for number in range(1, 151):
+            assert readers[0].read_line() == f"{number} {float(part.size)} 0"
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_publisher_that_is_killed_is_read_again_when_it_is_back(hosts: Hosts) -> None:
+    floats = TREE_BYTES_MIN // 4
+    readers = [hosts.reader(2) for _ in range(3)]
+    for _ in range(3):
+        publisher = hosts.start(3, PUBLISHER, "queue", str(floats))
+        for reader in readers:
+            for _ in range(200):  # more than can be left of the one before
+                version, total, skipped = map(float, reader.read_line().split())
+                assert total == version * floats
+                assert not skipped
+        publisher.kill()
+    wait_until(lambda: all(map(drained, readers)), "letting go")
+
+
+def drained(reader: Program) -> bool:
+    """Whether it holds nothing; it may have more to say of items."""
+    reader.write_line("held")
+    while not (line := reader.read_line()).startswith("held"):
+        pass
+    return line.split()[1] == "0"
 
 
 @pytest.mark.slow

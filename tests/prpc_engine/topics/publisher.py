@@ -1,9 +1,11 @@
-"""A publisher in a process of its own, as `python -m`: publisher MASTER TOPIC MODE. It says "up",
-then publishes its pid and arrays whose elements are all the item's number, until its input ends.
+"""A publisher in a process of its own, as `python -m`: publisher MASTER TOPIC MODE [ITEMS JSON], of
+which JSON has arguments of its RpcService. It says "up", then publishes its pid and arrays of so
+many elements, all of which are the item's number, until its input ends.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -17,11 +19,12 @@ ITEMS = 20_000  # of an array: 80 KB, which is lent
 
 
 def main() -> None:
-    master, topic, mode = sys.argv[1:]
+    master, topic, mode, *more = sys.argv[1:]
+    items, arguments = (int(more[0]), json.loads(more[1])) if more else (ITEMS, {})
     ends = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ends.set()), daemon=True).start()
     with (
-        prpc_engine.RpcService(master) as service,
+        prpc_engine.RpcService(master, **arguments) as service,
         topics.Publisher(service, topic, "latest" if mode == "latest" else "queue") as publisher,
     ):
         print("up", flush=True)
@@ -29,7 +32,7 @@ def main() -> None:
         while not ends.is_set():
             number += 1
             try:
-                publisher.publish([os.getpid(), np.full(ITEMS, number, np.float32)], timeout_s=0.5)
+                publisher.publish([os.getpid(), np.full(items, number, np.float32)], timeout_s=0.5)
             except errors.Backpressure:
                 number -= 1
 
