@@ -265,6 +265,14 @@ class RpcClient:
         """As submit(), of one server."""
         return self._request_to(self._to(server_id), method, args, timeout_s, False, self._named)
 
+    def begin_to(
+        self, server_id: int, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S
+    ) -> Call:
+        """As submit_to(), for a caller that leaves its arrays as they are until the call is done:
+        call_to() in two steps.
+        """
+        return self._request_to(self._to(server_id), method, args, timeout_s, True, self._named)
+
     def call_by(
         self, key: int | str | bytes, method: str, *args: Any, timeout_s: float | None = TIMEOUT_S
     ) -> Any:

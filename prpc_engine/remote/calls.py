@@ -10,15 +10,32 @@ from prpc_engine import errors
 from prpc_engine.client.client import RpcClient
 from prpc_engine.node.slab import default_slab
 from prpc_engine.remote import functions
+from prpc_engine.remote.current import ValueAddress
 from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.devices import Devices
 from prpc_engine.remote.future import Future
 from prpc_engine.remote.members import Members
 from prpc_engine.remote.options import timeout_of
 from prpc_engine.remote.outcomes import Raised
-from prpc_engine.remote.references import NOBODY
+from prpc_engine.remote.references import NOBODY, ForkId
+from prpc_engine.rpc.call import Call
 from shard import Driver
 from shard import Future as EngineFuture
+
+Passed = tuple[ValueAddress, ForkId]
+
+
+class _Destination(threading.local):
+    """Of what this thread encodes: the incarnation of a worker, and the references in it so far."""
+
+    to = NOBODY
+
+    def __init__(self) -> None:
+        self.passed: list[Passed] = []
+
+
+def _ignore(passed: Sequence[Passed]) -> None:
+    """Before there are values."""
 
 
 class RemoteCalls:
@@ -44,7 +61,9 @@ class RemoteCalls:
         self._rpc_timeout = rpc_timeout
         self._limit_s = timeout_of(None, rpc_timeout)
         self._may_pickle = may_pickle
-        self._destination = threading.local()
+        self._destination = _Destination()
+        # told of references that were not sent after all
+        self.take_back: Callable[[Sequence[Passed]], object] = _ignore
         self._by_value: set[tuple[int, str]] = set()
 
     @property
@@ -52,8 +71,13 @@ class RemoteCalls:
         """The incarnation of the worker that what this thread encodes is for; NOBODY: it is not
         known.
         """
-        found: int = getattr(self._destination, "to", NOBODY)
-        return found
+        return self._destination.to
+
+    def passed(self, address: ValueAddress, fork_id: ForkId) -> None:
+        """A reference is in what this thread encodes."""
+        destination = self._destination
+        if destination.to != NOBODY:
+            destination.passed.append((address, fork_id))
 
     def timeout(self, given: float | None) -> float | None:
         """Seconds that a verb has, None for no limit. Raises ConfigError."""
@@ -82,15 +106,12 @@ class RemoteCalls:
         sent_verb = verb
         if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
-        destination = self._destination
-        destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
-            value = client.call_to(rank, sent_verb, *arguments, timeout_s=limit_s)
+            sent = self._sent(client.begin_to, rank, sent_verb, arguments, limit_s)
+            value = sent.result()
         except errors.RpcError as error:
             # the same error, of a class that is both
             raise as_runtime_error(error, self._at(rank, function))  # noqa: B904
-        finally:
-            destination.to = NOBODY
         if type(value) is not Raised:
             return value
         if self._goes_by_value(rank, function, value):
@@ -115,13 +136,10 @@ class RemoteCalls:
         sent_verb = verb
         if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
-        self._destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
-            sent = client.submit_to(rank, sent_verb, *arguments, timeout_s=limit_s)
+            sent = self._sent(client.submit_to, rank, sent_verb, arguments, limit_s)
         except errors.RpcError as error:
             raise as_runtime_error(error, self._at(rank, function))  # noqa: B904 - as above
-        finally:
-            self._destination.to = NOBODY
 
         def answered(done: EngineFuture) -> None:
             error = done.error()
@@ -139,6 +157,30 @@ class RemoteCalls:
 
         sent.when_done(answered)
         return outcome
+
+    def _sent(
+        self,
+        begin: Callable[..., Call],
+        rank: int,
+        verb: str,
+        arguments: Sequence[Any],
+        limit_s: float | None,
+    ) -> Call:
+        """The call, begun. Where that raises, nothing was sent: the references in it, which their
+        owners were told of, are taken back.
+        """
+        destination = self._destination
+        destination.to = self.members.incarnations.get(rank, NOBODY)
+        try:
+            return begin(rank, verb, *arguments, timeout_s=limit_s)
+        except errors.RpcError:
+            if destination.passed:
+                self.take_back(tuple(destination.passed))
+            raise
+        finally:
+            destination.to = NOBODY
+            if destination.passed:
+                destination.passed.clear()
 
     def ask(self, rank: int, verb: str, *arguments: Any, timeout_s: float | None) -> Any:
         """The answer to a question about a value."""

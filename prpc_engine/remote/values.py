@@ -4,6 +4,8 @@
     is made by remote()          numbered; its creation is a call  create, of value and fork
     is put into a message        kept until the owner has heard    passed, of a new fork
     is taken from a message      kept until the owner has heard    claimed
+    was put into one that is     noted, once the owner has heard   dropped, in the end
+     not sent
     is collected as garbage      noted; told by the reactor        dropped, some at a time
 
 What is told is told again over connections that are lost, and heard once: `passed` and `claimed`
@@ -56,9 +58,11 @@ class Values:
         self._numbers: dict[int, itertools.count[int]] = {}  # by owner
         # RRefs whose owner has not answered yet, by fork
         self._telling: dict[ForkId, RRef[Any]] = {}
+        self._taken_back: set[ForkId] = set()  # of these
         self._drops: deque[tuple[ValueAddress, ForkId]] = deque()
         self._gone: set[int] = set()  # workers, but for those that came back
         self._looks = False  # at answers that nobody has claimed
+        calls.take_back = self._take_back
 
     # -- as a holder -------------------------------------------------------------------------------
 
@@ -96,6 +100,7 @@ class Values:
         fork_id = self._new_fork()
         holder = self._calls.destination
         address = rref.address
+        self._calls.passed(address, fork_id)
         if self.is_own(address):
             self.passed(address.value_id, fork_id, holder)
         else:
@@ -116,7 +121,12 @@ class Values:
 
     def _tell(self, rref: RRef[Any], fork_id: ForkId, verb: str, holder: int) -> None:
         def heard(answer: Any) -> None:
-            self._telling.pop(fork_id, None)
+            with self._guard:
+                self._telling.pop(fork_id, None)
+                is_over = fork_id in self._taken_back
+                self._taken_back.discard(fork_id)
+            if is_over:
+                self.drop_soon(rref.address, fork_id)
             if verb == "claimed" and answer.error() is None:
                 rref.is_known = True
 
@@ -127,6 +137,18 @@ class Values:
             self._telling.pop(fork_id, None)
         else:
             told.when_done(heard)
+
+    def _take_back(self, passed: Sequence[tuple[ValueAddress, ForkId]]) -> None:
+        """These were passed on, and not sent. An owner that has not heard of one yet would not know
+        what is dropped.
+        """
+        for address, fork_id in passed:
+            with self._guard:
+                is_told = fork_id not in self._telling
+                if not is_told:
+                    self._taken_back.add(fork_id)
+            if is_told:
+                self.drop_soon(address, fork_id)
 
     def drop_soon(self, address: ValueAddress, fork_id: ForkId) -> None:
         """An RRef is gone. From a destructor, so in any thread, in the middle of anything."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import pickle
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from tests.program import wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
 
+NOTHING = {"values": 0, "references": 0}
+
 
 def kept_at(worker: str) -> dict[str, int]:
     found: dict[str, int] = rpc.rpc_sync(worker, there.figures)
@@ -24,9 +28,8 @@ def kept_at(worker: str) -> dict[str, int]:
 def freed_at(*workers: str) -> None:
     """All values of these are freed, and nothing is known of references to them."""
     gc.collect()
-    nothing = {"values": 0, "references": 0}
     wait_until(
-        lambda: all(kept_at(worker) == nothing for worker in workers),
+        lambda: all(kept_at(worker) == NOTHING for worker in workers),
         f"the end of all values: {[kept_at(worker) for worker in workers]}",
     )
 
@@ -147,6 +150,24 @@ def test_an_own_value_is_fetched_by_others_and_comes_home_as_it_is(pair: Group) 
     del rref, home
     gc.collect()
     wait_until(lambda: rpc.statistics()["values"] == 0)
+
+
+@pytest.mark.parametrize("begin", [rpc.rpc_sync, rpc.rpc_async, rpc.remote])
+@pytest.mark.parametrize("to", ["there", "elsewhere"])
+def test_a_reference_in_what_cannot_be_sent_is_no_reference(
+    three: Group, begin: Callable[..., Any], to: str
+) -> None:
+    """Beside an argument that cannot be pickled."""
+    own, of_there = rpc.RRef([1]), rpc.remote("there", there.Model, args=(2,))
+    assert of_there.rpc_sync().times(1) == 2
+    for _ in range(10):
+        with pytest.raises(errors.BadArguments):
+            begin(to, there.same, args=([own, of_there], threading.Lock()))
+    assert rpc.rpc_sync(to, there.fetch, args=(own,)) == [1]
+    assert rpc.rpc_sync(to, there.fetch, args=(of_there,)).factor == 2
+    del own, of_there
+    freed_at("there", "elsewhere")
+    wait_until(lambda: rpc.statistics() == rpc.statistics() | NOTHING)
 
 
 def _append(rref: rpc.RRef[Any], value: int) -> None:
