@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -103,11 +104,11 @@ class RemoteCalls:
         arguments = self._packed(rank, header, function, args, kwargs)
         limit_s = self._limit_s if timeout is None else self.timeout(timeout)
         client = self.client or self._open_client()
-        sent_verb = verb
+        sent_verb, keywords = verb, len(header) + (function is not None)
         if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
         try:
-            sent = self._sent(client.begin_to, rank, sent_verb, arguments, limit_s)
+            sent = self._sent(client.begin_to, rank, sent_verb, arguments, limit_s, keywords)
             value = sent.result()
         except errors.RpcError as error:
             # the same error, of a class that is both
@@ -133,11 +134,11 @@ class RemoteCalls:
         arguments = self._packed(rank, header, function, args, kwargs)
         limit_s = self.timeout(timeout)
         client = self.client or self._open_client()
-        sent_verb = verb
+        sent_verb, keywords = verb, len(header) + (function is not None)
         if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
         try:
-            sent = self._sent(client.submit_to, rank, sent_verb, arguments, limit_s)
+            sent = self._sent(client.submit_to, rank, sent_verb, arguments, limit_s, keywords)
         except errors.RpcError as error:
             raise as_runtime_error(error, self._at(rank, function))  # noqa: B904 - as above
 
@@ -165,17 +166,20 @@ class RemoteCalls:
         verb: str,
         arguments: Sequence[Any],
         limit_s: float | None,
+        keywords: int,
     ) -> Call:
         """The call, begun. Where that raises, nothing was sent: the references in it, which their
-        owners were told of, are taken back.
+        owners were told of, are taken back. `keywords`: their place in what is sent.
         """
         destination = self._destination
         destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
             return begin(rank, verb, *arguments, timeout_s=limit_s)
-        except errors.RpcError:
+        except errors.RpcError as error:
             if destination.passed:
                 self.take_back(tuple(destination.passed))
+            if isinstance(error, errors.BadArguments):
+                _name_argument(error, None if self._has_maps else keywords)
             raise
         finally:
             destination.to = NOBODY
@@ -250,6 +254,23 @@ class RemoteCalls:
     def _at(self, rank: int, function: Any) -> str:
         what = "" if function is None else f"{functions.text_of(function)!r} at "
         return what + self.members.describe(rank)
+
+
+def _name_argument(error: errors.BadArguments, keywords: int | None) -> None:
+    """Have an error name an argument as the caller does; `keywords`: the place of those in what is
+    sent, None where that is all in one.
+    """
+    found = _ARGUMENT.match(str(error))
+    if found is None:
+        return
+    place, rest, name = int(found[1]), found[2], "an argument"
+    if keywords is not None:
+        place -= keywords
+        name = "the function" if place < 0 else f"args[{place - 1}]" if place else "kwargs"
+    error.args = (name + rest, *error.args[1:])
+
+
+_ARGUMENT = re.compile(r"argument (\d+)(.*)", re.DOTALL)  # as the archive's encoder names it
 
 
 # -- errors as torch's programs catch them ---------------------------------------------------------

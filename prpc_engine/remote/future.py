@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import shard
+from prpc_engine.errors import BadArguments
 
 
 class Future(shard.Future):
@@ -78,8 +79,15 @@ class Future(shard.Future):
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """The future of the list of them, done when all are: as torch.futures.collect_all()."""
+    """The future of the list of them, done when all are: as torch.futures.collect_all(). Raises
+    BadArguments for what is no Future.
+    """
     futures = list(futures)
+    for place, one in enumerate(futures):
+        if not isinstance(one, Future):
+            raise BadArguments(
+                f"futures[{place}]={one!r:.100}: a Future is expected, as rpc_async() returns"
+            )
     waiter = next((one.waiter for one in futures if one.waiter is not None), None)
     whole = Future(waiter)
     shard.gather([shard.shield(one) for one in futures], waiter).when_done(
@@ -89,7 +97,9 @@ def collect_all(futures: Sequence[Future]) -> Future:
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Their values in order; raises the first error: as torch.futures.wait_all()."""
+    """Their values in order; raises the first error: as torch.futures.wait_all(), and
+    collect_all()'s.
+    """
     return [one.wait() for one in collect_all(futures).wait()]
 
 

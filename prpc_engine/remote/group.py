@@ -114,7 +114,7 @@ def _leave_at_exit(worker: Worker) -> None:
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Of the worker of that name; None: of this one. Raises UnknownWorker, NoWorker."""
+    """Of the worker of that name; None: this one. Raises UnknownWorker, NoWorker, ConfigError."""
     return _current().members.info(worker_name)
 
 

@@ -141,7 +141,12 @@ class Members:
         return [WorkerInfo(name, member.rank) for name, member in members]
 
     def info(self, name: str | None = None) -> WorkerInfo:
-        """Of the worker of that name; None: of this one. Raises UnknownWorker."""
+        """Of the worker of that name; None: of this one. Raises UnknownWorker, ConfigError."""
+        if name is not None and type(name) is not str:
+            raise errors.ConfigError(
+                f"worker_name={name!r:.100}: the name of a worker is expected; there are "
+                f"{self._there()}"
+            )
         if name is None or name == self.name:
             return WorkerInfo(self.name, self.rank)
         return WorkerInfo(name, self._find(name).rank)

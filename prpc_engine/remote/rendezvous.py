@@ -13,6 +13,7 @@ environment count where neither the arguments nor the URL say. parse() does no I
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -139,13 +140,16 @@ def _whole(text: str) -> int | str:
 
 def write_address(file: Path, address: str) -> None:
     """Tell those that read_address() of that file. Raises ConfigError."""
+    part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        part = file.with_name(f"{file.name}.{os.getpid()}")
         part.write_text(address)
         part.replace(file)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise ConfigError(
-            f"rank 0 cannot write {file}, by which the others find it: {error.strerror or error}"
+            f"rank 0 cannot write {file}, by which the others find it: {error.strerror or error}; "
+            "init_method=file:///path names a file that is not there yet, in a directory that is"
         ) from error
 
 
@@ -159,7 +163,9 @@ def read_address(file: Path, give_up_at: float) -> str:
         except FileNotFoundError:
             text = ""
         except OSError as error:
-            raise ConfigError(f"{file}: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{file}, which rank 0 writes, cannot be read: {error.strerror or error}"
+            ) from error
         if text:
             return str(Address.parse(text))
         if runtime.monotonic() >= give_up_at:

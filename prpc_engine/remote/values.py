@@ -188,8 +188,18 @@ class Values:
         created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
         return RRef.made(self, address, fork_id, created)
 
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise as_runtime_error(
+                errors.Closed(
+                    f"worker {self._members.name!r}, which this RRef is of, has left its group: "
+                    "shutdown() was called here"
+                )
+            )
+
     def fetch(self, rref: RRef[Any], timeout: float | None) -> Any:
         """See RRef.to_here()."""
+        self._check_open()
         limit_s = self._calls.timeout(timeout)
         give_up_at = None if limit_s is None else runtime.monotonic() + limit_s
         self._wait_created(rref, limit_s)
@@ -218,6 +228,7 @@ class Values:
         timeout: float | None,
     ) -> Future:
         """See RRef.rpc_async()."""
+        self._check_open()
         owner, incarnation, value_id = rref.address
         header = (incarnation, *value_id, name)
 
@@ -253,6 +264,7 @@ class Values:
         timeout: float | None,
     ) -> Any:
         """See RRef.rpc_sync()."""
+        self._check_open()
         self._wait_created(rref, self._calls.timeout(timeout))
         owner, incarnation, value_id = rref.address
         header = (incarnation, *value_id, name)
@@ -267,6 +279,7 @@ class Values:
         timeout: float | None,
     ) -> RRef[Any]:
         """See RRef.remote()."""
+        self._check_open()
         self._wait_created(rref, self._calls.timeout(timeout))
         owner, incarnation, value_id = rref.address
         made, fork_id = self._new_address(owner, incarnation), self._new_fork()

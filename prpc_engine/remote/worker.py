@@ -59,6 +59,7 @@ class Worker:
         self._options = options
         self._pid = os.getpid()
         self._master: Master | None = None
+        self._has_written = False  # by which file the others find it
         deadline = runtime.monotonic() + options.init_timeout_s
         try:
             address = self._find_master(deadline)
@@ -104,6 +105,7 @@ class Worker:
                 ) from error
             if where.file is not None:
                 write_address(where.file, self._master.address)
+                self._has_written = True
             return self._master.address
         if where.file is not None:
             return read_address(where.file, deadline)
@@ -238,5 +240,5 @@ class Worker:
     def _close_master(self) -> None:
         if self._master is not None:
             self._master.close()
-        if self._where.serves and self._where.file is not None:
+        if self._has_written and self._where.file is not None:
             self._where.file.unlink(missing_ok=True)

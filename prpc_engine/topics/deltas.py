@@ -32,7 +32,12 @@ def _checked(state: object) -> dict[str, NDArray[Any]]:
     if not isinstance(state, Mapping):
         raise BadArguments(f"weights are a dict of arrays by name, not {type(state).__name__}")
     for name, array in state.items():
-        if type(name) is not str or not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        if type(name) is not str:
+            raise BadArguments(
+                f"weights have the key {name!r:.100} of type {type(name).__name__}: names, of type "
+                "str, are expected"
+            )
+        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise BadArguments(
                 f"weights[{name!r:.100}] is a {type(array).__name__}: arrays of numbers by names "
                 "are expected"

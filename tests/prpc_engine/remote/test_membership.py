@@ -184,6 +184,26 @@ def test_who_does_not_come_is_missed_by_name(tmp_path: Path) -> None:
         rpc.init_rpc("here", 1, 2, "tcp://127.0.0.1:1", options)
 
 
+def test_a_file_that_cannot_be_one_is_told_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path, said in (
+        (folder, "Is a directory; init_method=file:///path names a file"),
+        (tmp_path / "none" / "meet", "No such file or directory"),
+    ):
+        with pytest.raises(errors.ConfigError, match=f"rank 0 cannot write {path}.*{said}"):
+            rpc.init_rpc("here", 0, 1, f"file://{path}")
+    with pytest.raises(errors.ConfigError, match=f"{folder}, which rank 0 writes, cannot be read"):
+        rpc.init_rpc("here", 1, 2, f"file://{folder}")
+    assert list(tmp_path.rglob("*")) == [folder]
+
+
+def test_a_worker_is_asked_for_by_its_name(pair: Group) -> None:
+    for number in (1, 5):
+        with pytest.raises(errors.ConfigError, match=f"worker_name={number}: .*there are 'here'"):
+            rpc.get_worker_info(number)  # type: ignore[arg-type]
+
+
 def test_a_port_that_is_taken_is_told_with_what_to_try() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

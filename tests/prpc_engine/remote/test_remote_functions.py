@@ -8,8 +8,10 @@ import math
 import operator
 import os
 import pickle
+import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,32 @@ from tests.prpc_engine.remote.conftest import Group
 
 def of_this_script(value: int) -> int:
     return value + 1
+
+
+@pytest.mark.parametrize("begin", [rpc.rpc_sync, rpc.rpc_async, rpc.remote])
+def test_what_cannot_be_sent_is_named_as_the_caller_does(
+    pair: Group, begin: Callable[..., Any]
+) -> None:
+    lock = threading.Lock()
+    for args, kwargs, named in (
+        ((lock, 1), None, "args[0]"),
+        ((1, [lock]), None, "args[1][0]"),
+        ((1,), {"second": lock}, "kwargs['second']"),
+    ):
+        with pytest.raises(errors.BadArguments, match=rf"\(rank 1\): {re.escape(named)} cannot be"):
+            begin("there", there.add, args=args, kwargs=kwargs)
+    rref = rpc.remote("there", there.Model, args=(1,))
+    rref.to_here()
+    with pytest.raises(errors.BadArguments, match=r"\(rank 1\): args\[0\] cannot be"):
+        rref.rpc_sync().times(lock)
+
+
+def test_what_is_no_future_is_refused_by_its_place(pair: Group) -> None:
+    future = rpc.rpc_async("there", there.add, args=(1, 2))
+    for wait in (rpc.wait_all, rpc.collect_all):
+        with pytest.raises(errors.BadArguments, match=r"futures\[1\]=5: a Future is expected"):
+            wait([future, 5])
+    assert future.wait() == 3
 
 
 def test_a_function_runs_in_the_other_process_with_all_its_arguments(pair: Group) -> None:

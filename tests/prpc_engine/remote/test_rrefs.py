@@ -69,6 +69,21 @@ def test_what_making_the_value_raised_is_raised_by_each_use(pair: Group) -> None
             use()
 
 
+def test_a_reference_after_shutdown_says_so(pair: Group) -> None:
+    own, of_there = rpc.RRef(1), rpc.remote("there", there.Model, args=(3,))
+    of_there.to_here()
+    rpc.shutdown(graceful=False)
+    for rref in (own, of_there):
+        for use in (
+            rref.to_here,
+            lambda rref=rref: rref.rpc_sync().times(1),
+            lambda rref=rref: rref.rpc_async().times(1),
+            lambda rref=rref: rref.remote().times(1),
+        ):
+            with pytest.raises(errors.Closed, match=r"'here'.*shutdown\(\) was called here"):
+                use()
+
+
 def test_a_method_that_raises_raises_here_and_the_value_stays(pair: Group) -> None:
     rref = rpc.remote("there", there.Model, args=(3,))
     with pytest.raises(TypeError):
