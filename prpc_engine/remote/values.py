@@ -56,6 +56,9 @@ class Values:
         self._references: References[Future] = References(calls.future, _forget)
         self._next_fork = itertools.count(1).__next__
         self._numbers: dict[int, itertools.count[int]] = {}  # by owner
+        # Numbers of creations that were not sent, by owner: it would wait for them, and remember
+        # each that comes after.
+        self._unused: dict[int, list[int]] = {}
         # RRefs whose owner has not answered yet, by fork
         self._telling: dict[ForkId, RRef[Any]] = {}
         self._taken_back: set[ForkId] = set()  # of these
@@ -75,8 +78,25 @@ class Values:
         return address, fork_id
 
     def _new_address(self, owner: int, incarnation: int) -> ValueAddress:
-        numbers = self._numbers.setdefault(incarnation, itertools.count(1))
-        return ValueAddress(owner, incarnation, (self._me, next(numbers)))
+        unused = self._unused.get(incarnation)
+        try:
+            number = unused.pop() if unused else 0
+        except IndexError:  # another thread was faster
+            number = 0
+        if not number:
+            number = next(self._numbers.setdefault(incarnation, itertools.count(1)))
+        return ValueAddress(owner, incarnation, (self._me, number))
+
+    def _created(
+        self, address: ValueAddress, fork_id: ForkId, send: Callable[[], Future]
+    ) -> RRef[Any]:
+        """The reference to a value that send() has its owner make."""
+        try:
+            created = send()
+        except errors.RpcError:  # nothing was sent
+            self._unused.setdefault(address.incarnation, []).append(address.value_id[1])
+            raise
+        return RRef.made(self, address, fork_id, created)
 
     def _new_fork(self) -> ForkId:
         return self._me, self._next_fork()
@@ -185,8 +205,11 @@ class Values:
         address = self._new_address(owner, self._members.incarnation_of(owner))
         fork_id = self._new_fork()
         header = (*address.value_id, *fork_id)
-        created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
-        return RRef.made(self, address, fork_id, created)
+        return self._created(
+            address,
+            fork_id,
+            lambda: self._calls.submit(owner, "create", header, function, args, kwargs, timeout),
+        )
 
     def _check_open(self) -> None:
         if self._is_over:
@@ -284,8 +307,13 @@ class Values:
         owner, incarnation, value_id = rref.address
         made, fork_id = self._new_address(owner, incarnation), self._new_fork()
         header = (incarnation, *value_id, name, *made.value_id, *fork_id)
-        created = self._calls.submit(owner, "create_by_method", header, None, args, kwargs, timeout)
-        return RRef.made(self, made, fork_id, created)
+        return self._created(
+            made,
+            fork_id,
+            lambda: self._calls.submit(
+                owner, "create_by_method", header, None, args, kwargs, timeout
+            ),
+        )
 
     # -- as the owner ------------------------------------------------------------------------------
 

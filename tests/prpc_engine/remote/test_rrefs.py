@@ -69,6 +69,24 @@ def test_what_making_the_value_raised_is_raised_by_each_use(pair: Group) -> None
             use()
 
 
+def test_a_creation_that_could_not_be_sent_leaves_no_gap_in_the_numbers(pair: Group) -> None:
+    """The owner would remember each number behind it."""
+    first = rpc.remote("there", there.Model, args=(3,))
+    first.to_here()
+    for begin in (
+        lambda: rpc.remote("there", there.same, args=(threading.Lock(),)),
+        lambda: first.remote().times(threading.Lock()),
+    ):
+        with pytest.raises(errors.BadArguments):
+            begin()
+    second = rpc.remote("there", there.Model, args=(4,))
+    assert [repr(one).partition(" of ")[0] for one in (first, second)] == [
+        "<RRef to value 1",
+        "<RRef to value 2",
+    ]
+    assert second.to_here().factor == 4
+
+
 def test_a_reference_after_shutdown_says_so(pair: Group) -> None:
     own, of_there = rpc.RRef(1), rpc.remote("there", there.Model, args=(3,))
     of_there.to_here()
