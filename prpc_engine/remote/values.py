@@ -15,7 +15,6 @@ was told of the same fork before, as the RRef is kept so long.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,7 @@ from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
 from prpc_engine.remote.current import ValueAddress, WorkerInfo
 from prpc_engine.remote.functions import ValueGone
 from prpc_engine.remote.future import Future
+from prpc_engine.remote.numbering import Numbering
 from prpc_engine.remote.references import (
     GRACE_S,
     NOBODY,
@@ -54,11 +54,7 @@ class Values:
         # of the references: handlers, destructors and threads of the application change them
         self._guard = runtime.RLock()
         self._references: References[Future] = References(calls.future, _forget)
-        self._next_fork = itertools.count(1).__next__
-        self._numbers: dict[int, itertools.count[int]] = {}  # by owner
-        # Numbers of creations that were not sent, by owner: it would wait for them, and remember
-        # each that comes after.
-        self._unused: dict[int, list[int]] = {}
+        self._numbering = Numbering(self._me)
         # RRefs whose owner has not answered yet, by fork
         self._telling: dict[ForkId, RRef[Any]] = {}
         self._taken_back: set[ForkId] = set()  # of these
@@ -71,35 +67,12 @@ class Values:
 
     def own(self, value: Any) -> tuple[ValueAddress, ForkId]:
         """A value of this worker's own."""
-        address, fork_id = self._new_address(self._members.rank, self._me), self._new_fork()
+        address = self._numbering.address(self._members.rank, self._me)
+        fork_id = self._numbering.fork()
         future = self.enter(address.value_id, fork_id)
         assert future is not None, "the number is new"
         future.set_result(value)
         return address, fork_id
-
-    def _new_address(self, owner: int, incarnation: int) -> ValueAddress:
-        unused = self._unused.get(incarnation)
-        try:
-            number = unused.pop() if unused else 0
-        except IndexError:  # another thread was faster
-            number = 0
-        if not number:
-            number = next(self._numbers.setdefault(incarnation, itertools.count(1)))
-        return ValueAddress(owner, incarnation, (self._me, number))
-
-    def _created(
-        self, address: ValueAddress, fork_id: ForkId, send: Callable[[], Future]
-    ) -> RRef[Any]:
-        """The reference to a value that send() has its owner make."""
-        try:
-            created = send()
-        except errors.RpcError:  # nothing was sent
-            self._unused.setdefault(address.incarnation, []).append(address.value_id[1])
-            raise
-        return RRef.made(self, address, fork_id, created)
-
-    def _new_fork(self) -> ForkId:
-        return self._me, self._next_fork()
 
     def is_own(self, address: ValueAddress) -> bool:
         """Whether the value is here."""
@@ -117,7 +90,7 @@ class Values:
 
     def pass_on(self, rref: RRef[Any]) -> list[int]:
         """What stands for it in a message. Tells the owner, without waiting."""
-        fork_id = self._new_fork()
+        fork_id = self._numbering.fork()
         holder = self._calls.destination
         address = rref.address
         self._calls.passed(address, fork_id)
@@ -202,14 +175,12 @@ class Values:
         timeout: float | None,
     ) -> RRef[Any]:
         """Have a worker make a value, without waiting for it."""
-        address = self._new_address(owner, self._members.incarnation_of(owner))
-        fork_id = self._new_fork()
+        address = self._numbering.address(owner, self._members.incarnation_of(owner))
+        fork_id = self._numbering.fork()
         header = (*address.value_id, *fork_id)
-        return self._created(
-            address,
-            fork_id,
-            lambda: self._calls.submit(owner, "create", header, function, args, kwargs, timeout),
-        )
+        with self._numbering.sending(address):
+            created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
+        return RRef.made(self, address, fork_id, created)
 
     def _check_open(self) -> None:
         if self._is_over:
@@ -305,15 +276,13 @@ class Values:
         self._check_open()
         self._wait_created(rref, self._calls.timeout(timeout))
         owner, incarnation, value_id = rref.address
-        made, fork_id = self._new_address(owner, incarnation), self._new_fork()
+        made, fork_id = self._numbering.address(owner, incarnation), self._numbering.fork()
         header = (incarnation, *value_id, name, *made.value_id, *fork_id)
-        return self._created(
-            made,
-            fork_id,
-            lambda: self._calls.submit(
+        with self._numbering.sending(made):
+            created = self._calls.submit(
                 owner, "create_by_method", header, None, args, kwargs, timeout
-            ),
-        )
+            )
+        return RRef.made(self, made, fork_id, created)
 
     # -- as the owner ------------------------------------------------------------------------------
 

@@ -303,8 +303,7 @@ class Publisher:
                 return str(error)
         else:
             given = question.given
-        let_go = None
-        is_let_go = False
+        let_go, is_let_go = None, False
         if self._backlog.readers[reader_id].is_far:
             let_go = self._backlog.version + 1
             if self._tree.carries(reader_id):
@@ -312,8 +311,8 @@ class Publisher:
                 is_let_go = self._tree.let_go(reader_id, let_go)
         entries = self._entries(reader_id, given, question.confirmed)
         if not entries and given.entries:
-            question.given = given
-        if not entries and not is_let_go:
+            question.given = given  # what it is to let go of, it hears with that
+        if not entries and (given.entries or not is_let_go):
             return None
         is_latest = self._backlog.mode == "latest"
         return [self._incarnation, is_latest, given.skipped if entries else 0, let_go, entries]

@@ -6,6 +6,10 @@ something. What is asked and answered: publisher.py.
     answers              has the items in its inbox, and asks on once that is short
     is not reached, or   asks again, when the master lists it, or every AGAIN_S; what was given and
      the answer is lost  lost is given again
+    says where an item   fetches it from that reader, and goes on as with any answer; what it does
+     is                  not get, it asks the publisher for
+    says that it holds   does so for other readers of this host until it is told to let go; with a
+     an item             full inbox says that it has the item, as it asks nothing
     has closed, or died  says so in the log; goes on with the others, and with who comes. What it
                          has from there stays known: the master may list it again, as it may have
                          been stopped for a while
@@ -267,14 +271,15 @@ class Subscriber:
         if news is not None:
             news.set_result(None)
         if not isinstance(answer, str) and not self._ask(server_id) and held is not None:
-            self._tell(server_id, "holds", known.incarnation, held.version)
+            self._tell_held(server_id, known.incarnation, held.version)
 
-    def _tell(self, server_id: int, *what: Any) -> None:
-        """Something that a question would say, which is not asked now."""
-        verb, *arguments = what
+    def _tell_held(self, server_id: int, incarnation: int, version: int) -> None:
+        """What the next question would say, which is not asked now: others wait for that."""
         with contextlib.suppress(errors.RpcError, ClosedError), self._sending:
             if not self._closed:
-                self._client.submit_to(server_id, verb, self._id, *arguments, timeout_s=None)
+                self._client.submit_to(
+                    server_id, "holds", self._id, incarnation, version, timeout_s=None
+                )
 
     # -- other readers -----------------------------------------------------------------------------
 

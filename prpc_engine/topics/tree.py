@@ -233,6 +233,8 @@ class ReaderTree:
         member = self._members.get(reader_id)
         if member is None:
             return False
+        if member.referred is not None and member.referred.key.version <= version:
+            member.referred = None
         is_news = False
         for copy in member.carries.values():
             if not copy.is_held and copy.key.version <= version:

@@ -294,6 +294,25 @@ def test_a_reader_that_receives_nothing_holds_up_nobody(hosts: Hosts) -> None:
             assert readers[0].read_line() == f"{number} {float(part.size)} 0"
 
 
+def test_what_a_slow_reader_misses_is_counted_as_on_one_host(hosts: Hosts) -> None:
+    last = 40
+    with topics.Publisher(hosts.service, "items", capacity=4, slow="drop_oldest") as publisher:
+        readers = joined(hosts, publisher, 3)
+        halt(readers[1].pid)
+        for number in range(1, last + 1):
+            publisher.publish(item(number))
+        readers[1].process.send_signal(signal.SIGCONT)
+        for reader in readers:
+            version = seen = missed = 0
+            while version < last:
+                line = reader.read_line().split()
+                version = int(line[0])
+                assert line == said(version, int(line[2])).split()
+                seen, missed = seen + 1, missed + int(line[2])
+            assert seen + missed == last
+        assert publisher.readers()[1].skipped > 0
+
+
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_a_publisher_that_is_killed_is_read_again_when_it_is_back(hosts: Hosts) -> None:
     floats = TREE_BYTES_MIN // 4

@@ -140,6 +140,16 @@ def test_who_could_not_fetch_it_is_sent_it_and_nobody_is_told_to_fetch_it_there_
     assert way(tree, 3) == CARRIES
 
 
+def test_a_fetch_that_went_well_is_not_what_has_failed() -> None:
+    tree = tree_of("a", "a", "a")
+    way(tree, 1)
+    tree.arrived(1, 1)
+    way(tree, 2)
+    tree.arrived(2, 1)
+    assert tree.failed(2)
+    assert way(tree, 3) == from_reader("a", 1)
+
+
 def test_a_reader_that_comes_back_elsewhere_leaves_what_it_held() -> None:
     tree = tree_of("a", "a")
     way(tree, 1)
