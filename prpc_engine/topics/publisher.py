@@ -283,7 +283,7 @@ class Publisher:
         if host_of(place.split()) == self._own_host:
             return False
         self._tree.join(reader_id, place)
-        return self._tree.arrived(reader_id, confirmed)
+        return self._tree.asks(reader_id, confirmed)
 
     def _holds(self, reader_id: int, incarnation: int, version: int) -> None:
         """A reader that asks for nothing now has all up to that version. In the engine's thread."""

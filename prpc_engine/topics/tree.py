@@ -9,8 +9,9 @@ it. No I/O and no clock here.
                    it
     ON ITS WAY     another one there is to get it     it waits
                    the carrier has confirmed it       HELD: who waits fetches it from there
-                   the carrier was lost, left, or     none: one that waits is the next carrier
-                   took longer than patience_s()
+                   the carrier was lost, left, asks   none: one that waits is the next carrier
+                   again, or took longer than
+                   patience_s()
     HELD           another one there is to get it     it fetches it from the carrier
                    a fetch failed; the carrier was    none
                    lost, or left
@@ -241,6 +242,17 @@ class ReaderTree:
                 copy.is_held = is_news = True
                 self._ended(copy)
         return is_news
+
+    def asks(self, reader_id: int, confirmed: int) -> bool:
+        """It asks for what comes after that version: what it was sent beside that was lost. As
+        arrived().
+        """
+        is_news = self.arrived(reader_id, confirmed)
+        member = self._members.get(reader_id)
+        lost = [] if member is None else [one for one in member.carries.values() if not one.is_held]
+        for copy in lost:
+            self._drop(copy)
+        return is_news or bool(lost)
 
     def sharing(self, reader_id: int) -> Iterator[int]:
         """Readers that may fetch from this one, and itself."""
