@@ -193,6 +193,8 @@ class Members:
                     f"there are {self._there()}"
                 ) from None
             member = msgspec.json.decode(found.value, type=Membership)
+            # for incarnation_of() right after this; the table is made anew with the next news
+            self.incarnations.setdefault(member.rank, member.incarnation)
         if member is None:
             raise UnknownWorker(f"worker {name!r} is not known yet: this one is still joining")
         return member

@@ -19,6 +19,7 @@ import pytest
 
 from prpc_engine import errors
 from prpc_engine import remote as rpc
+from tests.program import wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
 
@@ -32,6 +33,7 @@ def test_what_cannot_be_sent_is_named_as_the_caller_does(
     pair: Group, begin: Callable[..., Any]
 ) -> None:
     lock = threading.Lock()
+    wait_until(lambda: len(rpc.get_worker_infos()) == 2, "news of the other one")
     for args, kwargs, named in (
         ((lock, 1), None, "args[0]"),
         ((1, [lock]), None, "args[1][0]"),
