@@ -76,7 +76,7 @@ from shard.memory.slab_statistics import SlabStatistics
 from shard.one_line import ONE_LINE, escaped
 from shard.shortage import shortage_in
 from shard.state_table import StateTable
-from shard.transport import Connection, Listener, Node, Traffic, Transport
+from shard.transport import BETWEEN_HOSTS, Connection, Listener, Node, Traffic, Transport
 from shard.transport.identity import JOB_SECRET, USER_SECRET, PeerIdentity
 from shard.transport.memory import MemoryConnection, MemoryTransport, Weather
 from shard.transport.shared_port import DistributedPort, SocketDistributor
@@ -88,6 +88,7 @@ from shard.transport.verbs_device import verbs_ports, verbs_refusal
 from shard.transport.verbs_queue import VerbsOptions
 
 __all__ = [
+    "BETWEEN_HOSTS",
     "BULK",
     "CONTEXT",
     "DEFAULT_LIMITS",

@@ -32,6 +32,7 @@ from prpc_engine.settings.config import check_exposure
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.user_secret import UserSecret
 from shard import (
+    BETWEEN_HOSTS,
     JOB_SECRET,
     USER_SECRET,
     AddressInUseError,
@@ -65,7 +66,6 @@ logger = logging.getLogger("prpc")
 # Between two looks whether a connection is idle that is to be left for a better path; so many find
 # it busy, then it is left so.
 LEAVE_S, LEAVE_LOOKS_MAX = 1.0, 10
-BETWEEN_HOSTS = ("tcp", "verbs")  # whose addresses are a host and a port
 NOT_SIMULATED = "a simulation has no such transport"
 
 

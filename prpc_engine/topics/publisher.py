@@ -38,7 +38,7 @@ from prpc_engine.topics import deltas
 from prpc_engine.topics.backlog import CAPACITY, Backlog, Disconnected, Given, Mode, Slow
 from prpc_engine.topics.deltas import Weights
 from prpc_engine.topics.tree import Key, OnItsWay, ReaderTree, host_of
-from shard import ClosedError, ForkedError, Future, is_count, runtime
+from shard import BETWEEN_HOSTS, ClosedError, ForkedError, Future, is_count, runtime
 
 logger = logging.getLogger("prpc")
 SERVICE = "topic."
@@ -404,7 +404,7 @@ class Publisher:
             readers = self._peers[peer] = set()
             peer.when_lost.append(self._lost)
         readers.add(reader_id)
-        return bool(peer.connection.transport == "tcp")
+        return bool(peer.connection.transport in BETWEEN_HOSTS)
 
     def _lost(self, peer: Any) -> None:
         readers = self._peers.pop(peer, None)

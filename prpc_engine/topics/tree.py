@@ -36,6 +36,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shard import BETWEEN_HOSTS
+
 # Below that it is sent to each. A reference costs a small message over the network, a fetch over
 # shared memory and the wait for the carrier's word: some 0.3 ms, in which 10 Gbit/s bring 375 KB.
 TREE_BYTES_MIN = 256 << 10
@@ -86,7 +88,10 @@ def host_of(addresses: Sequence[str]) -> str:
     for scheme in ("shm", "unix"):
         if scheme in by_scheme:  # scheme://host/uid/token
             return by_scheme[scheme].partition("://")[2].rpartition("/")[0]
-    return by_scheme.get("tcp", "").removeprefix("tcp://").rpartition(":")[0]
+    for scheme in BETWEEN_HOSTS:
+        if scheme in by_scheme:  # scheme://host:port
+            return by_scheme[scheme].partition("://")[2].rpartition(":")[0]
+    return ""
 
 
 @dataclass(eq=False)

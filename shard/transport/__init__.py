@@ -54,6 +54,7 @@ Item = TypeVar("Item")  # a message made ready for one transport
 # with all of a large job at once, handshakes would be late, and an acceptor that is full hangs up
 # on those (PROOF_LATE_S). As many as an acceptor takes of one host, by default.
 CONNECTING_MAX = 64
+BETWEEN_HOSTS = ("tcp", "verbs")  # schemes whose addresses are a host and a port
 BEGINNING_BYTES = 64  # of a body: what the layer above needs to know its own message by
 
 
