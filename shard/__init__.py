@@ -84,7 +84,7 @@ from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
 from shard.transport.verbs import VerbsTransport
-from shard.transport.verbs_device import verbs_ports, verbs_refusal
+from shard.transport.verbs_device import verbs_ports, verbs_providers, verbs_refusal
 from shard.transport.verbs_queue import VerbsOptions
 
 __all__ = [
@@ -211,6 +211,7 @@ __all__ = [
     "traces",
     "usable_cores",
     "verbs_ports",
+    "verbs_providers",
     "verbs_refusal",
     "yield_now",
 ]

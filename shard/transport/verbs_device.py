@@ -34,11 +34,14 @@ from typing import Any
 from shard.errors import ShardError
 
 DEVICES, NODES = "sys/class/infiniband", "dev/infiniband"
+PROVIDERS = "etc/libibverbs.d"
 IWARP = "4"  # of node_type: an RNIC
 V2 = "RoCE v2"
 # Of a port's table of GIDs, after which no more is expected: the kernel takes the first free row,
 # and a table of 1,024, as rxe's is, takes 10 ms to read.
 EMPTY_ROWS_MAX = 32
+MTUS = (256, 512, 1024, 2048, 4096)
+HEADERS_BYTES = 96  # GRH, UDP, BTH, XRC, atomic, ICRC
 NEEDS = (
     "verbs need rdma-core's libibverbs and pyverbs: apt-get install ibverbs-providers "
     "python3-pyverbs"
@@ -55,6 +58,7 @@ class VerbsPort:
 
     link     "InfiniBand", "RoCE v2", "RoCE v1" or "iWARP"
     gid      its best; None: it has none
+    mtu      bytes of a packet's payload, on Ethernet by its network device; 0: not known here
     fault    why it is not used; "": it may be
     """
 
@@ -64,6 +68,7 @@ class VerbsPort:
     gid_index: int
     gid: ipaddress.IPv6Address | None
     fault: str
+    mtu: int = 0
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number}"
@@ -103,6 +108,12 @@ def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
     if named[0].fault:
         raise NoVerbs("; ".join(f"{port} is not used: {port.fault}" for port in named))
     return named[0]
+
+
+def verbs_providers(root: Path = Path("/")) -> list[str]:
+    """The drivers of devices that libibverbs knows, by name."""
+    told = [_read(root / PROVIDERS / name) for name in _entries(root / PROVIDERS)]
+    return sorted(text.removeprefix("driver ") for text in told if text.startswith("driver "))
 
 
 def verbs_refusal(root: Path = Path("/")) -> str | None:
@@ -193,7 +204,21 @@ def _port(
         fault = "it has no GID: its network device has no address"
     elif is_ethernet and kind != V2:
         fault = "it has GIDs of RoCE v1 alone: let its network device speak RoCE v2"
-    return VerbsPort(device, number, link, gid_index, gid_or_none, fault), (rank, device, number)
+    mtu = 0
+    if is_ethernet and gid_or_none is not None:
+        mtu = _mtu(folder, gid_index)
+    port = VerbsPort(device, number, link, gid_index, gid_or_none, fault, mtu)
+    return port, (rank, device, number)
+
+
+def _mtu(folder: Path, gid_index: int) -> int:
+    """Of RoCE, from the network device that has that GID: the largest size of InfiniBand's that
+    fits beside its headers, as iboe_get_mtu() of linux/rdma/ib_addr.h has it.
+    """
+    network = _read(folder / "gid_attrs" / "ndevs" / str(gid_index))
+    told = _read(folder.parents[5] / "sys/class/net" / network / "mtu") if network else ""
+    room = int(told) - HEADERS_BYTES if told.isdecimal() else 0
+    return max((size for size in MTUS if size <= room), default=0)
 
 
 def _rank(gid: ipaddress.IPv6Address, kind: str, is_ethernet: bool) -> int:

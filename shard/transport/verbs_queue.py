@@ -35,6 +35,7 @@ import contextlib
 import ctypes
 import errno
 import importlib
+import logging
 import mmap
 import os
 import secrets
@@ -47,6 +48,8 @@ from typing import Any
 from shard.errors import RemoteProtocolError
 from shard.memory.slab import Slab
 from shard.transport.verbs_device import NoVerbs, VerbsPort, chosen_port, loaded
+
+logger = logging.getLogger("shard")
 
 SLOTS = 64
 SIGNAL_EVERY = 16
@@ -206,6 +209,7 @@ class VerbsDomain:
         self._slab = slab
         self._regions: dict[int, tuple[Region, Any]] = {}
         self._drops_seen = 0
+        self._is_told = False
         # of what is registered: each segment once, by whichever thread sends of it first
         self._registering = threading.Lock()
         try:
@@ -238,6 +242,12 @@ class VerbsDomain:
                 found = Region(address, len(memory), held.lkey, held.rkey), held
                 self._regions[number] = found
         return found[0]
+
+    def tell_once(self, text: str) -> None:
+        """A line in the log, the first time: what is slow is known to be so."""
+        if not self._is_told:
+            self._is_told = True
+            logger.warning("%s: %s", self.port, text)
 
     def drop_old(self) -> None:
         """What the slab gave back to the kernel is registered no longer."""

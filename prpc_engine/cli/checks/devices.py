@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import verbs_ports, verbs_refusal
+from shard import verbs_ports, verbs_providers, verbs_refusal
 
 # Of libibverbs, under both of its names: it marks registered memory as not to be had in a fork.
+MTU_MAX = 4096
 FORK_SAFE = ("IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 
@@ -24,6 +25,8 @@ def rdma(host: Host) -> Iterator[Finding]:
     libraries = [name for name in ("ibverbs", "rdmacm") if ctypes.util.find_library(name)]
     if importlib.util.find_spec("pyverbs") is not None:
         libraries.append("pyverbs")
+    if found := verbs_providers(host.root):
+        libraries.append(f"drivers {' '.join(found)}")
     ports = verbs_ports(host.root)
     refusal = verbs_refusal(host.root) if ports else None
     yield Finding(
@@ -36,7 +39,10 @@ def rdma(host: Host) -> Iterator[Finding]:
         yield Finding("RDMA devices", "none")
         return
     told = [
-        f"{port}: {port.fault}" if port.fault else f"{port} {port.link}, {port.address}"
+        f"{port}: {port.fault}"
+        if port.fault
+        else f"{port} {port.link}, {port.address}"
+        + (f", packets of {port.mtu} bytes" if port.mtu else "")
         for port in ports
     ]
     usable = [str(port) for port in ports if not port.fault]
@@ -47,6 +53,13 @@ def rdma(host: Host) -> Iterator[Finding]:
         "ok",
         f"{would}, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp",
     )
+    if any(0 < port.mtu < MTU_MAX and not port.fault for port in ports):
+        yield Finding(
+            "RDMA packets",
+            f"of less than {MTU_MAX} bytes",
+            "ok",
+            "a network device with an MTU of 4200 gives packets of 4096, and so fewer of them",
+        )
     asked = [name for name in FORK_SAFE if os.environ.get(name)]
     if asked:
         yield Finding(

@@ -236,12 +236,28 @@ def test_rdma_ports_are_shown_with_what_they_are_and_which_would_be_used(
     monkeypatch.delenv("RDMAV_FORK_SAFE", raising=False)
     port(tmp_path, "mlx5_0", "1: DOWN")
     port(tmp_path, "mlx5_1", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
+    write(tmp_path, "etc/libibverbs.d/mlx5.driver", "driver mlx5\n")
     libraries, found = devices.rdma(Host(tmp_path))
+    assert "drivers mlx5" in libraries.value
     assert (libraries.fact, libraries.verdict) == ("RDMA libraries", "warn")
     assert found.value == "mlx5_1:1 RoCE v2, 10.0.0.5; mlx5_0:1: it is down"
     assert found.advice == (
         "verbs would use mlx5_1:1, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp"
     )
+
+
+def test_packets_of_an_ethernet_port_are_as_large_as_its_network_device_lets_them(
+    tmp_path: Path,
+) -> None:
+    port(tmp_path, "mlx5_1", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
+    write(tmp_path, "sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0", "eth1\n")
+    for mtu, told in [("1500", 1024), ("9000", 4096), ("4192", 4096), ("4191", 2048)]:
+        write(tmp_path, "sys/class/net/eth1/mtu", mtu)
+        _, found, *more = devices.rdma(Host(tmp_path))
+        assert found.value.endswith(f"10.0.0.5, packets of {told} bytes")
+        assert [one.fact for one in more if one.fact == "RDMA packets"] == (
+            ["RDMA packets"] if told < 4096 else []
+        )
 
 
 def test_a_variable_that_makes_forks_die_is_named_beside_an_rdma_device(
