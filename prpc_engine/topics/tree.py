@@ -44,8 +44,9 @@ TREE_BYTES_MIN = 256 << 10
 # Copies of an item that leave one process at a time. With one, a host that stands still would hold
 # up all; more share the card of that host.
 FANOUT = 2
-# How long a carrier may take. A network below 20 MB/s is slower than what a job could do with.
-PATIENCE_S, BYTES_PER_S_MIN = 2.0, 20e6
+# How long a carrier may take: a busy machine may need seconds to connect to it, and a network below
+# 20 MB/s is slower than what a job could do with.
+PATIENCE_S, BYTES_PER_S_MIN = 5.0, 20e6
 # Of items that a carrier holds beside what its application has; it always holds the last one.
 HELD_BYTES_MAX = 256 << 20
 APART_MAX = 4096  # hosts that are remembered: then all are forgotten
