@@ -14,7 +14,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from types import MethodType
 from typing import Any, get_type_hints
 
 import msgspec
@@ -119,18 +120,34 @@ class _Asker:
     deadline: float
 
 
+@cache
+def _parameters(function: Callable[..., Any], given: int) -> tuple[list[str], list[Any], int, str]:
+    """Of a function without its `given` first ones: names, types, how many have a default, and how
+    they are written. Kept, since each master has the same verbs, and looking at them takes longer
+    than all else that it does as it starts.
+    """
+    hints = get_type_hints(function)
+    parameters = list(inspect.signature(function).parameters.values())[given:]
+    names = [one.name for one in parameters]
+    return (
+        names,
+        [hints[name] for name in names],
+        sum(one.default is not inspect.Parameter.empty for one in parameters),
+        ", ".join(map(str, parameters)),
+    )
+
+
 class _Verb:
     """One verb: its function, and what its arguments must be."""
 
     def __init__(self, name: str, function: Callable[..., Any], given: int) -> None:
         """`given` first parameters come from the master and not from the client."""
         self.function = function
-        hints = get_type_hints(function)
-        parameters = list(inspect.signature(function).parameters.values())[given:]
-        self.text = f"{name}({', '.join(str(one) for one in parameters)})"
-        self._names = [one.name for one in parameters]
-        self._required = sum(one.default is inspect.Parameter.empty for one in parameters)
-        self._types = [hints[name] for name in self._names]
+        if isinstance(function, MethodType):
+            function, given = function.__func__, given + 1
+        self._names, self._types, defaults, shown = _parameters(function, given)
+        self._required = len(self._names) - defaults
+        self.text = f"{name}({shown})"
 
     def arguments(self, given: list[Any]) -> list[Any]:
         """The arguments, each of its type. Raises RegistryError."""

@@ -25,7 +25,6 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.master.registry import DEFAULT_API
-from prpc_engine.rpc.marks import marks_of
 from prpc_engine.rpc.server import ServedObject
 
 logger = logging.getLogger("prpc")
@@ -98,7 +97,7 @@ class Registration:
                 server = self._served.get(first)
                 if server is None or not self._answers_to_next(first, one, server):
                     continue
-                marks = marks_of(server.describe())
+                marks = server.marks()
                 yield (
                     one.number,
                     "register_server",

@@ -43,7 +43,6 @@ from prpc_engine.master.session_states import (
     SessionState,
 )
 from prpc_engine.node.node import Node
-from prpc_engine.rpc.marks import marks_of
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
 from prpc_engine.rpc.pending import PendingRequests, RequestPlace
@@ -412,7 +411,7 @@ class MasterSession:
                 self._joined.registered(service, server_id, target, next(self._numbers))
 
         server = self.node.servers.get(target)
-        marks = None if server is None else marks_of(server.describe())
+        marks = None if server is None else server.marks()
         asked = self.submit("register_server", service, server_id, DEFAULT_API, -1, target, marks)
         # failpoint: session.registering
         asked.when_done(partial(self._take_back_unheard, target))

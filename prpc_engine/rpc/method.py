@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from prpc_engine.errors import ConfigError
@@ -67,14 +68,28 @@ def bulk(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Method:
-    """What is known of one method; `signature` is None where Python knows none."""
+    """What is known of one method. Its signature and its text are looked up when they are first
+    asked for: that takes ten times as long as all else, and most methods are never asked.
+    """
 
     name: str
-    signature: inspect.Signature | None
+    function: Callable[..., Any]
     kind: str  # "plain", "task", "stream"
     is_idempotent: bool
     is_once: bool
-    text: str  # the first line of its docstring
+
+    @cached_property
+    def signature(self) -> inspect.Signature | None:
+        """None where Python knows none, as of some builtins."""
+        try:
+            return inspect.signature(self.function)
+        except (TypeError, ValueError):
+            return None
+
+    @cached_property
+    def text(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     def fits(self, arguments: Sequence[Any]) -> bool:
         """Whether the arguments fit the signature:
@@ -123,10 +138,6 @@ def public_methods(served: object) -> dict[str, Callable[..., Any]]:
 
 def describe(name: str, function: Callable[..., Any]) -> Method:
     """Look at one function. Raises ConfigError for marks that exclude each other."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtins have none
-        signature = None
     kind = "plain"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         kind = "stream"
@@ -143,8 +154,7 @@ def describe(name: str, function: Callable[..., Any]) -> Method:
             else "a stream, which is not asked for again"
         )
         raise ConfigError(f"method {name!r} is marked once and is {other}: take one of them away")
-    text = (inspect.getdoc(function) or "").partition("\n")[0]
-    return Method(name, signature, kind, is_idempotent, is_once, text)
+    return Method(name, function, kind, is_idempotent, is_once)
 
 
 def as_task(method: Method, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,6 +36,7 @@ from prpc_engine.rpc.flow_control import Inbox, Window
 from prpc_engine.rpc.job import Caller, Expired, Job, discard, is_a, pass_on_interrupt, pump
 from prpc_engine.rpc.job_state import JobEvent, JobState
 from prpc_engine.rpc.jobs import Jobs
+from prpc_engine.rpc.marks import Marks, marks_of
 from prpc_engine.rpc.message import (
     CREDIT,
     OPEN,
@@ -224,10 +225,19 @@ class ServedObject:
             if method.name not in (HEALTH, DESCRIBE)
         }
 
+    def marks(self) -> Marks | None:
+        """Those of its methods, for the master's record."""
+        return marks_of(
+            {
+                method.name: {"idempotent": method.is_idempotent, "once": method.is_once}
+                for method in self._methods.values()
+            }
+        )
+
     @property
     def method_names(self) -> list[str]:
         """Sorted."""
-        return sorted(self.describe())
+        return sorted({method.name for method in self._methods.values()} - {HEALTH, DESCRIBE})
 
     def stop(self) -> Future:
         """Take on nothing new; the future is done when what has begun is answered."""
