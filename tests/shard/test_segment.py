@@ -5,6 +5,7 @@ garbage.
 from __future__ import annotations
 
 import fcntl
+import json
 import mmap
 import os
 import signal
@@ -449,13 +450,22 @@ def test_what_is_not_ours_is_left_alone(name: str) -> None:
 
 
 def test_processes_killed_with_segments_leave_nothing() -> None:
+    # of one Python: each is forked before it has made anything
     program = (
         "import os, signal\nfrom shard.memory.segment import Segment\n"
-        "segments = [Segment.create(4096) for _ in range(20)]\nos.kill(os.getpid(), signal.SIGKILL)"
+        "pids = []\n"
+        "while len(pids) < 10 and all(pids):\n"
+        "    pids.append(os.fork())\n"
+        "if not all(pids):\n"
+        "    segments = [Segment.create(4096) for _ in range(20)]\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])\n"
     )
     before = names()
-    running = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) for _ in range(10)]
-    assert [process.wait(PATIENCE_S) for process in running] == [-signal.SIGKILL] * 10
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, timeout=PATIENCE_S
+    )
+    assert json.loads(ran.stdout) == [-signal.SIGKILL] * 10
     assert no_name_stays(before)
 
 
