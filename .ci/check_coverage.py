@@ -264,7 +264,11 @@ def measure() -> dict[str, Figure]:
     """Run the tests under coverage.py. Raises subprocess.CalledProcessError where one fails."""
     tests = dict.fromkeys(f"tests/{path}" for each in DECIDERS.values() for path in each.tests)
     with tempfile.TemporaryDirectory(prefix="prpc-coverage-") as folder:
-        environment = {**os.environ, "COVERAGE_FILE": f"{folder}/data"}
+        environment = {
+            **os.environ,
+            "COVERAGE_FILE": f"{folder}/data",
+            "PRPC_TEST_EXAMPLES": "1",  # README's command tries fewer
+        }
 
         def coverage(*arguments: str) -> None:
             command = [sys.executable, "-m", "coverage", *arguments]

@@ -10,7 +10,7 @@ import pytest
 from prpc_engine import Master
 from tests.program import Program
 
-HITS = int(os.environ.get("PRPC_TEST_INTERRUPTS") or 200)  # of each verb; 10,000 at night
+HITS = int(os.environ.get("PRPC_TEST_INTERRUPTS") or 50)  # of each verb
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGALRM"])

@@ -12,7 +12,7 @@ import pytest
 from prpc_engine import Master
 from tests.program import Program
 
-THROWS = int(os.environ.get("PRPC_TEST_INTERRUPTS") or 200)  # into each verb; 10,000 at night
+THROWS = int(os.environ.get("PRPC_TEST_INTERRUPTS") or 50)  # into each verb
 VERBS = {"shm": ("call", "own", "array", "submit", "stream", "push"), "tcp": ("call", "array")}
 
 
