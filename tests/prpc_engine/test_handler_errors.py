@@ -215,26 +215,30 @@ def size_of(error: RemoteError) -> int:
     )
 
 
-@pytest.mark.parametrize("what", RAISED)
 @pytest.mark.parametrize("method", ["plain", "task", "task_later", "done_once", "deferred"])
 def test_whatever_a_handler_raises_its_caller_is_answered(
-    world: World, method: str, what: str
+    world: World, method: str, subtests: pytest.Subtests
 ) -> None:
-    with pytest.raises(RemoteError) as caught:
-        world.client.call(method, what, timeout_s=PATIENCE_S)
-    assert size_of(caught.value) <= ERROR_BYTES_MAX
-    assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
-    assert world.server.ident is None or world.server.is_alive()
+    for what in RAISED:
+        with subtests.test(what=what):
+            with pytest.raises(RemoteError) as caught:
+                world.client.call(method, what, timeout_s=PATIENCE_S)
+            assert size_of(caught.value) <= ERROR_BYTES_MAX
+            assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
+            assert world.server.ident is None or world.server.is_alive()
 
 
-@pytest.mark.parametrize("what", RAISED)
 @pytest.mark.parametrize("method", ["items", "items_async"])
-def test_whatever_a_stream_raises_its_reader_is_told(world: World, method: str, what: str) -> None:
-    with world.client.stream(method, what, timeout_s=PATIENCE_S) as stream:
-        assert next(stream) == 1
-        with pytest.raises(RemoteError):
-            next(stream)
-    assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
+def test_whatever_a_stream_raises_its_reader_is_told(
+    world: World, method: str, subtests: pytest.Subtests
+) -> None:
+    for what in RAISED:
+        with subtests.test(what=what):
+            with world.client.stream(method, what, timeout_s=PATIENCE_S) as stream:
+                assert next(stream) == 1
+                with pytest.raises(RemoteError):
+                    next(stream)
+            assert world.client.call("echo", 1, timeout_s=PATIENCE_S) == 1
 
 
 @pytest.mark.parametrize(

@@ -63,9 +63,9 @@ def test_a_function_runs_in_the_other_process_with_all_its_arguments(pair: Group
     assert rpc.rpc_async("there", there.add, args=(1, 2)).wait() == 3
 
 
-@pytest.mark.parametrize("to", ["there", 1, rpc.WorkerInfo("there", 1)])
-def test_a_worker_is_named_by_name_rank_or_info(pair: Group, to: Any) -> None:
-    assert rpc.rpc_sync(to, there.here) == "there"
+def test_a_worker_is_named_by_name_rank_or_info(pair: Group) -> None:
+    for to in ("there", 1, rpc.WorkerInfo("there", 1)):
+        assert rpc.rpc_sync(to, there.here) == "there", to
 
 
 def test_a_worker_may_call_itself(pair: Group) -> None:
@@ -76,9 +76,8 @@ def test_a_worker_may_call_itself(pair: Group) -> None:
     assert rref.local_value().factor == 3
 
 
-@pytest.mark.parametrize(
-    ("function", "args", "value"),
-    [
+def test_any_callable_can_be_sent(pair: Group, subtests: pytest.Subtests) -> None:
+    cases: list[tuple[Any, tuple[Any, ...], Any]] = [
         (math.sqrt, (4.0,), 2.0),
         (operator.add, (1, 2), 3),
         (str.upper, ("a",), "A"),
@@ -89,10 +88,10 @@ def test_a_worker_may_call_itself(pair: Group) -> None:
         ("text".replace, ("t", "T"), "TexT"),
         (lambda value: value * 2, (4,), 8),
         (of_this_script, (1,), 2),
-    ],
-)
-def test_any_callable_can_be_sent(pair: Group, function: Any, args: Any, value: Any) -> None:
-    assert rpc.rpc_sync("there", function, args=args) == value
+    ]
+    for function, args, value in cases:
+        with subtests.test(function=function):
+            assert rpc.rpc_sync("there", function, args=args) == value
 
 
 def test_arrays_travel_out_of_band_and_come_back_equal(pair: Group) -> None:
@@ -102,22 +101,25 @@ def test_arrays_travel_out_of_band_and_come_back_equal(pair: Group) -> None:
     assert not back["a"][0].flags.writeable
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("a", 1), KeyError("k"), OSError(2, "No such file"), there.TwoThings(1, "two")],
-)
 def test_an_exception_arrives_as_it_was_raised_with_its_traceback_as_the_cause(
-    pair: Group, error: Exception
+    pair: Group, subtests: pytest.Subtests
 ) -> None:
-    with pytest.raises(type(error)) as caught:
-        rpc.rpc_sync("there", there.raise_it, args=(error,))
-    assert type(caught.value) is type(error)
-    assert caught.value.args == error.args
-    assert vars(caught.value) == vars(error)
-    cause = caught.value.__cause__
-    assert isinstance(cause, rpc.RemoteTraceback)
-    assert "functions_there.py" in str(cause)
-    assert "'raise_it' at worker 'there' (rank 1)" in str(cause)
+    for error in (
+        ValueError("a", 1),
+        KeyError("k"),
+        OSError(2, "No such file"),
+        there.TwoThings(1, "two"),
+    ):
+        with subtests.test(error=error):
+            with pytest.raises(type(error)) as caught:
+                rpc.rpc_sync("there", there.raise_it, args=(error,))
+            assert type(caught.value) is type(error)
+            assert caught.value.args == error.args
+            assert vars(caught.value) == vars(error)
+            cause = caught.value.__cause__
+            assert isinstance(cause, rpc.RemoteTraceback)
+            assert "functions_there.py" in str(cause)
+            assert "'raise_it' at worker 'there' (rank 1)" in str(cause)
 
 
 def test_an_exception_that_cannot_be_rebuilt_is_told_by_its_texts(pair: Group) -> None:
@@ -237,11 +239,15 @@ def test_a_timeout_of_0_waits_as_long_as_it_takes(group: Group) -> None:
     assert blocked.wait()
 
 
-@pytest.mark.parametrize("timeout", [-2, math.nan, "1", True, 1e12])
-def test_a_timeout_that_is_none_is_refused(pair: Group, timeout: Any) -> None:
-    for verb in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
-        with pytest.raises(errors.ConfigError, match="timeout="):
-            verb("there", there.pid, timeout=timeout)
+def test_a_timeout_that_is_none_is_refused(pair: Group, subtests: pytest.Subtests) -> None:
+    timeouts: list[Any] = [-2, math.nan, "1", True, 1e12]
+    for timeout in timeouts:
+        for verb in (rpc.rpc_sync, rpc.rpc_async, rpc.remote):
+            with (
+                subtests.test(timeout=timeout, verb=verb.__name__),
+                pytest.raises(errors.ConfigError, match="timeout="),
+            ):
+                verb("there", there.pid, timeout=timeout)
 
 
 def test_who_is_not_in_the_group_is_named_beside_those_who_are(pair: Group) -> None:
