@@ -110,6 +110,7 @@ def test_a_finished_run_compared_with_itself_is_the_same(
     assert records(capsys.readouterr().out)[0]["then"]["commit"] == commit
 
 
+@pytest.mark.slow
 def test_a_figure_without_an_earlier_line_is_said_to_have_none(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_figure_without_an_earlier_line_is_said_to_have_none(
     assert "2 of 2: no earlier line of this figure" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [None, "", "\n", "of another benchmark"])
 def test_a_history_without_a_figure_is_refused_before_anything_is_measured(
     text: str | None, run_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,11 +154,13 @@ def test_a_commit_that_has_no_line_is_refused_before_anything_is_measured(folder
         cli_bench.main("ring", compare="abcdef", folder=folder)
 
 
+@pytest.mark.slow
 def test_a_run_of_another_benchmark_is_refused(run_file: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match="is of ring, and rpc was asked for"):
         cli_bench.main("rpc", compare="", finished=run_file, folder=folder)
 
 
+@pytest.mark.slow
 def test_wrong_files_are_told_in_one_line(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,6 +176,7 @@ def test_wrong_files_are_told_in_one_line(
         assert len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_once(
     run_file: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_partitions_that_move_while_tables_are_restored_are_whole(
     hold(scenarios.restored, request, share=0.1)
 
 
+@pytest.mark.slow  # 3 s of a core for a seed
 def test_two_primaries_never_answer_at_once_though_clocks_drift(
     request: pytest.FixtureRequest,
 ) -> None:
