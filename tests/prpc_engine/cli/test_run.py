@@ -15,6 +15,7 @@ import pytest
 from prpc_engine.cli.local_cluster import run_cluster
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.local_job import JobReport, LocalJob
+from tests.program import run_to_end
 from tests.prpc_engine.processes import ROOT
 
 TIMEOUT_S = 60.0
@@ -118,14 +119,7 @@ def test_a_cluster_that_cannot_be_is_refused(tasks: dict[str, int]) -> None:
     ],
 )
 def test_what_cannot_be_run_is_one_line(arguments: list[str]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-m", "prpc_engine.cli", "run", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-        cwd=ROOT,
-    )
+    ran = run_to_end("prpc_engine.cli", "run", *arguments, env=os.environ, timeout_s=TIMEOUT_S)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
 
