@@ -93,6 +93,8 @@ class _Introduction:
                 raise RemoteProtocolError(f"says {received!r}, {READY!r} expected")
             return True
         self._far = FarEnd.unpack(received)
+        if self._far.fault:
+            raise RemoteProtocolError(f"has no queue pair: {self._far.fault}")
         try:
             self._queue = self._listener.queue()
             self._queue.connect(self._far)

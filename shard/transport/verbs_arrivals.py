@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,8 @@ class VerbsArrivals:
     """What has come of one peer and is not delivered yet. Owned by its connection, whose
     on_message() gets it; used in the reactor's thread.
 
-    reads: how many the peer answers at a time.
+    reads      how many the peer answers at a time
+    give_back  sends what is in `returned`, as far as there is room
     """
 
     def __init__(
@@ -97,9 +99,11 @@ class VerbsArrivals:
         domain: VerbsDomain,
         slab: Slab,
         reads: int,
+        give_back: Callable[[], object],
     ) -> None:
         self._owner, self._queue, self._domain, self._slab = owner, queue, domain, slab
         self._limits: Limits = owner.limits
+        self._give_back = give_back
         self.returned: deque[int] = deque()  # leases of the peer's that are done with
         self.bytes_received = 0
         self._regions: dict[int, tuple[int, int, int]] = {}  # of the peer: address, bytes, rkey
@@ -144,6 +148,10 @@ class VerbsArrivals:
             whole, self._parts = self._parts, bytearray()
             whole += payload
             payload = memoryview(whole)
+        if tag in (0, EVERYWHERE) and len(payload) > self._limits.body_bytes_max:
+            raise RemoteProtocolError(
+                f"a body of {len(payload)} bytes, at most {self._limits.body_bytes_max} allowed"
+            )
         if tag == 0:
             self._arrived(_Arrival(bytes(payload)), self._small)
         elif tag in (MESSAGE, LENT_BODY):
@@ -279,6 +287,7 @@ class VerbsArrivals:
         self.bytes_received += nbytes
         if not arrival.missing:
             self.returned += arrival.leases
+            self._give_back()  # before the answer: who has that may send as much again
             self._deliver(self._small)
             self._deliver(self._bulk)
 
@@ -319,5 +328,5 @@ class VerbsArrivals:
         self._reads, self._small, self._bulk = {}, deque(), deque()
         self._to_read = deque(), deque()
         self._parts = bytearray()
-        del self._queue, self._domain
+        del self._queue, self._domain, self._give_back
         return kept

@@ -74,6 +74,8 @@ from shard.transport.verbs_slots import VerbsSlots
 # of a slot: two copies of more cost as much as a read does
 SLOT_BYTES_MAX = 16 << 10
 COMPLETIONS_PER_TURN = 64
+# A sleep while something waits to leave: nothing tells when the thread that writes has ended.
+WAITING_PARK_S = 0.001
 # For what was sent last to arrive, before close() returns: some microseconds, but for a peer that
 # is cut off.
 FLUSH_S = 0.05
@@ -127,7 +129,7 @@ class VerbsConnection(Connection[Outgoing]):
         self._short_bytes_max = min(slots.payload_max, node.limits.body_bytes_max)
         self._regions_told: set[int] = set()
         self._loans = VerbsLoans(slab, domain, peer, node.limits, slots.payload_max)
-        self._arrivals = VerbsArrivals(self, queue, domain, slab, far.reads)
+        self._arrivals = VerbsArrivals(self, queue, domain, slab, far.reads, self._write_own)
         self._found: list[Any] = []  # completions that are not looked at yet, the first one last
         self._armed = False
         self._goodbye = b""  # what has come of the peer's
@@ -183,8 +185,8 @@ class VerbsConnection(Connection[Outgoing]):
             self._slots.begin(payload, tag)
         except VerbsFailed as error:
             raise self._broke(str(error)) from error
-        except BaseException:  # Ctrl-C: nobody knows whether it has left
-            self._broke("it was interrupted while it sent")
+        except BaseException as error:  # Ctrl-C, say: nobody knows whether it has left
+            self._broke(f"{type(error).__name__} while a message was sent to it")
             raise
 
     def _broke(self, text: str) -> ShardError:
@@ -253,6 +255,8 @@ class VerbsConnection(Connection[Outgoing]):
 
     def poll(self) -> int:
         """One bounded batch of completions, and what else there is to do."""
+        if self.error is not None:  # ended by a source before this one in the same turn
+            return 0
         try:
             work = self._look_at_completions()
             if self.error is None:
@@ -265,8 +269,8 @@ class VerbsConnection(Connection[Outgoing]):
             self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
         except ShardError as error:
             self.close(type(error)(f"{self.peer}: {error}"))
-        except BaseException:  # Ctrl-C: a message may have been taken, and not delivered
-            self._broke("it was interrupted while it received")
+        except BaseException as error:  # Ctrl-C, say: a message was taken, and not delivered
+            self._broke(f"{type(error).__name__} while a message of it was delivered")
             raise
         return 1
 
@@ -448,7 +452,13 @@ class VerbsConnection(Connection[Outgoing]):
                 self._broke(str(error))
             else:
                 self._armed = True
-        return PARK_S_MAX
+        return WAITING_PARK_S if self._waits_here() else PARK_S_MAX
+
+    def _waits_here(self) -> bool:
+        """Whether something is to leave that another thread, which was writing, kept from it."""
+        return self.error is None and bool(
+            self._outbox or self._slots.has_rest or self._arrivals.returned or self._slots.owes
+        )
 
     def has_work(self) -> bool:
         """Whether a completion waits."""

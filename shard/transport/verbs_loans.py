@@ -148,7 +148,8 @@ class VerbsLoans:
                 self._domain.region(block.segment)
                 lease = self.lendings.lend(block, nbytes)
             else:
-                self._hold_back(nbytes)
+                if not lent.copied_bytes:  # one message of any size may wait
+                    self._hold_back(nbytes)
                 block = self._slab.allocate(nbytes, self._holder)
                 offset = block.offset
                 try:
@@ -171,9 +172,8 @@ class VerbsLoans:
         return pack_descriptor(nbytes, offset, lease, block.segment, 0)
 
     def _hold_back(self, nbytes: int) -> None:
-        """Raise BackpressureError when copies of so many bytes more would pass the bound. One
-        message of any size may wait beside them: that the one before it was read shows only once
-        the peer has said so.
+        """Raise BackpressureError when a copy of so many bytes more would pass the bound. One that
+        passes it alone may wait beside what does not reach it.
         """
         unread, bytes_max = sum(self._copies.copy().values()), self._limits.outbox_bytes_max
         if unread >= bytes_max or nbytes <= bytes_max < unread + nbytes:

@@ -57,6 +57,7 @@ READS = 8  # in flight of one queue, where both devices take so many
 BOUNCE_BYTES = 256 << 10
 READ_BYTES_MAX = 1 << 20  # of one read: rxe takes 8 MiB, and a long one holds up the others
 SENT, READ, FLUSH = 1 << 20, 1 << 21, 1 << 22
+CHANNEL_TRIES = 100
 INLINE_BYTES_ASKED = 220  # what most devices take; a post of so many bytes reads no memory later
 
 _RC = 2  # IBV_QPT_RC
@@ -224,6 +225,10 @@ class VerbsDomain:
         self.gid = bytes.fromhex(told.replace(":", ""))
         self.reads = min(READS, self.context.query_device().max_qp_rd_atom)
         self.registrations = 0  # since it was opened
+        # Else the collector may free them before what is of them, which then faults: they end by
+        # close() alone, and some hundred bytes stay.
+        for one in (self.context, self.domain):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
         _made_here.add(self)
 
     def region(self, number: int) -> Region:
@@ -286,8 +291,7 @@ class VerbsDomain:
         with contextlib.suppress(self._error):
             for _, held in self._regions.values():
                 held.close()
-            self.domain.close()
-            self.context.close()
+            self.context.close()  # and, before it, all that there still is of it
 
 
 class VerbsQueue:
@@ -546,15 +550,21 @@ _opening = threading.Lock()
 
 
 def _open_channel(context: Any) -> tuple[Any, int]:
-    """A channel of completions, and its descriptor."""
+    """A channel of completions, and its descriptor. Raises NoVerbs."""
     with _opening:
-        before = _channels()
-        channel = _pyverbs("cq").CompChannel(context)
-        fd = getattr(channel, "fd", None)
-        if fd is None:
-            (fd,) = _channels() - before
-        os.set_blocking(fd, False)
-    return channel, fd
+        for _ in range(CHANNEL_TRIES):
+            before = _channels()
+            channel = _pyverbs("cq").CompChannel(context)
+            fd = getattr(channel, "fd", None)
+            found = _channels()
+            # one that another thread closed meanwhile may have the number of this one
+            if fd is None and before <= found and len(found) == len(before) + 1:
+                (fd,) = found - before
+            if fd is not None:
+                os.set_blocking(fd, False)
+                return channel, fd
+            channel.close()
+    raise NoVerbs("the descriptor of a new channel is not found: too many begin and end at a time")
 
 
 def _channels() -> set[int]:

@@ -78,7 +78,7 @@ PRIVATE: dict[str, int] = {
     "tests/prpc_engine/test_who_runs_handlers.py": 2,
     "tests/prpc_engine/workloads/test_detection.py": 1,
     "tests/rdma/test_calls.py": 3,
-    "tests/rdma/test_verbs.py": 11,
+    "tests/rdma/test_verbs.py": 12,
     "tests/shard/group_functions.py": 1,
     "tests/shard/lead.py": 2,
     "tests/shard/test_asyncio_bridge.py": 2,
@@ -169,7 +169,7 @@ PATCHED: dict[str, int] = {
     "tests/prpc_engine/test_watch_callbacks.py": 2,
     "tests/prpc_engine/test_who_runs_handlers.py": 1,
     "tests/prpc_engine/vllm/test_message_queue.py": 1,  # of the minute after which the log says
-    "tests/rdma/test_verbs.py": 1,
+    "tests/rdma/test_verbs.py": 2,
     "tests/shard/test_asyncio_bridge.py": 1,
     "tests/shard/test_connecting.py": 1,
     "tests/shard/test_future.py": 1,

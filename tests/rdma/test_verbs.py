@@ -119,6 +119,37 @@ def test_a_peer_that_lies_is_hung_up_on_by_name(
     assert not other.messages
 
 
+def test_arrays_of_one_message_may_be_more_together_than_may_wait(
+    world: World, sides: tuple[Side, Side]
+) -> None:
+    one, two = sides
+    arrays = [np.full(5 << 20, number, np.uint8) for number in range(3)]  # of 8 MiB that may wait
+    for _ in range(2):
+        one.connection.send(b"", arrays)
+        world.turn_until(lambda: two.messages and not world.calling_slab.statistics().leases)
+        _, blocks = two.messages.pop()
+        assert [(len(block), block.min(), block.max()) for block in blocks] == [
+            (5 << 20, number, number) for number in range(3)
+        ]
+
+
+def test_a_connection_that_another_ends_in_the_same_turn_is_left_alone(
+    world: World, sides: tuple[Side, Side]
+) -> None:
+    _, two = sides
+    two.connection.close()
+    assert verbs_of(two).poll() == 0
+
+
+def test_a_body_over_the_limit_is_refused_in_parts_too(
+    world: World, sides: tuple[Side, Side]
+) -> None:
+    liar, other = sides
+    verbs_of(liar)._slots.begin(bytes(LIMITS.body_bytes_max + 1), 0)
+    world.turn_until(lambda: other.ends)
+    assert f"at most {LIMITS.body_bytes_max} allowed" in str(other.ends[0])
+
+
 def test_a_message_without_an_end_is_bounded(world: World, sides: tuple[Side, Side]) -> None:
     liar, other = sides
     verbs_of(other)._arrivals._parts_max = 10_000
@@ -164,6 +195,15 @@ def test_what_is_sent_everywhere_is_a_message_twice(world: World, sides: tuple[S
 def test_an_introduction_that_no_queue_pair_can_have_is_refused(data: bytes, text: str) -> None:
     with pytest.raises(RemoteProtocolError, match=text):
         FarEnd.unpack(data)
+
+
+def test_a_peer_without_a_queue_pair_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VerbsQueue, "near_end", lambda self: FarEnd(fault="it lies"))
+    with pytest.raises(UnreachableError, match="hung up during the handshake"):
+        world.call(world.connecting_transport())
+    world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
 
 
 def test_a_queue_pair_of_another_kind_of_link_is_refused_at_both_ends(
