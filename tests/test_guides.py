@@ -88,6 +88,7 @@ def test_there_is_a_guide_for_each_subject() -> None:
         "metrics",
         "pslite",
         "ray",
+        "rdma",
         "remote",
         "shards",
         "simulation",

@@ -397,7 +397,7 @@ def test_a_pinned_thread_is_let_go_at_close(world: World) -> None:
 def test_unknown_transports_are_refused_with_those_there_are(
     world: World, transports: list[str]
 ) -> None:
-    with refused(errors.ConfigError, f"transports={transports!r}", "shm, unix, tcp"):
+    with refused(errors.ConfigError, f"transports={transports!r}", "shm, unix, verbs, tcp"):
         RpcService(master=world.master.address, transports=transports)
 
 
