@@ -37,6 +37,7 @@ from typing import Any
 from prpc_engine import RpcService, Server
 from prpc_engine.errors import ConfigError
 from shard import Driver, ShardGroup
+from tests.forked import IMPORTS
 from tests.program import UNTIL_S, Program
 
 
@@ -46,7 +47,8 @@ class RoleProcess(Program):
     patience_s = UNTIL_S  # it may import TensorFlow
 
     def __init__(self, role: str, *arguments: str, cores: int = 2, env: dict[str, str]) -> None:
-        self.is_forked = role != "tensorflow"
+        # TensorFlow is in no Python that has imported what most programs need
+        self.is_forked = role != "tensorflow" or self.imports != IMPORTS
         super().__init__("tests.prpc_engine.roles", str(cores), role, *arguments, env=env)
         self.told: dict[str, Any] = json.loads(self.read_line())
 

@@ -20,6 +20,12 @@ pytestmark = pytest.mark.skipif(
 CORES = len(os.sched_getaffinity(0))
 
 
+class ForkedRole(RoleProcess):
+    """One that needs no Python of its own: it is not pinned, or serves nothing."""
+
+    imports = TENSORFLOW
+
+
 @pytest.mark.skipif(CORES < 2, reason="two processes of a ps need two cores")
 def test_it_polls_and_each_of_its_processes_is_pinned_to_a_core_of_its_own(seed: int) -> None:
     variables = {
@@ -36,7 +42,7 @@ def test_it_polls_and_each_of_its_processes_is_pinned_to_a_core_of_its_own(seed:
 
 def test_more_processes_than_cores_are_not_made_and_a_line_says_so(seed: int) -> None:
     variables = {"NETWORK_PS_CORE_NUMBER": "2"}
-    with RoleProcess("tensorflow", fresh_host(seed), cores=1, env=variables) as process:
+    with ForkedRole("tensorflow", fresh_host(seed), cores=1, env=variables) as process:
         told = process.told
     assert told["processes"] == 0
     [line] = told["lines"]
@@ -45,18 +51,11 @@ def test_more_processes_than_cores_are_not_made_and_a_line_says_so(seed: int) ->
 
 def test_a_worker_says_that_it_has_no_shards(seed: int) -> None:
     variables = {"NETWORK_WORKER_CORE_NUMBER": "2"}
-    with RoleProcess("tensorflow", fresh_host(seed), "worker", env=variables) as process:
+    with ForkedRole("tensorflow", fresh_host(seed), "worker", env=variables) as process:
         told = process.told
     assert told["processes"] == 0
     [line] = told["lines"]
     assert line.startswith("NETWORK_WORKER_CORE_NUMBER='2'") and "at a ps only" in line
-
-
-class ForkedRole(RoleProcess):
-    """One that needs no Python of its own: it serves nothing, so its cores do not matter."""
-
-    is_forked = True
-    imports = TENSORFLOW
 
 
 def test_a_number_that_is_none_is_refused(seed: int) -> None:
