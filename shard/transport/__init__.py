@@ -12,9 +12,9 @@ of what the layer above sends). What every transport promises, and the contract 
   fills a bounded outbox, then send() raises BackpressureError.
 - One message is delivered once and whole, or not at all. Order is per lane: messages of one lane
   arrive in the order sent, and after a loss none that follows on it is delivered. A connection has
-  one lane, but for tcp and unix, which carry messages of at least bulk_bytes_min beside the others:
-  there small may overtake bulk, and bulk small; small ones keep their order among themselves, and
-  so do those of one bulk lane. send_everywhere() is for what must overtake nothing.
+  one lane, but for tcp, unix and verbs, which carry messages of at least bulk_bytes_min beside the
+  others: there small may overtake bulk, and bulk small; small ones keep their order among
+  themselves, and so do those of one bulk lane. send_everywhere() is for what must overtake nothing.
 - on_message(body, blocks): body is good until it returns; blocks are read-only and the receiver's
   to keep.
 - on_close(connection, error) once, when either side ended it: ClosedError for this side,

@@ -16,6 +16,7 @@ import pytest
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import MaybeExecuted, NotSent
 from prpc_engine.kv import TableWorker
+from prpc_engine.rpc.paths import FAILURES_MAX
 from shard.transport.verbs_connection import VerbsConnection
 from tests.program import Program
 from tests.prpc_engine.inside import node_of, peers_by_address, session_of
@@ -169,16 +170,18 @@ def test_a_queue_pair_that_fails_ends_its_calls_and_the_next_one_has_another(
             assert connection_of(service) is not failed
 
 
-def test_tcp_takes_over_while_verbs_rests(master: Master, server: ServerProcess) -> None:
+def test_tcp_takes_over_once_verbs_has_failed_too_often(
+    master: Master, server: ServerProcess
+) -> None:
     with client_of(master, transports=("verbs", "tcp")) as (service, client):
-        client.call("echo", 1)
-        assert transports_of(service) == {"verbs"}
-        lost = connection_of(service)
-        fail(lost)
-        wait_until(lambda: lost.error is not None, "the end of the connection")
-        for number in range(20):
+        for number in range(FAILURES_MAX):
             assert client.call("echo", number) == number
-        assert transports_of(service) <= {"verbs", "tcp"}
+            assert transports_of(service) == {"verbs"}
+            lost = connection_of(service)
+            fail(lost)
+            wait_until(lambda lost=lost: lost.error is not None, "the end of the connection")
+        assert client.call("echo", 7) == 7
+        assert transports_of(service) == {"tcp"}
 
 
 def test_a_fork_takes_nothing_from_its_parent(master: Master, server: ServerProcess) -> None:
