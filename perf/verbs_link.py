@@ -1,5 +1,5 @@
-"""A connection of the verbs transport with both ends in this process, turned by whoever measures
-it: what the transport adds to the verbs that it posts (verbs_pair.py).
+"""A connection of the verbs transport with both ends in this process, turned by the code that
+measures it: what the transport adds to the verbs that it posts (verbs_pair.py).
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ one copy for however many readers, and copied over tcp.
     fetch()              of another node, or of this one
     FETCH at TARGET      what a fetch asks for; a name that is not there is a RemoteError there
 
-There is no master: who holds something tells where along with the name. Whoever knows a name may
-fetch it, so a name that not all members of the job may know is one that cannot be guessed.
+No master is asked: the holder passes on its addresses along with the name. Any peer that knows a
+name may fetch what it stands for, so a name that is not for all members of the job has to be one
+that cannot be guessed.
 """
 
 from __future__ import annotations
