@@ -14,6 +14,8 @@ where the main thread is.
                                                what packs an object, goes elsewhere
     of the engine                              at the next safe point
     all of these, for HELD_S_MAX so far        where it is: no fault of ours costs anybody Ctrl-C
+    all of these, while no engine runs         at once: no thread of an engine would call the
+                                               handler again later
 
 A safe point is a call of deliver(): each wait makes one before each try to lead, with no lead and
 no lock in hand, so a handler may make calls of its own. So is any moment outside of the engine:
@@ -30,6 +32,7 @@ safe point. Exceptions that one thread throws into another are held back by the 
 from __future__ import annotations
 
 import _signal as _signal_module  # type: ignore[import-not-found]
+import _thread
 import os
 import signal
 import sys
@@ -42,6 +45,7 @@ from typing import Any, NamedTuple
 # How long a handler is held back at most, in seconds. The engine's steps take microseconds; copies
 # of large arrays and connecting take longer, and hold no lead.
 HELD_S_MAX = 1.0
+LAST_S = 0.01  # between two repetitions, once the last engine has ended
 
 Handler = Callable[[int, FrameType | None], Any]
 
@@ -70,7 +74,8 @@ class Delayed(NamedTuple):
 # What is held back: by number of a signal, for the main thread; by minus the ident of a thread that
 # an exception is thrown into. Changed by one store or deletion at a time.
 held: dict[int, Delayed] = {}
-_wakes: dict[int, Callable[[], None]] = {}  # of whatever a thread may sleep in
+# Of what threads sleep in: one of each engine that runs; its threads repeat what is held.
+_wakes: dict[int, Callable[[], None]] = {}
 # Between a look whether a signal is held and its repetition, no handler may be taken away: the
 # system's own action would end the process.
 _repeating = threading.Lock()
@@ -91,7 +96,7 @@ class _Wrapped:
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         before = held.get(number)
         since = time.monotonic() if before is None else before.since
-        if is_in_engine(frame) and time.monotonic() - since < HELD_S_MAX:
+        if _wakes and is_in_engine(frame) and time.monotonic() - since < HELD_S_MAX:
             hold(number, Delayed(self.handler, since, repeat_signal))
             return None
         held.pop(number, None)
@@ -106,6 +111,9 @@ def hold(key: int, one: Delayed) -> None:
     if before is None:
         for wake in tuple(_wakes.values()):
             wake()
+        if not _wakes:
+            # threading's own would take locks
+            _thread.start_new_thread(_see_to_the_last, ())
 
 
 def belongs_to_engine(
@@ -230,6 +238,23 @@ def install(owner: object, wake: Callable[[], None]) -> None:
 def leave(owner: object) -> None:
     """Its wake() is called no more."""
     _wakes.pop(id(owner), None)
+    if _is_owed() and not _wakes:  # not delivered here: the engine is in the middle of its end
+        _thread.start_new_thread(_see_to_the_last, ())
+
+
+def _is_owed() -> bool:
+    """Whether something that has come is held."""
+    return any(one.again is not _wait for one in tuple(held.values()))
+
+
+def _see_to_the_last() -> None:
+    """Do what the threads of an engine do while one runs: repeat what is held until its handler has
+    run. It may never run (the handler was taken away, the thread has ended), so this gives up.
+    """
+    give_up_at = time.monotonic() + 2 * HELD_S_MAX
+    while _is_owed() and not _wakes and time.monotonic() < give_up_at:
+        try_again()
+        time.sleep(LAST_S)  # nothing tells when a thread leaves the engine's functions
 
 
 def _set(signalnum: Any, handler: Any) -> Any:

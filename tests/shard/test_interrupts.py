@@ -174,6 +174,28 @@ def test_outside_of_the_engine_it_comes_by_itself(driver: Driver) -> None:
         threading.Event().wait(PATIENCE_S)
 
 
+def test_while_no_engine_runs_it_runs_at_once_as_nobody_would_repeat_it() -> None:
+    Driver(polling=False).close()
+    signal.signal(NUMBER, interrupt)
+    with pytest.raises(Interrupted):
+        in_module("shard", raise_signal)()
+
+
+def test_one_that_is_held_back_as_the_last_engine_ends_comes_after_it() -> None:
+    driver = Driver(polling=False)
+    signal.signal(NUMBER, interrupt)
+    reactor_closes = driver.reactor.close
+
+    def close() -> None:
+        reactor_closes()
+        in_module("shard", raise_signal)()
+
+    driver.reactor.close = close  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        driver.close()
+        threading.Event().wait(PATIENCE_S)
+
+
 def test_after_a_while_it_runs_wherever_the_main_thread_is(
     driver: Driver, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
