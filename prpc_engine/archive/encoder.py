@@ -371,6 +371,8 @@ class Encoder:
             device = device_tensors.device_of(library, value)
             sent, spec, shape = device_tensors.take_apart(library, device, value)
         except Exception as error:
+            if self.allow_pickle and library == "torch" and tensors.is_without_array(value):
+                return self._pickled(value, blocks, f"cannot be sent: {error}")
             # a tracer or a tensor of a graph has errors of its library's own
             raise _Unsendable(value, f"cannot be sent: {error}") from error
         block, target, share = sent

@@ -104,6 +104,14 @@ def plain_torch(value: Any) -> tuple[Any, str]:
     return value.detach().resolve_conj().resolve_neg().contiguous(), spec
 
 
+def is_without_array(value: Any) -> bool:
+    """Whether a torch tensor on the CPU is sparse, compressed or quantized: no array, and torch can
+    pickle it.
+    """
+    strided = sys.modules["torch"].strided
+    return bool(value.device.type == "cpu" and (value.layout != strided or value.is_quantized))
+
+
 def is_at_hand(library: str) -> bool:
     """Whether this process has imported the library."""
     return library in LIBRARIES and library in sys.modules

@@ -101,6 +101,20 @@ def test_torch_tensors_that_are_not_in_plain_memory_are_refused_with_what_to_do(
         encode([torch.empty(3, device="meta")])
     with pytest.raises(BadArguments, match=r"layout torch.sparse_coo: send value.to_dense"):
         encode(torch.eye(3).to_sparse())
+    with pytest.raises(BadArguments, match=r"on meta: send value.cpu"):
+        TRUSTING.encode([torch.empty(3, device="meta")])
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_sparse_and_quantized_torch_tensors_are_pickled_where_that_is_allowed(torch: Any) -> None:
+    for tensor in (torch.eye(50).to_sparse(), torch.eye(50).to_sparse_csr()):
+        back = arrive(*TRUSTING.encode([tensor]), TRUSTING)[0]
+        assert (back.layout, back.shape) == (tensor.layout, tensor.shape)
+        assert torch.equal(back.to_dense(), tensor.to_dense())
+    quantized = torch.quantize_per_tensor(torch.arange(100.0), 0.5, 3, torch.qint8)
+    back = arrive(*TRUSTING.encode(quantized), TRUSTING)
+    assert (back.dtype, back.q_scale()) == (torch.qint8, 0.5)
+    assert torch.equal(back.int_repr(), quantized.int_repr())
 
 
 def test_a_process_without_torch_gets_a_numpy_array(
