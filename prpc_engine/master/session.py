@@ -214,8 +214,10 @@ class MasterSession:
             # one that is older than all it remembers for one that it has forgotten.
             number = next(self._numbers)
             request = _Request(number, verb, arguments, runtime.monotonic(), timeout_s, future)
-            self._pending.hold(request, request.deadline)
+            # It begins (once the guard is free) before its deadline is looked at, which may be now:
+            # timeout_s=0.0 asks, and waits for nothing but the answer.
             self.node.reactor.call_soon(partial(self._begin, request))
+            self._pending.hold(request, request.deadline)
         return future
 
     def ask(self, verb: str, *arguments: Any, timeout_s: float = ASK_TIMEOUT_S) -> Any:

@@ -25,12 +25,15 @@ from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.functions import UnknownFunction, ValueGone, async_execution, expose
 from prpc_engine.remote.future import Future, collect_all, wait_all
 from prpc_engine.remote.group import (
+    get_rpc_timeout,
     get_worker_info,
     get_worker_infos,
     init_rpc,
+    is_available,
     remote,
     rpc_async,
     rpc_sync,
+    set_rpc_timeout,
     shutdown,
     statistics,
 )
@@ -41,6 +44,8 @@ from shard import RemoteTraceback
 
 # torch's names for the same
 TensorPipeRpcBackendOptions = RpcBackendOptions = Options
+PyRRef = RRef
+_set_rpc_timeout = set_rpc_timeout
 
 __all__ = [
     "BackendType",
@@ -48,6 +53,7 @@ __all__ = [
     "Future",
     "NoWorker",
     "Options",
+    "PyRRef",
     "RRef",
     "RemoteTraceback",
     "RpcBackendOptions",
@@ -60,12 +66,15 @@ __all__ = [
     "collect_all",
     "expose",
     "functions",
+    "get_rpc_timeout",
     "get_worker_info",
     "get_worker_infos",
     "init_rpc",
+    "is_available",
     "remote",
     "rpc_async",
     "rpc_sync",
+    "set_rpc_timeout",
     "shutdown",
     "statistics",
     "wait_all",

@@ -20,6 +20,7 @@ from prpc_engine.remote.options import timeout_of
 from prpc_engine.remote.outcomes import Raised
 from prpc_engine.remote.references import NOBODY, ForkId
 from prpc_engine.rpc.call import Call
+from prpc_engine.settings.config import check_seconds
 from shard import Driver
 from shard import Future as EngineFuture
 
@@ -84,6 +85,17 @@ class RemoteCalls:
         """Seconds that a verb has, None for no limit. Raises ConfigError."""
         return self._limit_s if given is None else timeout_of(given, self._rpc_timeout)
 
+    @property
+    def rpc_timeout(self) -> float:
+        """Seconds of a verb that is given none; 0: no limit."""
+        return self._rpc_timeout
+
+    def set_rpc_timeout(self, seconds: float) -> None:
+        """From the next verb on. Raises ConfigError."""
+        check_seconds("seconds", seconds)
+        self._limit_s = timeout_of(seconds, 0)
+        self._rpc_timeout = float(seconds)
+
     def future(self) -> Future:
         """One whose waiting threads make the engine's progress."""
         return Future(self.driver)
@@ -117,7 +129,7 @@ class RemoteCalls:
             return value
         if self._goes_by_value(rank, function, value):
             return self.call(rank, verb, header, function, args, kwargs, timeout)
-        raise value.error(self._at(rank, function), self._may_pickle)
+        raise self._error(value, self._at(rank, function))
 
     def submit(
         self,
@@ -154,7 +166,7 @@ class RemoteCalls:
                 again = self.submit(rank, verb, header, function, args, kwargs, timeout)
                 again.when_done(lambda _: again.pass_on(outcome))
             else:
-                outcome.set_error(value.error(self._at(rank, function), self._may_pickle))
+                outcome.set_error(self._error(value, self._at(rank, function)))
 
         sent.when_done(answered)
         return outcome
@@ -196,8 +208,13 @@ class RemoteCalls:
         except errors.RpcError as error:
             raise as_runtime_error(error, self.members.describe(rank))  # noqa: B904 - as above
         if type(value) is Raised:
-            raise value.error(self.members.describe(rank), self._may_pickle)
+            raise self._error(value, self.members.describe(rank))
         return value
+
+    def _error(self, raised: Raised, where: str) -> BaseException:
+        """What the function raised; one that cannot be made here is a RuntimeError, as torch's."""
+        error = raised.error(where, self._may_pickle)
+        return as_runtime_error(error) if type(error) is errors.RemoteError else error
 
     def tell(self, rank: int, verb: str, *arguments: Any) -> EngineFuture:
         """News of a reference, repeated until it is answered, while that worker is there. Raises

@@ -175,6 +175,25 @@ def remote(
     )
 
 
+def get_rpc_timeout() -> float:
+    """Seconds that a verb has which is given no timeout: Options.rpc_timeout, or what was set
+    since. 0: as long as the connection lasts. Raises NoWorker.
+    """
+    return _current().calls.rpc_timeout
+
+
+def set_rpc_timeout(seconds: float) -> None:
+    """Give verbs of this worker that say nothing themselves so many seconds, from the next one on;
+    0: as long as the connection lasts. Raises ConfigError, NoWorker.
+    """
+    _current().calls.set_rpc_timeout(seconds)
+
+
+def is_available() -> bool:
+    """True: torch's may have been built without rpc."""
+    return True
+
+
 def statistics() -> dict[str, int]:
     """Of this worker: `values` that others or it refer to, `references` to them that are known, and
     `overtaken` functions, beside which others ran as they took long. Raises NoWorker.

@@ -24,7 +24,10 @@ from prpc_engine.remote.current import WorkerInfo
 from shard import Driver, Future, runtime
 
 TREE = "/_remote_"
-FIND_S = 5.0  # for the master to say whether a worker has joined that is not known here
+# There once all of a group of a fixed size have joined: who finds it before it joins has come to a
+# group that is about to end, or that it has no place in.
+COMPLETE = "/_remote_complete_"
+FIND_S = 5.0  # for the master to say whether a worker has joined, or to tell of those that have
 logger = logging.getLogger("prpc")
 
 
@@ -66,6 +69,8 @@ class Members:
         self._gone: set[int] = set()  # incarnations of those that have left or died
         self._tree: MasterClient | None = None
         self._members: dict[str, Membership] = {}
+        # what the master has answered of workers before it told of them
+        self._asked: dict[str, Membership] = {}
         self._names: dict[int, str] = {incarnation: name}  # of those that have gone, too
         self.incarnations: dict[int, int] = {}  # by rank, of those that are there
         self._changed: Future | None = None  # done when somebody comes, goes or is to leave
@@ -97,6 +102,7 @@ class Members:
             return
         name = name_of(event.path.rpartition("/")[2])
         before = self._members.get(name)
+        self._asked.pop(name, None)
         now = None if event.value is None else msgspec.json.decode(event.value, type=Membership)
         members = {other: member for other, member in self._members.items() if other != name}
         if now is not None:
@@ -133,6 +139,12 @@ class Members:
         with contextlib.suppress(errors.RpcError):  # this side is closed
             self._tree.submit("tree_node_add", self._path, self._said("up"), True)
 
+    def wait_for(self, size: int, deadline: float) -> None:
+        """Until the master has told of so many workers, which are there or were; at most until that
+        time of the monotonic clock, since one that left may never be told of.
+        """
+        self.wait(lambda: len(self._members) + len(self._gone) >= size, deadline)
+
     # -- who is there ------------------------------------------------------------------------------
 
     def infos(self) -> list[WorkerInfo]:
@@ -153,9 +165,14 @@ class Members:
 
     def info_of(self, rank: int) -> WorkerInfo:
         """Of the worker of that rank. Raises UnknownWorker."""
-        for info in self.infos():
-            if info.id == rank:
-                return info
+        return self._standing(rank)[0]
+
+    def _standing(self, rank: int) -> tuple[WorkerInfo, int]:
+        """The worker of that rank, and its incarnation. Raises UnknownWorker."""
+        for known in (self._members, self._asked.copy()):
+            for name, member in known.items():
+                if member.rank == rank and member.incarnation not in self._gone:
+                    return WorkerInfo(name, rank), member.incarnation
         raise UnknownWorker(f"no worker of rank {rank} is there; there are {self._there()}")
 
     def describe(self, rank: int) -> str:
@@ -193,7 +210,9 @@ class Members:
                     f"there are {self._there()}"
                 ) from None
             member = msgspec.json.decode(found.value, type=Membership)
-            # for incarnation_of() right after this; the table is made anew with the next news
+            # for what is asked of its rank right after this; the table of incarnations is made anew
+            # with each piece of news, in another thread
+            self._asked[name] = member
             self.incarnations.setdefault(member.rank, member.incarnation)
         if member is None:
             raise UnknownWorker(f"worker {name!r} is not known yet: this one is still joining")
@@ -218,7 +237,7 @@ class Members:
     def incarnation_of(self, rank: int) -> int:
         """Of the worker that has that rank now. Raises UnknownWorker."""
         found = self.incarnations.get(rank)
-        return found if found is not None else self._find(self.info_of(rank).name).incarnation
+        return found if found is not None else self._standing(rank)[1]
 
     # -- leaving -----------------------------------------------------------------------------------
 

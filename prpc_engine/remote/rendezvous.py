@@ -2,9 +2,12 @@
 
     init_method                    the group's master          who serves it
     env://                         MASTER_ADDR:MASTER_PORT     rank 0
+      under torchrun               at a port that the agent's  rank 0, which says it there
+                                   store says (agent_store.py)
     tcp://host:port                host:port                   rank 0
-    file:///path                   at a port that the file     rank 0, which writes the file and
-                                   says                        removes it at the end
+    file:///path                   at a port that the file     rank 0, which writes the file, and
+                                   says                        removes it when all have come, or at
+                                                               its end
     prpc://host:port[/group]       host:port                   nobody here: `prpc master` runs there
 
 `?rank=1&world_size=4` may follow any of them, as with torch.distributed. RANK and WORLD_SIZE of the
@@ -38,6 +41,7 @@ class GroupAddress(NamedTuple):
 
     address     of the master; None: a file says
     file        that file, or None
+    store       of torchrun's agent, which says the master's port then; or None
     rank        of this worker; None: the smallest free one
     world_size  how many workers there are; None: they come and go
     serves      whether this worker serves the master
@@ -53,10 +57,13 @@ class GroupAddress(NamedTuple):
     serves: bool
     root: str = "root"
     is_apart: bool = False
+    store: Address | None = None
 
     @property
     def named(self) -> str:
         """For errors."""
+        if self.store is not None:
+            return f"env:// (by torchrun's store at {self.store})"
         return f"file://{self.file}" if self.file is not None else str(self.address)
 
 
@@ -83,7 +90,7 @@ def parse(
     world_size = _number("world_size", world_size, asked, environment, 1)
     if rank is not None and world_size is not None and rank >= world_size:
         raise ConfigError(f"rank {rank} of {world_size} workers: 0 to {world_size - 1} are allowed")
-    address, file, root = None, None, "root"
+    address, file, root, store = None, None, "root", None
     if url.scheme == "env":
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
         if missing:
@@ -91,7 +98,17 @@ def parse(
                 f"init_method={init_method!r}: {' and '.join(missing)} of the environment say "
                 f"where rank 0 is, and are not set; or pass init_method: {ALLOWED}"
             )
-        address = Address.parse(f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}")
+        host = environment["MASTER_ADDR"]
+        if ":" in host and not host.startswith("["):  # torch has IPv6 without brackets
+            host = f"[{host}]"
+        address = Address.parse(f"{host}:{environment['MASTER_PORT']}")
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            address, store = _of_agent(address, environment), address
+            if world_size is None:
+                raise ConfigError(
+                    f"init_method={init_method!r} under torchrun needs a world size: pass "
+                    "world_size=, or set WORLD_SIZE"
+                )
     elif url.scheme == "file":
         if url.netloc or len(url.path) < 2:
             raise ConfigError(f"init_method={init_method!r}: file:///path with three / is expected")
@@ -109,7 +126,16 @@ def parse(
             "group's master. With prpc://host:port, of a running `prpc master`, ranks are given"
         )
     is_apart = url.scheme == "prpc"
-    return GroupAddress(address, file, rank, world_size, rank == 0 and not is_apart, root, is_apart)
+    serves = rank == 0 and not is_apart
+    return GroupAddress(address, file, rank, world_size, serves, root, is_apart, store)
+
+
+def _of_agent(store: Address, environment: Mapping[str, str]) -> Address:
+    """Where rank 0 serves the master where torchrun's own store has MASTER_PORT: at any free port,
+    of loopback where torchrun runs on this host alone, which needs no secret of the job.
+    """
+    is_one_host = environment.get("GROUP_WORLD_SIZE") == "1"
+    return Address("127.0.0.1" if is_one_host else store.host, 0)
 
 
 def _number(

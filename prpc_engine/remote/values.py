@@ -227,7 +227,8 @@ class Values:
         header = (incarnation, *value_id, name)
 
         def send() -> Future:
-            return self._calls.submit(owner, "method", header, None, args, kwargs, timeout)
+            sent = self._calls.submit(owner, "method", header, None, args, kwargs, timeout)
+            return _kept_until(sent, rref)
 
         created = rref.created
         if created is None:
@@ -282,7 +283,7 @@ class Values:
             created = self._calls.submit(
                 owner, "create_by_method", header, None, args, kwargs, timeout
             )
-        return RRef.made(self, made, fork_id, created)
+        return RRef.made(self, made, fork_id, _kept_until(created, rref))
 
     # -- as the owner ------------------------------------------------------------------------------
 
@@ -375,6 +376,18 @@ class Values:
 
 def _forget(future: Future) -> None:
     """Nobody refers to that value any more: it goes with its future."""
+
+
+def _kept_until(answered: Future, rref: RRef[Any]) -> Future:
+    """That future, which keeps a reference until it is done: the caller may have dropped it, and
+    the owner would hear of that before the call.
+    """
+
+    def answer_came(_: object, kept: RRef[Any] = rref) -> None:
+        """What refers to it until then."""
+
+    answered.when_done(answer_came)
+    return answered
 
 
 def _left(give_up_at: float | None) -> float | None:

@@ -10,18 +10,21 @@ import os
 import re
 
 from prpc_engine import errors
+from prpc_engine.master.client import MasterClient
 from prpc_engine.master.master import Master
+from prpc_engine.remote.agent_store import AgentStore
 from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
 from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.devices import check_devices
-from prpc_engine.remote.members import Members
+from prpc_engine.remote.members import COMPLETE, FIND_S, Members
 from prpc_engine.remote.options import Options
-from prpc_engine.remote.rendezvous import GroupAddress, read_address, write_address
+from prpc_engine.remote.rendezvous import LOOK_S, GroupAddress, read_address, write_address
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.served import Served
 from prpc_engine.remote.values import Values
 from prpc_engine.rpc.server import Bounds
 from prpc_engine.service.service import RpcService
+from prpc_engine.settings.address import Address
 from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
 from prpc_engine.settings.sections import NodeArguments
 from shard import ClosedError, runtime
@@ -31,6 +34,7 @@ SERVICE = "prpc.remote"
 # torch's: they stand in logs, and in device maps
 NAME = re.compile(r"[A-Za-z0-9_:.-]{1,127}")
 LEAVE_S = 1.0  # for the master to hear that this worker leaves
+MISSED_S = 1.0  # for the master to say who has not come, when all the time to come is over
 LEFT_S = 5.0  # for the others to hang up, before rank 0 takes the master away
 # A master in rank 0's process that has not answered for so long is gone with that.
 MASTER_GONE_S = 15.0
@@ -60,10 +64,12 @@ class Worker:
         self._pid = os.getpid()
         self._master: Master | None = None
         self._has_written = False  # by which file the others find it
-        deadline = runtime.monotonic() + options.init_timeout_s
+        self._store: AgentStore | None = None  # by which they do under torchrun
+        self._deadline = deadline = runtime.monotonic() + options.init_timeout_s
         try:
-            address = self._find_master(deadline)
-            self._service = RpcService(address, options.config, **self._arguments(address))
+            if where.store is not None:
+                self._store = AgentStore(where.store, deadline)
+            self._service = self._service_of_group(deadline)
         except BaseException:
             self._close_master()
             raise
@@ -90,6 +96,44 @@ class Worker:
         self.values.worker_gone(incarnation, named)
         self.calls.devices.worker_gone(incarnation)
 
+    def _service_of_group(self, deadline: float) -> RpcService:
+        """A node at the group's master. Where the group there is complete this waits for the next:
+        a worker that has left is often back before rank 0 has ended the one before. Raises
+        MasterUnreachable.
+        """
+        where, options = self._where, self._options
+        text = f"the group at {where.named} is complete: all of its workers have joined it"
+        is_told = False
+        while True:
+            try:
+                address = self._find_master(deadline)
+                service = RpcService(address, options.config, **self._arguments(address))
+            except errors.MasterUnreachable as error:
+                if is_told:  # and until the deadline there was no other
+                    raise self._no_next_group(text) from error
+                raise
+            if where.serves or where.is_apart or where.world_size is None:
+                return service
+            try:
+                if not _is_complete(service.master_client, deadline):
+                    return service
+            except BaseException:
+                service.close()
+                raise
+            service.close()
+            if runtime.monotonic() >= deadline:
+                raise self._no_next_group(text)
+            if not is_told:
+                is_told = True
+                logger.info("%s; waiting for it to end, and for the next", text)
+            runtime.sleep(LOOK_S)
+
+    def _no_next_group(self, text: str) -> errors.MasterUnreachable:
+        return errors.MasterUnreachable(
+            f"{text}, and no other began there within {self._options.init_timeout_s:.3g} s; pass "
+            "another init_method, or shut that group down"
+        )
+
     def _find_master(self, deadline: float) -> str:
         where = self._where
         if where.serves:
@@ -101,7 +145,7 @@ class Worker:
                 raise errors.AddressInUse(
                     f"rank 0 serves the group's master at {where.named}, and cannot: {error}; pass "
                     'another init_method, such as "tcp://127.0.0.1:29501", to all workers (under '
-                    "torchrun, its own store has the port of env://)"
+                    'torchrun "env://", which shares the port with its store)'
                 ) from error
             if where.file is not None:
                 write_address(where.file, self._master.address)
@@ -109,6 +153,8 @@ class Worker:
             return self._master.address
         if where.file is not None:
             return read_address(where.file, deadline)
+        if self._store is not None:
+            return self._store.ask(deadline)
         return str(where.address)
 
     def _arguments(self, address: str) -> NodeArguments:
@@ -117,7 +163,7 @@ class Worker:
             "allow_pickle": not options.only_exposed,
             "polling": options.polling,
             "root": self._where.root,
-            "timeout_s": min(options.init_timeout_s, TIMEOUT_S_MAX),
+            "timeout_s": min(max(0.001, self._deadline - runtime.monotonic()), TIMEOUT_S_MAX),
             "lease_s": options.lease_s if options.config is None else None,
         }
         host = address.rpartition(":")[0]
@@ -146,12 +192,33 @@ class Worker:
         self.calls.client = service.create_client(SERVICE)
         self.members.join(service.master_client, server.server_id, where.named)
         if where.world_size is not None:
+            limit_s = options.init_timeout_s
+            if self._store is not None and where.serves:
+                self._answer(self._store, where.world_size)
+                limit_s = max(MISSED_S, self._deadline - runtime.monotonic())
             service.master_client.barrier(
                 "prpc.remote.init",
                 where.world_size,
-                min(options.init_timeout_s, TIMEOUT_S_MAX),
+                min(limit_s, TIMEOUT_S_MAX),
                 member=f"{self.name!r} (rank {self.members.rank})",
             )
+            if where.serves:
+                # before any can leave, and come for the next group
+                service.master_client.tree_node_add(COMPLETE)
+                self._remove_file()
+            # what the master tells of those that have joined may come after the barrier's answer
+            self.members.wait_for(where.world_size, runtime.monotonic() + FIND_S)
+
+    def _answer(self, store: AgentStore, world_size: int) -> None:
+        """As rank 0 under torchrun: tell the others where the master is until all have come."""
+        assert self._master is not None and self._where.address is not None, "rank 0 serves it"
+        port = int(self._master.address.rpartition(":")[2])
+        address, members = str(Address(self._where.address.host, port)), self.members
+        while runtime.monotonic() < self._deadline:
+            store.answer(address)
+            look_at = min(self._deadline, runtime.monotonic() + LOOK_S)
+            if members.wait(lambda: len(members.infos()) >= world_size, look_at):
+                return
 
     def statistics(self) -> dict[str, int]:
         """See group.statistics()."""
@@ -240,5 +307,20 @@ class Worker:
     def _close_master(self) -> None:
         if self._master is not None:
             self._master.close()
+        self._remove_file()
+
+    def _remove_file(self) -> None:
         if self._has_written and self._where.file is not None:
+            self._has_written = False
             self._where.file.unlink(missing_ok=True)
+
+
+def _is_complete(tree: MasterClient, deadline: float) -> bool:
+    """Whether the group at that master is; one that is lost at that moment was, too."""
+    try:
+        tree.tree_node_get(COMPLETE, max(0.0, min(FIND_S, deadline - runtime.monotonic())))
+    except errors.NoSuchNode:
+        return False
+    except (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded):
+        return True
+    return True

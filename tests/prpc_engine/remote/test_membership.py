@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import pytest
 
 from prpc_engine import Master, errors
 from prpc_engine import remote as rpc
-from tests.program import halt, wait_until
+from tests.program import Program, halt, wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
 
@@ -100,6 +101,70 @@ def test_a_group_can_be_made_again_in_the_same_process(group: Group) -> None:
         rpc.shutdown()
         assert group.programs[name].read_line() == "left"
     rpc.shutdown()  # again: does nothing
+
+
+@pytest.fixture
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+def test_groups_are_made_one_after_another_at_one_place(
+    tmp_path: Path, free_port: str, scheme: str
+) -> None:
+    """Who has left a group is back before rank 0 has ended it."""
+    method = f"tcp://127.0.0.1:{free_port}" if scheme == "tcp" else f"file://{tmp_path}/meet"
+    module = "tests.prpc_engine.remote.rounds_there"
+    with contextlib.ExitStack() as stack:
+        programs = [
+            stack.enter_context(Program(module, str(rank), "3", method, "12")) for rank in range(3)
+        ]
+        assert [program.read_line() for program in programs] == ["groups 12"] * 3
+
+
+def test_who_comes_to_a_group_that_is_complete_is_told_so(group: Group, free_port: str) -> None:
+    method = f"tcp://127.0.0.1:{free_port}"
+    for rank in range(2):
+        group.start(f"worker{rank}", rank, 2, method)
+    for program in group.programs.values():
+        assert program.read_line() == "up"
+    # the deadline finds it asking for the node, connecting again, or in between
+    for init_timeout_s in np.linspace(0.1, 0.15, 20):
+        with pytest.raises(errors.MasterUnreachable, match="is complete: all of its workers"):
+            rpc.init_rpc("here", 1, 2, method, rpc.Options(init_timeout_s=init_timeout_s))
+    with pytest.raises(rpc.NoWorker):
+        rpc.get_worker_info()
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_an_ipv6_address_of_env_needs_no_brackets(
+    group: Group, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        probe.bind(("::1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    group.start("there", 1, None, "env://")
+    rpc.init_rpc("here", rank=0)
+    assert rpc.rpc_sync("there", there.here) == "there"
+
+
+@pytest.mark.parametrize("size", [2, None])
+def test_the_file_is_gone_when_all_have_come_and_stays_where_more_may(
+    group: Group, size: int | None
+) -> None:
+    """One that leaves and joins again must not find the group that is ending."""
+    meet = Path(group.init_method.removeprefix("file://"))
+    group.join("there", size=size)
+    assert meet.exists() == (size is None)
+    group.programs["there"].write_line("leave")
+    assert size is None or meet.write_text("of another group")
+    rpc.shutdown()
+    assert meet.exists() == (size is not None)
 
 
 def test_workers_come_and_go_where_there_is_no_world_size(group: Group) -> None:

@@ -127,6 +127,9 @@ def test_an_exception_that_cannot_be_rebuilt_is_told_by_its_texts(pair: Group) -
         rpc.rpc_sync("there", there.raise_odd)
     assert caught.value.type_name.endswith("Odd")
     assert "functions_there.py" in caught.value.remote_traceback
+    assert isinstance(caught.value, RuntimeError)  # as torch's
+    with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
+        rpc.rpc_async("there", there.raise_odd).wait()
 
 
 def test_an_exception_of_a_future_is_raised_by_wait(pair: Group) -> None:
@@ -236,6 +239,23 @@ def test_a_timeout_of_0_waits_as_long_as_it_takes(group: Group) -> None:
     with pytest.raises(errors.DeadlineExceeded):
         rpc.rpc_sync("there", there.wait_for_event)
     rpc.rpc_sync("there", there.set_event, timeout=there.PATIENCE_S)
+    assert blocked.wait()
+
+
+def test_the_timeout_of_verbs_that_say_nothing_can_be_changed(group: Group) -> None:
+    group.join("there", rpc_timeout=50)
+    assert rpc.get_rpc_timeout() == 50
+    rpc.set_rpc_timeout(0.05)
+    with pytest.raises(errors.DeadlineExceeded):
+        rpc.rpc_sync("there", there.wait_for_event)
+    refused: list[Any] = [-1, math.nan, "1", True]
+    for seconds in refused:
+        with pytest.raises(errors.ConfigError, match="seconds="):
+            rpc.set_rpc_timeout(seconds)
+    assert rpc.get_rpc_timeout() == 0.05
+    rpc.set_rpc_timeout(0)
+    blocked = rpc.rpc_async("there", there.wait_for_event)
+    rpc.rpc_sync("there", there.set_event)
     assert blocked.wait()
 
 

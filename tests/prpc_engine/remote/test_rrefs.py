@@ -122,6 +122,20 @@ def test_a_value_that_is_still_being_made_is_waited_for_by_whoever_uses_it(three
     assert rref.to_here() is True
 
 
+def test_a_reference_that_the_caller_drops_is_kept_until_its_methods_call_is_answered(
+    pair: Group,
+) -> None:
+    method = rpc.remote("there", there.wait_for_event).rpc_async().bit_length()
+    for _ in range(20):
+        made = rpc.RRef(there.Model(3)).remote().times(4)
+        assert made.to_here() == 12
+        assert rpc.RRef(there.Model(3)).rpc_async().times(4).wait() == 12
+    rpc.rpc_sync("there", there.set_event)
+    assert method.wait() == 1
+    del method, made
+    freed_at("there", "here")
+
+
 def test_a_method_that_blocks_lets_others_run(pair: Group) -> None:
     rref = rpc.remote("there", there.Model, args=(1,))
     blocked = rref.rpc_async().block()
