@@ -6,7 +6,8 @@ role, as GRPC++ has them, cut to what a cluster can use. No I/O here.
     whether they poll         PRPC_ENABLE_POLLING  0, false, off, 1, true, on   false
     whether they are pinned   PRPC_PIN_CORES       the same                     see sections.py
     transports                PRPC_TRANSPORTS      names with commas            shm, unix, tcp
-    the RDMA device           PRPC_VERBS_DEVICE    device, or device:port       the first usable one
+    the RDMA devices          PRPC_VERBS_DEVICE    device or device:port, with  the first usable one
+                                                   commas; all
 
 The settings connection_timeout_s, endpoint_map_folder, data_port_offset, flow_control_max and
 tensor_fuse may also stand in section [network] of the file that PRPC_CONFIG names, which these

@@ -81,7 +81,10 @@ FlowControl = Annotated[
 ]
 Device = Annotated[
     str,
-    msgspec.Meta(description='"device" or "device:port", such as "mlx5_0:1", is allowed'),
+    msgspec.Meta(
+        description='"device" or "device:port", such as "mlx5_0:1", several of them with commas, '
+        'or "all" is allowed'
+    ),
 ]
 GidIndex = Annotated[
     int, msgspec.Meta(ge=0, le=255, description="the index of a GID, 0 to 255, is allowed")
@@ -143,8 +146,10 @@ class TransportSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """[transport]: what one transport alone has.
 
     tcp_checksum         asks for checksums of tcp connections without TLS; one side is enough
-    verbs_device         the RDMA device, or "device:port"; None: the first that may be used
-    verbs_gid_index      which of its GIDs; None: the best of them
+    verbs_device         the RDMA device, or "device:port"; several with commas, or "all": messages
+                         go over the first, and arrays are read over all; None: the first that may
+                         be used
+    verbs_gid_index      which of each port's GIDs; None: the best of them
     verbs_service_level  of its packets on InfiniBand
     verbs_traffic_class  of its packets' headers: on RoCE v2 its upper six bits are the DSCP
     """

@@ -1,12 +1,16 @@
 """What a publisher holds for its readers, and what becomes of an item when one is slow. No I/O and
 no clock here.
 
-    mode    slow         an item comes, and a reader has as many waiting as it may
+    mode    slow         an item comes, and a reader has as many items or bytes waiting as it may
     latest  -            it takes the place of the one before, which is counted as skipped: a reader
                          has the newest waiting, or nothing; who joins gets the newest at once
     queue   block        publish() waits until there is room, and gives up by its own time
-    queue   drop_oldest  the oldest that waits goes, is counted, and the reader is told how many
+    queue   drop_oldest  the publisher drops the oldest that wait until there is room, counts them,
+                         and tells the reader how many with its next item
     queue   disconnect   the reader is taken off, and told so when it asks
+
+What waits for a reader are the last items that were published. So all that wait for whatever
+readers are at most the items and bytes that may wait for one, beside what each was given last.
 
 What a reader was given is kept until it has confirmed it, with its next question: an answer that
 was lost is given again, and versions say what came twice.
@@ -40,10 +44,11 @@ class Sized(Protocol):
 
 
 class PublishedItem(NamedTuple):
-    """An item of one publisher."""
+    """An item of one publisher. nbytes: as it was published."""
 
     version: int
     item: Any
+    nbytes: int
 
 
 class Disconnected(Exception):
@@ -54,7 +59,7 @@ class Disconnected(Exception):
 class TopicReader:
     """One that has asked for items.
 
-    waiting    published, and not given yet
+    waiting    published, and not given yet; `waiting_bytes` in all
     given      given, and not confirmed yet
     confirmed  the last version that it has
     skipped    items that it never gets, in all; `untold` of these it has not been told of
@@ -64,6 +69,7 @@ class TopicReader:
     name: str
     confirmed: int = 0
     waiting: deque[PublishedItem] = field(default_factory=deque)
+    waiting_bytes: int = 0
     given: list[PublishedItem] = field(default_factory=list)
     skipped: int = 0
     untold: int = 0
@@ -74,6 +80,17 @@ class TopicReader:
     def behind(self) -> int:
         """Items that it does not have yet."""
         return len(self.waiting) + len(self.given)
+
+    def add(self, entry: PublishedItem) -> None:
+        """One more waits."""
+        self.waiting.append(entry)
+        self.waiting_bytes += entry.nbytes
+
+    def remove_first(self) -> PublishedItem:
+        """The oldest that waits waits no more."""
+        entry = self.waiting.popleft()
+        self.waiting_bytes -= entry.nbytes
+        return entry
 
     @property
     def next_version(self) -> int | None:
@@ -90,9 +107,12 @@ class Given(NamedTuple):
 
 
 class Backlog:
-    """The readers of one publisher, by their ids. Its owner holds the lock."""
+    """The readers of one publisher, by their ids. Its owner holds the lock.
 
-    def __init__(self, mode: Mode, capacity: int, slow: Slow) -> None:
+    capacity, bytes_max  what may wait for one reader of a queue
+    """
+
+    def __init__(self, mode: Mode, capacity: int, slow: Slow, bytes_max: int) -> None:
         if mode not in MODES:
             raise ConfigError(f"mode={mode!r:.100}: {' and '.join(map(repr, MODES))} are allowed")
         if slow not in SLOW:
@@ -101,45 +121,60 @@ class Backlog:
             raise ConfigError(
                 f"capacity={capacity!r:.100}: a whole number from 1 to {CAPACITY_MAX} is allowed"
             )
+        if not is_count(bytes_max, 1):
+            raise ConfigError(f"bytes_max={bytes_max!r:.100}: a whole number from 1 is allowed")
         self.mode, self.slow = mode, slow
+        self.bytes_max = None if mode == "latest" else bytes_max
         self.capacity = 1 if mode == "latest" else capacity
         self.version = 0  # of the last item
         self.newest: PublishedItem | None = None  # where who joins gets it
         self.readers: dict[int, TopicReader] = {}
 
-    def full(self) -> list[str]:
-        """Whom publish() has to wait for, by name."""
+    def fits(self, nbytes: int) -> bool:
+        """Whether an item of that size may wait at all."""
+        return self.bytes_max is None or nbytes <= self.bytes_max
+
+    def full(self, nbytes: int) -> list[TopicReader]:
+        """Whom publish() has to wait for with an item of that size, which fits()."""
         if self.mode == "latest" or self.slow != "block":
             return []
-        return [one.name for one in self.readers.values() if len(one.waiting) >= self.capacity]
+        return [one for one in self.readers.values() if not self._has_room(one, nbytes)]
+
+    def _has_room(self, reader: TopicReader, nbytes: int) -> bool:
+        if len(reader.waiting) >= self.capacity:
+            return False
+        return self.bytes_max is None or reader.waiting_bytes + nbytes <= self.bytes_max
 
     def publish(self, item: Sized) -> int:
-        """One more for each reader; its version. full() is empty."""
+        """One more for each reader; its version. It fits(), and full() is empty."""
         self.version += 1
-        entry = PublishedItem(self.version, item)
+        nbytes = item.nbytes
+        entry = PublishedItem(self.version, item, nbytes)
         if self.mode == "latest":
             self.newest = entry
         for reader in self.readers.values():
             if reader.is_disconnected:
                 reader.skipped += 1
                 continue
-            if len(reader.waiting) >= self.capacity:
+            while not self._has_room(reader, nbytes):
                 if self.mode == "queue" and self.slow == "disconnect":
                     reader.is_disconnected = True
                     reader.skipped += len(reader.waiting) + 1
                     reader.waiting.clear()
-                    continue
-                reader.waiting.popleft()
+                    reader.waiting_bytes = 0
+                    break
+                reader.remove_first()
                 reader.skipped += 1
                 reader.untold += 1
-            reader.waiting.append(entry)
+            else:
+                reader.add(entry)
         return self.version
 
     def join(self, reader_id: int, name: str) -> TopicReader:
         """A reader asks for the first time, or after it was taken off."""
         reader = self.readers[reader_id] = TopicReader(name)
         if self.newest is not None:
-            reader.waiting.append(self.newest)
+            reader.add(self.newest)
         return reader
 
     def take(self, reader_id: int, confirmed: int) -> Given:
@@ -150,8 +185,8 @@ class Backlog:
         if reader.is_disconnected:
             del self.readers[reader_id]
             raise Disconnected(
-                f"{reader.name} was taken off: {self.capacity} items waited for it; it has missed "
-                f"{reader.skipped}"
+                f"{reader.name} was taken off: as many items ({self.capacity}) or bytes "
+                f"({self.bytes_max}) waited for it as may; it has missed {reader.skipped}"
             )
         reader.confirmed = confirmed
         lost = [entry for entry in reader.given if entry.version > confirmed]
@@ -163,7 +198,7 @@ class Backlog:
             nbytes += reader.waiting[0].item.nbytes
             if reader.given and nbytes > ANSWER_BYTES_MAX:
                 break
-            reader.given.append(reader.waiting.popleft())
+            reader.given.append(reader.remove_first())
         untold = reader.untold
         if reader.given:
             reader.untold = 0

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from prpc_engine import errors
@@ -44,6 +45,9 @@ logger = logging.getLogger("prpc")
 SERVICE = "topic."
 # For a reader whose connection is lost to come back over another, before it counts as gone.
 AWAY_S = 2.0
+# Of the slab, what may wait in a queue: as much as copies for one peer may take of it, so that the
+# calls of the process have the rest. A slab that is full would cost each reader a copy of its own.
+SLAB_PART = 2
 
 
 def check_topic(service: object, topic: object) -> None:
@@ -56,13 +60,15 @@ def check_topic(service: object, topic: object) -> None:
 
 @dataclass(frozen=True)
 class ReaderStatistics:
-    """A snapshot of one reader: how many items it is behind, and how many it was never given. In
-    mode "latest" it may leave out more by itself, which `skipped` of its items counts, too.
+    """A snapshot of one reader: how many items it is behind, how many it was never given, and the
+    bytes of those that wait for it. In mode "latest" it may leave out more by itself, which
+    `skipped` of its items counts, too.
     """
 
     name: str
     behind: int
     skipped: int
+    waiting_bytes: int = 0
 
 
 class TopicMessage:
@@ -84,9 +90,9 @@ class TopicMessage:
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays."""
+        """Of its arrays, and all else that it holds."""
         message = self.changes or self.whole
-        return 0 if message is None else sum(block.nbytes for block in message.blocks)
+        return 0 if message is None else _size(message.body, message.blocks)
 
     def for_reader(self, confirmed: int, make: Any) -> tuple[int, SharedMessage]:
         """What a reader gets that has that version: (what it is based on or 0, the message)."""
@@ -96,6 +102,10 @@ class TopicMessage:
             assert self._weights is not None, "an item is whole, or of weights"
             self.whole = make(self._weights.whole())
         return 0, self.whole
+
+
+def _size(body: bytes, blocks: Sequence[NDArray[np.uint8]]) -> int:
+    return len(body) + sum(block.nbytes for block in blocks)
 
 
 @dataclass
@@ -118,6 +128,8 @@ class Publisher:
     capacity  items that may wait for one reader, of a queue
     slow      what becomes of a reader that so many wait for: "block" publish(), "drop_oldest", or
               "disconnect" it
+    bytes_max  bytes that may wait for one reader, of a queue, and so the largest item; None: half
+              of what this process's slab may grow to (PRPC_SLAB_BYTES_MAX)
 
     Owned by who made it: close() it, or use it in a `with` block. publish() may be called from any
     thread. Raises ConfigError.
@@ -130,12 +142,15 @@ class Publisher:
         mode: Mode = "queue",
         capacity: int = CAPACITY,
         slow: Slow = "block",
+        bytes_max: int | None = None,
     ) -> None:
         check_topic(service, topic)
         self.topic = topic
         self._pid = runtime.pid()
         self._own_host = host_of(service.addresses)
-        self._backlog = Backlog(mode, capacity, slow)
+        if bytes_max is None:
+            bytes_max = default_slab().limit_bytes // SLAB_PART
+        self._backlog = Backlog(mode, capacity, slow, bytes_max)
         self._driver = service.driver
         config = service.config
         self._archive = Archive(allow_pickle=config.node.allow_pickle, limits=config.limits)
@@ -173,23 +188,29 @@ class Publisher:
         if changed_since is not None:
             return self._publish_weights(value, changed_since)
         message = TopicMessage(self._encode(value))
+        nbytes = message.nbytes
         deadline = None if timeout_s is None else runtime.monotonic() + timeout_s
         while True:
             with self._guard:
                 self._check_open()
-                full = self._backlog.full()
+                full = self._backlog.full(nbytes)
                 if not full:
                     version = self._backlog.publish(message)
                     self._weights = None
                     answers = self._answers()
                     break
+                behind = ", ".join(
+                    f"{len(one.waiting)} items wait for {one.name}, of {one.waiting_bytes} bytes"
+                    for one in full
+                )
                 room = self._next_change()
             if not self._wait(room, deadline):
                 raise errors.Backpressure(
-                    f"topic {self.topic!r}: {self._backlog.capacity} items wait for "
-                    f"{', '.join(full)} after {timeout_s:.3g} s: too slow; publish less, "
-                    'or make the topic with a larger capacity, slow="drop_oldest" or "disconnect", '
-                    'or mode="latest"'
+                    f"topic {self.topic!r}: {behind}, after {timeout_s:.3g} s: too slow for one of "
+                    f"{nbytes} bytes more, where {self._backlog.capacity} items and "
+                    f"{self._backlog.bytes_max} bytes may wait; publish less, or make the topic "
+                    'with a larger capacity or bytes_max, slow="drop_oldest" or "disconnect", or '
+                    'mode="latest"'
                 )
         self._answer(answers)
         return version
@@ -229,9 +250,21 @@ class Publisher:
         )
 
     def _encode(self, value: Any) -> SharedMessage:
-        return owned_message(
-            self._archive.encode_arguments, default_slab(), (value,), may_lend=True
-        )
+        return owned_message(self._encode_checked, default_slab(), (value,), may_lend=True)
+
+    def _encode_checked(
+        self, arguments: tuple[Any, ...]
+    ) -> tuple[bytes, Sequence[NDArray[np.uint8]]]:
+        """Before a byte of it is copied."""
+        body, blocks = self._archive.encode_arguments(arguments)
+        nbytes = _size(body, blocks)
+        if not self._backlog.fits(nbytes):
+            raise errors.BadArguments(
+                f"topic {self.topic!r}: an item of {nbytes} bytes, of which at most "
+                f"{self._backlog.bytes_max} may wait for a reader: publish it in parts, or make "
+                "the topic with a larger bytes_max"
+            )
+        return body, blocks
 
     def _check_process(self) -> None:
         if self._pid != runtime.pid():
@@ -435,7 +468,7 @@ class Publisher:
         """Who reads, and how far each is behind."""
         with self._guard:
             return [
-                ReaderStatistics(one.name, one.behind, one.skipped)
+                ReaderStatistics(one.name, one.behind, one.skipped, one.waiting_bytes)
                 for one in self._backlog.readers.values()
             ]
 

@@ -43,8 +43,9 @@ from shard import ClosedError, ForkedError, Future, control_loop, runtime
 
 logger = logging.getLogger("prpc")
 AGAIN_S = 0.1  # between two questions to a publisher that cannot be reached
-# Items in the inbox from which on no more are asked for.
-INBOX_ITEMS = 64
+# In the inbox, from which on no more are asked for: items, and bytes of those that no newer one
+# replaces. Until they are received they are the publisher's memory.
+INBOX_ITEMS, INBOX_BYTES = 64, 64 << 20
 # So many fetches that failed in a row are no chance: others are not reached from here, and nothing
 # is fetched for a while. It may be mended, and one that has died is not asked again anyway.
 FETCHES_MAX, APART_S = 3, 30.0
@@ -101,6 +102,7 @@ class _Received(NamedTuple):
     base: int
     body: bytes
     blocks: list[Any]
+    nbytes: int
 
 
 class Subscriber:
@@ -195,7 +197,7 @@ class Subscriber:
             known.is_listed |= is_listed
             if known.call is not None:
                 return True
-            if len(self._inbox) >= INBOX_ITEMS:
+            if self._is_full():
                 return False
             known.call = True  # until there is one: nobody else asks
             known.asked_at = known.listings
@@ -214,6 +216,14 @@ class Subscriber:
         known.call = call
         call.when_done(partial(self._answered, server_id, known))
         return True
+
+    def _is_full(self) -> bool:
+        """With the guard held."""
+        inbox = self._inbox
+        return (
+            len(inbox) >= INBOX_ITEMS
+            or sum(one.nbytes for one in inbox if not one.is_latest) >= INBOX_BYTES
+        )
 
     def _ask_later(self, server_id: int) -> None:
         reactor = self._driver.reactor
@@ -364,8 +374,9 @@ class Subscriber:
             known.version = version
             if is_latest and not base:
                 skipped += self._replaced(server_id)
+            nbytes = len(body) + sum(block.nbytes for block in blocks)
             self._inbox.append(
-                _Received(server_id, is_latest, skipped, version, base, body, blocks)
+                _Received(server_id, is_latest, skipped, version, base, body, blocks, nbytes)
             )
             skipped = 0
         return held

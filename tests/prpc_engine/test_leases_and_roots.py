@@ -10,6 +10,8 @@ from __future__ import annotations
 import queue
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from prpc_engine.master.client import TreeEvent
 from tests.program import Program, halt
 from tests.prpc_engine import seen
 from tests.prpc_engine.handlers import Plain
-from tests.prpc_engine.inside import registry_of
+from tests.prpc_engine.inside import registry_of, session_of
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 LEASE_S = 0.5
@@ -46,6 +48,27 @@ def test_jobs_of_other_roots_share_a_master_and_see_nothing_of_each_other() -> N
         with MasterClient(master.address, root="two") as client:
             assert [info.global_rank for info in client.get_comm_info()] == [0]
         assert one.master_client.count_up("k") == two.master_client.count_up("k") == 0
+
+
+def test_what_may_wait_for_nothing_is_asked_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the reactor has taken up the first of what submit() gives it, before the second
+    is there.
+    """
+    with Master() as master, RpcService(master=master.address) as service:
+        reactor = session_of(service).node.reactor
+        call_soon, told = reactor.call_soon, list[object]()
+
+        def call_soon_and_see(work: Callable[[], object]) -> None:
+            begun = threading.Event()
+            call_soon(lambda: (begun.set(), work()))
+            if threading.current_thread() is threading.main_thread() and not told:
+                told.append(work)
+                assert begun.wait(PATIENCE_S)
+
+        monkeypatch.setattr(reactor, "call_soon", call_soon_and_see)
+        with pytest.raises(NoServer, match="knows these services: none"):
+            service.create_client("test", timeout_s=0.0)
+        assert told
 
 
 def test_shards_belong_to_the_job_of_their_service_and_have_its_lease() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import signal
 import threading
@@ -172,6 +173,90 @@ def test_block_waits_for_the_slow_and_names_it_when_the_time_is_over(world: Worl
         assert not blocked.is_alive()
         for number in range(published + 1):
             assert reader.read_line() == f"{number + 1} {float(number)} 0"
+
+
+def test_block_waits_for_whom_too_many_bytes_wait_and_names_it(world: World) -> None:
+    reader = world.reader("large")
+    with topics.Publisher(world.service, "large", bytes_max=1_000_000) as publisher:
+        publisher.wait_for_readers(1)
+        halt(reader.pid)  # it has asked, and takes the first
+        item = np.ones(50_000)  # 400 KB
+        assert [publisher.publish(item) for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(
+            errors.Backpressure,
+            match=r"2 items wait for rank 1 \(process .*, of 8\d{5} bytes.*1000000 bytes may wait",
+        ):
+            publisher.publish(item, timeout_s=0.05)
+        (statistics,) = publisher.readers()
+        assert (statistics.behind, statistics.waiting_bytes // 100_000) == (3, 8)
+        reader.process.send_signal(signal.SIGCONT)
+        assert publisher.publish(item, timeout_s=PATIENCE_S) == 4
+        assert [reader.read_line().split()[0] for _ in range(4)] == ["1", "2", "3", "4"]
+
+
+def test_a_program_that_receives_nothing_has_a_bound_of_bytes_too(world: World) -> None:
+    """Its process asks for more until it has 64 MiB, and is given no more than that at a time."""
+    item = np.ones(1 << 20)  # 8 MiB
+    with (
+        topics.Publisher(world.service, "unread", bytes_max=1 << 30) as publisher,
+        RpcService(world.master.address) as other,
+        topics.Subscriber(other, "unread") as reader,
+    ):
+        publisher.wait_for_readers(1)
+        for _ in range(24):
+            publisher.publish(item)
+        world.service.create_server("echo", {"same": operator.index})
+        client = other.create_client("echo")
+        for number in range(200):  # it has the time to ask, as these are answered
+            assert client.call("same", number) == number
+            (statistics,) = publisher.readers()
+            assert statistics.waiting_bytes >= (24 - 16) * item.nbytes
+        assert [reader.receive(PATIENCE_S).version for _ in range(24)] == list(range(1, 25))
+
+
+def test_drop_oldest_drops_as_many_as_an_item_has_bytes(world: World) -> None:
+    reader = world.reader("sizes")
+    with topics.Publisher(
+        world.service, "sizes", slow="drop_oldest", bytes_max=1_000_000
+    ) as publisher:
+        publisher.wait_for_readers(1)
+        halt(reader.pid)
+        for nbytes in (100, 400_000, 400_000, 900_000):
+            publisher.publish(np.ones(nbytes // 8))
+        assert [one.skipped for one in publisher.readers()] == [2]
+        reader.process.send_signal(signal.SIGCONT)
+        assert reader.read_line() == "1 12.0 0"
+        assert reader.read_line() == "4 112500.0 2"
+
+
+def test_an_item_that_may_not_wait_is_refused_before_it_is_copied(world: World) -> None:
+    reader = world.reader("too large")
+    with topics.Publisher(world.service, "too large", bytes_max=1_000_000) as publisher:
+        publisher.wait_for_readers(1)
+        before = world.service.statistics().slab.blocks_used
+        for value in (np.ones(125_001), b"a" * 1_000_001, ["a" * 1000] * 1000):
+            with pytest.raises(
+                errors.BadArguments, match=r"'too large': an item of 100\d+ bytes.*1000000 may wait"
+            ):
+                publisher.publish(value)
+        assert world.service.statistics().slab.blocks_used == before
+        assert publisher.publish(5.0) == 1
+        assert reader.read_line() == "1 5.0 0"
+    with topics.Publisher(world.service, "latest", mode="latest", bytes_max=10) as publisher:
+        assert publisher.publish(np.ones(1000)) == 1
+
+
+def test_half_of_the_slab_may_wait_where_nothing_is_said(world: World) -> None:
+    reader = world.reader("half")
+    with topics.Publisher(world.service, "half", capacity=1) as publisher:
+        publisher.wait_for_readers(1)
+        halt(reader.pid)
+        half = world.service.statistics().slab.limit_bytes // 2
+        publisher.publish(1)
+        publisher.publish(2)
+        with pytest.raises(errors.Backpressure, match=f"1 items and {half} bytes may wait"):
+            publisher.publish(3, timeout_s=0.05)
+        reader.process.send_signal(signal.SIGCONT)
 
 
 def test_drop_oldest_never_waits_and_the_reader_hears_how_many_it_has_missed(world: World) -> None:
