@@ -47,6 +47,7 @@ SUBJECTS = (
         "pslite",
         "checkpoint",
         "tensorflow",
+        "ding",
     ),
 )
 # 130: 128 + SIGINT; 141: 128 + SIGPIPE, the reader of the output has gone

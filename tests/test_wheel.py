@@ -31,10 +31,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prpc(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the installed command line in an empty folder beside nothing of this checkout."""
+def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with what is installed there, and nothing of this checkout."""
     return subprocess.run(
-        [sys.executable, "-m", "prpc_engine.cli", *arguments],
+        [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": str(installed), "PYTHONSAFEPATH": "1"},
         cwd=installed,
         capture_output=True,
@@ -42,6 +42,11 @@ def prpc(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+def prpc(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command line."""
+    return python(installed, "-m", "prpc_engine.cli", *arguments)
 
 
 def test_the_wheel_takes_two_names_at_the_top_level_and_the_hook_of_di_engine(
@@ -125,6 +130,15 @@ def test_an_installed_prpc_prints_the_configuration_to_copy(installed: Path) -> 
     ran = prpc(installed, "config", "--example")
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == (ROOT / "configs" / "default.toml").read_text()
+
+
+def test_each_benchmark_is_found_in_an_installed_prpc(installed: Path) -> None:
+    code = (
+        "import importlib; from prpc_engine.perf import cli_bench\n"
+        "for one in cli_bench.SUBJECTS: importlib.import_module(f'prpc_engine.perf.bench_{one}')"
+    )
+    ran = python(installed, "-c", code)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.slow

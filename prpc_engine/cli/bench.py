@@ -41,6 +41,7 @@ SUBJECTS = {
         "saving and restoring key-value tables on tmpfs, beside files; pushes during a save"
     ),
     "tensorflow": "steps of training beside TensorFlow's own gRPC servers, the same script",
+    "ding": "events of DI-engine beside its own queue over nng, and how many are lost",
 }
 
 

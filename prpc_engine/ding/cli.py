@@ -29,7 +29,7 @@ OPTIONS = {
 
 def main() -> Any:
     """Of the console script."""
-    _hook().install()
+    find_hook().install()
     try:
         command = extended(importlib.import_module("ding.entry").cli_ditask)
     except ImportError as error:
@@ -37,8 +37,10 @@ def main() -> Any:
     return command()
 
 
-def _hook() -> Any:
-    """hook.py, which has a name of its own wherever this package is installed, and that alone."""
+def find_hook() -> Any:
+    """The module hook.py, which has a name of its own wherever this package is installed, and
+    that alone.
+    """
     try:
         return importlib.import_module("_prpc_ding_hook")
     except ModuleNotFoundError:  # a tree that was not installed

@@ -28,7 +28,7 @@ from prpc_engine.rpc.backoff import Backoff
 from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
-from shard import Task, control_loop, run_blocking, sleep
+from shard import Driver, Future, Task, control_loop, run_blocking, sleep
 
 CONNECT_TIMEOUT_S = 5.0  # for one attempt, and for each answer
 # between attempts: a node that comes up is found soon, one that does not costs little
@@ -48,21 +48,24 @@ class Dialler:
     secret     of the job, or the user's: which addresses may be dialled
     addresses  this process's own
     greeting   what to say to the process of an incarnation
-    greeted    told of the link, its peer, what that has answered, and the version of our topics
-               that it was told; in the reactor
+    driver     of its reactor
+    greeted    told of the link, its peer, what that has answered, the version of our topics that it
+               was told, and a future to complete once it knows the newest; in the reactor
     """
 
     def __init__(
         self,
         node: Node,
+        driver: Driver,
         secret: bytes,
         addresses: list[str],
         greeting: Callable[[int], NodeGreeting],
-        greeted: Callable[[NodeLink, Peer, NodeGreeting, int], object],
+        greeted: Callable[[NodeLink, Peer, NodeGreeting, int, Future], object],
     ) -> None:
-        self._node, self._secret, self._own = node, secret, addresses
+        self._node, self._driver, self._secret, self._own = node, driver, secret, addresses
         self._greeting, self._greeted = greeting, greeted
         self._tasks: set[Any] = set()
+        self._meetings: dict[Future, NodeLink] = {}
         self._is_closed = False
 
     def dial(self, link: NodeLink) -> None:
@@ -75,6 +78,12 @@ class Dialler:
         if self._is_closed:
             task.cancel()
 
+    def meetings(self) -> list[tuple[NodeLink, Future]]:
+        """The nodes that hear of our topics just now, perhaps of those of before; each future is
+        done when its node knows the newest, or has not been met after all.
+        """
+        return [(link, met) for met, link in self._meetings.copy().items()]
+
     def close(self) -> None:
         """Dial no more."""
         self._is_closed = True
@@ -85,7 +94,7 @@ class Dialler:
         failures = 0
         while not self._is_closed:
             try:
-                peer, greeting, version = await self._meet(link)
+                await self._meet(link, await self._reach(link))
             except errors.Closed:
                 return
             except _Itself as error:
@@ -102,10 +111,9 @@ class Dialler:
                     logger.log(level, "waiting for %s: %s", link.label, str(error))
                 await sleep(PAUSE.max_s if is_lasting else PAUSE.bound_s(failures))
             else:
-                self._node.reactor.call_soon(partial(self._greeted, link, peer, greeting, version))
                 return
 
-    async def _meet(self, link: NodeLink) -> tuple[Peer, NodeGreeting, int]:
+    async def _reach(self, link: NodeLink) -> Peer:
         place, route = link.place, FixedRoute(TARGET, link.label)
         assert place is not None, "who dials knows where"
         node, text = self._node, link.label
@@ -121,16 +129,30 @@ class Dialler:
                 for one in map(str, told_addresses)
             ]
         if bootstrap is not None and not node.is_local(addresses):
-            peer = bootstrap
-        else:
-            if not set(self._own).isdisjoint(addresses):
-                raise _Itself(f"{link.label} is this very node, which dials itself")
-            peer = await node.reach(addresses, CONNECT_TIMEOUT_S, text)
-            if bootstrap is not None and peer is not bootstrap:
-                node.reactor.call_soon(bootstrap.connection.close)
-        mine = self._greeting(peer.connection.peer_incarnation)
-        answer = await self._ask(peer, route, HELLO, tuple(told(mine)))
-        return peer, read_greeting(answer, text), mine.interest.version
+            return bootstrap
+        if not set(self._own).isdisjoint(addresses):
+            raise _Itself(f"{link.label} is this very node, which dials itself")
+        peer = await node.reach(addresses, CONNECT_TIMEOUT_S, text)
+        if bootstrap is not None and peer is not bootstrap:
+            node.reactor.call_soon(bootstrap.connection.close)
+        return peer
+
+    async def _meet(self, link: NodeLink, peer: Peer) -> None:
+        met = Future(self._driver)
+        self._meetings[met] = link  # before our topics are looked up
+        met.when_done(self._meetings.pop)
+        try:
+            mine = self._greeting(peer.connection.peer_incarnation)
+            route = FixedRoute(TARGET, link.label)
+            answer = await self._ask(peer, route, HELLO, tuple(told(mine)))
+            greeting = read_greeting(answer, link.label)
+            # failpoint: dialling.answered
+        except BaseException:
+            met.set_result(None)
+            raise
+        self._node.reactor.call_soon(
+            partial(self._greeted, link, peer, greeting, mine.interest.version, met)
+        )
 
     async def _ask(
         self, peer: Peer, route: FixedRoute, method: str, values: tuple[Any, ...]

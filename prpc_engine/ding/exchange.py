@@ -29,6 +29,7 @@ import contextlib
 import enum
 import itertools
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -71,8 +72,9 @@ from prpc_engine.settings.node_config import NodeConfig
 from shard import ClosedError, Driver, Future, RemoteProtocolError, ShardError, ShmFull, runtime
 
 # For a program to subscribe to what it wants, from when it first does: a task's start comes before
-# its environments and models are made.
-START_S = 10.0
+# its environments and models are made. DI-engine's own exchangers wait for so long, and a learner
+# that misses the first transitions for ever; nng sends all events to all nodes all the time.
+START_S = 60.0
 # For the nodes that are up to know a new topic: one that does not answer is busy, or stopped.
 INTEREST_S = 5.0
 LINGER_S = 5.0  # at stop(), for events that are still to leave
@@ -205,7 +207,9 @@ class Exchange:
             if self._place is not None and self._place.tcp is None:
                 rendezvous_file.write(self._place.path, addresses)
                 closing.callback(rendezvous_file.remove, self._place.path, addresses)
-            dialler = Dialler(node, config.secret, addresses, self._my_greeting, self._greeted)
+            dialler = Dialler(
+                node, driver, config.secret, addresses, self._my_greeting, self._greeted
+            )
             closing.callback(dialler.close)
             self._driver, self._dialler = driver, dialler
             driver.take_over()
@@ -303,6 +307,10 @@ class Exchange:
     def recv(self) -> tuple[str, bytes | memoryview] | None:
         """The next event: its topic, and its data, read-only. Waits for it; None after stop(). One
         thread at a time gets each event.
+
+        A thread other than the main one parks as soon as there is no event. It is taken for one
+        that has others of its process handle them, as DI-engine's does: while it spins, those
+        cannot run.
         """
         while True:
             with self._guard:
@@ -325,8 +333,9 @@ class Exchange:
             if self._driver is None:
                 self.listen()
                 continue
+            hands_over = threading.current_thread() is not threading.main_thread()
             with contextlib.suppress(ShardError):  # closed meanwhile: looked at above
-                self._driver.wait_until(future, None)
+                self._driver.wait_until(future, None, spins=not hands_over)
 
     @property
     def _is_over(self) -> bool:
@@ -389,8 +398,9 @@ class Exchange:
         if driver is None or not waits:
             return
         deadline = runtime.monotonic() + INTEREST_S
-        for link, call in calls:
-            if call is not None and not driver.wait_until(call, deadline):
+        # the other side of a meeting may take the node for up before this one does
+        for link, known in [*calls, *self._dialler.meetings()]:
+            if known is not None and not driver.wait_until(known, deadline):
                 logger.warning(
                     "%s has not answered for %.1f s: events of new topics that it publishes "
                     "until it does may not come",
@@ -456,10 +466,13 @@ class Exchange:
         )
 
     def _greeted(
-        self, link: NodeLink, peer: Peer, greeting: NodeGreeting, told_version: int
+        self, link: NodeLink, peer: Peer, greeting: NodeGreeting, told_version: int, met: Future
     ) -> None:
-        """A node that this one has dialled has answered; in the reactor."""
+        """A node that this one has dialled has answered; in the reactor. `met`: done when it knows
+        our topics.
+        """
         if peer.lost:
+            met.set_result(None)
             self._dialler.dial(link)
             return
         with self._guard:
@@ -471,8 +484,13 @@ class Exchange:
         if known is not None and known is not link:
             known.adopt(link)
         (known or link).send()
+        call = None
         if interest.version != told_version and interest.is_settled:
-            (known or link).tell_interest(interest)
+            call = (known or link).tell_interest(interest)
+        if call is None:
+            met.set_result(None)
+        else:
+            call.when_done(met.set_result)
 
     def _event(self, number: int, topic: bytes, payload: Any) -> None:
         peer = _caller()

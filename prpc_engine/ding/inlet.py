@@ -12,8 +12,8 @@ lock in this file: its Exchange has them.
                           somebody subscribes to it     was on its way
 
 A program subscribes some time after its node is connected: what comes before that is parked, so
-that no first event is lost. PARKED_MAX events or PARKED_BYTES_MAX bytes are, the latest, and all
-that are left are dropped when the node has settled.
+that no first event is lost, and its sender has its memory back. PARKED_MAX events or
+PARKED_BYTES_MAX bytes are, the latest, and all that are left are dropped when the node has settled.
 
 A node is told how many of its events were taken once a share of what may be under way is, or, where
 nothing else is ready, once NOTE_EVENTS or NOTE_BYTES are: so it keeps few that are done with, and a
@@ -26,6 +26,8 @@ from collections import deque
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from prpc_engine.ding.greeting import Interest
 from prpc_engine.ding.outlet import BYTES_MAX, EVENTS_MAX
@@ -115,6 +117,8 @@ class Inlet:
         self._took(arrival.source, arrival.nbytes)
 
     def _park(self, arrival: ArrivedEvent) -> None:
+        if isinstance(arrival.payload, np.ndarray):  # in the memory of its sender, who needs it
+            arrival = arrival._replace(payload=arrival.payload.tobytes())
         self._parked.append(arrival)
         self._parked_bytes += arrival.nbytes
         while len(self._parked) > self._parked_max or (

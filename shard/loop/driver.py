@@ -134,6 +134,7 @@ class Driver:
         # One for all that lead: the gaps are those of the traffic. In a simulation nothing comes
         # while somebody spins.
         self._adaptive: Idle = Park() if runtime.shares_process else Adaptive()
+        self._resting: Idle = Park()  # of who does not spin
         self._spin_turns = 1 if runtime.shares_process else SPIN_TURNS
         self._leader = 0  # ident of the leading thread
         self._wanted = 0  # threads that ask the progress thread for the lead
@@ -175,9 +176,12 @@ class Driver:
             future, None if timeout_s is None else runtime.monotonic() + timeout_s
         )
 
-    def wait_until(self, future: Future, deadline: float | None, serves: bool = False) -> bool:
+    def wait_until(
+        self, future: Future, deadline: float | None, serves: bool = False, spins: bool = True
+    ) -> bool:
         """The same, until a time of the monotonic clock. `serves`: the application's work may run
-        here meanwhile.
+        here meanwhile. Not `spins`: this thread parks at once, unless the driver polls: for who has
+        given other threads of this process work, which cannot run while this one spins.
         """
         reactor = self.reactor
         while not future.finished:
@@ -197,9 +201,9 @@ class Driver:
                         reactor.unannounce(True)
                     # Most answers come within microseconds: look at the rings alone first, and only
                     # then at everything.
-                    if reactor.spin(self._spin_turns) and future.finished:
+                    if reactor.spin(self._spin_turns if spins else 1) and future.finished:
                         return True
-                    self._drive(future, deadline, serves)
+                    self._drive(future, deadline, serves, spins)
                 finally:
                     if self._leader == me:  # as let_go(), without its call
                         self._leader = 0
@@ -282,14 +286,18 @@ class Driver:
         if running is not None:
             self.reactor.call_soon(lambda: running.set_result(None))
 
-    def _drive(self, future: Future, deadline: float | None, serves: bool) -> None:
+    def _drive(
+        self, future: Future, deadline: float | None, serves: bool, spins: bool = True
+    ) -> None:
         """Turn until the future is done or the time is over, or somebody else has to."""
         self._check_usable()
         reactor = self.reactor
         poll, spin = reactor.poll, reactor.spin
         clock = runtime.monotonic
-        spin_turns = self._spin_turns
-        idle: Idle = Spin() if self.polling and not runtime.shares_process else self._adaptive
+        spin_turns = self._spin_turns if spins else 1
+        idle: Idle = self._adaptive if spins else self._resting
+        if self.polling and not runtime.shares_process:
+            idle = Spin()
         now = clock()
         tell: Callable[[Future], object] | None = None
         while not future.finished and not self.closing:

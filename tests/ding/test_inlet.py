@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from prpc_engine.ding.inlet import NOTE_EVENTS, Inlet
@@ -70,6 +71,16 @@ def test_what_comes_before_its_subscription_is_parked_while_the_node_starts() ->
     assert inlet.progress(ONE) == (3, 3), "each once: parked events do not hold up their sender"
     inlet.settle()
     assert (inlet.parked, inlet.left_out) == (0, 1)
+
+
+def test_what_is_parked_is_a_copy_and_holds_no_memory_of_its_sender() -> None:
+    inlet = Inlet()
+    sent = np.frombuffer(bytearray(b"as it was sent"), np.uint8)
+    inlet.put(ONE, 1, b"u", sent, sent.nbytes)
+    sent[:] = 0  # its memory has another use
+    inlet.subscribe(b"u")
+    arrival = inlet.take()
+    assert arrival is not None and arrival.payload == b"as it was sent"
 
 
 @pytest.mark.parametrize("bounds", [{"parked_max": 2}, {"parked_bytes_max": 2}])

@@ -19,6 +19,7 @@ import pytest
 from prpc_engine.ding import PrpcMQ
 from prpc_engine.errors import AddressInUse, Closed, ConfigError
 from tests.ding.nodes import NodeProcess, data_of, number_in
+from tests.held import held_at
 from tests.network.proxy import Proxy
 from tests.ports import address_of, hold_port
 from tests.program import wait_until
@@ -341,6 +342,28 @@ def test_a_node_gets_only_what_it_has_subscribed_to_once_it_has_settled(
         here.publish("wanted", data_of(12))
         here.publish("other", data_of(13))
         assert [each[1] for each in other.do("recv", count=1)] == [13]
+
+
+def test_subscribe_waits_for_a_node_that_has_answered_and_is_not_known_to_be_up(
+    places: list[str],
+) -> None:
+    """It publishes by then what this node wanted before."""
+    mq = PrpcMQ(attach_to=[places[1]], name="node 0", start_s=0.0)
+    mq.subscribe("before")
+    with held_at("dialling.answered") as held, ThreadPoolExecutor(1) as pool:
+        mq.listen()
+        try:
+            with there(places, 1) as other:
+                held.wait()
+                wait_until(lambda: mq.statistics().is_settled)
+                subscribing = pool.submit(mq.subscribe, "now")
+                wait_until(lambda: "now" in mq.statistics().topics)
+                held.release()
+                subscribing.result(PATIENCE_S)
+                other.do("publish", topic="now", first=7, end=8)
+                assert pool.submit(received, mq, 1).result(PATIENCE_S) == [("now", 7)]
+        finally:
+            mq.stop()
 
 
 def test_what_is_published_after_subscribe_has_returned_arrives(places: list[str]) -> None:
