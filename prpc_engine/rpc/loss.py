@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from prpc_engine import errors
 from prpc_engine.rpc.call import Call
-from prpc_engine.rpc.message import HEADER, KIND_MASK, OPEN, REQUEST
+from prpc_engine.rpc.message import HEADER, KIND_MASK, NOTIFY, OPEN, REQUEST
 from shard import ClosedError, ShardError
 
 
@@ -25,6 +25,12 @@ def calls_of(messages: Iterable[bytes | bytearray | memoryview]) -> frozenset[in
     return frozenset(
         call_id for what, _, call_id, _, _ in headers if what & KIND_MASK in (REQUEST, OPEN)
     )
+
+
+def notifications_in(messages: Iterable[bytes | bytearray | memoryview]) -> int:
+    """How many of them are notifications."""
+    headers = (HEADER.unpack_from(message) for message in messages)
+    return sum(1 for what, *_ in headers if what & KIND_MASK == NOTIFY)
 
 
 def error_of(call: Call, error: ShardError, is_unsent: bool, now: float) -> errors.RpcError:

@@ -20,7 +20,7 @@ from prpc_engine.rpc.context import inherited_s, wait_in_ms, who_asked
 from prpc_engine.rpc.failure_codes import error_for, failure_message
 from prpc_engine.rpc.flow_control import NUMBER_MASK, WINDOW_ITEMS, Inbox, Window
 from prpc_engine.rpc.job import Job, pass_on_interrupt
-from prpc_engine.rpc.loss import calls_of, error_of
+from prpc_engine.rpc.loss import calls_of, error_of, notifications_in
 from prpc_engine.rpc.message import (
     CANCEL,
     CREDIT,
@@ -757,8 +757,16 @@ class Peer:
     # -- the end -----------------------------------------------------------------------------------
 
     def _on_close(self, connection: Connection[Any], error: ShardError) -> None:
+        notifications = notifications_in(connection.unsent)
         unsent, connection.unsent = calls_of(connection.unsent), []
         self.lost = True
+        if notifications:
+            logger.warning(
+                "%d notifications to %s had not left when their connection ended, and are lost: %s",
+                notifications,
+                connection.peer,
+                str(error),
+            )
         # else nobody may come to look again
         later = None if isinstance(error, ClosedError) else self.reactor.call_later
         self.calls.fail_all(

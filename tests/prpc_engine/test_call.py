@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from prpc_engine.errors import Cancelled, DeadlineExceeded, MaybeExecuted, RpcError
-from prpc_engine.rpc.call import NEVER, SENDING_LOOKS_MAX, Call, CallTable
+from prpc_engine.errors import Cancelled, Closed, DeadlineExceeded, MaybeExecuted, RpcError
+from prpc_engine.rpc.call import LATE_S, NEVER, SENDING_LOOKS_MAX, Call, CallTable
+from shard import Driver, runtime
 
 
 def enter(table: CallTable, deadline: float = NEVER) -> Call:
@@ -173,3 +176,77 @@ def test_a_callback_of_one_call_may_make_another() -> None:
     assert not made[0].done()
     assert table.soonest <= 9.0
     assert expire(table, 9.0) == 1
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver(polling=False)
+    yield made
+    made.close()
+
+
+def test_a_thread_that_waits_ends_its_call_where_the_reactor_does_not(driver: Driver) -> None:
+    table, cancelled, looks = CallTable(), list[int](), list[int]()
+    table.send_cancel, table.own_outbox = cancelled.append, lambda: looks.append(1)
+    call = enter(table, NEVER)
+    call.waiter, call.overall = driver, runtime.monotonic() - 1.0
+    with pytest.raises(DeadlineExceeded, match="no answer to 'work' from a server in time"):
+        call.result()
+    assert (cancelled, table.in_flight) == ([call.call_id], {})
+    assert looks, "the caller may change its arrays from now on"
+
+
+def test_a_call_whose_side_was_closed_says_so_by_its_name(driver: Driver) -> None:
+    call = enter(CallTable())
+    call.waiter = driver
+    driver.close()
+    for timeout_s in (None, 1.0):
+        with pytest.raises(Closed, match="'work': this side was closed meanwhile"):
+            call.result(timeout_s)
+
+
+def test_in_a_shard_nobody_waits_for_a_call() -> None:
+    assert not enter(CallTable()).wait()
+
+
+def test_a_late_call_that_stays_for_its_answer_is_cancelled_at_its_server() -> None:
+    table, cancelled = CallTable(), list[int]()
+    table.send_cancel = cancelled.append
+    call = enter(table, 1.0)
+    assert expire(table, 1.0) == 1
+    call.outlive()
+    assert cancelled == [call.call_id]
+    assert not table.find_late(9.0), "it has no deadline any more"
+    assert not reply(table, call), "nobody waits for what it says"
+    assert table.in_flight == {}
+
+
+def test_a_failure_is_a_figure_of_its_route_but_of_an_attempt() -> None:
+    class Attempt(Call):
+        is_attempt = True
+
+    failed: list[BaseException] = []
+    route = SimpleNamespace(figures=SimpleNamespace(failed=failed.append))
+    error = MaybeExecuted("lost")
+    for kind in (Call, Attempt):
+        assert kind(asked=("work", route)).end(error)
+    assert failed == [error]
+
+
+def test_a_thread_waits_on_where_its_call_was_given_another_deadline_meanwhile() -> None:
+    call = enter(CallTable())
+    waits: list[float | None] = []
+
+    class Clock:
+        """Time passes while one waits for it."""
+
+        def wait_until(self, future: object, deadline: float | None, serves: bool = False) -> bool:
+            waits.append(deadline)
+            if len(waits) == 1:
+                call.overall = 2.0
+                return False
+            return call.set_result("value")
+
+    call.waiter, call.overall = cast(Driver, Clock()), 1.0
+    assert call.result() == "value"
+    assert waits == [1.0 + LATE_S, 2.0 + LATE_S]
