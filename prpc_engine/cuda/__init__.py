@@ -6,6 +6,7 @@
     opened     what of others' pools this process has open
     placement  which device of the receiver a message's tensors are for
     transfers  a tensor's bytes into a message and out of it
+    direct     whether an RDMA device could read such memory: asked by `prpc doctor`, and not used
 
 Nothing is loaded and no device is touched until the first tensor of one is sent or received, or a
 device map names one. The tensors themselves: prpc_engine/archive/device_tensors.py; the maps:

@@ -2,7 +2,7 @@
 to, from and between devices, whatever library's arrays they are.
 
     call                          used for
-    cuInit, cuDevice...           the devices that this process sees, and their UUIDs
+    cuInit, cuDevice...           the devices that this process sees, their UUIDs and attributes
     cuDevicePrimaryCtxRetain      the context that torch, CuPy and JAX use, too
     cuMemAlloc, cuMemFree         memory that other processes may open (pool.py)
     cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcCloseMemHandle
@@ -24,7 +24,7 @@ from shard import ShardError, runtime
 
 HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 UUID_BYTES = 16
-OUT_OF_MEMORY, NO_DEVICE = 2, 100  # CUDA_ERROR_...
+INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE = 1, 2, 100  # CUDA_ERROR_...
 _PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _LIBRARY = "libcuda.so.1"
 
@@ -96,6 +96,18 @@ class CudaDriver:
             yield
         finally:
             self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def attribute(self, device: int, number: int) -> int:
+        """A property of a device, by its CU_DEVICE_ATTRIBUTE_; 0 where this driver is older than
+        the property.
+        """
+        value = ctypes.c_int()
+        try:
+            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+        except CudaError as error:
+            if error.code != INVALID_VALUE:
+                raise
+        return value.value
 
     # -- memory of the device in hand: call these inside of on() -----------------------------------
 

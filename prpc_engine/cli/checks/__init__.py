@@ -36,6 +36,7 @@ CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     settings.settings,
     devices.rdma,
     devices.cuda,
+    devices.gpudirect,
     software.packages,
 )
 

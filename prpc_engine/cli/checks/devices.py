@@ -11,10 +11,15 @@ from collections.abc import Iterator
 
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
-from shard import verbs_ports, verbs_providers, verbs_refusal
+from prpc_engine.cuda.direct import PEER_MODULES, direct_refusal
+from prpc_engine.errors import ConfigError
+from prpc_engine.settings.node_config import NodeConfig
+from prpc_engine.settings.user_secret import NO_SECRET
+from shard import ShardError, VerbsPort, verbs_ports, verbs_providers, verbs_rails, verbs_refusal
 
 # Of libibverbs, under both of its names: it marks registered memory as not to be had in a fork.
 MTU_MAX = 4096
+NVIDIA = "proc/driver/nvidia/version"  # there while the driver is loaded
 FORK_SAFE = ("IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 
@@ -45,13 +50,13 @@ def rdma(host: Host) -> Iterator[Finding]:
         + (f", packets of {port.mtu} bytes" if port.mtu else "")
         for port in ports
     ]
-    usable = [str(port) for port in ports if not port.fault]
-    would = f"verbs would use {usable[0]}" if usable else "verbs would use none of them"
+    would, left_out = _rails(host)
     yield Finding(
         "RDMA devices",
         "; ".join(told),
-        "ok",
-        f"{would}, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp",
+        "warn" if left_out else "ok",
+        f"verbs would use {would}, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp"
+        + "".join(f"; {text}" for text in left_out),
     )
     if any(0 < port.mtu < MTU_MAX and not port.fault for port in ports):
         yield Finding(
@@ -71,9 +76,30 @@ def rdma(host: Host) -> Iterator[Finding]:
         )
 
 
+def _rails(host: Host) -> tuple[str, list[str]]:
+    """Which ports verbs would use, by the setting that holds here, and why not those that it names
+    beside them.
+    """
+    try:
+        wanted = NodeConfig.load(secret=NO_SECRET).transport.verbs_device
+    except ConfigError:  # another check says what is wrong
+        wanted = None
+    usable = [port for port in verbs_ports(host.root) if not port.fault]
+    try:
+        ports, left_out = verbs_rails(wanted, host.root)
+    except ShardError as error:
+        return "none of them", [str(error)] if wanted is not None else []
+    names = [str(port) for port in ports]
+    if len(names) > 1:
+        return f"{names[0]} for messages and read arrays over {' and '.join(names)}", left_out
+    if wanted is None and len(usable) > 1:
+        return f"{names[0]} (PRPC_VERBS_DEVICE=all: read arrays over {len(usable)})", left_out
+    return names[0], left_out
+
+
 def cuda(host: Host) -> Iterator[Finding]:
     """The driver, and the devices that nvidia-smi names."""
-    driver = host.read("proc/driver/nvidia/version")
+    driver = host.read(NVIDIA)
     names = _cuda_devices(host.patience_s)
     if driver is None and not names:
         yield Finding("CUDA", "none")
@@ -86,6 +112,32 @@ def cuda(host: Host) -> Iterator[Finding]:
         "ok",
         "device maps of prpc_engine.remote send its tensors; try it: python -m perf.gpu_check",
     )
+
+
+def gpudirect(host: Host) -> Iterator[Finding]:
+    """Whether an RDMA device could read memory of CUDA devices, where there are any of either."""
+    ports = verbs_ports(host.root)
+    if not ports and host.read(NVIDIA) is None:
+        return
+    why = _why_not_direct(host, [port for port in ports if not port.fault])
+    yield Finding(
+        "GPUDirect",
+        "no" if why else "the drivers say that they could",
+        "ok",
+        f"{why or 'nothing was tried'}; tensors of CUDA devices go by the host's memory",
+    )
+
+
+def _why_not_direct(host: Host, usable: list[VerbsPort]) -> str | None:
+    if not usable:
+        return "no RDMA port may be used"
+    try:
+        found = host.cuda()
+    except ShardError as error:
+        return f"the CUDA driver does not say: {error}"
+    has_module = any(host.path(f"sys/module/{name}").exists() for name in PEER_MODULES)
+    asked = any(device.has_dmabuf for device in found) and not has_module
+    return direct_refusal(found, host.dmabuf(usable[0]) if asked else None, has_module)
 
 
 def _cuda_devices(timeout_s: float) -> list[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from shard import find_garbage, usable_cores
+from prpc_engine.cuda.direct import DirectSupport, direct_support
+from shard import VerbsPort, find_garbage, usable_cores, verbs_dmabuf_refusal
 
 
 def version_of(distribution: str) -> str | None:
@@ -34,6 +35,8 @@ class Host:
     garbage       named segments of dead processes
     listen        a socket that listens at an address
     version_of    an installed distribution's version
+    cuda          what the CUDA driver says of each device of this process
+    dmabuf        why an RDMA port registers no memory of other devices
     patience_s    for a program that is run; nvidia-smi takes some seconds where the driver has to
                   wake a device first
     """
@@ -46,6 +49,8 @@ class Host:
     garbage: Callable[[], list[str]] = find_garbage
     listen: Callable[[tuple[str, int]], socket.socket] = socket.create_server
     version_of: Callable[[str], str | None] = version_of
+    cuda: Callable[[], list[DirectSupport]] = direct_support
+    dmabuf: Callable[[VerbsPort], str | None] = verbs_dmabuf_refusal
     patience_s: float = 10.0
 
     def path(self, name: str) -> Path:

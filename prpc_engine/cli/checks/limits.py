@@ -41,7 +41,7 @@ def locked_memory(host: Host) -> Iterator[Finding]:
     word.
     """
     soft, _ = host.limit(resource.RLIMIT_MEMLOCK)
-    value = "no limit" if soft == resource.RLIM_INFINITY else f"{soft / MIB:.0f} MiB"
+    value = "no limit" if soft == resource.RLIM_INFINITY else f"{soft / MIB:.3g} MiB"
     if soft != resource.RLIM_INFINITY and host.entries("sys/class/infiniband"):
         yield Finding(
             "locked memory", value, "warn", "RDMA registers memory against it: ulimit -l unlimited"

@@ -12,6 +12,9 @@ import pytest
 from prpc_engine.cli.checks import cpu, devices, examine, limits, memory, software
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
+from prpc_engine.cuda.direct import DirectSupport
+from prpc_engine.cuda.driver import CudaError
+from shard import VerbsPort
 from tests.held import at
 
 
@@ -246,6 +249,34 @@ def test_rdma_ports_are_shown_with_what_they_are_and_which_would_be_used(
     )
 
 
+@pytest.mark.parametrize(
+    ("wanted", "told", "verdict"),
+    [
+        (None, "mlx5_1:1 (PRPC_VERBS_DEVICE=all: read arrays over 2), where", "ok"),
+        ("mlx5_2", "mlx5_2:1, where", "ok"),
+        ("mlx5_2,mlx5_1", "mlx5_2:1 for messages and read arrays over mlx5_2:1 and mlx5_1:1", "ok"),
+        ("all", "mlx5_1:1 for messages and read arrays over mlx5_1:1 and mlx5_2:1, where", "warn"),
+        ("mlx5_0,mlx5_1", "mlx5_1:1, where", "warn"),
+        ("mlx5_0", "none of them, where", "warn"),
+    ],
+)
+def test_the_rails_that_verbs_would_use_are_those_of_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str | None, told: str, verdict: str
+) -> None:
+    if wanted is None:
+        monkeypatch.delenv("PRPC_VERBS_DEVICE", raising=False)
+    else:
+        monkeypatch.setenv("PRPC_VERBS_DEVICE", wanted)
+    port(tmp_path, "mlx5_0", "1: DOWN")
+    for number in (1, 2):
+        gid = f"0000:0000:0000:0000:0000:ffff:0a00:000{number}"
+        port(tmp_path, f"mlx5_{number}", "4: ACTIVE", gid)
+    _, found, *_ = devices.rdma(Host(tmp_path))
+    assert found.advice.startswith(f"verbs would use {told}")
+    assert found.verdict == verdict
+    assert ("; mlx5_0:1 is not used: it is down" in found.advice) == (verdict == "warn")
+
+
 def test_packets_of_an_ethernet_port_are_as_large_as_its_network_device_lets_them(
     tmp_path: Path,
 ) -> None:
@@ -269,6 +300,67 @@ def test_a_variable_that_makes_forks_die_is_named_beside_an_rdma_device(
     *_, devices_found, forks = devices.rdma(Host(tmp_path))
     assert devices_found.advice.startswith("verbs would use none of them")
     assert forks.verdict == "warn" and "RDMAV_FORK_SAFE" in forks.value
+
+
+COULD = DirectSupport(is_readable=True, has_dmabuf=True)
+BY_ADDRESS = DirectSupport(is_readable=True, has_dmabuf=False)
+NEITHER = DirectSupport(is_readable=False, has_dmabuf=False)
+
+
+@pytest.mark.parametrize(
+    ("state", "found", "registers", "module", "why"),
+    [
+        ("1: DOWN", [COULD], True, None, "no RDMA port may be used"),
+        ("4: ACTIVE", [], True, "nvidia_peermem", "this process sees no CUDA device"),
+        ("4: ACTIVE", [NEITHER], True, "nvidia_peermem", "the CUDA driver lets no other device"),
+        ("4: ACTIVE", [BY_ADDRESS], True, None, "gives no dma-buf, and the kernel has no nvidia_p"),
+        ("4: ACTIVE", [COULD], False, None, "mlx5_0:1 cannot; and the kernel has no nvidia_peerm"),
+        ("4: ACTIVE", [BY_ADDRESS], False, "nv_peer_mem", None),
+        ("4: ACTIVE", [COULD], False, "nvidia_peermem", None),
+        ("4: ACTIVE", [NEITHER, COULD], True, None, None),
+    ],
+)
+def test_gpudirect_is_said_to_be_possible_only_where_both_drivers_say_so(
+    tmp_path: Path,
+    state: str,
+    found: list[DirectSupport],
+    registers: bool,
+    module: str | None,
+    why: str | None,
+) -> None:
+    port(tmp_path, "mlx5_0", state, "0000:0000:0000:0000:0000:ffff:0a00:0005")
+    if module is not None:
+        (tmp_path / "sys/module" / module).mkdir(parents=True)
+
+    def dmabuf(asked: VerbsPort) -> str | None:
+        return None if registers else f"{asked} cannot"
+
+    (told,) = devices.gpudirect(Host(tmp_path, cuda=lambda: found, dmabuf=dmabuf))
+    assert (told.fact, told.verdict) == ("GPUDirect", "ok")
+    assert told.advice.endswith("; tensors of CUDA devices go by the host's memory")
+    if why is None:
+        assert told.value == "the drivers say that they could"
+        assert told.advice.startswith("nothing was tried")
+    else:
+        assert told.value == "no"
+        assert why in told.advice
+
+
+def test_gpudirect_is_not_spoken_of_where_there_is_neither_kind_of_device(tmp_path: Path) -> None:
+    assert not list(devices.gpudirect(Host(tmp_path)))
+    write(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA Kernel Module  580.1")
+    (told,) = devices.gpudirect(Host(tmp_path))
+    assert told.advice.startswith("no RDMA port may be used")
+
+
+def test_a_cuda_driver_that_fails_is_named(tmp_path: Path) -> None:
+    port(tmp_path, "mlx5_0", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
+
+    def fails() -> list[DirectSupport]:
+        raise CudaError("cuDeviceGetAttribute: out of memory", 2)
+
+    (told,) = devices.gpudirect(Host(tmp_path, cuda=fails))
+    assert told.advice.startswith("the CUDA driver does not say: cuDeviceGetAttribute: out of mem")
 
 
 def test_a_cuda_driver_is_shown_with_its_version(
