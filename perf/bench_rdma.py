@@ -1,6 +1,6 @@
 """What each verb takes on the RDMA port that this machine would use, through pyverbs, from the post
-to its completion; beside it a message of the verbs transport, which posts them, and rdma-core's
-ibv_rc_pingpong, which is C, on the same port.
+to its completion; beside it a message of the verbs transport, which posts them, and on the same
+port what is written in C: ibv_rc_pingpong of rdma-core, and ib_write_bw and ib_read_bw of perftest.
 
 Both ends are on this one port: what moves goes through the device and back to this host, not over a
 cable. A table for one's own hardware, and what a transport over verbs is measured by.
@@ -36,10 +36,13 @@ from .verbs_pair import READ, SEND, WRITE, WRITE_WITH_IMM, VerbsPair
 
 NAME = "rdma"
 PINGPONG = "ibv_rc_pingpong"
+WRITE_BW, READ_BW = "ib_write_bw", "ib_read_bw"
 PRPC = "prpc verbs"
 PINGPONG_ROUNDS_MIN = 50
+PERFTEST_ROUNDS_MIN = 100
 INLINE_BYTES = 64  # an adapter may offer some hundred
 IN_FLIGHT = 16
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,10 @@ def run(
     ]
     candidates.append(Candidate(PRPC, "ours", partial(measure_prpc, case=case), "pyverbs"))
     candidates.append(Candidate(PINGPONG, "peer", partial(measure_pingpong, case=case), "pyverbs"))
+    candidates += [
+        Candidate(name, "peer", partial(measure_perftest, case=case, name=name), "pyverbs")
+        for name in (WRITE_BW, READ_BW)
+    ]
     return compare(
         NAME,
         str(case),
@@ -125,28 +132,56 @@ def measure_pingpong(place: Place, effort: Effort, case: Moved) -> Sample:
     each other's time slice where there is one core.
     """
     port = _port()
-    command = shutil.which(PINGPONG)
-    if command is None:
-        raise NotOffered(f"{PINGPONG} is not installed: apt-get install ibverbs-utils")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        number = probe.getsockname()[1]
     rounds = max(PINGPONG_ROUNDS_MIN, effort.ops_min)
-    options = [
-        *(command, "-d", port.device, "-i", str(port.number), "-g", str(port.gid_index), "-e"),
-        *("-s", str(case.size_bytes), "-n", str(rounds), "-p", str(number)),
-    ]
-    with subprocess.Popen(options, stdout=subprocess.DEVNULL) as server:
-        try:
-            said = _client_says([*options, "127.0.0.1"])
-        finally:
-            server.kill()
+    said = _client_says(
+        PINGPONG,
+        "ibverbs-utils",
+        *("-d", port.device, "-i", str(port.number), "-g", str(port.gid_index), "-e"),
+        *("-s", str(case.size_bytes), "-n", str(rounds)),
+    )
     found = re.search(r"= ([\d.]+) usec/iter", said)
     if found is None:
         raise NotOffered(f"{PINGPONG} says no time: {said.strip()[-200:]}")
     return Sample(ops=rounds, p50_ns=float(found[1]) * 1e3 / 2)
 
 
-def _client_says(command: list[str]) -> str:
+def measure_perftest(place: Place, effort: Effort, case: Moved, name: str) -> Sample:
+    """The time of one of IN_FLIGHT at once, from the average rate that it prints. Its client spins,
+    and its server waits: WRITE knows no events there.
+    """
+    port = _port()
+    rounds = max(PERFTEST_ROUNDS_MIN, effort.ops_min)
+    in_flight = {READ_BW: ("-o", str(IN_FLIGHT)), WRITE_BW: ()}[name]
+    said = _client_says(
+        name,
+        "perftest",
+        *("-d", port.device, "-i", str(port.number), "-x", str(port.gid_index), "-F"),
+        *("-s", str(case.size_bytes), "-n", str(rounds), "-t", str(IN_FLIGHT), *in_flight),
+        *("--perform_warm_up", "-Q", "1"),
+    )
+    # bytes, iterations, peak and average in MiB/s
+    found = re.search(rf"^ *{case.size_bytes} +{rounds} +[\d.]+ +([\d.]+)", said, re.MULTILINE)
+    if found is None or not float(found[1]):
+        raise NotOffered(f"{name} says no rate: {said.strip()[-200:]}")
+    return Sample(ops=rounds, p50_ns=case.size_bytes / (float(found[1]) * MIB) * 1e9)
+
+
+def _client_says(name: str, package: str, *options: str) -> str:
+    """What a program prints as the client of itself. Raises NotOffered where it is not there."""
+    command = shutil.which(name)
+    if command is None:
+        raise NotOffered(f"{name} is not installed: apt-get install {package}")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        number = probe.getsockname()[1]
+    words = [command, *options, "-p", str(number)]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            return _tried([*words, "127.0.0.1"])
+        finally:
+            server.kill()
+
+
+def _tried(command: list[str]) -> str:
     """It may begin before its server listens, and then ends at once."""
     said = ""
     for _ in range(50):
@@ -171,7 +206,7 @@ def _port() -> VerbsPort:
 def test_every_verb_moves_the_bytes_where_there_is_a_device() -> None:
     for result in run(Moved(64), TINY):
         assert result.state in ("ok", "not installed", "not offered"), result.note
-        if result.state == "ok" and result.candidate != PINGPONG:
+        if result.state == "ok" and result.candidate not in (PINGPONG, WRITE_BW, READ_BW):
             assert result.work == {"last_right": 1}
 
 

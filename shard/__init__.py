@@ -84,8 +84,14 @@ from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
 from shard.transport.verbs import VerbsTransport
-from shard.transport.verbs_device import verbs_ports, verbs_providers, verbs_refusal
-from shard.transport.verbs_queue import VerbsOptions
+from shard.transport.verbs_device import (
+    VerbsPort,
+    verbs_ports,
+    verbs_providers,
+    verbs_rails,
+    verbs_refusal,
+)
+from shard.transport.verbs_domain import VerbsOptions, verbs_dmabuf_refusal
 
 __all__ = [
     "BETWEEN_HOSTS",
@@ -169,6 +175,7 @@ __all__ = [
     "Trimmer",
     "UnixTransport",
     "VerbsOptions",
+    "VerbsPort",
     "VerbsTransport",
     "UnreachableError",
     "Waiter",
@@ -210,8 +217,10 @@ __all__ = [
     "shortage_in",
     "traces",
     "usable_cores",
+    "verbs_dmabuf_refusal",
     "verbs_ports",
     "verbs_providers",
+    "verbs_rails",
     "verbs_refusal",
     "yield_now",
 ]

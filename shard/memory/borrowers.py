@@ -1,5 +1,5 @@
-"""Who may read blocks of a slab, as the slab sees them: the books of a connection, and peers that
-read on after its end.
+"""Who may read blocks of a slab, as the slab sees them: the books of a connection, peers that read
+on after its end. And watchers, which the slab tells of each segment that it gives back.
 """
 
 from __future__ import annotations
@@ -15,6 +15,13 @@ class Reader(Protocol):
 
     def hung_up(self, timeout_s: float) -> bool:
         """Whether it stopped, or did so within `timeout_s` seconds."""
+
+
+class Watcher(Protocol):
+    """Somebody who did something to segments of the slab that ends with them."""
+
+    def segment_dropped(self) -> None:
+        """A segment went back to the kernel. Never waits, for the slab's lock is held."""
 
 
 class Books(Protocol):

@@ -56,7 +56,7 @@ from numpy.typing import DTypeLike, NDArray
 from shard.errors import ClosedError, ForkedError, LocalProtocolError, ShmFull
 from shard.memory import memory_room
 from shard.memory.arena import ALIGNMENT_BYTES, Arena, Block, Holder, block_size
-from shard.memory.borrowers import Books, Reader
+from shard.memory.borrowers import Books, Reader, Watcher
 from shard.memory.lease_table import Lease, debug_leases
 from shard.memory.segment import Segment
 from shard.memory.slab_statistics import SlabStatistics
@@ -124,9 +124,10 @@ class Slab:
         self._current: Arena | None = None
         self._free: defaultdict[int, list[Block]] = defaultdict(list)
         self._dropped: deque[Block] = deque()
-        # these three are changed by single atomic steps, without the lock
+        # these are changed by single atomic steps, without the lock
         self._books: list[Books] = []
         self._readers: deque[tuple[Reader, Books]] = deque()
+        self._watchers: list[weakref.ref[Watcher]] = []
         self._lock = threading.Lock()  # of segments and blocks: any thread allocates, and lends
         self._pid = os.getpid()
         _made_here.add(self)
@@ -488,6 +489,9 @@ class Slab:
         arena.close()
         for books in list(self._books):
             books.tell_drops()
+        for reference in list(self._watchers):
+            if (watcher := reference()) is not None:
+                watcher.segment_dropped()
 
     def trim(self) -> int:
         """Look for segments whose blocks are all free and were not taken since the last look, at
@@ -553,6 +557,10 @@ class Slab:
         used again.
         """
         return set(self._segments)
+
+    def watch_segments(self, watcher: Watcher) -> None:
+        """Tell it of each segment that goes back to the kernel, for as long as it lives."""
+        self._watchers.append(weakref.ref(watcher, self._watchers.remove))
 
     def memory(self, block: Block, nbytes: int) -> memoryview:
         """The first `nbytes` of the block, writable."""

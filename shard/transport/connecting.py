@@ -86,7 +86,7 @@ async def meet(
     of the TLS channel, if any. Raises UnreachableError, AuthenticationError, RemoteProtocolError,
     and OSError from send_proof.
     """
-    timeout_s = deadline - time.monotonic()
+    timeout_s = max(0.0, deadline - time.monotonic())
     exchange = Connector(
         node.secret,
         kind,

@@ -32,12 +32,13 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from shard.errors import AuthenticationError, RemoteProtocolError, ShardError
 from shard.loop.reactor import Reactor
 from shard.loop.timers import Timer
-from shard.transport import Node
-from shard.transport.handshake import HELLO, MAGIC, NONCE_BYTES, Acceptor, Lane
+from shard.transport import Connection, Node
+from shard.transport.handshake import HELLO, MAGIC, NONCE_BYTES, Acceptor, Connector, Lane
 from shard.transport.identity import PeerIdentity
 from shard.transport.refusals import RefusalLog
 from shard.transport.tls import Tls, TlsSocket
@@ -67,6 +68,17 @@ def identity_of(sock: socket.socket, node: Node) -> PeerIdentity:
         secret=node.secret_name if node.secret else "",
         same_user=sock.family == socket.AF_UNIX and credentials(sock)[1] == os.getuid(),
     )
+
+
+def know_peer(
+    connection: Connection[Any], exchange: Connector, sock: socket.socket, node: Node
+) -> None:
+    """Enter what the handshake that we began over `sock` told of the peer: who it is, and what we
+    are called there.
+    """
+    connection.peer_incarnation = exchange.peer_incarnation
+    connection.known_as = exchange.known_as
+    connection.peer_identity = identity_of(sock, node)
 
 
 class Greeting:

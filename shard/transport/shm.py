@@ -19,7 +19,7 @@ from shard.memory.segment import Segment
 from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport, unix_rendezvous
 from shard.transport.connecting import a_place, meet, not_reached
-from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of
+from shard.transport.handshake_io import Door, DoorStatistics, Greeting, know_peer
 from shard.transport.rings import make_rings, rings_bytes
 from shard.transport.shm_connection import ShmConnection, connection_over
 
@@ -133,11 +133,7 @@ class ShmTransport(Transport):
                 except OSError as error:
                     raise not_reached(address, error) from error
                 closing.pop_all()
-        connection.peer_incarnation, connection.known_as = (
-            exchange.peer_incarnation,
-            exchange.known_as,
-        )
-        connection.peer_identity = identity_of(sock, node)
+        know_peer(connection, exchange, sock, node)
         return connection
 
 

@@ -15,7 +15,8 @@ kernel: a handler that runs for an hour, or a process that is stopped, is not ta
 Why not TCP_USER_TIMEOUT, which is meant for this: it also ends a connection to a peer that answers,
 when that has not been reading for so long (Linux 5.11 on, tcp_probe_timer; tried on 6.18), and a
 peer in a long handler does not read. So each lane's TCP_INFO is looked at, LOOKS_PER_BOUND times in
-the bound, for some 1 us each time.
+the bound, for some 1 us each time. A socket that carries next to nothing, and so always finds room
+at the peer, is no lane: for that it is the right one (bound_unacknowledged()).
 """
 
 from __future__ import annotations
@@ -62,6 +63,13 @@ def keep_alive(sock: socket.socket, bound_s: float) -> None:
     sock.setsockopt(
         socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, int((bound_s - idle_s) / interval_s))
     )
+
+
+def bound_unacknowledged(sock: socket.socket, bound_s: float) -> None:
+    """Let the kernel end it when what was sent is not acknowledged for so long. Keepalive asks
+    nothing meanwhile, and by itself the kernel sends again for a quarter of an hour.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, int(bound_s * 1000)))
 
 
 class Silence:

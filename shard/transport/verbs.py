@@ -4,13 +4,20 @@
     handshake (handshake.py) <----------------->
     far end, with its proof -------------------->  makes a queue pair, connects it to that end
            <-------------------------------------  verdict of the handshake, far end or a fault
-    connects its queue pair; READY ------------->  both can receive: the connection is made
+    connects its queue pair, and reads nothing by
+    it: the network carries packets both ways
+    READY -------------------------------------->  the connection is made
 
-What a far end is stands in verbs_queue.py, what goes on afterwards in verbs_connection.py. The
-device is opened when first needed, and no memory but the slots of a connection and segments of the
-slab is ever registered.
+Before either connects its queue pair it waits until its kernel knows the way to the other's GID, or
+knows that there is none (neighbour.py): to connect would stop the whole process as long. What a far
+end is stands in verbs_introduction.py, how several devices serve one connection in verbs_rails.py,
+what goes on afterwards in verbs_connection.py. No memory but the slots of a connection and segments
+of the slab is ever registered.
 
     refused where          because
+    the GID does not       the hosts reach each other over tcp, and not over their RDMA network
+     resolve, or nothing
+     comes back
     there is no pyverbs    verbs_device.py says what is missing, and of which release
     TLS is configured      RDMA encrypts nothing, and nothing may go unencrypted
 """
@@ -18,16 +25,20 @@ slab is ever registered.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import time
+from collections.abc import Iterator
 from functools import partial
 
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.loop.reactor import Reactor
+from shard.loop.timers import Timer
+from shard.loop.waits import sleep
 from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport
 from shard.transport.connecting import a_place, hear, meet, not_reached, say
-from shard.transport.handshake_io import Door, DoorStatistics, Greeting, identity_of
+from shard.transport.handshake_io import Door, DoorStatistics, Greeting, know_peer
 from shard.transport.tcp import (
     ResolvedAddress,
     at_each_place,
@@ -36,17 +47,17 @@ from shard.transport.tcp import (
     listening_socket,
 )
 from shard.transport.verbs_connection import VerbsConnection, slot_bytes_of
-from shard.transport.verbs_device import NoVerbs, chosen_port, loaded
-from shard.transport.verbs_queue import (
-    FAR_END_BYTES,
-    FarEnd,
-    VerbsDomain,
-    VerbsOptions,
-    VerbsQueue,
-)
+from shard.transport.verbs_device import NoVerbs, loaded, verbs_rails
+from shard.transport.verbs_domain import VerbsOptions
+from shard.transport.verbs_introduction import FAR_END_BYTES, FarEnd, FirstPair
+from shard.transport.verbs_queue import VerbsFailed, VerbsQueue
+from shard.transport.verbs_rails import VerbsDevices
 
 KIND = 4  # in the handshake
 READY = b"\x06"
+PROVE_LOOK_S = 0.0005  # between two looks whether something came back: some us on a quick network
+
+logger = logging.getLogger("shard")
 
 
 class _Introduction:
@@ -60,6 +71,8 @@ class _Introduction:
         self._received = b""
         self._queue: VerbsQueue | None = None  # None: the peer has not introduced itself
         self._far = FarEnd()
+        self._is_connected = False  # the queue pair
+        self._pause: Timer | None = None
         limit_s = listener.node.limits.handshake_s
         reactor = listener.reactor
         self._timer = reactor.call_later(
@@ -68,9 +81,15 @@ class _Introduction:
         reactor.watch(greeting.sock.fileno(), self._on_ready)
 
     def _on_ready(self, events: int) -> None:
-        try:
+        with self._failing():
             if self._read():
                 self._finish()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """What a step raises ends the introduction; one that would block does not."""
+        try:
+            yield
         except BlockingIOError:
             return
         except (OSError, ShardError) as error:
@@ -89,23 +108,45 @@ class _Introduction:
             return False
         received, self._received = self._received, b""
         if self._queue is not None:
-            if received != READY:
-                raise RemoteProtocolError(f"says {received!r}, {READY!r} expected")
+            if received != READY or not self._is_connected:
+                raise RemoteProtocolError(f"says {received!r}, {READY!r} expected, in its turn")
             return True
         self._far = FarEnd.unpack(received)
         if self._far.fault:
             raise RemoteProtocolError(f"has no queue pair: {self._far.fault}")
+        with self._telling_fault():
+            self._queue = self._listener.queue_for(self._far)
+            self._queue.search(self._far)
+        self._connect()
+        return False
+
+    def _connect(self) -> None:
+        """Once the kernel knows the way to the peer. Raises ShardError, OSError."""
+        queue = self._queue
+        assert queue is not None
+        with self._telling_fault():
+            if not queue.is_found():
+                self._pause = self._listener.reactor.call_later(queue.pause_s(), self._look_again)
+                return
+            queue.connect(self._far)
+        self._is_connected = True
+        self._greeting.accepted()
+        # into an empty socket buffer: whole, or the peer is broken
+        self._greeting.sock.send(queue.near_end().pack())
+
+    def _look_again(self) -> None:
+        with self._failing():
+            self._connect()
+
+    @contextlib.contextmanager
+    def _telling_fault(self) -> Iterator[None]:
+        """The peer is told, too, why there is no queue pair for it."""
         try:
-            self._queue = self._listener.queue()
-            self._queue.connect(self._far)
+            yield
         except NoVerbs as error:
             self._greeting.accepted()
             self._greeting.sock.send(FarEnd(fault=str(error)).pack())
             raise
-        self._greeting.accepted()
-        # into an empty socket buffer: whole, or the peer is broken
-        self._greeting.sock.send(self._queue.near_end().pack())
-        return False
 
     def _finish(self) -> None:
         queue = self._queue
@@ -123,6 +164,8 @@ class _Introduction:
 
     def _let_go(self) -> None:
         self._timer.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
         self._listener.reactor.unwatch(self._greeting.sock.fileno())
         self._listener.introductions.discard(self)
 
@@ -135,7 +178,7 @@ class VerbsListener(Listener):
         sock: socket.socket,
         node: Node,
         slab: Slab,
-        domain: VerbsDomain,
+        devices: VerbsDevices,
         reactor: Reactor,
         accept: Accept,
     ) -> None:
@@ -143,7 +186,7 @@ class VerbsListener(Listener):
         self.address = format_address(host, port, VerbsTransport.scheme)
         self.node, self.reactor = node, reactor
         self.introductions: set[_Introduction] = set()
-        self._slab, self._domain, self._accept = slab, domain, accept
+        self._slab, self._devices, self._accept = slab, devices, accept
         self._door = Door(sock, node, KIND, reactor, self._greeted)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
@@ -154,9 +197,9 @@ class VerbsListener(Listener):
             )
         self.introductions.add(_Introduction(self, greeting))
 
-    def queue(self) -> VerbsQueue:
-        """One for another peer. Raises NoVerbs."""
-        return VerbsQueue(self._domain, slot_bytes_of(self.node.limits.ring_bytes))
+    def queue_for(self, far: FarEnd) -> VerbsQueue:
+        """One to connect to that end of a peer. Raises NoVerbs."""
+        return self._devices.queue_for(slot_bytes_of(self.node.limits.ring_bytes), far)
 
     def made(self, greeting: Greeting, queue: VerbsQueue, far: FarEnd) -> None:
         """A peer's queue pair is connected to this one, at both ends."""
@@ -167,7 +210,6 @@ class VerbsListener(Listener):
             f"verbs://{greeting.peer}",
             self.node,
             self._slab,
-            self._domain,
         )
         exchange = greeting.exchange
         connection.peer_incarnation, connection.peer_name = (
@@ -204,16 +246,16 @@ class VerbsTransport(Transport):
         self._node, self._slab = node, slab
         self._options = options if options is not None else VerbsOptions()
         self._has_tls = has_tls
-        self._opened: VerbsDomain | None = None
+        self._devices = VerbsDevices(slab, self._options)
 
     def refusal(self) -> str | None:
         if self._has_tls:
             return "RDMA encrypts nothing, and this node has TLS: take either"
-        if self._opened is not None:
+        if self._devices.is_open:
             return None
         try:
             loaded()
-            chosen_port(self._options.device)
+            verbs_rails(self._options.device)
         except NoVerbs as error:
             return str(error)
         return None
@@ -221,18 +263,11 @@ class VerbsTransport(Transport):
     def cannot_reach(self, address: str) -> str | None:
         return self.refusal()
 
-    @property
-    def domain(self) -> VerbsDomain:
-        """The device, opened now where it was not. Raises NoVerbs."""
-        if self._opened is None:
-            self._opened = VerbsDomain(self._slab, self._options)
-        return self._opened
-
     def listen(self, address: str, reactor: Reactor, accept: Accept) -> VerbsListener:
         """At "verbs://host:port", a tcp port of its own. Raises as Transport.listen(), NoVerbs."""
-        domain = self.domain
+        self._devices.usable()  # before a port is taken for it
         return VerbsListener(
-            listening_socket(address), self._node, self._slab, domain, reactor, accept
+            listening_socket(address), self._node, self._slab, self._devices, reactor, accept
         )
 
     async def connect(self, address: str, timeout_s: float) -> VerbsConnection:
@@ -245,13 +280,29 @@ class VerbsTransport(Transport):
     async def _connect(
         self, address: str, place: ResolvedAddress, deadline: float
     ) -> VerbsConnection:
+        """Again while another device may reach the peer where one did not."""
+        first: FirstPair | None = None
+        tried: set[str] = set()
+        while True:
+            try:
+                return await self._connect_over(first, address, place, deadline)
+            except _NotReached as error:
+                tried.add(error.near)
+                first = next((one for one in error.others if one.near not in tried), None)
+                if first is None or time.monotonic() >= deadline:
+                    raise
+                logger.warning("%s; trying %s", str(error), first.near)
+
+    async def _connect_over(
+        self, first: FirstPair | None, address: str, place: ResolvedAddress, deadline: float
+    ) -> VerbsConnection:
         node = self._node
-        timeout_s = deadline - time.monotonic()
+        timeout_s = max(0.0, deadline - time.monotonic())
         with contextlib.ExitStack() as closing:
             async with a_place(node, address, deadline):
                 try:
                     sock = closing.enter_context(await dial(address, place, deadline))
-                    queue = VerbsQueue(self.domain, slot_bytes_of(node.limits.ring_bytes))
+                    queue = self._devices.queue(slot_bytes_of(node.limits.ring_bytes), first)
                     closing.callback(queue.close)
                     near = queue.near_end().pack()
                     exchange = await meet(
@@ -259,8 +310,10 @@ class VerbsTransport(Transport):
                     )
                     far = FarEnd.unpack(await hear(sock, FAR_END_BYTES, deadline))
                     if far.fault:
-                        raise UnreachableError(f"{address} has no queue pair for us: {far.fault}")
-                    queue.connect(far)
+                        raise _NotReached(
+                            f"{address} has no queue pair for us: {far.fault}", queue, far
+                        )
+                    await _join(queue, far, address, deadline)
                     await say(sock, READY, deadline)
                 except NoVerbs as error:
                     raise UnreachableError(
@@ -277,13 +330,33 @@ class VerbsTransport(Transport):
                 except OSError as error:
                     raise not_reached(address, error) from error
             closing.pop_all()
-        connection = VerbsConnection(sock, queue, far, address, node, self._slab, self.domain)
-        connection.peer_incarnation, connection.known_as = (
-            exchange.peer_incarnation,
-            exchange.known_as,
-        )
-        connection.peer_identity = identity_of(sock, node)
+        connection = VerbsConnection(sock, queue, far, address, node, self._slab)
+        know_peer(connection, exchange, sock, node)
         return connection
+
+
+class _NotReached(UnreachableError):
+    """By that queue. `near`: its first port, `others`: what another try may begin with."""
+
+    def __init__(self, text: str, queue: VerbsQueue, far: FarEnd) -> None:
+        super().__init__(text)
+        self.near, self.others = str(queue.domain.port), queue.others(far)
+
+
+async def _join(queue: VerbsQueue, far: FarEnd, address: str, deadline: float) -> None:
+    """Connect the queue to that end, and see that something comes back. Raises _NotReached."""
+    try:
+        queue.search(far)
+        while not queue.is_found():
+            await sleep(queue.pause_s())
+        queue.connect(far)
+        queue.prove(address)
+        while not queue.is_proven():
+            if time.monotonic() >= deadline:
+                raise VerbsFailed(f"{queue.domain.port}: nothing came back in time")
+            await sleep(PROVE_LOOK_S)
+    except (NoVerbs, VerbsFailed) as error:
+        raise _NotReached(f"{address} cannot be reached by RDMA: {error}", queue, far) from error
 
 
 def _send_with_end(sock: socket.socket, near: bytes, proof: bytes) -> None:

@@ -7,13 +7,20 @@ the blocks of the others are read from the peer's slab.
                   delivered   and the leases of its blocks go back
 
 Messages of at least BULK_BYTES_MIN wait among themselves, so that small ones do not wait for them.
-READS reads are in flight at a time, those of small messages first. A block is read into the slab,
-or where that has no room by the queue's own memory into the process's.
+READS reads are in flight at a time on each rail, those of small messages first; the next piece goes
+to the rail with the fewest. A block is read into the slab, or where that has no room by the queue's
+own memory into the process's.
+
+A peer announces arrays faster than they can be read, or may mean no good. While more of them wait
+than ARRAYS_WAITING_MAX or BYTES_WAITING_MAX say, its slots with arrays are not given back
+(is_full), so it has none left after SLOTS more messages. Reads need no slots: two that do this to
+each other both go on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -38,12 +45,12 @@ from shard.transport.records import (
 )
 from shard.transport.socket_lane import ANNOUNCED_BYTES_MAX
 from shard.transport.verbs_device import NoVerbs
+from shard.transport.verbs_domain import READS
 from shard.transport.verbs_queue import (
     BOUNCE_BYTES,
     READ_BYTES_MAX,
-    READS,
-    VerbsDomain,
     VerbsQueue,
+    VerbsReader,
 )
 from shard.transport.verbs_records import (
     COUNT_MAX,
@@ -53,8 +60,15 @@ from shard.transport.verbs_records import (
     LENT_BODY,
     PART,
     REGION,
-    REGION_NOTE,
+    unpack_region,
 )
+
+# Announced and not read yet, of one peer, before it has to wait: some milliseconds of a link of
+# 100 Gb/s, so that the link is never without work.
+ARRAYS_WAITING_MAX, BYTES_WAITING_MAX = 256, 64 << 20
+# Of an array that is read over several rails: a smaller piece saves less time than its request
+# and its completion take.
+PIECE_BYTES_MIN = 256 << 10
 
 
 class _Arrival:
@@ -72,41 +86,65 @@ class _Arrival:
 class _Reading:
     """A block of the peer's that is to be read: from where, and into which array of ours."""
 
-    __slots__ = ("address", "arrival", "far_address", "lkey", "rkey", "taken", "target")
+    __slots__ = (
+        "address",
+        "arrival",
+        "far_address",
+        "piece_bytes",
+        "rkeys",
+        "segment",
+        "taken",
+        "target",
+    )
 
     def __init__(
-        self, arrival: _Arrival, target: NDArray[np.uint8], far_address: int, rkey: int
+        self,
+        arrival: _Arrival,
+        target: NDArray[np.uint8],
+        segment: int,
+        far_address: int,
+        rkeys: tuple[int, ...],
+        rails: int,
     ) -> None:
         self.arrival = arrival
         self.target = target
-        self.far_address, self.rkey = far_address, rkey
-        self.address = self.lkey = 0  # of the target, where it is registered
+        self.segment = segment  # of our slab, where it is registered; -1: it is not
+        self.address = 0 if segment < 0 else target.__array_interface__["data"][0]
+        self.far_address, self.rkeys = far_address, rkeys
         self.taken = 0  # bytes of it for which a read was posted
+        # for all rails to have a part in it
+        part = -(-target.nbytes // rails)
+        whole_pages = -(-part // mmap.PAGESIZE) * mmap.PAGESIZE
+        most = BOUNCE_BYTES if segment < 0 else READ_BYTES_MAX
+        self.piece_bytes = min(most, max(PIECE_BYTES_MIN, whole_pages))
 
 
 class VerbsArrivals:
     """What has come of one peer and is not delivered yet. Owned by its connection, whose
     on_message() gets it; used in the reactor's thread.
 
-    reads      how many the peer answers at a time
-    give_back  sends what is in `returned`, as far as there is room
+    give_back: sends what is in `returned`, as far as there is room
     """
 
     def __init__(
         self,
         owner: Connection[Any],
         queue: VerbsQueue,
-        domain: VerbsDomain,
         slab: Slab,
-        reads: int,
         give_back: Callable[[], object],
     ) -> None:
-        self._owner, self._queue, self._domain, self._slab = owner, queue, domain, slab
+        self._owner, self._slab = owner, slab
+        self._readers: tuple[VerbsReader, ...] = queue.readers
+        self._by_number = {reader.number: reader for reader in self._readers}
+        self._width = queue.width
         self._limits: Limits = owner.limits
         self._give_back = give_back
         self.returned: deque[int] = deque()  # leases of the peer's that are done with
         self.bytes_received = 0
-        self._regions: dict[int, tuple[int, int, int]] = {}  # of the peer: address, bytes, rkey
+        self.arrays_waiting = self.bytes_waiting = 0  # announced, and not read to their ends
+        self.arrays_waiting_max, self.bytes_waiting_max = ARRAYS_WAITING_MAX, BYTES_WAITING_MAX
+        # of the peer: address, bytes, and the key of each rail
+        self._regions: dict[int, tuple[int, int, tuple[int, ...]]] = {}
         self._parts = bytearray()
         self._parts_max = (
             self._limits.body_bytes_max
@@ -117,7 +155,6 @@ class VerbsArrivals:
         self._small: deque[_Arrival] = deque()
         self._bulk: deque[_Arrival] = deque()
         self._to_read: tuple[deque[_Reading], deque[_Reading]] = (deque(), deque())
-        self._reads_free = list(range(min(READS, domain.reads, reads)))
         self._reads: dict[int, tuple[_Reading, int, int]] = {}  # in flight: from where, how many
 
     @property
@@ -134,6 +171,14 @@ class VerbsArrivals:
     def wants_reads(self) -> bool:
         """Whether there is something for read_on() to do, once a read completes."""
         return bool(self._to_read[0] or self._to_read[1])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more arrays wait to be read than one peer may have waiting at a time."""
+        return (
+            self.arrays_waiting > self.arrays_waiting_max
+            or self.bytes_waiting > self.bytes_waiting_max
+        )
 
     def take(self, payload: memoryview, tag: int) -> None:
         """What was in a slot; the payload is good until this returns. Raises RemoteProtocolError,
@@ -162,22 +207,21 @@ class VerbsArrivals:
             if self._owner.error is None:
                 self._arrived(_Arrival(body), self._bulk)
         elif tag == REGION:
-            number, *region = REGION_NOTE.unpack(payload)
-            self._add_region(number, *region)
+            self._add_region(*unpack_region(payload, self._width))
         elif tag == DROPPED:
             self._regions.pop(DROPPED_NOTE.unpack(payload)[0], None)
         else:
             raise RemoteProtocolError(f"a message with the unknown tag {tag}")
 
-    def _add_region(self, number: int, address: int, nbytes: int, rkey: int) -> None:
+    def _add_region(self, number: int, address: int, nbytes: int, rkeys: tuple[int, ...]) -> None:
         if number in self._regions or len(self._regions) >= self._limits.segments_max:
             raise RemoteProtocolError(
                 f"the peer told of segment {number} twice, or of more than "
                 f"{self._limits.segments_max}"
             )
-        if rkey > COUNT_MAX:
-            raise RemoteProtocolError(f"the peer's key {rkey:#x} has more than 32 bits")
-        self._regions[number] = address, nbytes, rkey
+        if max(rkeys) > COUNT_MAX:
+            raise RemoteProtocolError(f"the peer's key {max(rkeys):#x} has more than 32 bits")
+        self._regions[number] = address, nbytes, rkeys
 
     def _arrived(self, arrival: _Arrival, queue: deque[_Arrival]) -> None:
         queue.append(arrival)
@@ -230,6 +274,8 @@ class VerbsArrivals:
         arrival.blocks = blocks
         arrival.leases = [one[2] for one in descriptors if one[2]]
         arrival.missing = sum(one.target.nbytes for one in readings)
+        self.arrays_waiting += len(readings)
+        self.bytes_waiting += arrival.missing
         self._to_read[queue is self._bulk].extend(readings)
         self._arrived(arrival, queue)
 
@@ -252,40 +298,43 @@ class VerbsArrivals:
             block = empty_block(nbytes)
             block.data[:] = payload[offset : offset + nbytes]
             return block
-        address, region_bytes, rkey = self._regions.get(number, (0, -1, 0))
+        address, region_bytes, rkeys = self._regions.get(number, (0, -1, ()))
         if not nbytes or offset + nbytes > region_bytes:
             raise RemoteProtocolError(
                 f"array of {nbytes} bytes at {offset} of segment {number}, which has "
                 f"{max(0, region_bytes)}"
             )
-        target, lkey = self._target(nbytes)
-        reading = _Reading(arrival, target, address + offset, rkey)
-        if lkey:
-            reading.address, reading.lkey = target.__array_interface__["data"][0], lkey
-        readings.append(reading)
+        target, segment = self._target(nbytes)
+        rails = len(self._readers)
+        readings.append(_Reading(arrival, target, segment, address + offset, rkeys, rails))
         return target
 
     def _target(self, nbytes: int) -> tuple[NDArray[np.uint8], int]:
-        """An array to read into, and the key of its memory; 0: it is not registered. As for any
+        """An array to read into, and its segment, which is registered; -1: it is not. As for any
         socket (socket_lane.py), the slab does not grow for what is only announced.
         """
         if BLOCK_BYTES_MIN <= nbytes <= max(ANNOUNCED_BYTES_MAX, self.bytes_received):
             with contextlib.suppress(ShmFull, NoVerbs):
                 block = self._slab.allocate(nbytes)
                 array = self._slab.wrap(block, nbytes).view(np.ndarray)
-                return array, self._domain.region(block.segment).lkey
-        return empty_block(nbytes), 0
+                for reader in self._readers:
+                    reader.domain.region(block.segment)
+                return array, block.segment
+        return empty_block(nbytes), -1
 
     def have_read(self, number: int) -> None:
         """Read `number` has completed."""
         reading, at, nbytes = self._reads.pop(number)
-        self._reads_free.append(number)
-        if not reading.lkey:
-            reading.target.data[at : at + nbytes] = self._queue.bounce(number)[0][:nbytes]
+        reader = self._by_number[number // READS]
+        reader.free.append(number)
+        if reading.segment < 0:
+            reading.target.data[at : at + nbytes] = reader.bounce(number)[0][:nbytes]
         arrival = reading.arrival
         arrival.missing -= nbytes
+        self.bytes_waiting -= nbytes
         self.bytes_received += nbytes
         if not arrival.missing:
+            self.arrays_waiting -= len(arrival.leases)
             self.returned += arrival.leases
             self._give_back()  # before the answer: who has that may send as much again
             self._deliver(self._small)
@@ -297,28 +346,38 @@ class VerbsArrivals:
         """
         count = 0
         for waiting in self._to_read:
-            while waiting and self._reads_free:
+            while waiting and (reader := self._least_busy()).free:
                 reading = waiting[0]
-                number = self._reads_free.pop()
-                left = reading.target.nbytes - reading.taken
+                number = reader.free.pop()
+                nbytes = min(reading.target.nbytes - reading.taken, reading.piece_bytes)
                 try:
-                    if reading.lkey:
-                        nbytes = min(left, READ_BYTES_MAX)
-                        address, lkey = reading.address + reading.taken, reading.lkey
+                    if reading.segment < 0:
+                        _, address, lkey = reader.bounce(number)
                     else:
-                        nbytes = min(left, BOUNCE_BYTES)
-                        _, address, lkey = self._queue.bounce(number)
+                        address = reading.address + reading.taken
+                        lkey = reader.domain.region(reading.segment).lkey
                 except (NoVerbs, MemoryError) as error:
                     raise ShardError(f"no memory to read an array into: {error}") from error
-                self._queue.read(
-                    number, address, lkey, reading.far_address + reading.taken, reading.rkey, nbytes
+                far_address, rkey = (
+                    reading.far_address + reading.taken,
+                    reading.rkeys[reader.number],
                 )
+                reader.read(number, address, lkey, far_address, rkey, nbytes)
                 self._reads[number] = reading, reading.taken, nbytes
                 reading.taken += nbytes
                 if reading.taken == reading.target.nbytes:
                     waiting.popleft()
                 count += 1
         return count
+
+    def reads_in_flight(self, reader: int) -> int:
+        """Of the reader with that number."""
+        return sum(1 for number in self._reads if number // READS == reader)
+
+    def _least_busy(self) -> VerbsReader:
+        """The rail with the most reads to give: a slower one has fewer, and so takes fewer."""
+        readers = self._readers
+        return readers[0] if len(readers) == 1 else max(readers, key=_free_of)
 
     def let_go(self) -> object:
         """The connection ends, and nothing more is delivered: what the device may still write to,
@@ -328,5 +387,10 @@ class VerbsArrivals:
         self._reads, self._small, self._bulk = {}, deque(), deque()
         self._to_read = deque(), deque()
         self._parts = bytearray()
-        del self._queue, self._domain, self._give_back
+        self._by_number = {}
+        del self._readers, self._give_back
         return kept
+
+
+def _free_of(reader: VerbsReader) -> int:
+    return len(reader.free)

@@ -10,25 +10,30 @@ Who may send when is in verbs_slots.py.
            (verbs_arrivals.py)                                          message is delivered
 
 The tcp socket over which both met stays open. It shows the peer's death at once, and says goodbye:
-how many slots were sent in all, and then its end: the sender of that reads no more. What was sent
-is read to its end by the other side. The queue pair lives on as long as the peer may read blocks of
-ours, or what was sent last may not have arrived.
+how many slots were sent in all, and then its end: the sender of that reads no more. Before that it
+sends what waits, as far as the peer makes room in time (FLUSH_S), until it has arrived and the peer
+has read its arrays. What was sent is read to its end by the other side. The queue pair lives on as
+long as the peer may read blocks of ours, or what was sent last may not have arrived.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
+import select
 import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from shard.errors import (
+    ClosedError,
     PeerLostError,
     RemoteProtocolError,
     ShardError,
@@ -42,11 +47,13 @@ from shard.transport import Buffer, Connection, Node, Traffic
 from shard.transport.laned_connection import BULK_BYTES_MIN
 from shard.transport.records import (
     LEASE,
+    MESSAGE,
     RETURN,
     pack_lease,
 )
-from shard.transport.silence import keep_alive, why_lost
+from shard.transport.silence import bound_unacknowledged, keep_alive, why_lost
 from shard.transport.verbs_arrivals import VerbsArrivals
+from shard.transport.verbs_introduction import FarEnd
 from shard.transport.verbs_loans import Outgoing, VerbsLoans
 from shard.transport.verbs_queue import (
     FLUSH,
@@ -54,11 +61,9 @@ from shard.transport.verbs_queue import (
     SENT,
     SLOTS,
     SUCCESS,
-    FarEnd,
-    VerbsDomain,
     VerbsFailed,
     VerbsQueue,
-    failure_text,
+    VerbsReader,
 )
 from shard.transport.verbs_records import (
     CREDIT,
@@ -66,24 +71,43 @@ from shard.transport.verbs_records import (
     DROPPED_NOTE,
     EVERYWHERE,
     GOODBYE,
+    LENT_BODY,
     REGION,
-    REGION_NOTE,
+    pack_region,
 )
 from shard.transport.verbs_slots import VerbsSlots
 
+logger = logging.getLogger("shard")
 # of a slot: two copies of more cost as much as a read does
 SLOT_BYTES_MAX = 16 << 10
 COMPLETIONS_PER_TURN = 64
 # A sleep while something waits to leave: nothing tells when the thread that writes has ended.
 WAITING_PARK_S = 0.001
-# For what was sent last to arrive, before close() returns: some microseconds, but for a peer that
-# is cut off.
-FLUSH_S = 0.05
+# close() sends what waits for room, sees it arrive, and waits for arrays to be read. For so long
+# the peer may make no room and read none, and so long may all of it take: one that reads takes 64
+# messages in well under a millisecond, and it may have to be woken up on a busy core. Nothing else
+# is done meanwhile.
+FLUSH_S, FLUSH_S_MAX = 0.25, 1.0
 
 
 def slot_bytes_of(ring_bytes: int) -> int:
     """How large each of SLOTS is where a connection's ring may have so many bytes."""
     return max(1024, min(SLOT_BYTES_MAX, ring_bytes // SLOTS))
+
+
+@dataclass(frozen=True)
+class RailStatistics:
+    """Of one port of a connection.
+
+    reads            of the peer's memory that were posted there
+    reads_in_flight  of those: not found complete yet
+    registrations    memory regions of the process there, since the port was opened
+    """
+
+    port: str
+    reads: int
+    reads_in_flight: int
+    registrations: int
 
 
 class VerbsLine(MeetingSocket):
@@ -117,19 +141,20 @@ class VerbsConnection(Connection[Outgoing]):
         peer: str,
         node: Node,
         slab: Slab,
-        domain: VerbsDomain,
     ) -> None:
         super().__init__(peer, node.limits)
-        self._slab, self._domain, self._queue = slab, domain, queue
+        self._slab, self._queue = slab, queue
+        self._domains = tuple(reader.domain for reader in queue.readers)
         self._line = VerbsLine(sock, queue)
         sock.setblocking(False)
         keep_alive(sock, node.limits.peer_silent_s)
+        bound_unacknowledged(sock, node.limits.peer_silent_s)
         self.bulk_bytes_min = BULK_BYTES_MIN
         self._slots = slots = VerbsSlots(queue, far)
         self._short_bytes_max = min(slots.payload_max, node.limits.body_bytes_max)
         self._regions_told: set[int] = set()
-        self._loans = VerbsLoans(slab, domain, peer, node.limits, slots.payload_max)
-        self._arrivals = VerbsArrivals(self, queue, domain, slab, far.reads, self._write_own)
+        self._loans = VerbsLoans(slab, self._domains, peer, node.limits, slots.payload_max)
+        self._arrivals = VerbsArrivals(self, queue, slab, self._write_own)
         self._found: list[Any] = []  # completions that are not looked at yet, the first one last
         self._armed = False
         self._goodbye = b""  # what has come of the peer's
@@ -138,6 +163,8 @@ class VerbsConnection(Connection[Outgoing]):
         self._patience: Timer | None = None
         self._is_broken = False  # the queue pair is in error: nothing more leaves or comes
         self._records_received = 0
+        # of close(): until the peer makes room, and in all
+        self.flush_s, self.flush_s_max = FLUSH_S, FLUSH_S_MAX
 
     # -- sending -----------------------------------------------------------------------------------
 
@@ -181,6 +208,10 @@ class VerbsConnection(Connection[Outgoing]):
         """
         if self.error is not None:
             raise self._ended()
+        self._begin(payload, tag)
+
+    def _begin(self, payload: Buffer, tag: int) -> None:
+        """The same, of a connection that has ended, too."""
         try:
             self._slots.begin(payload, tag)
         except VerbsFailed as error:
@@ -192,6 +223,8 @@ class VerbsConnection(Connection[Outgoing]):
     def _broke(self, text: str) -> ShardError:
         """The queue pair failed in whatever thread that shows; what a send raises."""
         self._is_broken = True
+        # the peer hears that its line has ended, and not why
+        logger.warning("the connection to %s ends: %s", self.peer, text)
         error = PeerLostError(f"{self.peer} was lost: {text}")
         if self.reactor is not None:
             self.reactor.call_soon(lambda: self.close(error))
@@ -211,27 +244,28 @@ class VerbsConnection(Connection[Outgoing]):
     def _write(self, item: Outgoing) -> bool:
         if self.error is not None:
             return True  # it goes nowhere
-        for number in item.segments:
-            if number not in self._regions_told and not self._tell_region(number):
-                return False
-        if not self._slots.has_room:
-            return False
-        self._send(item.payload, item.tag)
-        return True
+        return self._put(item, self._send)
 
-    def _tell_region(self, number: int) -> bool:
+    def _put(self, item: Outgoing, send: Callable[[Buffer, int], None]) -> bool:
+        """Send it, with what the peer has to know for it, as far as there is room; whether all."""
+        for number in item.segments:
+            if number in self._regions_told:
+                continue
+            if not self._slots.has_room:
+                return False
+            keys = [0] * self._queue.width
+            for reader in self._queue.readers:
+                region = reader.domain.region(number)
+                keys[reader.number] = region.rkey
+            send(pack_region(number, region.address, region.nbytes, keys), REGION)
+            self._regions_told.add(number)
         if not self._slots.has_room:
             return False
-        region = self._domain.region(number)
-        self._send(REGION_NOTE.pack(number, region.address, region.nbytes, region.rkey), REGION)
-        self._regions_told.add(number)
+        send(item.payload, item.tag)
         return True
 
     def _tell_drops(self) -> None:
-        """Segments that the slab gave back are no longer registered, and the peer may forget them.
-        In the reactor's thread.
-        """
-        self._domain.drop_old()
+        """The peer may forget segments that the slab gave back. In the reactor's thread."""
         if self.error is not None:
             return
         for number in self._regions_told - self._slab.segment_numbers():
@@ -243,6 +277,20 @@ class VerbsConnection(Connection[Outgoing]):
 
     def _discard(self, item: Outgoing) -> None:
         self._loans.undo(item.leases)
+
+    def rails(self) -> list[RailStatistics]:
+        """What each port does for it, that of the slots first; none once it has ended."""
+        if self.error is not None:
+            return []
+        return [
+            RailStatistics(
+                str(one.domain.port),
+                one.reads_posted,
+                self._arrivals.reads_in_flight(one.number),
+                one.domain.registrations,
+            )
+            for one in self._queue.readers
+        ]
 
     def traffic(self) -> Traffic:
         return Traffic(
@@ -295,13 +343,15 @@ class VerbsConnection(Connection[Outgoing]):
     def _complete(self, done: Any) -> None:
         number = done.wr_id
         if done.status != SUCCESS:
-            raise VerbsFailed(failure_text(done.status))
+            raise self._queue.end_of(done)
         if number < SLOTS:
             self._take(number, done.byte_len)
         elif number == SENT:
             self._slots.retire()
         elif number != FLUSH:
             self._arrivals.have_read(number - READ)
+            if self.error is None and not self._arrivals.is_full:
+                self._slots.give_back_held()
 
     def _take(self, slot: int, nbytes: int) -> None:
         """A message of the peer's is in that slot."""
@@ -311,7 +361,11 @@ class VerbsConnection(Connection[Outgoing]):
             self.on_message(payload)
         else:
             self._read_record(payload, tag)
-        if self.error is None:
+        if self.error is not None:
+            return
+        if tag in (MESSAGE, LENT_BODY) and self._arrivals.is_full:
+            self._slots.hold(slot)
+        else:
             self._slots.give_back(slot)
 
     def _read_record(self, payload: memoryview, tag: int) -> None:
@@ -390,11 +444,11 @@ class VerbsConnection(Connection[Outgoing]):
             why = PeerLostError(f"{self.peer} closed the connection")
         self._peer_hung_up(why)
 
-    def _on_event(self, events: int) -> None:
+    def _on_event(self, reader: VerbsReader, events: int) -> None:
         """Something completed while we slept; poll() finds it."""
         self._armed = False
         try:
-            self._queue.take_event()
+            reader.take_event()
         except VerbsFailed as error:
             self._broke(str(error))
 
@@ -439,8 +493,10 @@ class VerbsConnection(Connection[Outgoing]):
 
     def _drive(self, reactor: Reactor) -> None:
         self._loans.lendings.tell_drops = lambda: reactor.call_soon(self._tell_drops)
+        self._queue.begin(self.peer)
         reactor.add_source(self)
-        reactor.watch(self._queue.fileno(), self._on_event)
+        for reader in self._queue.readers:
+            reactor.watch(reader.fileno(), partial(self._on_event, reader))
         reactor.watch(self._line.socket.fileno(), self._on_socket)
 
     def prepare_sleep(self, sleeping: bool) -> float:
@@ -480,26 +536,84 @@ class VerbsConnection(Connection[Outgoing]):
                     self._line.socket.send(GOODBYE.pack(self._slots.sent))
 
     def _flush(self) -> None:
-        """Wait until the peer's device has what was sent; then it is read, whatever becomes of this
-        process.
+        """Send what waits, and wait until the peer's device has it, and the arrays with it: then
+        it is read, whatever becomes of this process. What does not leave in time stays in the
+        outbox.
         """
-        if self._is_broken or self._slots.all_told or self._why is not None:
+        slots, lent = self._slots, self._loans.lendings
+        if self._is_broken or self._why is not None:
             return
-        until = time.monotonic() + FLUSH_S
-        with contextlib.suppress(VerbsFailed):  # what has not left is lost
-            self._queue.flush()
-            while time.monotonic() < until:
-                for done in self._queue.poll(SLOTS):
-                    if done.wr_id == FLUSH:
-                        return
-                os.sched_yield()
+        if slots.all_told and not slots.has_rest and not self._outbox and not lent:
+            return
+        now = time.monotonic()
+        until, last = now + self.flush_s, now + self.flush_s_max
+        is_asked = has_arrived = False
+        with contextlib.suppress(VerbsFailed, ShardError):  # what has not left is lost
+            slots.give_back_held()
+            while now < until:
+                before = slots.sent, len(lent)
+                if not is_asked and self._send_what_waits():
+                    is_asked = True
+                    self._queue.flush()
+                self._found = self._found or self._awaited(until - now)
+                while self._found:
+                    has_arrived |= self._complete_at_end(self._found.pop())
+                if has_arrived and not lent:
+                    return
+                now = time.monotonic()
+                if (slots.sent, len(lent)) != before:
+                    until = min(now + self.flush_s, last)
+
+    def _send_what_waits(self) -> bool:
+        """As far as there is room, of a connection that this side ends; whether nothing is left."""
+        if not self._slots.go_on():
+            return False
+        while self._outbox and isinstance(self.error, ClosedError):
+            item, size = self._outbox[0]
+            if not self._put(item, self._begin):
+                return False
+            self._outbox.popleft()
+            self._outbox_bytes -= size
+        return not self._slots.has_rest
+
+    def _awaited(self, timeout_s: float) -> list[Any]:
+        """Completions, the first one last; none within that time: none."""
+        queue = self._queue
+        if not (found := queue.poll(SLOTS)):
+            queue.arm()
+            if not (found := queue.poll(SLOTS)):
+                poller = select.poll()
+                poller.register(queue.fileno(), select.POLLIN)
+                if poller.poll(timeout_s * 1000):
+                    queue.take_event()
+                    found = queue.poll(SLOTS)
+        return found[::-1]
+
+    def _complete_at_end(self, done: Any) -> bool:
+        """What there is to do for one when nothing is delivered any more: the peer gets room, and
+        we get ours and our leases. Whether all that was sent has arrived.
+        """
+        if done.status != SUCCESS:
+            raise self._queue.end_of(done)
+        number, slots = done.wr_id, self._slots
+        if number < SLOTS:
+            payload, tag = slots.look(number, done.byte_len)
+            if tag == RETURN:
+                self._read_record(payload, tag)
+            slots.give_back(number)
+            if slots.owes:
+                slots.tell()
+        elif number == SENT:
+            slots.retire()
+        return bool(number == FLUSH)
 
     def _end(self) -> None:
         """Let go of the reactor and, unless the peer still reads from us, of the queue pair."""
         reactor, line = self.reactor, self._line
         if reactor is not None:
             reactor.remove_source(self)
-            reactor.unwatch(self._queue.fileno())
+            for reader in self._queue.readers:
+                reactor.unwatch(reader.fileno())
             reactor.unwatch(line.socket.fileno())
         if self._patience is not None:
             self._patience.cancel()

@@ -37,6 +37,8 @@ DEVICES, NODES = "sys/class/infiniband", "dev/infiniband"
 PROVIDERS = "etc/libibverbs.d"
 IWARP = "4"  # of node_type: an RNIC
 V2 = "RoCE v2"
+ALL = "all"  # in the place of a device's name
+RAILS_MAX = 8  # ports for one connection: as many adapters as hosts have
 # Of a port's table of GIDs, after which no more is expected: the kernel takes the first free row,
 # and a table of 1,024, as rxe's is, takes 10 ms to read.
 EMPTY_ROWS_MAX = 32
@@ -99,7 +101,10 @@ def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
     """The first usable port, or the one that is wanted, "device" or "device:port". Raises NoVerbs
     with what each port's fault is, and what is allowed.
     """
-    ports = verbs_ports(root)
+    return _first_of(verbs_ports(root), wanted, root)
+
+
+def _first_of(ports: list[VerbsPort], wanted: str | None, root: Path) -> VerbsPort:
     named = [port for port in ports if wanted in (None, port.device, str(port))]
     if not ports:
         raise NoVerbs(f"no RDMA device: {_why_none(root)}")
@@ -108,6 +113,49 @@ def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
     if named[0].fault:
         raise NoVerbs("; ".join(f"{port} is not used: {port.fault}" for port in named))
     return named[0]
+
+
+def routed_network(port: VerbsPort, gid_index: int, root: Path = Path("/")) -> str:
+    """The network device at which a GID of that port reaches others, where that is by IP, as with
+    RoCE v2; else "".
+    """
+    folder = root / DEVICES / port.device / "ports" / str(port.number)
+    if _read(folder / "gid_attrs" / "types" / str(gid_index)) != V2:
+        return ""
+    return _network(folder, gid_index)
+
+
+def verbs_rails(
+    wanted: str | None = None, root: Path = Path("/")
+) -> tuple[list[VerbsPort], list[str]]:
+    """The usable ones of the ports that are wanted, each once, in the order in which they are
+    named, and why each other one is not used. `wanted` is as for chosen_port(), or several with
+    commas, or ALL, of which the best come first. Raises NoVerbs where none is usable, or more than
+    RAILS_MAX are named.
+    """
+    names = [name for name in map(str.strip, (wanted or "").split(",")) if name]
+    if wanted != ALL and len(names) < 2:
+        return [chosen_port(names[0] if names else None, root)], []
+    if len(names) > RAILS_MAX:
+        raise NoVerbs(f"{len(names)} RDMA ports are named, at most {RAILS_MAX} may be")
+    ports = verbs_ports(root)
+    if wanted == ALL:
+        usable = [port for port in ports if not port.fault][:RAILS_MAX]
+        left_out = [f"{port} is not used: {port.fault}" for port in ports if port.fault]
+        return usable or [_first_of(ports, None, root)], left_out
+    found: list[VerbsPort] = []
+    left_out = []
+    for name in names:
+        try:
+            port = _first_of(ports, name, root)
+        except NoVerbs as error:
+            left_out.append(str(error))
+        else:
+            if port not in found:
+                found.append(port)
+    if not found:
+        raise NoVerbs("; ".join(left_out))
+    return found, left_out
 
 
 def verbs_providers(root: Path = Path("/")) -> list[str]:
@@ -140,6 +188,11 @@ def loaded() -> list[str]:
         return [one.name.decode() for one in device.get_device_list()]
     except error:  # a kernel without ib_uverbs; of one that has it the list is empty
         return []
+
+
+def pyverbs(name: str) -> Any:
+    """That module of it, once it is loaded()."""
+    return importlib.import_module(f"pyverbs.{name}")
 
 
 def _mismatch(text: str) -> str:
@@ -215,10 +268,14 @@ def _mtu(folder: Path, gid_index: int) -> int:
     """Of RoCE, from the network device that has that GID: the largest size of InfiniBand's that
     fits beside its headers, as iboe_get_mtu() of linux/rdma/ib_addr.h has it.
     """
-    network = _read(folder / "gid_attrs" / "ndevs" / str(gid_index))
+    network = _network(folder, gid_index)
     told = _read(folder.parents[5] / "sys/class/net" / network / "mtu") if network else ""
     room = int(told) - HEADERS_BYTES if told.isdecimal() else 0
     return max((size for size in MTUS if size <= room), default=0)
+
+
+def _network(folder: Path, gid_index: int) -> str:
+    return _read(folder / "gid_attrs" / "ndevs" / str(gid_index))
 
 
 def _rank(gid: ipaddress.IPv6Address, kind: str, is_ethernet: bool) -> int:

@@ -1,7 +1,7 @@
 """Messages of a verbs connection made ready to leave, and what the peer has of ours for them:
 arrays of the slab as they are, others as a copy there.
 
-    a block is  registered  its segment, with the device: once, and for all peers
+    a block is  registered  its segment, with each port: once, and for all peers
                 lent        on the books of Lendings, under the number in its descriptor
                 copied      the same, and counted until it comes back: what a peer that does not
                             read makes us hold is bounded
@@ -34,7 +34,7 @@ from shard.transport.records import (
     pack_prefix,
 )
 from shard.transport.verbs_device import NoVerbs
-from shard.transport.verbs_queue import VerbsDomain
+from shard.transport.verbs_domain import VerbsDomain
 from shard.transport.verbs_records import EVERYWHERE, LENT_BODY
 
 
@@ -75,10 +75,15 @@ class VerbsLoans:
     """
 
     def __init__(
-        self, slab: Slab, domain: VerbsDomain, peer: str, limits: Limits, payload_max: int
+        self,
+        slab: Slab,
+        domains: tuple[VerbsDomain, ...],
+        peer: str,
+        limits: Limits,
+        payload_max: int,
     ) -> None:
         self.lendings = Lendings(slab, peer)
-        self._slab, self._domain, self._peer = slab, domain, peer
+        self._slab, self._domains, self._peer = slab, domains, peer
         self._limits, self._payload_max = limits, payload_max
         self._holder = Holder(limits.slab_share_max)
         self._copies: dict[int, int] = {}  # lease -> bytes that were copied for it
@@ -145,7 +150,8 @@ class VerbsLoans:
         try:
             if found is not None:
                 block, offset = found
-                self._domain.region(block.segment)
+                for domain in self._domains:
+                    domain.region(block.segment)
                 lease = self.lendings.lend(block, nbytes)
             else:
                 if not lent.copied_bytes:  # one message of any size may wait
@@ -153,7 +159,8 @@ class VerbsLoans:
                 block = self._slab.allocate(nbytes, self._holder)
                 offset = block.offset
                 try:
-                    self._domain.region(block.segment)
+                    for domain in self._domains:
+                        domain.region(block.segment)
                     np.copyto(np.frombuffer(self._slab.memory(block, nbytes), np.uint8), array)
                 except BaseException:
                     self._slab.release(block)
@@ -164,7 +171,7 @@ class VerbsLoans:
         except ShmFull:
             return b""
         except NoVerbs as error:
-            self._domain.tell_once(f"arrays go through slots, by two copies more: {error}")
+            self._domains[0].tell_once(f"arrays go through slots, by two copies more: {error}")
             return b""
         lent.leases.append(lease)
         if block.segment not in lent.segments:

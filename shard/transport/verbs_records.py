@@ -15,7 +15,8 @@
     PART        the beginning of a payload that is longer than a slot; the slot after it has more,
                 and the last of them the tag
     EVERYWHERE  as 0, behind all that was sent before, whatever its size
-    REGION      u64 segment, u64 address, u64 bytes, u64 rkey: of the sender's slab, from now on
+    REGION      u64 segment, u64 address, u64 bytes, and for each rail u64 rkey: of the sender's
+                slab, from now on. The first rail is the slots' own; a hole between them has key 0
     DROPPED     u64 segment: no longer
     CREDIT      nothing: `taken` is what it is for
 
@@ -28,12 +29,26 @@ The socket over which both met has one message more: GOODBYE, u64 slots that wer
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+
+from shard.transport import Buffer
 
 PART, EVERYWHERE, REGION, DROPPED, CREDIT, LENT_BODY = 16, 17, 18, 19, 20, 21
 HEADER = struct.Struct("<II")
 HEADER_BYTES = HEADER.size
-REGION_NOTE, DROPPED_NOTE = struct.Struct("<QQQQ"), struct.Struct("<Q")
+REGION_NOTE, DROPPED_NOTE = struct.Struct("<QQQ"), struct.Struct("<Q")
 GOODBYE = struct.Struct("<Q")
-assert (HEADER_BYTES, REGION_NOTE.size, DROPPED_NOTE.size, GOODBYE.size) == (8, 32, 8, 8)
+assert (HEADER_BYTES, REGION_NOTE.size, DROPPED_NOTE.size, GOODBYE.size) == (8, 24, 8, 8)
 COUNT_MAX = (1 << 32) - 1
 pack_header, unpack_header = HEADER.pack, HEADER.unpack_from
+
+
+def pack_region(number: int, address: int, nbytes: int, keys: Sequence[int]) -> bytes:
+    """The payload of REGION."""
+    return REGION_NOTE.pack(number, address, nbytes) + struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def unpack_region(payload: Buffer, count: int) -> tuple[int, int, int, tuple[int, ...]]:
+    """Segment, address, bytes, and so many keys. Raises struct.error for another length."""
+    number, address, nbytes, *keys = struct.unpack(f"<3Q{count}Q", payload)
+    return number, address, nbytes, tuple(keys)

@@ -9,14 +9,16 @@
 A slot may be filled while sent - told is less than the window, and sent - retired. So a receiver
 never lacks one. The last one is kept for telling what was taken: with it at least half of the
 window is told, so the peer, too, can tell again, and two that send much to each other never both
-wait.
+wait. A slot that is held counts as not taken until it is given back; what came in it was looked at
+all the same, so what the peer told is never held.
 """
 
 from __future__ import annotations
 
 from shard.errors import RemoteProtocolError
 from shard.transport import Buffer
-from shard.transport.verbs_queue import SIGNAL_EVERY, SLOTS, FarEnd, VerbsQueue
+from shard.transport.verbs_introduction import FarEnd
+from shard.transport.verbs_queue import SIGNAL_EVERY, SLOTS, VerbsQueue
 from shard.transport.verbs_records import (
     COUNT_MAX,
     CREDIT,
@@ -41,6 +43,7 @@ class VerbsSlots:
         self.sent = self.taken = 0
         self._retired = self._sent_told = self._taken_told = 0
         self._rest: tuple[memoryview, int] | None = None
+        self._held: list[int] = []
         self.bytes_sent = self.bytes_received = 0
 
     # -- filling -----------------------------------------------------------------------------------
@@ -138,8 +141,18 @@ class VerbsSlots:
         self._queue.receive(slot)
         self.taken += 1
 
+    def hold(self, slot: int) -> None:
+        """What was in it is done with, but the peer is to wait for it, until give_back_held()."""
+        self._held.append(slot)
+
+    def give_back_held(self) -> None:
+        """The peer need not wait for any slot."""
+        while self._held:
+            self.give_back(self._held.pop())
+
     def let_go(self) -> None:
         """The connection has ended: keep counts alone."""
         self._rest = None
+        self._held = []
         self._memory = memoryview(b"")
         del self._queue

@@ -56,7 +56,7 @@ class Network:
                 host,
                 "link",
                 "add",
-                self._card(host),
+                self.card(host),
                 "type",
                 "veth",
                 "peer",
@@ -66,8 +66,8 @@ class Network:
                 self._switch,
             )
             run("ip", "-n", self._switch, "link", "set", f"p{host}", "master", "bridge", "up")
-            self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", self._card(host))
-            self._ip(host, "link", "set", self._card(host), "gso_max_segs", "1", "up")
+            self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", self.card(host))
+            self._ip(host, "link", "set", self.card(host), "gso_max_segs", "1", "up")
 
     def close(self) -> None:
         """Again, or after half of it was made: does what is left to do."""
@@ -101,7 +101,8 @@ class Network:
         """What runs a command there."""
         return ["ip", "netns", "exec", self.namespace(host)] if host > 1 else []
 
-    def _card(self, host: int) -> str:
+    def card(self, host: int) -> str:
+        """The name of its network device."""
         return "eth0" if host > 1 else self._ours
 
     def _ip(self, host: int, *arguments: str) -> None:
@@ -159,14 +160,14 @@ class Network:
     @contextlib.contextmanager
     def without_address(self, host: int) -> Iterator[None]:
         """Its address goes away, and comes back."""
-        self._ip(host, "address", "delete", f"{self.address(host)}/24", "dev", self._card(host))
+        self._ip(host, "address", "delete", f"{self.address(host)}/24", "dev", self.card(host))
         yield
-        self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", self._card(host))
+        self._ip(host, "address", "add", f"{self.address(host)}/24", "dev", self.card(host))
 
     def set_mtu(self, nbytes: int) -> None:
         """Of every card and every port."""
         for host in self._hosts:
-            self._ip(host, "link", "set", self._card(host), "mtu", str(nbytes))
+            self._ip(host, "link", "set", self.card(host), "mtu", str(nbytes))
             run("ip", "-n", self._switch, "link", "set", f"p{host}", "mtu", str(nbytes))
 
 

@@ -39,6 +39,8 @@ GUEST = (
     "libibumad3",
     "ibverbs-utils",
     "rdmacm-utils",
+    "perftest",
+    "libpci3",
     "python3-pyverbs",
     "busybox-static",
     "iproute2",

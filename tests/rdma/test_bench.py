@@ -6,7 +6,17 @@ from __future__ import annotations
 
 import pytest
 
-from perf.bench_rdma import VERBS, Moved, Verb, measure, measure_pingpong, measure_prpc
+from perf.bench_rdma import (
+    READ_BW,
+    VERBS,
+    WRITE_BW,
+    Moved,
+    Verb,
+    measure,
+    measure_perftest,
+    measure_pingpong,
+    measure_prpc,
+)
 from perf.harness import Place
 from perf.timing import TINY
 
@@ -31,3 +41,10 @@ def test_the_transport_delivers_what_it_is_timed_for(size_bytes: int) -> None:
 
 def test_the_peer_tells_its_time() -> None:
     assert measure_pingpong(HERE, TINY, Moved(64)).p50_ns
+
+
+@pytest.mark.parametrize("name", [WRITE_BW, READ_BW])
+@pytest.mark.parametrize("size_bytes", [64, 1 << 20])
+def test_each_program_of_perftest_tells_its_rate(name: str, size_bytes: int) -> None:
+    sample = measure_perftest(HERE, TINY, Moved(size_bytes), name)
+    assert sample.ops and sample.p50_ns

@@ -17,10 +17,10 @@ from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.errors import MaybeExecuted, NotSent
 from prpc_engine.kv import TableWorker
 from prpc_engine.rpc.paths import FAILURES_MAX
-from shard.transport.verbs_connection import VerbsConnection
 from tests.program import Program
-from tests.prpc_engine.inside import node_of, peers_by_address, session_of
+from tests.prpc_engine.inside import node_of, session_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
+from tests.rdma.inside import CALLS, connection_of, fail, registrations_of
 
 MIB = 1 << 20
 
@@ -45,16 +45,6 @@ def client_of(
 ) -> Iterator[tuple[RpcService, RpcClient]]:
     with RpcService(master=master.address, transports=transports, **settings) as service:
         yield service, service.create_client(name, timeout_s=PATIENCE_S)
-
-
-def connection_of(service: RpcService) -> VerbsConnection:
-    """That to the server."""
-    (connection,) = [
-        peer.connection
-        for peer in peers_by_address(node_of(service)).values()
-        if isinstance(peer.connection, VerbsConnection)
-    ]
-    return connection
 
 
 def transports_of(service: RpcService) -> set[str]:
@@ -84,12 +74,12 @@ def test_nothing_is_registered_for_a_message(master: Master, server: ServerProce
         array = np.ones(MIB, np.uint8)
         for _ in range(20):  # the slab grows to what is in use at a time
             client.call("first_and_last", array)
-        domain = connection_of(service)._domain
-        before = domain.registrations
-        for number in range(300):
+            client.call("first_and_last", array[:30_000])
+        before = registrations_of(connection_of(service))
+        for number in range(CALLS // 2):
             assert client.call("echo", number) == number
-            assert client.call("first_and_last", array[: 30_000 + number]) == (1.0, 1.0)
-        assert domain.registrations == before
+            assert client.call("first_and_last", array[: 30_000 + number % 300]) == (1.0, 1.0)
+        assert registrations_of(connection_of(service)) == before
 
 
 def test_tables_are_pulled_and_pushed_over_verbs(master: Master) -> None:
@@ -145,14 +135,6 @@ def test_a_client_that_is_killed_while_it_is_read_from_takes_nothing_with_it(
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
     with client_of(master) as (_, client):
         assert client.call("first_and_last", np.arange(MIB, dtype=np.float32)) == (0.0, MIB - 1.0)
-
-
-def fail(connection: VerbsConnection) -> None:
-    """As a device does: the queue pair is in error, and what it had is flushed."""
-    import importlib
-
-    attributes = importlib.import_module("pyverbs.qp").QPAttr(qp_state=6)  # IBV_QPS_ERR
-    connection._queue._pair.modify(attributes, 1)  # IBV_QP_STATE
 
 
 def test_a_queue_pair_that_fails_ends_its_calls_and_the_next_one_has_another(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
-from shard import verbs_ports, verbs_refusal
+from shard import verbs_dmabuf_refusal, verbs_ports, verbs_refusal
 from shard.transport.verbs_device import V2, chosen_port, loaded
 
 
@@ -41,6 +41,15 @@ def test_memory_is_registered_by_its_address_and_given_back() -> None:
         registered.close()
 
 
+def test_a_driver_without_dma_bufs_says_so() -> None:
+    """rxe of Linux 6.1 is one."""
+    port = chosen_port()
+    refusal = verbs_dmabuf_refusal(port)
+    assert refusal is not None
+    assert refusal.startswith(f"{port} registers no dma-buf: ")
+    assert "Operation not supported" in refusal
+
+
 def test_doctor_names_the_port_that_verbs_would_use() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "prpc_engine.cli", "doctor", "--json"],
@@ -49,5 +58,5 @@ def test_doctor_names_the_port_that_verbs_would_use() -> None:
         check=False,
     ).stdout
     port = chosen_port()
-    assert f"verbs would use {port}, where PRPC_TRANSPORTS names it" in said
+    assert f"verbs would use {port}" in said
     assert f"{port} {port.link}, {port.address}" in said

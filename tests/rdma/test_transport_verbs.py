@@ -1,8 +1,8 @@
-"""verbs keeps the contract of all transports, over a real device."""
+"""verbs keeps the contract of all transports, over a real device, and over two."""
 
 from __future__ import annotations
 
-from shard import Node, Slab, Transport
+from shard import Node, Slab, Transport, VerbsOptions
 from shard.transport.verbs import VerbsTransport
 from tests.transport_contract import TransportContract
 
@@ -13,3 +13,11 @@ class TestVerbs(TransportContract):
     @staticmethod
     def make(node: Node, slab: Slab) -> Transport:
         return VerbsTransport(node, slab)
+
+
+class TestVerbsOverTwoDevices(TransportContract):
+    address = "verbs://127.0.0.1:0"
+
+    @staticmethod
+    def make(node: Node, slab: Slab) -> Transport:
+        return VerbsTransport(node, slab, VerbsOptions(device="rxe0,rxe1"))

@@ -4,22 +4,43 @@ locked, a device that is named.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from ipaddress import IPv6Address
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shard import Node, PeerLostError, RemoteProtocolError, Slab, UnreachableError, VerbsOptions
+from shard import (
+    Node,
+    PeerLostError,
+    Reactor,
+    RemoteProtocolError,
+    Slab,
+    UnreachableError,
+    VerbsOptions,
+)
+from shard.transport.neighbour import NeighbourState
 from shard.transport.records import MESSAGE, RETURN, pack_descriptor, pack_lease, pack_prefix
 from shard.transport.verbs import VerbsTransport
 from shard.transport.verbs_connection import VerbsConnection
-from shard.transport.verbs_queue import SLOTS, FarEnd, VerbsQueue
-from shard.transport.verbs_records import EVERYWHERE, HEADER, PART, REGION, REGION_NOTE
-from tests.transport_contract import LIMITS, Side, World
+from shard.transport.verbs_device import chosen_port
+from shard.transport.verbs_domain import VerbsDomain
+from shard.transport.verbs_introduction import FarEnd
+from shard.transport.verbs_queue import SLOTS, VerbsQueue
+from shard.transport.verbs_records import EVERYWHERE, HEADER, PART, REGION, pack_region
+from tests.rdma.neighbours import NOBODYS, lie_as, searching
+from tests.transport_contract import LIMITS, PATIENCE_S, Side, World
 
 ADDRESS = "verbs://127.0.0.1:0"
 ROOT = Path(__file__).parents[2]
@@ -69,13 +90,13 @@ def be_shorter_than_a_header(connection: VerbsConnection) -> None:
 
 
 def lend_memory_that_is_not_registered(connection: VerbsConnection) -> None:
-    connection._slots.fill(REGION_NOTE.pack(0, 1 << 40, 1 << 20, 12345), REGION)
+    connection._slots.fill(pack_region(0, 1 << 40, 1 << 20, [12345]), REGION)
     connection._slots.fill(pack_prefix(1, 0) + pack_descriptor(5000, 0, 1, 0, 0), MESSAGE)
 
 
 def tell_of_a_region_twice(connection: VerbsConnection) -> None:
     for _ in range(2):
-        connection._slots.fill(REGION_NOTE.pack(7, 0, 1, 1), REGION)
+        connection._slots.fill(pack_region(7, 0, 1, [1]), REGION)
 
 
 LIES: dict[str, tuple[Lie, type[Exception], str]] = {
@@ -218,17 +239,48 @@ def test_a_queue_pair_of_another_kind_of_link_is_refused_at_both_ends(
     world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
 
 
-def test_the_device_that_is_named_is_used() -> None:
-    world = World(
-        lambda node, slab: VerbsTransport(node, slab, VerbsOptions(device="rxe1")),
-        ADDRESS,
-    )
+@pytest.mark.parametrize(
+    ("liar", "text"),
+    [
+        ("connector", "has no queue pair for us: 10.77.1.99 answers no ARP at dummy1"),
+        ("acceptor", "cannot be reached by RDMA: 10.77.1.99 answers no ARP at dummy1"),
+    ],
+)
+def test_a_gid_that_does_not_resolve_is_refused_by_name_before_the_device_is_asked(
+    monkeypatch: pytest.MonkeyPatch, liar: str, text: str
+) -> None:
+    lie_as(monkeypatch, VerbsQueue, liar, lambda end: replace(end, gid=NOBODYS))
+    with searching("dummy1"), contextlib.closing(world_on("rxe1")) as world:
+        with pytest.raises(UnreachableError, match=text):
+            world.call(world.connecting_transport())
+        world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
+
+
+def world_on(device: str, gid_index: int | None = None) -> World:
+    options = VerbsOptions(device=device, gid_index=gid_index)
+    return World(lambda node, slab: VerbsTransport(node, slab, options), ADDRESS)
+
+
+def test_hosts_of_a_device_that_needs_no_arp_and_our_own_are_not_looked_for() -> None:
+    domain = VerbsDomain(Slab(), VerbsOptions(), chosen_port("rxe1"))
+    for address in ("10.77.1.99", "10.77.1.1"):
+        far = FarEnd(link=domain.link, gid=IPv6Address(f"::ffff:{address}").packed)
+        search = domain.search(far)
+        assert search is not None and search.state() is NeighbourState.KNOWN
+        search.close()
+    assert domain.search(replace(far, link=1)) is None  # of InfiniBand
+
+
+@pytest.mark.parametrize("gid_index", [None, 0])
+def test_the_device_that_is_named_is_used(gid_index: int | None) -> None:
+    """By the best of its GIDs, or by the one that is named: 0 is link-local."""
+    world = world_on("rxe1", gid_index)
     try:
         one, two = world.connect()
         one.connection.send(b"x", [np.full(100_000, 7, np.uint8)])
         world.turn_until(lambda: two.messages)
         assert two.messages[0][1][0].min() == 7
-        assert verbs_of(one)._domain.port.device == "rxe1"
+        assert [rail.port for rail in verbs_of(one).rails()] == ["rxe1:1"]
         one.connection.close()
     finally:
         world.close()
@@ -242,6 +294,153 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are() -> None:
     ).refusal()
     assert refusal is not None
     assert "no RDMA device 'mlx5_7': rxe0:1" in refusal
+
+
+@pytest.mark.parametrize("slab_bytes", [1 << 30, 1])
+def test_what_waits_when_this_side_closes_is_read_by_a_peer_that_reads(
+    world: World, slab_bytes: int
+) -> None:
+    """Without room in the slab arrays leave in parts, and the first of them has begun to."""
+    world.calling_slab.limit_bytes = slab_bytes
+    connection = world.call(world.connecting_transport())
+    assert isinstance(connection, VerbsConnection)
+    connection.flush_s = connection.flush_s_max = PATIENCE_S  # of an emulated core
+    reactor = Reactor(time.monotonic)  # never turned: what has no slot yet waits for close()
+    connection.attach(reactor)
+    world.turn_until(lambda: world.accepted)
+    (side,) = world.accepted
+    array = np.random.default_rng(1).integers(0, 256, 100_000, np.uint8)
+    bodies = [b"%d" % number for number in range(3 * SLOTS)]
+    bodies[SLOTS] = bytes(50_000)  # of which a copy is lent
+    waiting, unread = [], []
+
+    def send_and_close() -> None:
+        for number, body in enumerate(bodies):
+            connection.send(body, [array] if number % 20 == 19 else [])
+        waiting.append(connection.outbox_messages)
+        connection.close()
+        unread.append(world.calling_slab.statistics().leases)
+
+    thread = threading.Thread(target=send_and_close)
+    thread.start()
+    world.turn_until(lambda: side.ends)
+    thread.join()
+    assert waiting[0] > SLOTS
+    assert not connection.unsent
+    assert side.bodies == bodies
+    assert all(np.array_equal(block, array) for _, blocks in side.messages for block in blocks)
+    assert sum(len(blocks) for _, blocks in side.messages) == len(bodies) // 20
+    assert not unread[0], "the process may end now"
+    reactor.close()
+
+
+def test_who_closes_does_not_wait_long_for_a_peer_that_does_not_read_its_arrays(
+    world: World, sides: tuple[Side, Side]
+) -> None:
+    one, two = sides
+    one.connection.send(b"", [np.zeros(1 << 20, np.uint8)])
+    one.connection.close()  # in the thread that would turn the peer
+    assert world.calling_slab.statistics().leases
+    world.turn_until(lambda: two.ends)
+    assert len(two.messages) == 1
+    world.turn_until(lambda: not world.calling_slab.statistics().leases)
+
+
+def drop_all_packets() -> None:
+    """From now on those that come for a connected tcp socket of this process, as from a host that
+    is gone: by a filter of the kernel's, which takes 0 bytes of each.
+    """
+    take_nothing = struct.pack("HBBI", 6, 0, 0, 0)  # BPF_RET
+    code = ctypes.create_string_buffer(take_nothing)
+    program = struct.pack("HL", 1, ctypes.addressof(code))
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # one is the folder's own, others are not connected
+            if entry.readlink().name.startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as sock:
+                    if sock.family == socket.AF_INET and sock.getpeername():
+                        sock.setsockopt(socket.SOL_SOCKET, 26, program)  # SO_ATTACH_FILTER
+
+
+def unacknowledged(side: Side) -> int:
+    """Segments of the socket over which both met."""
+    sock = verbs_of(side)._line.socket
+    told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+    return int(struct.unpack_from("=I", told, 24)[0])  # tcpi_unacked
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_an_idle_peer_whose_host_vanishes_is_lost_by_name(has_sent: bool) -> None:
+    """No packet says so, and no work request is under way. `has_sent`: the socket holds bytes that
+    no kernel acknowledges; else it is asked by keepalive.
+    """
+
+    def hasty(node: Node, slab: Slab) -> VerbsTransport:
+        return VerbsTransport(replace(node, limits=replace(LIMITS, peer_silent_s=1.0)), slab)
+
+    with contextlib.closing(World(hasty, ADDRESS)) as world:
+        sides = world.connect()
+        sides[0].connection.send(b"x")
+        world.turn_until(lambda: sides[1].messages)
+        if not has_sent:  # what the two said when they met is acknowledged some 40 ms later
+            world.turn_until(lambda: not any(unacknowledged(side) for side in sides))
+        drop_all_packets()
+        if has_sent:
+            for side in sides:
+                verbs_of(side)._line.socket.send(b"x")
+        world.turn_until(lambda: all(side.ends for side in sides))
+        for side in sides:
+            assert isinstance(side.ends[0], PeerLostError)
+            assert "it answered nothing for 1 s (limits.peer_silent_s)" in str(side.ends[0])
+
+
+@pytest.mark.parametrize(("arrays_max", "bytes_max"), [(256, 1 << 40), (1 << 40, 256 * 5000)])
+def test_a_peer_with_too_many_arrays_that_wait_has_to_wait_and_both_may_do_it_to_each_other(
+    world: World, sides: tuple[Side, Side], arrays_max: int, bytes_max: int
+) -> None:
+    count, each = 200, 8
+    for side, slab in zip(sides, reversed(world.slabs), strict=True):
+        arrivals = verbs_of(side)._arrivals
+        arrivals.arrays_waiting_max, arrivals.bytes_waiting_max = arrays_max, bytes_max
+        array = slab.empty((5000,), np.uint8)
+        array[:] = 7
+        for number in range(count):
+            side.connection.send(b"%d" % number, [array] * each)
+    most = 0
+
+    def have_come() -> bool:
+        nonlocal most
+        for side, slab in zip(sides, reversed(world.slabs), strict=True):
+            most = max(most, slab.leases_out - each * side.connection.outbox_messages)
+        return all(len(side.messages) == count for side in sides)
+
+    world.turn_until(have_come)
+    assert arrays_max < most or bytes_max < most * 5000, "the bound was reached"
+    assert most < 1.5 * (256 + each * SLOTS), "and, as reads are slower, all would have waited"
+    for side in sides:
+        assert side.bodies == [b"%d" % number for number in range(count)]
+        assert all(block.min() == 7 == block.max() for block in side.messages[-1][1])
+
+
+def pinned_bytes() -> int:
+    """Of this process, as the kernel counts what devices may read and write."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmPin:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("the kernel counts no pinned memory")
+
+
+def test_a_segment_that_goes_while_nobody_is_connected_is_locked_no_longer() -> None:
+    slab = Slab(limit_bytes=16 << 20)
+    domain = VerbsDomain(slab, VerbsOptions(), chosen_port())
+    before = pinned_bytes()
+    block = slab.allocate(12 << 20)
+    domain.region(block.segment)
+    assert pinned_bytes() - before >= 12 << 20
+    slab.release(block)
+    slab.release(slab.allocate(14 << 20))  # for which the other segment has to go
+    assert slab.statistics().segments_dropped == 1
+    assert pinned_bytes() == before
+    slab.close()
 
 
 LOCKED = """
@@ -263,8 +462,9 @@ try:
 except Exception as error:
     print(type(error).__name__, error)
 else:
-    one.connection.send(b"x", [np.full(300_000, 7, np.uint8)])
-    world.turn_until(lambda: two.messages)
+    for _ in range(3):
+        one.connection.send(b"x", [np.full(300_000, 7, np.uint8)])
+    world.turn_until(lambda: len(two.messages) == 3)
     print("arrived", two.messages[0][1][0].nbytes, two.messages[0][1][0].min())
     one.connection.close()
 world.close()
@@ -272,15 +472,16 @@ world.close()
 
 
 @pytest.mark.parametrize(
-    ("locked_bytes", "expected"),
+    ("locked_bytes", "expected", "logged"),
     [
-        (64 << 10, ("UnreachableError", "ulimit -l")),
-        # enough for the slots of both ends, and for no segment of a slab: the array goes by them
-        (1 << 20, ("arrived 300000 7",)),
+        (64 << 10, ("UnreachableError", "ulimit -l"), 0),
+        # enough for the slots of both ends, and for no segment of a slab: the arrays go by them,
+        # and that is said once
+        (1 << 20, ("arrived 300000 7",), 1),
     ],
 )
 def test_too_little_memory_that_may_be_locked_is_told_or_done_without(
-    locked_bytes: int, expected: tuple[str, ...]
+    locked_bytes: int, expected: tuple[str, ...], logged: int
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOCKED, str(locked_bytes)],
@@ -290,3 +491,6 @@ def test_too_little_memory_that_may_be_locked_is_told_or_done_without(
         check=False,
     )
     assert all(text in done.stdout for text in expected), done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if "arrays go through slots" in line]
+    assert len(lines) == logged
+    assert all("rxe0:1" in line and "raise `ulimit -l` (memlock)" in line for line in lines)

@@ -254,6 +254,29 @@ def test_a_segment_that_is_used_now_and_then_stays() -> None:
     slab.close()
 
 
+class Watcher:
+    """Counts the segments that it is told of."""
+
+    def __init__(self, told: list[int]) -> None:
+        self.told = told
+
+    def segment_dropped(self) -> None:
+        self.told.append(1)
+
+
+def test_who_watches_segments_is_told_of_each_that_goes_and_not_kept_alive() -> None:
+    slab = Slab(limit_bytes=16 << 20)
+    told: list[int] = []
+    watcher, gone = Watcher(told), Watcher(told)
+    slab.watch_segments(watcher)
+    slab.watch_segments(gone)
+    del gone
+    for nbytes in (12 << 20, 14 << 20, 16 << 20):
+        slab.release(slab.allocate(nbytes))
+    assert slab.statistics().segments_dropped == len(told) == 2
+    slab.close()
+
+
 def test_several_who_look_are_no_more_impatient_than_one() -> None:
     clock = ManualClock()
     slab = Slab(clock=clock)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shard.transport.verbs_device import NoVerbs, chosen_port, verbs_ports
+from shard.transport.verbs_device import NoVerbs, chosen_port, routed_network, verbs_ports
 from tests.program import ROOT
 
 LOCAL, IPV4 = "fe80:0000:0000:0000:0000:0aff:fe4d:0001", "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -62,6 +62,18 @@ def test_of_the_gids_of_a_port_the_one_that_reaches_furthest_is_taken(
     port = chosen_port(root=tmp_path)
     assert (str(port), port.link, port.gid_index) == ("mlx5_0:1", V2, index)
     assert port.gid == ipaddress.IPv6Address(gids[index][0])
+
+
+def test_a_gid_that_is_reached_by_ip_names_its_network_device_and_others_none(
+    tmp_path: Path,
+) -> None:
+    device(tmp_path, "mlx5_0", [(IPV4, V1), (IPV4, V2)])
+    folder = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs"
+    folder.mkdir()
+    for index in (0, 1):
+        (folder / str(index)).write_text("eth7\n")
+    port = chosen_port(root=tmp_path)
+    assert [routed_network(port, index, tmp_path) for index in (0, 1, 2)] == ["", "eth7", ""]
 
 
 def test_usable_ports_come_first_and_each_other_says_what_its_fault_is(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""What two ends of a verbs connection tell each other before they connect their queue pairs;
+verbs.py has the steps.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from shard.errors import RemoteProtocolError
+from shard.transport.verbs_device import RAILS_MAX
+
+INTRODUCTION_VERSION = 3
+SLOTS_MIN, SLOT_BYTES_MIN = 16, 256
+
+
+@dataclass(frozen=True)
+class FarPair:
+    """What one end tells the other of a queue pair, before either is connected.
+
+        offset  size  field
+             0     1  link        IBV_LINK_LAYER of its port: both have to be the same
+             1     1  mtu         IBV_MTU; the less of the two is used
+             2     2  lid         of InfiniBand
+             4     2  reads       that it answers at a time
+             6     4  number      of the queue pair; 0: there is none
+            10     4  psn         of its first packet, 24 bits, random
+            14    16  gid
+
+    All little-endian.
+    """
+
+    link: int = 0
+    mtu: int = 0
+    lid: int = 0
+    reads: int = 0
+    number: int = 0
+    psn: int = 0
+    gid: bytes = bytes(16)
+
+    def pack_pair(self) -> bytes:
+        """As the table says."""
+        return _FAR_PAIR.pack(
+            self.link, self.mtu, self.lid, self.reads, self.number, self.psn, self.gid
+        )
+
+
+@dataclass(frozen=True)
+class FarEnd(FarPair):
+    """What one end tells the other of itself.
+
+        offset  size  field
+             0     2  release     INTRODUCTION_VERSION
+             2    30  queue pair  with slots: a FarPair
+            32     4  slots
+            36     4  slot_bytes
+            40     2  rails       how many FarPairs follow; FAULT: a text does
+            42     4  partner     gid_mark() of the port that the queue pair with slots is to be
+                                  connected to; 0: of that which fits it best
+            46   210  rails       queue pairs on further devices, for reads alone
+                      fault       why it has no queue pair, UTF-8
+
+    What is left of 256 bytes is zeros. The answer has a pair for each of the one that it answers,
+    in the same order.
+    """
+
+    slots: int = 0
+    slot_bytes: int = 0
+    fault: str = ""
+    partner: int = 0
+    rails: tuple[FarPair, ...] = ()
+
+    def pack(self) -> bytes:
+        """As the table says."""
+        if self.fault:
+            count, more = _FAULT, self.fault.encode()[:_MORE_BYTES]
+        else:
+            count, more = len(self.rails), b"".join(one.pack_pair() for one in self.rails)
+        head = self.pack_pair()
+        return _FAR_END.pack(
+            INTRODUCTION_VERSION, head, self.slots, self.slot_bytes, count, self.partner, more
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> FarEnd:
+        """Of FAR_END_BYTES. Raises RemoteProtocolError for what no end can be."""
+        release, head, slots, slot_bytes, count, partner, more = _FAR_END.unpack(data)
+        if release != INTRODUCTION_VERSION:
+            raise RemoteProtocolError(
+                f"the peer introduces its queue pair in version {release}, this side in "
+                f"{INTRODUCTION_VERSION}: install the same release at both sides"
+            )
+        if count == _FAULT:
+            return cls(fault=more.rstrip(b"\0").decode(errors="replace") or "it does not say why")
+        if count >= RAILS_MAX:
+            raise RemoteProtocolError(f"the peer has {count + 1} rails, at most {RAILS_MAX} may be")
+        each = _FAR_PAIR.iter_unpack(more[: count * _FAR_PAIR.size])
+        end = cls(
+            **vars(FarPair(*_FAR_PAIR.unpack(head))),
+            slots=slots,
+            slot_bytes=slot_bytes,
+            partner=partner,
+            rails=tuple(FarPair(*fields) for fields in each),
+        )
+        answers = min([end.reads, *(one.reads for one in end.rails if one.number)])
+        if not (end.slots >= SLOTS_MIN and end.slot_bytes >= SLOT_BYTES_MIN and answers > 0):
+            raise RemoteProtocolError(
+                f"the peer has {end.slots} slots of {end.slot_bytes} bytes, and answers "
+                f"{answers} reads: at least {SLOTS_MIN} of {SLOT_BYTES_MIN}, and one, are needed"
+            )
+        return end
+
+
+_FAR_PAIR = struct.Struct("<BBHHII16s")
+_MORE_BYTES, _FAULT = 210, 0xFFFF
+_FAR_END = struct.Struct(f"<H{_FAR_PAIR.size}sIIHI{_MORE_BYTES}s")
+FAR_END_BYTES = _FAR_END.size
+assert FAR_END_BYTES == 256  # the table above; in all versions, for another one to be read
+assert (RAILS_MAX - 1) * _FAR_PAIR.size <= _MORE_BYTES
+
+
+def gid_mark(gid: bytes) -> int:
+    """What stands for a GID where there is no room for it; never 0."""
+    return zlib.crc32(gid) or 1
+
+
+@dataclass(frozen=True)
+class FirstPair:
+    """Which port's queue pair gets the slots; and the gid_mark() of the port to connect it to, 0:
+    of that which fits it best.
+    """
+
+    near: str
+    partner: int
