@@ -27,6 +27,7 @@ awaited, and `held_at()` holds that coroutine, not its thread.
     cli.running               a command is about to run
     client.sending            a client has a server's connection, and has not begun to send over it
     cluster.receiving         a receive is about to begin
+    dialling.answered         a node of DI-engine takes this one for up, which does not know yet
     directory.found           the master has answered who serves, and the client does not know yet
     dispatcher.sending        the dispatcher is about to send a call, or to have it connected
     doctor.answered           a peer has answered the doctor (about)

@@ -77,8 +77,9 @@ PRIVATE: dict[str, int] = {
     "tests/prpc_engine/test_user_secret.py": 1,
     "tests/prpc_engine/test_who_runs_handlers.py": 2,
     "tests/prpc_engine/workloads/test_detection.py": 1,
-    "tests/rdma/test_calls.py": 3,
-    "tests/rdma/test_verbs.py": 12,
+    "tests/rdma/inside.py": 3,
+    "tests/rdma/test_rails.py": 3,  # a queue pair that is put into error; a lie
+    "tests/rdma/test_verbs.py": 14,
     "tests/shard/group_functions.py": 1,
     "tests/shard/lead.py": 2,
     "tests/shard/test_asyncio_bridge.py": 2,
@@ -153,6 +154,7 @@ PATCHED: dict[str, int] = {
     "tests/prpc_engine/test_job_state.py": 1,
     "tests/prpc_engine/test_journal.py": 1,
     "tests/prpc_engine/test_journal_damage.py": 2,
+    "tests/prpc_engine/test_leases_and_roots.py": 1,  # between two steps of one thread
     "tests/prpc_engine/test_master_client.py": 1,
     "tests/prpc_engine/test_master_races.py": 1,
     "tests/prpc_engine/test_metrics.py": 1,
@@ -169,6 +171,8 @@ PATCHED: dict[str, int] = {
     "tests/prpc_engine/test_watch_callbacks.py": 2,
     "tests/prpc_engine/test_who_runs_handlers.py": 1,
     "tests/prpc_engine/vllm/test_message_queue.py": 1,  # of the minute after which the log says
+    "tests/rdma/neighbours.py": 1,  # what a peer says of itself that is not so
+    "tests/rdma/test_rails.py": 2,  # what it says of its rails
     "tests/rdma/test_verbs.py": 2,
     "tests/shard/test_asyncio_bridge.py": 1,
     "tests/shard/test_connecting.py": 1,
