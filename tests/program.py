@@ -31,9 +31,11 @@ Process = TypeVar("Process")
 Streams = tuple[Process, TextIO, TextIO]  # the process, its input, its output
 
 
-def wait_until(happened: Callable[[], object], what: str = "it") -> None:
-    """Poll until happened() is true; fail after UNTIL_S."""
-    deadline = time.monotonic() + UNTIL_S
+def wait_until(
+    happened: Callable[[], object], what: str = "it", patience_s: float = UNTIL_S
+) -> None:
+    """Poll until happened() is true; fail after `patience_s`."""
+    deadline = time.monotonic() + patience_s
     while not happened():
         assert time.monotonic() < deadline, f"{what} did not come to pass"
         time.sleep(0.002)

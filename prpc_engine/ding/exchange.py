@@ -72,9 +72,10 @@ from prpc_engine.settings.node_config import NodeConfig
 from shard import ClosedError, Driver, Future, RemoteProtocolError, ShardError, ShmFull, runtime
 
 # For a program to subscribe to what it wants, from when it first does: a task's start comes before
-# its environments and models are made. DI-engine's own exchangers wait for so long, and a learner
-# that misses the first transitions for ever; nng sends all events to all nodes all the time.
-START_S = 60.0
+# its environments and models are made, and on two busy cores to import torch alone takes a minute.
+# A learner that misses the first transitions waits for them for ever. What it costs: events of
+# topics that a node does not want come to it meanwhile, as those of nng do all the time.
+START_S = 300.0
 # For the nodes that are up to know a new topic: one that does not answer is busy, or stopped.
 INTEREST_S = 5.0
 LINGER_S = 5.0  # at stop(), for events that are still to leave

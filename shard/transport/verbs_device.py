@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import ipaddress
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,7 +290,7 @@ def _rank(gid: ipaddress.IPv6Address, kind: str, is_ethernet: bool) -> int:
 
 def _entries(folder: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in folder.iterdir())
+        return sorted(os.listdir(folder))
     except OSError:
         return []
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ding") is None, reason="DI-engine is not installed"
 )
 RANDOM_RETURN = 22  # steps that a random policy keeps the pole up, of 200
+IMPORTS_S = 200.0  # of torch and DI-engine, by three processes, beside an emulated machine
 MODELS = 40  # that the learner has sent at least, with 5 updates between each
 # torch's threads, in each of several processes; and its log's lines are not broken up
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
@@ -50,7 +51,7 @@ def test_the_example_of_di_engine_learns_to_keep_the_pole_up(
             assert launch.process.poll() in (None, 0), launch.said[-5000:]
             return any(mean > 3 * RANDOM_RETURN for _, _, mean in evaluations(launch))
 
-        wait_until(lambda: evaluations(launch), "the first evaluation")  # it imports for long
+        wait_until(lambda: evaluations(launch), "the first evaluation", IMPORTS_S)
         wait_until(plays_well, "learning")
         found = evaluations(launch)
     assert found[0][2] < RANDOM_RETURN

@@ -85,6 +85,11 @@ class Hosts:
         ended = statistics.ended.get("tcp")
         return (sent + (ended.traffic.bytes_sent if ended else 0)) / ITEM_BYTES
 
+    def copies_since(self, before: float, at_least: float) -> float:
+        """Once they are so many: what has arrived may not be counted yet."""
+        wait_until(lambda: self.copies_sent() - before > at_least, "what was sent is counted")
+        return self.copies_sent() - before
+
 
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
@@ -120,7 +125,7 @@ def test_four_readers_of_another_host_are_sent_one_copy(hosts: Hosts, mode: topi
             publisher.publish(item(number))
             for reader in readers:
                 assert reader.read_line() == said(number)
-        assert hosts.copies_sent() - before == pytest.approx(8, abs=0.1)
+        assert hosts.copies_since(before, 7.9) < 8.1
 
 
 def test_small_items_are_sent_to_each(hosts: Hosts) -> None:
@@ -132,7 +137,7 @@ def test_small_items_are_sent_to_each(hosts: Hosts) -> None:
         publisher.publish(small)
         for reader in readers:
             assert reader.read_line() == f"1 {float(small.size)} 0"
-        assert (hosts.copies_sent() - before) * ITEM_BYTES > 2 * small.nbytes
+        assert hosts.copies_since(before, 2 * small.nbytes / ITEM_BYTES)
 
 
 def test_who_joins_a_host_that_has_the_latest_gets_it_there(hosts: Hosts) -> None:
@@ -378,7 +383,7 @@ def reads(publisher: topics.Publisher, pid: int) -> bool:
     return any(f"(process {pid})" in one.name for one in publisher.readers())
 
 
-def copies_of_five_items(hosts: Hosts, readers: list[Program]) -> float:
+def copies_of_five_items(hosts: Hosts, readers: list[Program], at_least: float) -> float:
     """How many copies left the publisher until all these readers had five items."""
     with topics.Publisher(hosts.service, "items") as publisher:
         publisher.wait_for_readers(len(readers))
@@ -387,19 +392,19 @@ def copies_of_five_items(hosts: Hosts, readers: list[Program]) -> float:
             publisher.publish(item(number))
             for reader in readers:
                 assert reader.read_line() == said(number)
-        return hosts.copies_sent() - before
+        return hosts.copies_since(before, at_least)
 
 
 def test_readers_that_do_not_reach_each_other_are_sent_their_own(hosts: Hosts) -> None:
     """Both say that they are at an address which is nobody's."""
     readers = [hosts.reader(2, transports=["tcp"], advertise="127.9.9.9:9") for _ in range(2)]
-    assert copies_of_five_items(hosts, readers) == pytest.approx(10, abs=0.1)
+    assert copies_of_five_items(hosts, readers, 9.9) < 10.1
 
 
 @pytest.mark.parametrize("hosts", [5], indirect=True)
 def test_hosts_that_have_an_item_pass_it_on(hosts: Hosts) -> None:
     readers = [hosts.reader(host) for host in (2, 3, 4, 5)]
-    assert copies_of_five_items(hosts, readers) == pytest.approx(10, abs=0.1)
+    assert copies_of_five_items(hosts, readers, 9.9) < 10.1
 
 
 @pytest.mark.parametrize("hosts", [4], indirect=True)
