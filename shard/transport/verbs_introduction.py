@@ -13,6 +13,7 @@ from shard.transport.verbs_device import RAILS_MAX
 
 INTRODUCTION_VERSION = 3
 SLOTS_MIN, SLOT_BYTES_MIN = 16, 256
+MTU_LEAST, MTU_MOST = 1, 5  # IBV_MTU_256 and IBV_MTU_4096
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class FarPair:
 
         offset  size  field
              0     1  link        IBV_LINK_LAYER of its port: both have to be the same
-             1     1  mtu         IBV_MTU; the less of the two is used
+             1     1  mtu         IBV_MTU, 1 to 5; the less of the two is used. Anything else is
+                                  refused: the kernel of soft RoCE panics at 0
              2     2  lid         of InfiniBand
              4     2  reads       that it answers at a time
              6     4  number      of the queue pair; 0: there is none
@@ -88,13 +90,13 @@ class FarEnd(FarPair):
         release, head, slots, slot_bytes, count, partner, more = _FAR_END.unpack(data)
         if release != INTRODUCTION_VERSION:
             raise RemoteProtocolError(
-                f"the peer introduces its queue pair in version {release}, this side in "
-                f"{INTRODUCTION_VERSION}: install the same release at both sides"
+                f"a queue pair introduced in version {release}, {INTRODUCTION_VERSION} expected: "
+                "install the same release at both sides"
             )
         if count == _FAULT:
             return cls(fault=more.rstrip(b"\0").decode(errors="replace") or "it does not say why")
         if count >= RAILS_MAX:
-            raise RemoteProtocolError(f"the peer has {count + 1} rails, at most {RAILS_MAX} may be")
+            raise RemoteProtocolError(f"introduced with {count + 1} rails, at most {RAILS_MAX} may be")
         each = _FAR_PAIR.iter_unpack(more[: count * _FAR_PAIR.size])
         end = cls(
             **vars(FarPair(*_FAR_PAIR.unpack(head))),
@@ -106,9 +108,15 @@ class FarEnd(FarPair):
         answers = min([end.reads, *(one.reads for one in end.rails if one.number)])
         if not (end.slots >= SLOTS_MIN and end.slot_bytes >= SLOT_BYTES_MIN and answers > 0):
             raise RemoteProtocolError(
-                f"the peer has {end.slots} slots of {end.slot_bytes} bytes, and answers "
-                f"{answers} reads: at least {SLOTS_MIN} of {SLOT_BYTES_MIN}, and one, are needed"
+                f"introduced with {end.slots} slots of {end.slot_bytes} bytes, and {answers} reads "
+                f"at a time: at least {SLOTS_MIN} of {SLOT_BYTES_MIN}, and one, are needed"
             )
+        for pair in (end, *(one for one in end.rails if one.number)):
+            if not MTU_LEAST <= pair.mtu <= MTU_MOST:
+                raise RemoteProtocolError(
+                    f"introduced with a queue pair of MTU {pair.mtu}, {MTU_LEAST} to {MTU_MOST} "
+                    "(IBV_MTU) expected"
+                )
         return end
 
 

@@ -211,6 +211,9 @@ def test_what_is_sent_everywhere_is_a_message_twice(world: World, sides: tuple[S
         (FarEnd(slots=1, slot_bytes=1024, reads=1).pack(), "1 slots of 1024 bytes"),
         (FarEnd(slots=SLOTS, slot_bytes=16, reads=1).pack(), "64 slots of 16 bytes"),
         (FarEnd(slots=SLOTS, slot_bytes=1024, reads=0).pack(), "0 reads"),
+        # at 0 the kernel of soft RoCE panics, and it is any peer that says it
+        (FarEnd(slots=SLOTS, slot_bytes=1024, reads=1, mtu=0).pack(), "MTU 0, 1 to 5"),
+        (FarEnd(slots=SLOTS, slot_bytes=1024, reads=1, mtu=6).pack(), "MTU 6, 1 to 5"),
     ],
 )
 def test_an_introduction_that_no_queue_pair_can_have_is_refused(data: bytes, text: str) -> None:

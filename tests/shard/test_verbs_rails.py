@@ -46,15 +46,17 @@ def test_a_fault_of_any_length_comes_as_far_as_there_is_room() -> None:
 
 
 def test_an_introduction_of_the_version_before_is_refused_by_both_numbers() -> None:
-    with pytest.raises(RemoteProtocolError, match="in version 2, this side in 3: install the same"):
+    with pytest.raises(RemoteProtocolError, match="in version 2, 3 expected: install the same"):
         FarEnd.unpack(struct.pack("<H254x", 2))
 
 
 @pytest.mark.parametrize(
     ("rails", "said"),
     [
-        (RAILS_MAX, f"the peer has {RAILS_MAX + 1} rails, at most {RAILS_MAX}"),
-        (FarPair(number=1, reads=0), "answers 0 reads"),
+        (RAILS_MAX, f"introduced with {RAILS_MAX + 1} rails, at most {RAILS_MAX}"),
+        (FarPair(number=1, reads=0), "and 0 reads at a time"),
+        (FarPair(number=1, reads=1, mtu=0), "MTU 0, 1 to 5"),
+        (FarPair(number=1, reads=1, mtu=255), "MTU 255, 1 to 5"),
     ],
 )
 def test_rails_that_no_end_has_are_refused(rails: int | FarPair, said: str) -> None:
@@ -63,6 +65,17 @@ def test_rails_that_no_end_has_are_refused(rails: int | FarPair, said: str) -> N
     if isinstance(rails, int):
         struct.pack_into("<H", told, 40, rails)
     with pytest.raises(RemoteProtocolError, match=said):
+        FarEnd.unpack(bytes(told))
+
+
+@pytest.mark.parametrize("mtu", [0, 1, 5, 6, 255])
+def test_the_mtu_of_the_pair_with_slots_is_one_that_a_device_has(mtu: int) -> None:
+    told = bytearray(FarEnd(**vars(ALL_FIELDS), slots=SLOTS, slot_bytes=1024).pack())
+    told[3] = mtu
+    if mtu in (1, 5):
+        assert FarEnd.unpack(bytes(told)).mtu == mtu
+        return
+    with pytest.raises(RemoteProtocolError, match=rf"MTU {mtu}, 1 to 5 \(IBV_MTU\)"):
         FarEnd.unpack(bytes(told))
 
 
