@@ -69,6 +69,7 @@ ARRAYS_WAITING_MAX, BYTES_WAITING_MAX = 256, 64 << 20
 # Of an array that is read over several rails: a smaller piece saves less time than its request
 # and its completion take.
 PIECE_BYTES_MIN = 256 << 10
+ADDRESSES = 1 << 64
 
 
 class _Arrival:
@@ -218,6 +219,11 @@ class VerbsArrivals:
             raise RemoteProtocolError(
                 f"the peer told of segment {number} twice, or of more than "
                 f"{self._limits.segments_max}"
+            )
+        if address + nbytes > ADDRESSES:
+            raise RemoteProtocolError(
+                f"the peer's segment {number} of {nbytes} bytes at {address:#x} passes the last "
+                "address of 64 bits"
             )
         if max(rkeys) > COUNT_MAX:
             raise RemoteProtocolError(f"the peer's key {max(rkeys):#x} has more than 32 bits")

@@ -120,6 +120,11 @@ LIES: dict[str, tuple[Lie, type[Exception], str]] = {
     "lease": (lies(pack_lease(77), RETURN), RemoteProtocolError, "lease 77"),
     "half a lease": (lies(b"123", RETURN), RemoteProtocolError, "cut short"),
     "region": (tell_of_a_region_twice, RemoteProtocolError, "segment 7 twice"),
+    "address": (
+        lies(pack_region(7, (1 << 64) - 4096, 1 << 20, [1]), REGION),
+        RemoteProtocolError,
+        "passes the last address of 64 bits",
+    ),
     "key": (lies(struct.pack("<4Q", 1, 0, 1, 1 << 40), REGION), RemoteProtocolError, "32 bits"),
     # whichever end hears of it first: its device refuses that too
     "memory": (lend_memory_that_is_not_registered, PeerLostError, "was lost"),
