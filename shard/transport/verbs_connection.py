@@ -162,6 +162,7 @@ class VerbsConnection(Connection[Outgoing]):
         self._why: ShardError | None = None  # the peer hung up
         self._patience: Timer | None = None
         self._is_broken = False  # the queue pair is in error: nothing more leaves or comes
+        self._is_end_logged = False
         self._records_received = 0
         # of close(): until the peer makes room, and in all
         self.flush_s, self.flush_s_max = FLUSH_S, FLUSH_S_MAX
@@ -223,12 +224,28 @@ class VerbsConnection(Connection[Outgoing]):
     def _broke(self, text: str) -> ShardError:
         """The queue pair failed in whatever thread that shows; what a send raises."""
         self._is_broken = True
-        # the peer hears that its line has ended, and not why
-        logger.warning("the connection to %s ends: %s", self.peer, text)
+        self._log_end(text)
         error = PeerLostError(f"{self.peer} was lost: {text}")
         if self.reactor is not None:
             self.reactor.call_soon(lambda: self.close(error))
         return error
+
+    def _log_end(self, text: str) -> None:
+        """Why this side ends the connection: the peer hears that its line has ended, and not why.
+        `text` names the device. Once: two threads may find the same failure.
+        """
+        if self._is_end_logged:
+            return
+        self._is_end_logged = True
+        logger.warning("the connection to %s ends: %s", self.peer, text)
+
+    def _ports(self) -> str:
+        return ",".join(str(domain.port) for domain in self._domains)
+
+    def _close_by_protocol(self, text: str) -> None:
+        """The peer sent what none may send."""
+        self._log_end(f"{self._ports()}: it broke the protocol: {text}")
+        self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {text}"))
 
     def _prepare(
         self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool
@@ -312,10 +329,12 @@ class VerbsConnection(Connection[Outgoing]):
             return work
         except VerbsFailed as error:
             self._is_broken = True
+            self._log_end(str(error))
             self.close(PeerLostError(f"{self.peer} was lost: {error}"))
         except RemoteProtocolError as error:
-            self.close(RemoteProtocolError(f"{self.peer} broke the protocol: {error}"))
+            self._close_by_protocol(str(error))
         except ShardError as error:
+            self._log_end(f"{self._ports()}: {error}")
             self.close(type(error)(f"{self.peer}: {error}"))
         except BaseException as error:  # Ctrl-C, say: a message was taken, and not delivered
             self._broke(f"{type(error).__name__} while a message of it was delivered")
@@ -425,11 +444,7 @@ class VerbsConnection(Connection[Outgoing]):
                     break
                 self._goodbye += data
                 if len(self._goodbye) > GOODBYE.size:
-                    self.close(
-                        RemoteProtocolError(
-                            f"{self.peer} broke the protocol: its goodbye is longer"
-                        )
-                    )
+                    self._close_by_protocol("its goodbye is longer")
                     return
         except BlockingIOError:
             return

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -133,12 +135,22 @@ LIES: dict[str, tuple[Lie, type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_a_peer_that_lies_is_hung_up_on_by_name(
-    world: World, sides: tuple[Side, Side], name: str
+    world: World, sides: tuple[Side, Side], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And the log says why, once, since the liar only hears that its line has ended."""
     lie, error, text = LIES[name]
     liar, other = sides
+    peer = verbs_of(other).peer
     lie(verbs_of(liar))
-    world.turn_until(lambda: other.ends and liar.ends)
+    with caplog.at_level(logging.WARNING, "shard"):
+        world.turn_until(lambda: other.ends and liar.ends)
+    assert "Traceback" not in caplog.text
+    told = [line for line in caplog.messages if " ends: rxe0:1: " in line]
+    if error is RemoteProtocolError:
+        (line,) = told
+        assert f"the connection to {peer} ends" in line and text in line
+    else:
+        assert told
     assert isinstance(other.ends[0], error)
     assert text in str(other.ends[0])
     assert isinstance(liar.ends[0], PeerLostError)
