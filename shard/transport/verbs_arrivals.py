@@ -8,8 +8,8 @@ the blocks of the others are read from the peer's slab.
 
 Messages of at least BULK_BYTES_MIN wait among themselves, so that small ones do not wait for them.
 READS reads are in flight at a time on each rail, those of small messages first; the next piece goes
-to the rail with the fewest. A block is read into the slab, or where that has no room by the queue's
-own memory into the process's.
+to the rail with the fewest. A block is read into the slab, or where that has no room, or may not be
+locked, by the queue's own memory into the process's.
 
 A peer announces arrays faster than they can be read, or may mean no good. While more of them wait
 than ARRAYS_WAITING_MAX or BYTES_WAITING_MAX say, its slots with arrays are not given back
@@ -19,7 +19,6 @@ each other both go on.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections import deque
 from collections.abc import Callable
@@ -320,12 +319,16 @@ class VerbsArrivals:
         socket (socket_lane.py), the slab does not grow for what is only announced.
         """
         if BLOCK_BYTES_MIN <= nbytes <= max(ANNOUNCED_BYTES_MAX, self.bytes_received):
-            with contextlib.suppress(ShmFull, NoVerbs):
+            try:
                 block = self._slab.allocate(nbytes)
                 array = self._slab.wrap(block, nbytes).view(np.ndarray)
                 for reader in self._readers:
                     reader.domain.region(block.segment)
                 return array, block.segment
+            except ShmFull:
+                pass
+            except NoVerbs as error:
+                self._readers[0].domain.tell_once("arrays that come are copied once more", error)
         return empty_block(nbytes), -1
 
     def have_read(self, number: int) -> None:
@@ -358,11 +361,12 @@ class VerbsArrivals:
                 nbytes = min(reading.target.nbytes - reading.taken, reading.piece_bytes)
                 try:
                     if reading.segment < 0:
-                        _, address, lkey = reader.bounce(number)
+                        place, address, lkey = reader.bounce(number)
+                        nbytes = min(nbytes, len(place))
                     else:
                         address = reading.address + reading.taken
                         lkey = reader.domain.region(reading.segment).lkey
-                except (NoVerbs, MemoryError) as error:
+                except NoVerbs as error:
                     raise ShardError(f"no memory to read an array into: {error}") from error
                 far_address, rkey = (
                     reading.far_address + reading.taken,

@@ -78,7 +78,7 @@ class VerbsDomain:
         self.options = options
         self._slab = slab
         self._regions: dict[int, tuple[Region, Any]] = {}
-        self._is_told = False
+        self._told: set[str] = set()
         # of what is registered: each segment once, by whichever thread sends of it first
         self._registering = threading.Lock()
         try:
@@ -134,11 +134,11 @@ class VerbsDomain:
         except self._error:  # the device was removed
             return False
 
-    def tell_once(self, text: str) -> None:
-        """A line in the log, the first time: what is slow is known to be so."""
-        if not self._is_told:
-            self._is_told = True
-            logger.warning("%s: %s", self.port, text)
+    def tell_once(self, what: str, why: Exception) -> None:
+        """A line in the log, the first time of each `what`: what is slow is known to be so."""
+        if what not in self._told:
+            self._told.add(what)
+            logger.warning("%s: %s: %s", self.port, what, why)
 
     def segment_dropped(self) -> None:
         """What the slab gave back to the kernel is registered, and locked, no longer; see

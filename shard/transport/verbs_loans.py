@@ -171,7 +171,7 @@ class VerbsLoans:
         except ShmFull:
             return b""
         except NoVerbs as error:
-            self._domains[0].tell_once(f"arrays go through slots, by two copies more: {error}")
+            self._domains[0].tell_once("arrays go through slots, by two copies more", error)
             return b""
         lent.leases.append(lease)
         if block.segment not in lent.segments:

@@ -8,8 +8,11 @@ it reads and writes, and verbs_device.py, which asks it for the devices.
 
     slots   offset 0                     SLOTS of `slot_bytes`: where messages are received
             SLOTS x slot_bytes           as many: where messages lie that are sent
-            2 x SLOTS x slot_bytes       READS pieces of `BOUNCE_BYTES`, mapped when first needed:
-                                         for arrays that find no place in registered memory
+            2 x SLOTS x slot_bytes       READS pieces of BOUNCE_BYTES_LEAST
+    bounce                               READS pieces of BOUNCE_BYTES, mapped and locked when first
+                                         needed: for arrays that find no place in registered memory.
+                                         Where it may not be locked, the pieces behind the slots
+                                         are used, so that a connection that was made can read
 
     work request            its number                         completes
     receive into slot i     i                                  always: a message is there
@@ -44,6 +47,7 @@ from shard.transport.verbs_introduction import SLOTS_MIN, FarEnd, FarPair, First
 SLOTS = 64
 SIGNAL_EVERY = SLOTS_MIN  # no more: of what a peer has slots for, one completes
 BOUNCE_BYTES = 256 << 10
+BOUNCE_BYTES_LEAST = 16 << 10  # as a slot: of all readers it is locked, used or not
 READ_BYTES_MAX = 1 << 20  # of one read: rxe takes 8 MiB, and a long one holds up the others
 SENT, READ, FLUSH = 1 << 20, 1 << 21, 1 << 22
 CHANNEL_TRIES = 100
@@ -97,7 +101,9 @@ class VerbsReader:
         self.first = number * READS
         self.free: list[int] = []
         self.reads_posted = 0  # since it was made
-        self._bounce: tuple[mmap.mmap, int, Any] | None = None
+        # its memory, bytes of a piece, address and key
+        self._bounce: tuple[memoryview, int, int, int] | None = None
+        self._bounce_region: Any = None
         self._search: NeighbourSearch | None = None
         self._exits = contextlib.ExitStack()
         self._error: type[Exception] = pyverbs("pyverbs_error").PyverbsError
@@ -110,12 +116,12 @@ class VerbsReader:
 
     def _open(self, slots: int) -> None:
         domain, exits, qp = self.domain, self._exits, pyverbs("qp")
-        if slots:
-            memory = mmap.mmap(-1, _whole_pages(2 * slots * self.slot_bytes))
-            self.memory = memoryview(memory)
-            self._address, region = domain.register_own(memory)
-            self._lkey = region.lkey
-            exits.callback(region.close)
+        self._slots_bytes = 2 * slots * self.slot_bytes
+        memory = mmap.mmap(-1, _whole_pages(self._slots_bytes + READS * BOUNCE_BYTES_LEAST))
+        self.memory = memoryview(memory)
+        self._address, region = domain.register_own(memory)
+        self._lkey = region.lkey
+        exits.callback(region.close)
         try:
             self._channel, self._fd = _open_channel(domain.context)
             exits.callback(self._channel.close)
@@ -253,19 +259,27 @@ class VerbsReader:
             raise self.failed(str(error)) from error
 
     def bounce(self, number: int) -> tuple[memoryview, int, int]:
-        """Registered memory of BOUNCE_BYTES for read `number`, its address and its key. Raises
-        NoVerbs, and MemoryError.
+        """Registered memory for read `number`, its address and its key: BOUNCE_BYTES, or
+        BOUNCE_BYTES_LEAST where no more may be locked.
         """
         if self._bounce is None:
-            try:
-                memory = mmap.mmap(-1, READS * BOUNCE_BYTES)
-            except OSError as error:
-                raise MemoryError(f"no memory for {READS * BOUNCE_BYTES} bytes") from error
+            self._bounce = self._lock_bounce()
+        memory, each, address, lkey = self._bounce
+        at = (number - self.first) * each
+        return memory[at : at + each], address + at, lkey
+
+    def _lock_bounce(self) -> tuple[memoryview, int, int, int]:
+        try:
+            memory = mmap.mmap(-1, READS * BOUNCE_BYTES)
             address, region = self.domain.register_own(memory)
-            self._bounce = memory, address, region
-        memory, address, region = self._bounce
-        at = (number - self.first) * BOUNCE_BYTES
-        return memoryview(memory)[at : at + BOUNCE_BYTES], address + at, region.lkey
+        except (NoVerbs, OSError) as error:
+            self.domain.tell_once(
+                f"arrays are read {BOUNCE_BYTES_LEAST >> 10} KiB at a time", error
+            )
+            at = self._slots_bytes
+            return self.memory[at:], BOUNCE_BYTES_LEAST, self._address + at, self._lkey
+        self._bounce_region = region
+        return memoryview(memory), BOUNCE_BYTES, address, region.lkey
 
     # -- completions -------------------------------------------------------------------------------
 
@@ -313,9 +327,9 @@ class VerbsReader:
             self._search.close()
         with contextlib.suppress(self._error):  # a device that was removed gives nothing back
             self._exits.close()
-            if self._bounce is not None:
-                self._bounce[2].close()
-                self._bounce = None
+            if self._bounce_region is not None:
+                self._bounce_region.close()
+                self._bounce_region = None
 
     def __del__(self) -> None:
         self.close()

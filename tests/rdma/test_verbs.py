@@ -463,7 +463,7 @@ def test_a_segment_that_goes_while_nobody_is_connected_is_locked_no_longer() -> 
     slab.close()
 
 
-LOCKED = """
+NOT_ROOT = """
 import os, resource, sys
 import numpy as np
 from tests.rdma.test_verbs import ADDRESS, make
@@ -473,10 +473,19 @@ import pyverbs.addr, pyverbs.cq, pyverbs.device, pyverbs.mr, pyverbs.pd, pyverbs
 
 "".encode("idna")  # whose module another user may not read
 os.chmod("/dev/infiniband/uverbs0", 0o666)
-resource.setrlimit(resource.RLIMIT_MEMLOCK, (int(sys.argv[1]), int(sys.argv[1])))
+
+def lock_no_more_than(nbytes):
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (nbytes, nbytes))
+
+lock_no_more_than(int(sys.argv[1]))
 os.setgid(65534)
 os.setuid(65534)
 world = World(make, ADDRESS)
+"""
+
+LOCKED = (
+    NOT_ROOT
+    + """
 try:
     one, two = world.connect()
 except Exception as error:
@@ -514,3 +523,37 @@ def test_too_little_memory_that_may_be_locked_is_told_or_done_without(
     lines = [line for line in done.stderr.splitlines() if "arrays go through slots" in line]
     assert len(lines) == logged
     assert all("rxe0:1" in line and "raise `ulimit -l` (memlock)" in line for line in lines)
+
+
+NO_MORE = (
+    NOT_ROOT
+    + """
+one, two = world.connect()
+array = world.calling_slab.empty((3_000_000,), np.uint8)
+array[:] = np.random.default_rng(1).integers(0, 256, len(array), np.uint8)
+found = world.calling_slab.block_of(array)
+one.connection._domains[0].region(found[0].segment)  # the sender may lend it, as it did before
+lock_no_more_than(1 << 10)
+for nbytes in (5000, 100_000, len(array)):
+    one.connection.send(b"x", [array[:nbytes]])
+world.turn_until(lambda: len(two.messages) == 3)
+assert two.connection.traffic().records_received == 4, "arrays did not come by slots"
+assert all(np.array_equal(blocks[0], array[:len(blocks[0])]) for _, blocks in two.messages)
+print("arrived", [len(blocks[0]) for _, blocks in two.messages])
+one.connection.close()
+world.close()
+"""
+)
+
+
+def test_a_receiver_that_may_lock_nothing_but_its_slots_reads_arrays_by_them() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MORE, str(64 << 20)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "arrived [5000, 100000, 3000000]\n", done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "16 KiB at a time" in line]
+    assert "rxe0:1" in line and "2048 KiB cannot be locked" in line and "`ulimit -l`" in line
