@@ -111,7 +111,8 @@ class _Introduction:
             if received != READY or not self._is_connected:
                 raise RemoteProtocolError(f"says {received!r}, {READY!r} expected, in its turn")
             return True
-        self._far = FarEnd.unpack(received)
+        with self._telling_fault():
+            self._far = FarEnd.unpack(received)
         if self._far.fault:
             raise RemoteProtocolError(f"has no queue pair: {self._far.fault}")
         with self._telling_fault():
@@ -140,10 +141,10 @@ class _Introduction:
 
     @contextlib.contextmanager
     def _telling_fault(self) -> Iterator[None]:
-        """The peer is told, too, why there is no queue pair for it."""
+        """The peer is told, too, why there is no queue pair for it, or what is wrong with its."""
         try:
             yield
-        except NoVerbs as error:
+        except (NoVerbs, RemoteProtocolError) as error:
             self._greeting.accepted()
             self._greeting.sock.send(FarEnd(fault=str(error)).pack())
             raise
@@ -255,7 +256,7 @@ class VerbsTransport(Transport):
             return None
         try:
             loaded()
-            verbs_rails(self._options.device)
+            verbs_rails(self._options.device, gid_index=self._options.gid_index)
         except NoVerbs as error:
             return str(error)
         return None

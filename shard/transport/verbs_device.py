@@ -7,6 +7,7 @@ none. Read from /sys, as the kernel tells it without a library; loaded() tries t
     has link layer Ethernet, and no GID of  RoCE v1 alone goes through no router, and many switches
      type RoCE v2                           and drivers do without
     has no GID at all                       its network device has no address
+    has not the GID that the user names     verbs_gid_index would fail each connection
     else                                    none
 
 Usable ports come first: InfiniBand's, and of RoCE's those with a GID that maps an IPv4 address
@@ -84,9 +85,10 @@ class VerbsPort:
         return str(self.gid.ipv4_mapped or self.gid)
 
 
-def verbs_ports(root: Path = Path("/")) -> list[VerbsPort]:
+def verbs_ports(root: Path = Path("/"), gid_index: int | None = None) -> list[VerbsPort]:
     """All ports of all devices, usable ones first, the best of those before the others. `root`:
-    where the machine's files lie.
+    where the machine's files lie. `gid_index`: which GID each is to use, as the setting
+    verbs_gid_index has it; a port without it has that for its fault.
     """
     found = []
     for device in _entries(root / DEVICES):
@@ -94,7 +96,7 @@ def verbs_ports(root: Path = Path("/")) -> list[VerbsPort]:
         for number in _entries(root / DEVICES / device / "ports"):
             if number.isdecimal():
                 folder = root / DEVICES / device / "ports" / number
-                found.append(_port(device, int(number), folder, kind == IWARP))
+                found.append(_port(device, int(number), folder, kind == IWARP, gid_index))
     return [port for port, _ in sorted(found, key=lambda one: (bool(one[0].fault), one[1]))]
 
 
@@ -127,20 +129,20 @@ def routed_network(port: VerbsPort, gid_index: int, root: Path = Path("/")) -> s
 
 
 def verbs_rails(
-    wanted: str | None = None, root: Path = Path("/")
+    wanted: str | None = None, root: Path = Path("/"), gid_index: int | None = None
 ) -> tuple[list[VerbsPort], list[str]]:
     """The usable ones of the ports that are wanted, each once, in the order in which they are
     named, and why each other one is not used. `wanted` is as for chosen_port(), or several with
-    commas, or ALL, of which the best come first. Raises NoVerbs where none is usable, or more than
-    RAILS_MAX are named.
+    commas, or ALL, of which the best come first; `gid_index` as for verbs_ports(). Raises NoVerbs
+    where none is usable, or more than RAILS_MAX are named.
     """
     names = [name for name in map(str.strip, (wanted or "").split(",")) if name]
-    if wanted != ALL and len(names) < 2:
-        return [chosen_port(names[0] if names else None, root)], []
+    ports = verbs_ports(root, gid_index)
+    if names != [ALL] and len(names) < 2:
+        return [_first_of(ports, names[0] if names else None, root)], []
     if len(names) > RAILS_MAX:
         raise NoVerbs(f"{len(names)} RDMA ports are named, at most {RAILS_MAX} may be")
-    ports = verbs_ports(root)
-    if wanted == ALL:
+    if names == [ALL]:
         usable = [port for port in ports if not port.fault][:RAILS_MAX]
         left_out = [f"{port} is not used: {port.fault}" for port in ports if port.fault]
         return usable or [_first_of(ports, None, root)], left_out
@@ -228,7 +230,7 @@ def _why_none(root: Path) -> str:
 
 
 def _port(
-    device: str, number: int, folder: Path, is_iwarp: bool
+    device: str, number: int, folder: Path, is_iwarp: bool, wanted_index: int | None
 ) -> tuple[VerbsPort, tuple[int, str, int]]:
     """And where it stands among the usable ones."""
     is_ethernet = _read(folder / "link_layer") == "Ethernet"
@@ -258,6 +260,11 @@ def _port(
         fault = "it has no GID: its network device has no address"
     elif is_ethernet and kind != V2:
         fault = "it has GIDs of RoCE v1 alone: let its network device speak RoCE v2"
+    elif wanted_index is not None and not _read(f"{folder}/gids/{wanted_index}").strip("0:"):
+        fault = (
+            f"row {wanted_index} of its table of GIDs is empty, which [transport] verbs_gid_index "
+            "names: name another, or leave that out"
+        )
     mtu = 0
     if is_ethernet and gid_or_none is not None:
         mtu = _mtu(folder, gid_index)

@@ -277,7 +277,7 @@ class VerbsDevices:
             wanted = self._options.device
             if self._open and (wanted is None or not _may_be_several(wanted)):
                 return list(self._open.values())
-            ports, left_out = verbs_rails(wanted)
+            ports, left_out = verbs_rails(wanted, gid_index=self._options.gid_index)
             found = []
             for port in ports:
                 name = str(port)
@@ -322,4 +322,4 @@ class VerbsDevices:
 
 
 def _may_be_several(wanted: str) -> bool:
-    return wanted == ALL or "," in wanted
+    return wanted.strip() == ALL or "," in wanted

@@ -36,7 +36,7 @@ from shard.transport.neighbour import NeighbourState
 from shard.transport.records import MESSAGE, RETURN, pack_descriptor, pack_lease, pack_prefix
 from shard.transport.verbs import VerbsTransport
 from shard.transport.verbs_connection import VerbsConnection
-from shard.transport.verbs_device import chosen_port
+from shard.transport.verbs_device import NoVerbs, chosen_port
 from shard.transport.verbs_domain import VerbsDomain
 from shard.transport.verbs_introduction import FarEnd
 from shard.transport.verbs_queue import SLOTS, VerbsQueue
@@ -247,6 +247,23 @@ def test_a_peer_without_a_queue_pair_is_refused(
     world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("lie", "text"),
+    [
+        (lambda told: struct.pack("<H254x", 99), "in version 99, 3 expected: install the same"),
+        (lambda told: told[:3] + b"\0" + told[4:], "MTU 0, 1 to 5"),
+    ],
+)
+def test_a_connector_whose_introduction_is_refused_is_told_why(
+    world: World, monkeypatch: pytest.MonkeyPatch, lie: Callable[[bytes], bytes], text: str
+) -> None:
+    pack = FarEnd.pack
+    monkeypatch.setattr(FarEnd, "pack", lambda end: pack(end) if end.fault else lie(pack(end)))
+    with pytest.raises(UnreachableError, match=f"has no queue pair for us: .*{text}"):
+        world.call(world.connecting_transport())
+    world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
+
+
 def test_a_queue_pair_of_another_kind_of_link_is_refused_at_both_ends(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +331,19 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are() -> None:
     ).refusal()
     assert refusal is not None
     assert "no RDMA device 'mlx5_7': rxe0:1" in refusal
+
+
+@pytest.mark.parametrize("device", [None, "rxe0", " all "])
+def test_a_gid_that_a_port_has_not_is_refused_before_anything_connects(device: str | None) -> None:
+    transport = VerbsTransport(
+        Node(secret=b"", incarnation=1, limits=LIMITS),
+        Slab(),
+        VerbsOptions(device=device, gid_index=500),
+    )
+    text = r"row 500 of its table of GIDs is empty, which \[transport\] verbs_gid_index names"
+    assert re.search(text, transport.refusal() or "")
+    with contextlib.closing(Reactor(time.monotonic)) as reactor, pytest.raises(NoVerbs, match=text):
+        transport.listen(ADDRESS, reactor, lambda connection: None)
 
 
 @pytest.mark.parametrize("slab_bytes", [1 << 30, 1])
@@ -498,6 +528,7 @@ else:
     one.connection.close()
 world.close()
 """
+)
 
 
 @pytest.mark.parametrize(

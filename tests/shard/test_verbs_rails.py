@@ -16,7 +16,7 @@ from shard.transport.verbs_introduction import FAR_END_BYTES, FarEnd, FarPair, g
 from shard.transport.verbs_queue import SLOTS
 from shard.transport.verbs_rails import paired
 from shard.transport.verbs_records import pack_region, unpack_region
-from tests.shard.test_verbs_device import IPV4, LOCAL, V2, device
+from tests.shard.test_verbs_device import IPV4, LOCAL, NONE, V2, device
 
 INFINIBAND, ETHERNET = 1, 2
 ALL_FIELDS = FarPair(link=2, mtu=5, lid=7, reads=8, number=9, psn=1 << 23, gid=bytes(range(16)))
@@ -140,7 +140,8 @@ def test_the_ports_that_are_named_are_used_in_that_order_and_the_others_say_why_
     assert found("mlx5_1") == (["mlx5_1:1"], [])
     assert found("mlx5_3,mlx5_0") == (["mlx5_3:1", "mlx5_0:1"], [])
     assert found("mlx5_1, mlx5_1:1 ,mlx5_2,") == (["mlx5_1:1"], down)
-    assert found("all") == (["mlx5_0:1", "mlx5_1:1", "mlx5_3:1"], down)
+    every = ["mlx5_0:1", "mlx5_1:1", "mlx5_3:1"]
+    assert found("all") == found(" all ") == found("all,") == (every, down)
     assert found("mlx5_0,mlx5_9") == (
         ["mlx5_0:1"],
         ["no RDMA device 'mlx5_9': mlx5_0:1, mlx5_1:1, mlx5_3:1, mlx5_2:1 are there"],
@@ -149,6 +150,20 @@ def test_the_ports_that_are_named_are_used_in_that_order_and_the_others_say_why_
         found("mlx5_2,x")
     with pytest.raises(NoVerbs, match=f"^9 RDMA ports are named, at most {RAILS_MAX} may be$"):
         found(",".join(f"mlx5_{number}" for number in range(9)))
+
+
+def test_a_port_without_the_gid_that_the_setting_names_is_not_used(tmp_path: Path) -> None:
+    device(tmp_path, "mlx5_0", [(LOCAL, V2), (IPV4, V2)])
+    device(tmp_path, "mlx5_1", [(LOCAL, V2), (IPV4, V2), (NONE, V2)])
+    device(tmp_path, "mlx5_2", [(LOCAL, V2), (IPV4, V2), (IPV4, V2)])
+    for index in (None, 0, 1):
+        assert len(verbs_rails("all", tmp_path, index)[0]) == 3
+    ports, left_out = verbs_rails("all", tmp_path, 2)
+    assert [str(port) for port in ports] == ["mlx5_2:1"]
+    assert len(left_out) == 2
+    assert all("row 2 of its table of GIDs is empty, which [transport] " in one for one in left_out)
+    with pytest.raises(NoVerbs, match=r"^mlx5_0:1 is not used: row 5 .*verbs_gid_index names"):
+        verbs_rails("mlx5_0", tmp_path, 5)
 
 
 def test_of_all_ports_as_many_are_used_as_one_connection_may_have(tmp_path: Path) -> None:
