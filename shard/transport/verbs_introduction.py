@@ -96,7 +96,9 @@ class FarEnd(FarPair):
         if count == _FAULT:
             return cls(fault=more.rstrip(b"\0").decode(errors="replace") or "it does not say why")
         if count >= RAILS_MAX:
-            raise RemoteProtocolError(f"introduced with {count + 1} rails, at most {RAILS_MAX} may be")
+            raise RemoteProtocolError(
+                f"introduced with {count + 1} rails, at most {RAILS_MAX} may be"
+            )
         each = _FAR_PAIR.iter_unpack(more[: count * _FAR_PAIR.size])
         end = cls(
             **vars(FarPair(*_FAR_PAIR.unpack(head))),

@@ -14,19 +14,27 @@ from prpc_engine.cli.checks.host import Host
 from prpc_engine.cuda.direct import PEER_MODULES, direct_refusal
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.node_config import NodeConfig
+from prpc_engine.settings.sections import TransportSection
 from prpc_engine.settings.user_secret import NO_SECRET
 from shard import ShardError, VerbsPort, verbs_ports, verbs_providers, verbs_rails, verbs_refusal
 
-# Of libibverbs, under both of its names: it marks registered memory as not to be had in a fork.
 MTU_MAX = 4096
 NVIDIA = "proc/driver/nvidia/version"  # there while the driver is loaded
+NO_PORT = "none of them"
+ALONE = (
+    "PRPC_TRANSPORTS names verbs alone, so nothing starts here: add tcp, as in shm,unix,verbs,tcp, "
+    "or mend this"
+)
+# Of libibverbs, under both of its names: it marks registered memory as not to be had in a fork.
 FORK_SAFE = ("IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 
 def rdma(host: Host) -> Iterator[Finding]:
     """Libraries, devices with their ports, which of these verbs would use and why not the others,
-    and what forks would do.
+    and what forks would do. What keeps verbs from working is bad where verbs alone is wanted.
     """
+    config = _config()
+    is_needed = config is not None and set(config.node.transports) == {"verbs"}
     libraries = [name for name in ("ibverbs", "rdmacm") if ctypes.util.find_library(name)]
     if importlib.util.find_spec("pyverbs") is not None:
         libraries.append("pyverbs")
@@ -37,11 +45,15 @@ def rdma(host: Host) -> Iterator[Finding]:
     yield Finding(
         "RDMA libraries",
         ", ".join(libraries) or "none",
-        "ok" if refusal is None else "warn",
-        refusal or "",
+        "ok" if refusal is None else "bad" if is_needed else "warn",
+        "" if refusal is None else refusal + (f"; {ALONE}" if is_needed else ""),
     )
+    would, left_out = _rails(host, None if config is None else config.transport)
     if not ports:
-        yield Finding("RDMA devices", "none")
+        if is_needed:
+            yield Finding("RDMA devices", "none", "bad", "; ".join([*left_out, ALONE]))
+        else:
+            yield Finding("RDMA devices", "none")
         return
     told = [
         f"{port}: {port.fault}"
@@ -50,13 +62,17 @@ def rdma(host: Host) -> Iterator[Finding]:
         + (f", packets of {port.mtu} bytes" if port.mtu else "")
         for port in ports
     ]
-    would, left_out = _rails(host)
+    is_bad = is_needed and would == NO_PORT
+    advice = [
+        f"verbs would use {would}, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp",
+        *left_out,
+        *([ALONE] if is_bad else []),
+    ]
     yield Finding(
         "RDMA devices",
         "; ".join(told),
-        "warn" if left_out else "ok",
-        f"verbs would use {would}, where PRPC_TRANSPORTS names it, as in shm,unix,verbs,tcp"
-        + "".join(f"; {text}" for text in left_out),
+        "bad" if is_bad else "warn" if left_out else "ok",
+        "; ".join(advice),
     )
     if any(0 < port.mtu < MTU_MAX and not port.fault for port in ports):
         yield Finding(
@@ -76,19 +92,28 @@ def rdma(host: Host) -> Iterator[Finding]:
         )
 
 
-def _rails(host: Host) -> tuple[str, list[str]]:
-    """Which ports verbs would use, by the setting that holds here, and why not those that it names
+def _config() -> NodeConfig | None:
+    """The settings that hold here."""
+    try:
+        return NodeConfig.load(secret=NO_SECRET)
+    except ConfigError:  # another check says what is wrong
+        return None
+
+
+def _rails(host: Host, section: TransportSection | None) -> tuple[str, list[str]]:
+    """Which ports verbs would use, by the settings that hold here, and why not those that they name
     beside them.
     """
+    section = section or TransportSection()
+    wanted, gid_index = section.verbs_device, section.verbs_gid_index
+    found = verbs_ports(host.root, gid_index)
+    usable = [port for port in found if not port.fault]
     try:
-        wanted = NodeConfig.load(secret=NO_SECRET).transport.verbs_device
-    except ConfigError:  # another check says what is wrong
-        wanted = None
-    usable = [port for port in verbs_ports(host.root) if not port.fault]
-    try:
-        ports, left_out = verbs_rails(wanted, host.root)
+        ports, left_out = verbs_rails(wanted, host.root, gid_index)
     except ShardError as error:
-        return "none of them", [str(error)] if wanted is not None else []
+        # without a setting, what is wrong with each port stands beside it
+        is_news = not found or wanted is not None or gid_index is not None
+        return NO_PORT, [str(error)] if is_news else []
     names = [str(port) for port in ports]
     if len(names) > 1:
         return f"{names[0]} for messages and read arrays over {' and '.join(names)}", left_out

@@ -277,6 +277,71 @@ def test_the_rails_that_verbs_would_use_are_those_of_the_setting(
     assert ("; mlx5_0:1 is not used: it is down" in found.advice) == (verdict == "warn")
 
 
+@pytest.mark.parametrize("transports", ["verbs", "verbs,tcp", None])
+@pytest.mark.parametrize(
+    ("setting", "value", "states", "told"),
+    [
+        (None, "", [], "no RDMA device: the kernel has no ib_uverbs"),
+        (None, "", ["1: DOWN"], "verbs would use none of them"),
+        (
+            "PRPC_VERBS_DEVICE",
+            "nosuch",
+            ["4: ACTIVE"],
+            "no RDMA device 'nosuch': mlx5_0:1 are there",
+        ),
+        (
+            "verbs_gid_index",
+            "5",
+            ["4: ACTIVE"],
+            "mlx5_0:1 is not used: row 5 of its table of GIDs is",
+        ),
+        ("verbs_gid_index", "0", ["4: ACTIVE"], None),
+    ],
+)
+def test_verbs_that_cannot_work_is_bad_where_no_other_transport_is_wanted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    transports: str | None,
+    setting: str | None,
+    value: str,
+    states: list[str],
+    told: str | None,
+) -> None:
+    """And only there: the others go on without it."""
+    monkeypatch.delenv("PRPC_VERBS_DEVICE", raising=False)
+    if transports is None:
+        monkeypatch.delenv("PRPC_TRANSPORTS", raising=False)
+    else:
+        monkeypatch.setenv("PRPC_TRANSPORTS", transports)
+    if setting == "verbs_gid_index":
+        write(tmp_path, "prpc.toml", f"[transport]\n{setting} = {value}")
+        monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "prpc.toml"))
+    elif setting is not None:
+        monkeypatch.setenv(setting, value)
+    for number, state in enumerate(states):
+        port(tmp_path, f"mlx5_{number}", state, "0000:0000:0000:0000:0000:ffff:0a00:0005")
+    _, found, *_ = devices.rdma(Host(tmp_path))
+    assert found.fact == "RDMA devices"
+    is_bad = transports == "verbs" and told is not None
+    assert (found.verdict == "bad") == is_bad
+    assert ("PRPC_TRANSPORTS names verbs alone" in found.advice) == is_bad
+    if told is not None and (is_bad or states):
+        assert told in found.advice
+
+
+def test_libraries_that_cannot_be_used_are_bad_where_verbs_alone_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "verbs_refusal", lambda root: "pyverbs is not installed")
+    port(tmp_path, "mlx5_0", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
+    for transports, verdict in [("verbs", "bad"), ("verbs,tcp", "warn")]:
+        monkeypatch.setenv("PRPC_TRANSPORTS", transports)
+        libraries, *_ = devices.rdma(Host(tmp_path))
+        assert libraries.verdict == verdict
+        assert libraries.advice.startswith("pyverbs is not installed")
+        assert ("add tcp" in libraries.advice) == (verdict == "bad")
+
+
 def test_packets_of_an_ethernet_port_are_as_large_as_its_network_device_lets_them(
     tmp_path: Path,
 ) -> None:
