@@ -247,18 +247,22 @@ def test_a_peer_without_a_queue_pair_is_refused(
     world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
 
 
+class OfAnotherRelease(FarEnd):
+    def pack(self) -> bytes:
+        return struct.pack("<H254x", 99)
+
+
 @pytest.mark.parametrize(
     ("lie", "text"),
     [
-        (lambda told: struct.pack("<H254x", 99), "in version 99, 3 expected: install the same"),
-        (lambda told: told[:3] + b"\0" + told[4:], "MTU 0, 1 to 5"),
+        (lambda end: OfAnotherRelease(), "in version 99, 3 expected: install the same release"),
+        (lambda end: replace(end, mtu=0), "a queue pair of MTU 0, 1 to 5"),
     ],
 )
 def test_a_connector_whose_introduction_is_refused_is_told_why(
-    world: World, monkeypatch: pytest.MonkeyPatch, lie: Callable[[bytes], bytes], text: str
+    world: World, monkeypatch: pytest.MonkeyPatch, lie: Callable[[FarEnd], FarEnd], text: str
 ) -> None:
-    pack = FarEnd.pack
-    monkeypatch.setattr(FarEnd, "pack", lambda end: pack(end) if end.fault else lie(pack(end)))
+    lie_as(monkeypatch, VerbsQueue, "connector", lie)
     with pytest.raises(UnreachableError, match=f"has no queue pair for us: .*{text}"):
         world.call(world.connecting_transport())
     world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from prpc_engine.errors import ConfigError
 from prpc_engine.settings.node_config import NodeConfig
 from prpc_engine.settings.sections import TransportSection
 from prpc_engine.settings.user_secret import NO_SECRET
-from shard import ShardError, VerbsPort, verbs_ports, verbs_providers, verbs_rails, verbs_refusal
+from shard import ShardError, VerbsPort, verbs_ports, verbs_providers, verbs_rails
 
 MTU_MAX = 4096
 NVIDIA = "proc/driver/nvidia/version"  # there while the driver is loaded
@@ -41,7 +41,7 @@ def rdma(host: Host) -> Iterator[Finding]:
     if found := verbs_providers(host.root):
         libraries.append(f"drivers {' '.join(found)}")
     ports = verbs_ports(host.root)
-    refusal = verbs_refusal(host.root) if ports else None
+    refusal = host.verbs(host.root) if ports else None
     yield Finding(
         "RDMA libraries",
         ", ".join(libraries) or "none",

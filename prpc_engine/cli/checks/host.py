@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prpc_engine.cuda.direct import DirectSupport, direct_support
-from shard import VerbsPort, find_garbage, usable_cores, verbs_dmabuf_refusal
+from shard import VerbsPort, find_garbage, usable_cores, verbs_dmabuf_refusal, verbs_refusal
 
 
 def version_of(distribution: str) -> str | None:
@@ -36,6 +36,7 @@ class Host:
     listen        a socket that listens at an address
     version_of    an installed distribution's version
     cuda          what the CUDA driver says of each device of this process
+    verbs         why this process cannot use RDMA verbs, whatever the ports are
     dmabuf        why an RDMA port registers no memory of other devices
     patience_s    for a program that is run; nvidia-smi takes some seconds where the driver has to
                   wake a device first
@@ -50,6 +51,7 @@ class Host:
     listen: Callable[[tuple[str, int]], socket.socket] = socket.create_server
     version_of: Callable[[str], str | None] = version_of
     cuda: Callable[[], list[DirectSupport]] = direct_support
+    verbs: Callable[[Path], str | None] = verbs_refusal
     dmabuf: Callable[[VerbsPort], str | None] = verbs_dmabuf_refusal
     patience_s: float = 10.0
 

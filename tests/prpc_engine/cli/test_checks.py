@@ -332,11 +332,11 @@ def test_verbs_that_cannot_work_is_bad_where_no_other_transport_is_wanted(
 def test_libraries_that_cannot_be_used_are_bad_where_verbs_alone_is_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "verbs_refusal", lambda root: "pyverbs is not installed")
+    host = Host(tmp_path, verbs=lambda root: "pyverbs is not installed")
     port(tmp_path, "mlx5_0", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
     for transports, verdict in [("verbs", "bad"), ("verbs,tcp", "warn")]:
         monkeypatch.setenv("PRPC_TRANSPORTS", transports)
-        libraries, *_ = devices.rdma(Host(tmp_path))
+        libraries, *_ = devices.rdma(host)
         assert libraries.verdict == verdict
         assert libraries.advice.startswith("pyverbs is not installed")
         assert ("add tcp" in libraries.advice) == (verdict == "bad")
