@@ -67,6 +67,15 @@ class RemoteCalls:
         # told of references that were not sent after all
         self.take_back: Callable[[Sequence[Passed]], object] = _ignore
         self._by_value: set[tuple[int, str]] = set()
+        # A mark of each call that is under way: to add one and to take it out cost no lock. `begun`
+        # need not be exact where threads count at a time, but is another number after each call.
+        self._under_way: set[object] = set()
+        self.begun = 0
+
+    @property
+    def under_way(self) -> int:
+        """Calls of this worker that have not ended."""
+        return len(self._under_way)
 
     @property
     def destination(self) -> int:
@@ -119,12 +128,17 @@ class RemoteCalls:
         sent_verb, keywords = verb, len(header) + (function is not None)
         if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
+        mark = object()
+        self._under_way.add(mark)
+        self.begun += 1
         try:
             sent = self._sent(client.begin_to, rank, sent_verb, arguments, limit_s, keywords)
             value = sent.result()
         except errors.RpcError as error:
             # the same error, of a class that is both
-            raise as_runtime_error(error, self._at(rank, function))  # noqa: B904
+            raise self._failed(error, rank, self._at(rank, function))  # noqa: B904
+        finally:
+            self._under_way.discard(mark)
         if type(value) is not Raised:
             return value
         if self._goes_by_value(rank, function, value):
@@ -149,15 +163,27 @@ class RemoteCalls:
         sent_verb, keywords = verb, len(header) + (function is not None)
         if self._has_maps:
             sent_verb, arguments = self.devices.placed(rank, verb, arguments)
+        mark = object()
+        self._under_way.add(mark)
+        self.begun += 1
         try:
             sent = self._sent(client.submit_to, rank, sent_verb, arguments, limit_s, keywords)
-        except errors.RpcError as error:
-            raise as_runtime_error(error, self._at(rank, function))  # noqa: B904 - as above
+        except BaseException as error:
+            self._under_way.discard(mark)
+            if not isinstance(error, errors.RpcError):
+                raise
+            raise self._failed(error, rank, self._at(rank, function))  # noqa: B904 - as above
 
         def answered(done: EngineFuture) -> None:
+            try:
+                come(done)
+            finally:  # after what its callbacks have begun
+                self._under_way.discard(mark)
+
+        def come(done: EngineFuture) -> None:
             error = done.error()
             if error is not None:
-                outcome.set_error(as_runtime_error(error, self._at(rank, function)))
+                outcome.set_error(self._failed(error, rank, self._at(rank, function)))
                 return
             value = done.result()
             if type(value) is not Raised:
@@ -203,13 +229,24 @@ class RemoteCalls:
         client = self._open_client()
         if self._has_maps:
             verb, arguments = self.devices.placed(rank, verb, arguments)
+        mark = object()
+        self._under_way.add(mark)
+        self.begun += 1
         try:
             value = client.call_to(rank, verb, *arguments, timeout_s=timeout_s)
         except errors.RpcError as error:
-            raise as_runtime_error(error, self.members.describe(rank))  # noqa: B904 - as above
+            raise self._failed(error, rank, self.members.describe(rank))  # noqa: B904 - as above
+        finally:
+            self._under_way.discard(mark)
         if type(value) is Raised:
             raise self._error(value, self.members.describe(rank))
         return value
+
+    def _failed(self, error: BaseException, rank: int, where: str) -> BaseException:
+        """The error of a call, as torch's programs catch it."""
+        if isinstance(error, errors.NoServer) and rank not in self.members.incarnations:
+            return self.members.unknown(rank)
+        return as_runtime_error(error, where)
 
     def _error(self, raised: Raised, where: str) -> BaseException:
         """What the function raised; one that cannot be made here is a RuntimeError, as torch's."""
@@ -220,7 +257,16 @@ class RemoteCalls:
         """News of a reference, repeated until it is answered, while that worker is there. Raises
         Closed.
         """
-        return self._open_client().submit_to(rank, verb, *arguments, timeout_s=None)
+        mark = object()
+        self._under_way.add(mark)
+        self.begun += 1
+        try:
+            sent = self._open_client().submit_to(rank, verb, *arguments, timeout_s=None)
+        except BaseException:
+            self._under_way.discard(mark)
+            raise
+        sent.when_done(lambda _: self._under_way.discard(mark))
+        return sent
 
     def _open_client(self) -> RpcClient:
         if self.client is None:

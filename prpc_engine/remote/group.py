@@ -83,12 +83,13 @@ def init_rpc(
 def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     """Leave the group.
 
-    graceful  with a world size wait for all workers that live to call it, so that none is missed
-              by another; without one, and where False, leave at once
+    graceful  with a world size wait for all workers that live to call it, and until no call is
+              under way among them and no function runs; without one, and where False, leave at
+              once: calls that are under way end with Closed
     timeout   seconds for that, else Options.shutdown_timeout_s
 
-    Raises DeadlineExceeded with who has not called it: then this worker is still in the group. In
-    a process that is no worker, does nothing.
+    Raises DeadlineExceeded with who has not called it, or where calls go on: then this worker is
+    still in the group. In a process that is no worker, does nothing.
     """
     worker = _worker
     if worker is None:

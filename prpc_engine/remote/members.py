@@ -1,7 +1,7 @@
 """Who is in the group, as the master tells it.
 
     at the group's master            is
-    /_remote_/<name>, ephemeral      {"rank", "incarnation", "state": "up" or "leaving"}
+    /_remote_/<name>, ephemeral      {"rank", "incarnation", "state": "up" or "leaving", "begun"}
 
 All watch it: who joins, who wants to leave, who has left or died. So no worker asks anybody who is
 there, and shutdown() waits for those alone that live. A worker that was silent for longer than its
@@ -36,11 +36,12 @@ class UnknownWorker(errors.NotSent, LookupError, RuntimeError):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """What the master's tree has of one worker."""
+    """What the master's tree has of one worker; `begun`: see termination.py."""
 
     rank: int
     incarnation: int
     state: str
+    begun: tuple[int, ...] = ()
 
 
 class Members:
@@ -93,8 +94,8 @@ class Members:
     def _path(self) -> str:
         return f"{TREE}/{component(self.name)}"
 
-    def _said(self, state: str) -> str:
-        return msgspec.json.encode(Membership(self.rank, self.incarnation, state)).decode()
+    def _said(self, state: str, begun: tuple[int, ...] = ()) -> str:
+        return msgspec.json.encode(Membership(self.rank, self.incarnation, state, begun)).decode()
 
     def _heard(self, event: TreeEvent) -> None:
         """The master tells of a worker. Where handlers run."""
@@ -173,7 +174,11 @@ class Members:
             for name, member in known.items():
                 if member.rank == rank and member.incarnation not in self._gone:
                     return WorkerInfo(name, rank), member.incarnation
-        raise UnknownWorker(f"no worker of rank {rank} is there; there are {self._there()}")
+        raise self.unknown(rank)
+
+    def unknown(self, rank: int) -> UnknownWorker:
+        """The error of who wants the worker of that rank, which is not there."""
+        return UnknownWorker(f"no worker of rank {rank} is there; there are {self._there()}")
 
     def describe(self, rank: int) -> str:
         """For texts."""
@@ -241,23 +246,25 @@ class Members:
 
     # -- leaving -----------------------------------------------------------------------------------
 
-    def say_leaving(self, timeout_s: float) -> None:
-        """The others need not take this one's end for a death. Raises the master's errors."""
-        if self._tree is not None and not self.is_leaving:
+    def say_leaving(self, timeout_s: float, begun: tuple[int, ...] = ()) -> None:
+        """The others need not take this one's end for a death; `begun`: see termination.py. Raises
+        the master's errors.
+        """
+        if self._tree is not None and (begun or not self.is_leaving):
             self.is_leaving = True
-            self._tree.tree_node_set(self._path, self._said("leaving"), timeout_s=timeout_s)
+            self._tree.tree_node_set(self._path, self._said("leaving", begun), timeout_s=timeout_s)
 
-    def master_answers(self, timeout_s: float) -> bool:
-        """Whether the group's master does, within that time."""
-        if self._tree is None:
-            return False
-        try:
-            self._tree.tree_node_get(self._path, timeout_s)
-        except errors.NoSuchNode:
-            return True
-        except errors.RpcError:
-            return False
-        return True
+    def say_staying(self, timeout_s: float) -> None:
+        """It does not want to leave any more. Raises the master's errors."""
+        if self._tree is not None and self.is_leaving:
+            self.is_leaving = False
+            self._tree.tree_node_set(self._path, self._said("up"), timeout_s=timeout_s)
+
+    def ask_master(self, timeout_s: float) -> None:
+        """Raises what it has where the group's master does not answer within that time."""
+        if self._tree is not None:
+            with contextlib.suppress(errors.NoSuchNode):
+                self._tree.tree_node_get(self._path, timeout_s)
 
     def leave(self) -> None:
         """Not to be among them any more."""
@@ -274,6 +281,11 @@ class Members:
             for name, member in self._members.items()
             if member.state != "leaving" and name != self.name
         )
+
+    def begun(self) -> dict[str, tuple[int, ...]]:
+        """What each of the others has told of the calls that it has begun."""
+        members = self._members
+        return {name: member.begun for name, member in members.items() if name != self.name}
 
     def wait(self, happened: Callable[[], bool], deadline: float, serves: bool = False) -> bool:
         """Wait until happened(), which changes with the members; False at that time of the

@@ -37,6 +37,7 @@ class Runner:
         self._threads_max = threads_max
         self._threads: Any = None  # a pool, once it is needed
         self._busy = 0
+        self._inside: set[object] = set()  # a mark of each function that runs in another thread
         # of the two above and the next: threads of the pool and the engine's count here
         self._guard = runtime.Lock()
         self.slow: dict[str, int] = {}
@@ -51,14 +52,31 @@ class Runner:
     ) -> Any:
         """What it returns or raises, of one that runs here and now."""
         enter, leave = self._section
+        mark = object()
+        self._inside.add(mark)
         section = enter()
         try:
             return function(*arguments, **keywords)
         finally:
+            self._inside.discard(mark)
             if leave(section):
                 with self._guard:
                     self.slow[name] = 0
                     self.overtaken += 1
+
+    @property
+    def running(self) -> int:
+        """Functions that have not ended, whether or not their callers still wait."""
+        return len(self._inside) + self._busy
+
+    async def awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """What a function that is a coroutine returns or raises."""
+        mark = object()
+        self._inside.add(mark)
+        try:
+            return await coroutine
+        finally:
+            self._inside.discard(mark)
 
     def is_slow(self, name: str) -> bool:
         """Whether begin() is better than run(), and there is a thread for it."""
@@ -93,7 +111,7 @@ class Runner:
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> Future:
         """Run it as a task. In the reactor's thread."""
-        return self._reactor.spawn(coroutine)
+        return self._reactor.spawn(self.awaited(coroutine))
 
     def _ended(self, name: str, took_s: float) -> None:
         with self._guard:

@@ -155,7 +155,7 @@ class Served:
 
     async def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
-            return await coroutine
+            return await self._runner.awaited(coroutine)
         except Exception as error:
             return self._raised(error)
 

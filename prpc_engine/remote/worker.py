@@ -21,6 +21,7 @@ from prpc_engine.remote.options import Options
 from prpc_engine.remote.rendezvous import LOOK_S, GroupAddress, read_address, write_address
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.served import Served
+from prpc_engine.remote.termination import Termination
 from prpc_engine.remote.values import Values
 from prpc_engine.rpc.server import Bounds
 from prpc_engine.service.service import RpcService
@@ -38,6 +39,7 @@ MISSED_S = 1.0  # for the master to say who has not come, when all the time to c
 LEFT_S = 5.0  # for the others to hang up, before rank 0 takes the master away
 # A master in rank 0's process that has not answered for so long is gone with that.
 MASTER_GONE_S = 15.0
+QUIET_LOOK_S = 0.005  # between two looks whether calls of this worker are under way
 FUNCTIONS_MAX = 4096  # that run, or answer later, at a time
 
 
@@ -91,6 +93,7 @@ class Worker:
         )
         self.values = Values(self.calls)
         self._runner = Runner(driver, options.num_worker_threads)
+        self._termination = Termination(self.members, self.calls, self._runner)
 
     def _worker_gone(self, incarnation: int, named: str) -> None:
         self.values.worker_gone(incarnation, named)
@@ -230,47 +233,59 @@ class Worker:
         }
 
     def wait_for_all(self, timeout: float | None) -> None:
-        """Say that this worker wants to leave, and in a group of a fixed size wait for all that
-        live to say so; not where rank 0 has died, and the group's master with it. Raises
-        DeadlineExceeded with who has not.
+        """Say that this worker wants to leave. In a group of a fixed size wait for all that live to
+        say so, and until no call is under way among them (termination.py); not where rank 0 has
+        died, and the group's master with it. Raises DeadlineExceeded with what is missing.
         """
         limit_s = self._options.shutdown_timeout_s if timeout is None else timeout
         check_seconds("timeout", limit_s)
         deadline = runtime.monotonic() + limit_s
-        members, is_apart = self.members, self._where.is_apart
-        patience_s = max(LEAVE_S, limit_s)
         try:
-            members.say_leaving(patience_s if is_apart else min(patience_s, MASTER_GONE_S))
-        except (errors.Closed, ClosedError):  # as below
+            self._wait_for_all(max(LEAVE_S, limit_s), deadline)
+        except (errors.Closed, ClosedError):  # another thread has shut this worker down meanwhile
             return
         except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted):
-            if is_apart or limit_s < MASTER_GONE_S:
+            if self._where.is_apart or limit_s < MASTER_GONE_S:
                 raise
             self._tell_master_gone()
             return
+        if self._where.world_size is None or self._termination.is_over:
+            return
+        missing = self._termination.waits_for()
+        with contextlib.suppress(errors.RpcError):
+            self._termination.begin_again()
+            self.members.say_staying(LEAVE_S)
+        raise as_runtime_error(
+            errors.DeadlineExceeded(
+                f"shutdown() of {self.name!r} has waited for {limit_s:.3g} s: {missing}; "
+                "shutdown(graceful=False) waits for nobody"
+            )
+        )
+
+    def _wait_for_all(self, patience_s: float, deadline: float) -> None:
+        """Until it is over, or that time of the monotonic clock. Raises the master's errors."""
+        members, termination, is_apart = self.members, self._termination, self._where.is_apart
+        patience_s = patience_s if is_apart else min(patience_s, MASTER_GONE_S)
+        members.say_leaving(patience_s, termination.next_told() if termination.is_due else ())
         if self._where.world_size is None:
             return
-        # nobody needs this thread for anything else: what others call runs in it
-        try:
-            while True:
-                until = deadline if is_apart else runtime.monotonic() + MASTER_GONE_S
-                until = min(until, deadline)
-                is_over = members.wait(lambda: not members.staying(), until, serves=True)
-                if is_over or runtime.monotonic() >= deadline:
-                    break
-                if not members.master_answers(MASTER_GONE_S):
-                    self._tell_master_gone()
-                    return
-        except ClosedError:  # another thread has shut this worker down meanwhile
-            return
-        if not is_over:
-            raise as_runtime_error(
-                errors.DeadlineExceeded(
-                    f"shutdown() of {self.name!r} has waited for {limit_s:.3g} s: "
-                    f"{', '.join(map(repr, members.staying()))} have not called it; "
-                    "shutdown(graceful=False) waits for nobody"
+        look_at = runtime.monotonic() + MASTER_GONE_S
+        while not termination.is_over:
+            now = runtime.monotonic()
+            if termination.is_due:
+                members.say_leaving(patience_s, termination.next_told())
+            elif now >= deadline:
+                return
+            elif now >= look_at and not is_apart:
+                members.ask_master(MASTER_GONE_S)
+                look_at = now + MASTER_GONE_S
+            else:
+                # nobody needs this thread for anything else: what others call runs in it
+                members.wait(
+                    lambda: termination.is_over or termination.is_due,
+                    min(deadline, now + QUIET_LOOK_S),
+                    serves=True,
                 )
-            )
 
     def _tell_master_gone(self) -> None:
         logger.warning(
@@ -289,7 +304,7 @@ class Worker:
             # else the others take it for a death; ClosedError: another thread is before this one
             with contextlib.suppress(errors.RpcError, ClosedError):
                 members.say_leaving(LEAVE_S)
-            if graceful and self._master is not None:
+            if graceful and self._master is not None and self._where.world_size is not None:
                 # the others leave before the master goes
                 with contextlib.suppress(errors.RpcError, ClosedError):
                     members.leave()
