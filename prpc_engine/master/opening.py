@@ -3,7 +3,8 @@ file: `now` is handed in.
 
 One that was never open is tried within its time, and while the master may come; one that was, for
 ever. An attempt has a part of that time, twice as much after one that had used its part up: a host
-that loses its power in the middle of one never says a word about it.
+that loses its power in the middle of one never says a word about it. The last one is as late as may
+be: a master that came just before the end is found.
 
 The master may come after what it says to nobody there: NotSent, MaybeExecuted, DeadlineExceeded. It
 will not after another secret, or another protocol.
@@ -22,6 +23,7 @@ CONNECT_TIMEOUT_S = 5.0  # for one attempt; the first, where there has been no s
 # Between attempts: a master that restarts is found at once, and a thousand clients do not all come
 # in the same moment.
 BACKOFF = Backoff(first_s=0.02, max_s=2.0)
+LAST_S = 0.1  # for the last attempt of a session that was never open
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,13 @@ class Opening:
         delay_s = BACKOFF.delay_s(self._failures, chance)
         is_first = is_new and self._failures == 1
         if is_new:
-            left_s = self._give_up_at - now - delay_s
+            left_s = self._give_up_at - now
             will_come = isinstance(error, MAY_COME) and not isinstance(error, errors.NotAPeer)
-            if left_s <= 0.0 or not will_come:
+            if left_s <= min(delay_s, LAST_S) or not will_come:
                 return None
+            if delay_s >= left_s:
+                delay_s = left_s - LAST_S
+            left_s -= delay_s
             if now - self._began_at >= self._part_s:
                 self._part_s *= 2
             self._began_at = now + delay_s

@@ -15,6 +15,7 @@ from prpc_engine.remote.options import Options
 from prpc_engine.remote.rendezvous import parse
 from prpc_engine.remote.rref import RRef
 from prpc_engine.remote.worker import Worker
+from shard import ForkedError
 
 To = str | WorkerInfo | int
 
@@ -61,6 +62,11 @@ def init_rpc(
     if not isinstance(options, Options):
         raise errors.ConfigError(
             f"options={options!r:.100}: prpc_engine.remote.Options(...) is expected"
+        )
+    if _worker is not None and _worker.is_of_parent:
+        raise ForkedError(
+            f"init_rpc({name!r:.100}): this process was forked from worker {_worker.name!r}, whose "
+            "engine does not work here: start processes by spawn or forkserver"
         )
     if _worker is not None:
         raise errors.ConfigError(

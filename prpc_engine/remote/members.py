@@ -21,6 +21,7 @@ from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import component, name_of
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.remote.current import WorkerInfo
+from prpc_engine.settings.address import NAME_LENGTH_MAX
 from shard import Driver, Future, runtime
 
 TREE = "/_remote_"
@@ -153,6 +154,15 @@ class Members:
         members = sorted(self._members.items(), key=lambda each: each[1].rank)
         return [WorkerInfo(name, member.rank) for name, member in members]
 
+    def came(self) -> list[str]:
+        """For texts: all workers that were ever known."""
+        there = {member.incarnation: member.rank for member in self._members.values()}
+        there.setdefault(self.incarnation, self.rank)
+        return sorted(
+            f"{name!r} (rank {there[one]})" if one in there else f"{name!r} (has left)"
+            for one, name in self._names.items()
+        )
+
     def info(self, name: str | None = None) -> WorkerInfo:
         """Of the worker of that name; None: of this one. Raises UnknownWorker, ConfigError."""
         if name is not None and type(name) is not str:
@@ -178,7 +188,10 @@ class Members:
 
     def unknown(self, rank: int) -> UnknownWorker:
         """The error of who wants the worker of that rank, which is not there."""
-        return UnknownWorker(f"no worker of rank {rank} is there; there are {self._there()}")
+        return UnknownWorker(
+            f"no worker of rank {rank} is there: it has left, died or never joined; there are "
+            f"{self._there()}"
+        )
 
     def describe(self, rank: int) -> str:
         """For texts."""
@@ -198,6 +211,8 @@ class Members:
     def _find(self, name: str, timeout: float | None = None) -> Membership:
         """`timeout`: of the call that wants it, whose own time the master does not use up."""
         member = self._members.get(name)
+        if not 1 <= len(name) <= NAME_LENGTH_MAX:
+            raise UnknownWorker(f"no worker has the name {name!r:.100}; there are {self._there()}")
         if member is None and self._tree is not None:
             # it may have joined just now: the master knows first
             limit_s = min(FIND_S, timeout) if timeout and errors.is_number(timeout) else FIND_S

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from prpc_engine.cuda.placement import HOST
-from prpc_engine.errors import ConfigError
+from prpc_engine.errors import ConfigError, is_number
 from prpc_engine.remote.device_maps import DeviceMap, index_of
 from prpc_engine.settings.config import LEASE_S_MAX, LEASE_S_MIN, TIMEOUT_S_MAX, check_seconds
 from prpc_engine.settings.node_config import NodeConfig
@@ -78,11 +78,13 @@ class Options:
             raise ConfigError(
                 f"num_worker_threads={threads!r:.100}: 1 to {THREADS_MAX} are allowed"
             )
+        for name in ("only_exposed", "share_devices"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r:.100}: True or False is allowed")
         check_seconds("rpc_timeout", self.rpc_timeout)
         check_seconds("init_timeout_s", self.init_timeout_s)
         check_seconds("shutdown_timeout_s", self.shutdown_timeout_s)
-        check_seconds("lease_s", self.lease_s, LEASE_S_MAX)
-        if self.lease_s < LEASE_S_MIN:
+        if not is_number(self.lease_s) or not LEASE_S_MIN <= self.lease_s <= LEASE_S_MAX:
             raise ConfigError(
                 f"lease_s={self.lease_s!r}: {LEASE_S_MIN} to {LEASE_S_MAX:.0f} seconds are allowed"
             )

@@ -17,10 +17,11 @@ environment count where neither the arguments nor the URL say. parse() does no I
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, SupportsIndex
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from prpc_engine import errors
@@ -101,7 +102,10 @@ def parse(
         host = environment["MASTER_ADDR"]
         if ":" in host and not host.startswith("["):  # torch has IPv6 without brackets
             host = f"[{host}]"
-        address = Address.parse(f"{host}:{environment['MASTER_PORT']}")
+        try:
+            address = Address.parse(f"{host}:{environment['MASTER_PORT']}")
+        except ConfigError as error:
+            raise ConfigError(f"MASTER_ADDR:MASTER_PORT of the environment: {error}") from error
         if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             address, store = _of_agent(address, environment), address
             if world_size is None:
@@ -147,6 +151,8 @@ def _number(
 ) -> int | None:
     where = name
     value: int | str | None = None if given == -1 else given  # torch's "not given"
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        value = operator.index(value)  # numpy's integers
     if value is None and name in asked:
         where, value = f"init_method's {name}", _whole(asked[name])
     if value is None and environment.get(name.upper()):
@@ -179,21 +185,32 @@ def write_address(file: Path, address: str) -> None:
         ) from error
 
 
+def _without_waiting(path: str, flags: int) -> int:
+    """For open(): a FIFO would wait for who writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def read_address(file: Path, give_up_at: float) -> str:
     """What rank 0 has written, as soon as it has; `give_up_at`: of the monotonic clock. Raises
     MasterUnreachable.
     """
     while True:
         try:
-            text = file.read_text()
+            with open(file, encoding="utf-8", opener=_without_waiting) as opened:
+                text = opened.read()
+            if text:
+                return str(Address.parse(text))
         except FileNotFoundError:
-            text = ""
+            pass
         except OSError as error:
             raise ConfigError(
                 f"{file}, which rank 0 writes, cannot be read: {error.strerror or error}"
             ) from error
-        if text:
-            return str(Address.parse(text))
+        except ValueError as error:  # neither text, nor an address
+            raise ConfigError(
+                f"{file} has no address in it, as rank 0 writes it there: {error}; "
+                "init_method=file:///path names a file that is not there yet"
+            ) from error
         if runtime.monotonic() >= give_up_at:
             raise errors.MasterUnreachable(
                 f"rank 0 has not written {file}: it writes there where the others find it, once it "

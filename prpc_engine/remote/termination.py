@@ -46,14 +46,22 @@ class Termination:
     @property
     def is_due(self) -> bool:
         """Whether this worker is to tell its number of the next round."""
+        return self._may_follow(self.told)
+
+    def _may_follow(self, told: tuple[int, ...]) -> bool:
         if self._calls.under_way or self._runner.running:
             return False
-        return not any(len(one) < len(self.told) for one in self._members.begun().values())
+        return not any(len(one) < len(told) for one in self._members.begun().values())
 
     def next_told(self) -> tuple[int, ...]:
-        """What to tell then."""
-        self.told = (*self.told, self._calls.begun)
-        return self.told
+        """All that this worker is to tell now; () : nothing. Several threads may ask: of one round
+        they all get the same.
+        """
+        before = self.told
+        if not self._may_follow(before):
+            return ()
+        self.told = told = (*before, self._calls.begun)
+        return told
 
     def begin_again(self) -> None:
         """This worker does not wait any more: what it has told counts no longer."""

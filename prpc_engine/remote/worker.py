@@ -35,6 +35,9 @@ SERVICE = "prpc.remote"
 # torch's: they stand in logs, and in device maps
 NAME = re.compile(r"[A-Za-z0-9_:.-]{1,127}")
 LEAVE_S = 1.0  # for the master to hear that this worker leaves
+# For the address in a file to answer, until the file is read again: a rank 0 that was killed has
+# left it, and the next one writes another. Twice as long each time.
+FILE_S, FILE_S_MAX = 3.0, 15.0
 MISSED_S = 1.0  # for the master to say who has not come, when all the time to come is over
 LEFT_S = 5.0  # for the others to hang up, before rank 0 takes the master away
 # A master in rank 0's process that has not answered for so long is gone with that.
@@ -107,14 +110,22 @@ class Worker:
         where, options = self._where, self._options
         text = f"the group at {where.named} is complete: all of its workers have joined it"
         is_told = False
+        part_s = FILE_S if where.file is not None else TIMEOUT_S_MAX
         while True:
+            address = ""
             try:
                 address = self._find_master(deadline)
-                service = RpcService(address, options.config, **self._arguments(address))
+                arguments = self._arguments(address, min(part_s, _seconds_to(deadline)))
+                service = RpcService(address, options.config, **arguments)
             except errors.MasterUnreachable as error:
                 if is_told:  # and until the deadline there was no other
                     raise self._no_next_group(text) from error
-                raise
+                if where.file is not None and address and _seconds_to(deadline) > MISSED_S:
+                    part_s = min(2 * part_s, FILE_S_MAX)  # rank 0 may write another one
+                    continue
+                if where.is_apart or where.serves or not address:
+                    raise
+                raise self._no_rank_0(address, error) from error
             if where.serves or where.is_apart or where.world_size is None:
                 return service
             try:
@@ -135,6 +146,18 @@ class Worker:
         return errors.MasterUnreachable(
             f"{text}, and no other began there within {self._options.init_timeout_s:.3g} s; pass "
             "another init_method, or shut that group down"
+        )
+
+    def _no_rank_0(self, address: str, error: Exception) -> errors.MasterUnreachable:
+        file = self._where.file
+        advice = (
+            f"if nobody is to begin there, remove {file}, which a rank 0 that was killed leaves"
+            if file is not None
+            else "rank 0 serves the group's master there, once it calls init_rpc()"
+        )
+        return errors.MasterUnreachable(
+            f"rank 0 of the group at {self._where.named} has not answered at {address} within "
+            f"{self._options.init_timeout_s:.3g} s: {advice} ({error})"
         )
 
     def _find_master(self, deadline: float) -> str:
@@ -160,13 +183,13 @@ class Worker:
             return self._store.ask(deadline)
         return str(where.address)
 
-    def _arguments(self, address: str) -> NodeArguments:
+    def _arguments(self, address: str, timeout_s: float) -> NodeArguments:
         options = self._options
         arguments: NodeArguments = {
             "allow_pickle": not options.only_exposed,
             "polling": options.polling,
             "root": self._where.root,
-            "timeout_s": min(max(0.001, self._deadline - runtime.monotonic()), TIMEOUT_S_MAX),
+            "timeout_s": min(max(0.001, timeout_s), TIMEOUT_S_MAX),
             "lease_s": options.lease_s if options.config is None else None,
         }
         host = address.rpartition(":")[0]
@@ -195,22 +218,41 @@ class Worker:
         self.calls.client = service.create_client(SERVICE)
         self.members.join(service.master_client, server.server_id, where.named)
         if where.world_size is not None:
-            limit_s = options.init_timeout_s
             if self._store is not None and where.serves:
                 self._answer(self._store, where.world_size)
-                limit_s = max(MISSED_S, self._deadline - runtime.monotonic())
-            service.master_client.barrier(
-                "prpc.remote.init",
-                where.world_size,
-                min(limit_s, TIMEOUT_S_MAX),
-                member=f"{self.name!r} (rank {self.members.rank})",
-            )
+            self._wait_for_all_to_come(where.world_size)
             if where.serves:
                 # before any can leave, and come for the next group
                 service.master_client.tree_node_add(COMPLETE)
                 self._remove_file()
             # what the master tells of those that have joined may come after the barrier's answer
             self.members.wait_for(where.world_size, runtime.monotonic() + FIND_S)
+
+    def _wait_for_all_to_come(self, world_size: int) -> None:
+        members, is_lost = self.members, False
+        limit_s = max(MISSED_S, _seconds_to(self._deadline))
+        member = f"{self.name!r} (rank {members.rank})"
+        try:
+            self._service.master_client.barrier(
+                "prpc.remote.init", world_size, min(limit_s, TIMEOUT_S_MAX), member=member
+            )
+            return
+        except errors.Rejected as error:
+            raise errors.ConfigError(
+                f"the workers of the group at {self._where.named} do not all have the world_size "
+                f"{world_size} of {member}: {error}"
+            ) from error
+        except errors.DeadlineExceeded as error:
+            cause: Exception = error
+        except (errors.NotSent, errors.MaybeExecuted) as error:
+            cause, is_lost = error, True
+        came = members.came()
+        ended = ", and rank 0 has given up, or died" if is_lost else ""
+        raise errors.DeadlineExceeded(
+            f"init_rpc() of {member}: {len(came)} of {world_size} workers came to the group at "
+            f"{self._where.named}: {', '.join(came)}; waited for {limit_s:.3g} s{ended}. Start the "
+            "others within Options.init_timeout_s"
+        ) from cause
 
     def _answer(self, store: AgentStore, world_size: int) -> None:
         """As rank 0 under torchrun: tell the others where the master is until all have come."""
@@ -266,14 +308,15 @@ class Worker:
         """Until it is over, or that time of the monotonic clock. Raises the master's errors."""
         members, termination, is_apart = self.members, self._termination, self._where.is_apart
         patience_s = patience_s if is_apart else min(patience_s, MASTER_GONE_S)
-        members.say_leaving(patience_s, termination.next_told() if termination.is_due else ())
+        members.say_leaving(patience_s, termination.next_told())
         if self._where.world_size is None:
             return
         look_at = runtime.monotonic() + MASTER_GONE_S
         while not termination.is_over:
             now = runtime.monotonic()
-            if termination.is_due:
-                members.say_leaving(patience_s, termination.next_told())
+            told = termination.next_told()
+            if told:
+                members.say_leaving(patience_s, told)
             elif now >= deadline:
                 return
             elif now >= look_at and not is_apart:
@@ -295,9 +338,14 @@ class Worker:
             MASTER_GONE_S,
         )
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this process is a fork of the worker."""
+        return self._pid != os.getpid()
+
     def close(self, graceful: bool = False) -> None:
         """Leave the group. Again, or in a fork: does nothing."""
-        if self.closed or self._pid != os.getpid():
+        if self.closed or self.is_of_parent:
             return
         members = self.members
         try:
@@ -328,6 +376,10 @@ class Worker:
         if self._has_written and self._where.file is not None:
             self._has_written = False
             self._where.file.unlink(missing_ok=True)
+
+
+def _seconds_to(deadline: float) -> float:
+    return deadline - runtime.monotonic()
 
 
 def _is_complete(tree: MasterClient, deadline: float) -> bool:

@@ -424,7 +424,7 @@ class Subscriber:
                 return self._item(entries)
             self._ask_all()
             if not self._wait(news, deadline):
-                there = ", ".join(map(str, self._client.server_ids)) or "none"
+                there = ", ".join(f"server {one}" for one in self._client.server_ids) or "none"
                 raise errors.DeadlineExceeded(
                     f"nothing was published to topic {self.topic!r} within {timeout_s:.3g} s; "
                     f"publishers: {there}"

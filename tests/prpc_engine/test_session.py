@@ -13,7 +13,7 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient
-from prpc_engine.master.opening import BACKOFF, CONNECT_TIMEOUT_S, Again, Opening
+from prpc_engine.master.opening import BACKOFF, CONNECT_TIMEOUT_S, LAST_S, Again, Opening
 from prpc_engine.master.session import HEARTBEATS_PER_LEASE
 from shard import Future, control_loop
 from tests.held import at, held_at
@@ -169,6 +169,14 @@ def test_a_master_that_may_come_is_waited_for_until_the_time_is_over() -> None:
     assert not second.is_first
     assert second.delay_s == 2 * BACKOFF.first_s
     assert opening.failed(MAY_COME, 110.0, 0.0, is_new=True) is None
+
+
+def test_the_last_attempt_is_as_late_as_may_be() -> None:
+    opening, now = Opening(100.0, 10.0), 100.0
+    while (again := opening.failed(MAY_COME, now, 1.0, is_new=True)) is not None:
+        now += again.delay_s
+    assert now == pytest.approx(110.0 - LAST_S)
+    assert opening.attempt_s == pytest.approx(LAST_S)
 
 
 def test_an_attempt_has_a_part_of_the_time_and_twice_as_much_once_that_was_too_little() -> None:

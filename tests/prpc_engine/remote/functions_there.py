@@ -99,6 +99,16 @@ def down(to: str, depth: int) -> int:
     return 1 + int(rpc.rpc_sync(to, down, args=(here(), depth - 1)))
 
 
+def relay(path: str, ways: list[str]) -> None:
+    """Has the next one do so, and does not wait for it; the last one tells in a file."""
+    if ways:
+        rpc.rpc_async(ways[0], relay, args=(path, ways[1:]))
+    else:
+        time.sleep(0.05)
+        with open(path, "w") as file:
+            file.write("passed on")
+
+
 @rpc.functions.async_execution
 def add_elsewhere(to: str, first: int, second: int, third: int) -> rpc.Future:
     return rpc.rpc_async(to, add, args=(first, second)).then(lambda done: done.wait() + third)

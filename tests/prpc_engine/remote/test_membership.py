@@ -15,6 +15,8 @@ import pytest
 
 from prpc_engine import Master, errors
 from prpc_engine import remote as rpc
+from prpc_engine.master.client import MasterClient
+from shard import ForkedError
 from tests.program import Program, halt, wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
@@ -34,6 +36,51 @@ def test_shutdown_waits_for_all_and_serves_meanwhile(three: Group) -> None:
     assert rpc.rpc_sync("there", there.add_elsewhere, args=("elsewhere", 1, 2, 3)) == 6
     rpc.shutdown()
     assert [three.programs[name].read_line() for name in ("there", "elsewhere")] == ["left"] * 2
+
+
+def test_shutdown_waits_for_calls_that_are_under_way(pair: Group) -> None:
+    answer = rpc.rpc_async("there", there.wait_for_event)
+    pair.programs["there"].write_line("leave")
+    leaving = threading.Thread(target=rpc.shutdown)
+    leaving.start()
+    rpc.rpc_sync("there", there.set_event)
+    leaving.join(there.PATIENCE_S)
+    assert answer.wait() is True
+    assert pair.programs["there"].read_line() == "left"
+
+
+def test_shutdown_waits_for_calls_that_functions_make_and_do_not_wait_for(
+    three: Group, tmp_path: Path
+) -> None:
+    """One function calls the next, thirty in a row, of which nobody but the last says a word."""
+    told = tmp_path / "told"
+    ways = ["elsewhere", "here", "there"] * 10
+    rpc.rpc_async("there", there.relay, args=(str(told), ways))
+    for name in ("there", "elsewhere"):
+        three.programs[name].write_line("leave")
+    rpc.shutdown()
+    assert told.read_text() == "passed on"
+    assert [three.programs[name].read_line() for name in ("there", "elsewhere")] == ["left"] * 2
+
+
+def test_a_function_goes_on_after_its_callers_time_and_shutdown_waits_for_it(pair: Group) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        rpc.rpc_sync("there", there.wait_for_event, timeout=0.1)
+    pair.programs["there"].write_line("leave")
+    with pytest.raises(errors.DeadlineExceeded, match=r"shutdown\(\) of 'here' .*: .*'there'"):
+        rpc.shutdown(timeout=0.2)
+    rpc.rpc_sync("there", there.set_event)
+    rpc.shutdown()
+    assert pair.programs["there"].read_line() == "left"
+
+
+def test_rank_0_of_a_group_without_a_size_leaves_at_once(group: Group) -> None:
+    """Its master went with it 5 s later: the others of such a group do not leave with it."""
+    group.join("there", size=None)
+    rpc.shutdown()
+    with pytest.raises(rpc.NoWorker):
+        rpc.get_worker_info()
+    group.programs["there"].kill()
 
 
 def test_shutdown_waits_for_none_that_has_died(three: Group) -> None:
@@ -249,6 +296,78 @@ def test_who_does_not_come_is_missed_by_name(tmp_path: Path) -> None:
         rpc.init_rpc("here", 1, 2, "tcp://127.0.0.1:1", options)
 
 
+@pytest.mark.slow  # rank 0 gives up after 3 s
+def test_who_comes_late_hears_who_has_come_and_that_rank_0_has_given_up(group: Group) -> None:
+    group.start("there", 0, 3, init_timeout_s=3.0)
+    wait_until(lambda: os.path.exists(group.init_method.removeprefix("file://")), "rank 0")
+    text = r"2 of 3 workers came .*'here' \(rank 1\), 'there' .* rank 0 has given up, or died"
+    with pytest.raises(errors.DeadlineExceeded, match=text):
+        rpc.init_rpc("here", 1, 3, group.init_method, rpc.Options(init_timeout_s=5.0))
+    group.programs["there"].kill()
+
+
+def test_another_world_size_is_told_as_that() -> None:
+    with Master() as master, MasterClient(master.address) as other:
+        other.submit("barrier", "prpc.remote.init", 2, "'there' (rank 1)", [])
+        other.count_up("after it")
+        with pytest.raises(errors.ConfigError, match=r"the world_size 3 of 'here' \(rank 0\)"):
+            rpc.init_rpc("here", 0, 3, f"prpc://{master.address}")
+
+
+@pytest.mark.slow  # a file is read again after 3 s
+def test_a_file_that_a_killed_rank_0_has_left_is_read_again(group: Group) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as old:
+        meet = Path(group.init_method.removeprefix("file://"))
+        meet.write_text(f"127.0.0.1:{old.getsockname()[1]}")
+        there = group.start("there", 1, 2)
+        old.accept()[0].close()
+    rpc.init_rpc("here", 0, 2, group.init_method)
+    assert there.read_line() == "up"
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"hello world"])
+def test_a_file_without_an_address_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "meet").write_bytes(data)
+    with pytest.raises(errors.ConfigError, match=rf"{tmp_path}/meet has no address in it"):
+        rpc.init_rpc("here", 1, 2, f"file://{tmp_path / 'meet'}")
+
+
+def test_a_fifo_in_place_of_the_file_is_not_waited_for(fifo: str) -> None:
+    with pytest.raises(errors.MasterUnreachable, match="rank 0 has not written"):
+        rpc.init_rpc("here", 1, 2, f"file://{fifo}", rpc.Options(init_timeout_s=0.2))
+
+
+def test_a_port_of_the_environment_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "junk")
+    with pytest.raises(errors.ConfigError, match="MASTER_ADDR:MASTER_PORT of the environment"):
+        rpc.init_rpc("here", 0, 1)
+
+
+def test_numpys_integers_are_ranks(tmp_path: Path) -> None:
+    rpc.init_rpc("here", np.int64(0), np.int32(1), f"file://{tmp_path / 'meet'}")  # type: ignore[arg-type]
+    assert rpc.get_worker_info().id == 0
+    rpc.shutdown()
+
+
+def test_a_fork_of_a_worker_is_told_so(pair: Group) -> None:
+    child = os.fork()
+    if not child:
+        try:
+            rpc.init_rpc("other", 5, None, pair.init_method)
+        except ForkedError as error:
+            os._exit(0 if "forked from worker 'here'" in str(error) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("name", ["", "x" * 300])
+def test_names_that_no_worker_can_have_are_of_none(pair: Group, name: str) -> None:
+    with pytest.raises(rpc.UnknownWorker, match="no worker has the name"):
+        rpc.rpc_sync(name, there.here)
+
+
 def test_a_file_that_cannot_be_one_is_told_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -294,7 +413,10 @@ def test_names_are_torchs(tmp_path: Path, name: Any) -> None:
         ({"num_worker_threads": 0}, "num_worker_threads=0"),
         ({"rpc_timeout": -1.0}, "rpc_timeout=-1.0"),
         ({"device_maps": {"there": {0: 1, 1: 1}}}, "both go to its cuda:1"),
-        ({"lease_s": 0.0}, "lease_s=0.0"),
+        ({"lease_s": 0.0}, "lease_s=0.0: 0.1 to 3600 seconds"),
+        ({"lease_s": -1}, "lease_s=-1: 0.1 to 3600 seconds"),
+        ({"only_exposed": "no"}, "only_exposed='no': True or False"),
+        ({"share_devices": 1}, "share_devices=1: True or False"),
     ],
 )
 def test_options_that_make_no_sense_are_named(options: dict[str, Any], text: str) -> None:

@@ -348,5 +348,5 @@ def test_an_idle_worker_has_few_threads_and_descriptors(pair: Group) -> None:
 def test_no_function_and_no_worker_are_named_as_what_they_are(pair: Group) -> None:
     with pytest.raises(errors.BadArguments, match="None is not callable: a function is expected"):
         rpc.rpc_sync("there", None)  # type: ignore[arg-type]
-    with pytest.raises(errors.RpcError, match="rank 7, which is not there: it has left, died or"):
+    with pytest.raises(rpc.UnknownWorker, match="rank 7 is there: it has left, died or"):
         rpc.rpc_sync(7, there.add, args=(1, 2), timeout=5)
