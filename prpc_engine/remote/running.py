@@ -32,12 +32,13 @@ class Runner:
     """
 
     def __init__(self, driver: Driver, threads_max: int) -> None:
+        self._sections = driver.sections
         self._section = driver.sections.enter, driver.sections.leave
         self._reactor = driver.reactor
         self._threads_max = threads_max
         self._threads: Any = None  # a pool, once it is needed
         self._busy = 0
-        self._inside: set[object] = set()  # a mark of each function that runs in another thread
+        self._awaited: set[object] = set()  # a mark of each function that is a coroutine
         # of the two above and the next: threads of the pool and the engine's count here
         self._guard = runtime.Lock()
         self.slow: dict[str, int] = {}
@@ -52,13 +53,10 @@ class Runner:
     ) -> Any:
         """What it returns or raises, of one that runs here and now."""
         enter, leave = self._section
-        mark = object()
-        self._inside.add(mark)
         section = enter()
         try:
             return function(*arguments, **keywords)
         finally:
-            self._inside.discard(mark)
             if leave(section):
                 with self._guard:
                     self.slow[name] = 0
@@ -66,17 +64,19 @@ class Runner:
 
     @property
     def running(self) -> int:
-        """Functions that have not ended, whether or not their callers still wait."""
-        return len(self._inside) + self._busy
+        """Functions that have not ended, whether or not their callers still wait; but for those
+        that wait for calls of their own.
+        """
+        return self._sections.under_way + self._busy + len(self._awaited)
 
     async def awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """What a function that is a coroutine returns or raises."""
         mark = object()
-        self._inside.add(mark)
+        self._awaited.add(mark)
         try:
             return await coroutine
         finally:
-            self._inside.discard(mark)
+            self._awaited.discard(mark)
 
     def is_slow(self, name: str) -> bool:
         """Whether begin() is better than run(), and there is a thread for it."""

@@ -63,6 +63,11 @@ class Sections:
     def __contains__(self, thread: int) -> bool:
         return bool(self._inside.get(thread))
 
+    @property
+    def under_way(self) -> int:
+        """Handlers in a section, but for those that wait in it."""
+        return sum(map(len, tuple(self._inside.values()))) + len(self._preempted)
+
     def enter(self) -> list[None]:
         """What this thread does until leave() of what this gives may run beside other handlers. In
         a handler; elsewhere it changes nothing.
