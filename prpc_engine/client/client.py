@@ -128,6 +128,7 @@ class RpcClient:
         # of a named server, and streams: those get no retries
         self._named_calls = itertools.count()
         self._count_named = self._named_calls.__next__
+        self._unsent = itertools.count(1)  # notifications
         self._directory.set_entries(entries)
 
     def __str__(self) -> str:
@@ -482,7 +483,7 @@ class RpcClient:
         if wait:
             call.result()
         else:
-            call.when_done(_log_unsent)
+            call.when_done(self._log_unsent)
 
     def _stream(
         self,
@@ -548,8 +549,15 @@ class RpcClient:
         if self._closed:
             raise errors.Closed(f"the client of {self.name!r} was closed here")
 
-
-def _log_unsent(notice: Future) -> None:
-    error = notice.error()
-    if error is not None:
-        logger.warning("a notification was lost: %s", str(error))
+    def _log_unsent(self, notice: Future) -> None:
+        """Of a client whose server has gone, thousands may be: the first, the tenth, the hundredth
+        and so on is logged, and all are counted.
+        """
+        error = notice.error()
+        if error is None:
+            return
+        number = next(self._unsent)
+        if number == 10 ** (len(str(number)) - 1):
+            logger.warning(
+                "a notification was lost, number %d of this client: %s", number, str(error)
+            )

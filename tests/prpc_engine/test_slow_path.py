@@ -352,6 +352,19 @@ def test_a_notification_that_could_not_leave_is_logged(
         assert "server 0 of 'test' (rank 99) cannot be reached" in caplog.text
 
 
+def test_of_many_notifications_that_could_not_leave_few_are_logged_and_all_counted(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with world.client(world.hole.entry("test", 0), retry=AT_ONCE) as client:
+        for _ in range(25):
+            client.notify_to(0, "hear", 1)
+        world.hole.close()
+        wait_until(lambda: sum(client.statistics().errors.values()) == 25)
+        wait_until(lambda: "number 10 of this client" in caplog.text)
+        lines = [line for line in caplog.text.splitlines() if "a notification was lost" in line]
+        assert len(lines) == 2
+
+
 def test_a_stream_waits_for_its_connection(world: World) -> None:
     with world.client(world.entry()) as client, client.stream("echo", 1) as stream:
         assert stream.result(PATIENCE_S) == 1
