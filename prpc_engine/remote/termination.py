@@ -44,21 +44,24 @@ class Termination:
         return last > 0 and all(len(one) > last and one[last] == one[last - 1] for one in told)
 
     @property
-    def is_due(self) -> bool:
-        """Whether this worker is to tell its number of the next round."""
+    def is_turn(self) -> bool:
+        """Whether this worker is to tell its number of the next round, as soon as it is quiet."""
         return self._may_follow(self.told)
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no call of this worker is under way, and no function runs in it."""
+        return not (self._calls.under_way or self._runner.running)
+
     def _may_follow(self, told: tuple[int, ...]) -> bool:
-        if self._calls.under_way or self._runner.running:
-            return False
         return not any(len(one) < len(told) for one in self._members.begun().values())
 
     def next_told(self) -> tuple[int, ...]:
-        """All that this worker is to tell now; () : nothing. Several threads may ask: of one round
+        """All that this worker is to tell now; (): nothing. Several threads may ask: of one round
         they all get the same.
         """
         before = self.told
-        if not self._may_follow(before):
+        if not (self.is_quiet and self._may_follow(before)):
             return ()
         self.told = told = (*before, self._calls.begun)
         return told

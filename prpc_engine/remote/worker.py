@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 
@@ -286,6 +287,8 @@ class Worker:
             self._wait_for_all(max(LEAVE_S, limit_s), deadline)
         except (errors.Closed, ClosedError):  # another thread has shut this worker down meanwhile
             return
+        except errors.NoSuchNode:  # silent for longer than its lease: the others are without it
+            return
         except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted):
             if self._where.is_apart or limit_s < MASTER_GONE_S:
                 raise
@@ -311,7 +314,8 @@ class Worker:
         members.say_leaving(patience_s, termination.next_told())
         if self._where.world_size is None:
             return
-        look_at = runtime.monotonic() + MASTER_GONE_S
+        # where the master is apart it may be started again
+        look_at = math.inf if is_apart else runtime.monotonic() + MASTER_GONE_S
         while not termination.is_over:
             now = runtime.monotonic()
             told = termination.next_told()
@@ -319,16 +323,15 @@ class Worker:
                 members.say_leaving(patience_s, told)
             elif now >= deadline:
                 return
-            elif now >= look_at and not is_apart:
+            elif now >= look_at:
                 members.ask_master(MASTER_GONE_S)
                 look_at = now + MASTER_GONE_S
+            # in both, what others call runs in this thread: nobody needs it for anything else
+            elif termination.is_turn:  # and this worker is not quiet, of whose end no member tells
+                members.wait(lambda: termination.is_quiet, min(deadline, now + QUIET_LOOK_S), True)
             else:
-                # nobody needs this thread for anything else: what others call runs in it
-                members.wait(
-                    lambda: termination.is_over or termination.is_due,
-                    min(deadline, now + QUIET_LOOK_S),
-                    serves=True,
-                )
+                until = min(deadline, look_at)
+                members.wait(lambda: termination.is_over or termination.is_turn, until, True)
 
     def _tell_master_gone(self) -> None:
         logger.warning(

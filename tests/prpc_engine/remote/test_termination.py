@@ -75,6 +75,7 @@ def test_nobody_is_a_round_ahead_of_another() -> None:
     workers.tell(0)
     workers.tell(0)
     assert workers.told == [(0,), ()]
+    assert [one.is_turn for one in workers.each] == [False, True]
     workers.staying = ["w1"]
     assert workers.each[0].waits_for() == "'w1' have not called it"
     workers.staying = []
