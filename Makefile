@@ -1,7 +1,7 @@
 # Each of STAGES is a stage of .ci/run, which makes what it needs by itself. The others use .venv,
 # which `python3 -m venv .venv && .venv/bin/pip install -e '.[test]'` makes.
 
-STAGES := tests pythons ding tensors demo lint types tensorflow rdma perf
+STAGES := tests pythons ding tensors demo perf lint types tensorflow rdma
 PYTHON := .venv/bin/python
 
 .PHONY: help all nightly coverage changelog $(STAGES)
