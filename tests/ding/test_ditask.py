@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ding") is None, reason="DI-engine is not installed"
 )
 BIN = Path(sys.executable).parent
-LIMIT_S = 150
+LIMIT_S = 250
 WORKERS_MAX = 4
 
 
