@@ -65,7 +65,7 @@ def test_shutdown_waits_for_calls_that_functions_make_and_do_not_wait_for(
 
 def test_a_function_goes_on_after_its_callers_time_and_shutdown_waits_for_it(pair: Group) -> None:
     with pytest.raises(errors.DeadlineExceeded):
-        rpc.rpc_sync("there", there.wait_for_event, timeout=0.1)
+        rpc.rpc_sync("there", there.wait_for_event, timeout=0.5)
     pair.programs["there"].write_line("leave")
     with pytest.raises(errors.DeadlineExceeded, match=r"shutdown\(\) of 'here' .*: .*'there'"):
         rpc.shutdown(timeout=0.2)
