@@ -160,7 +160,7 @@ class Members:
         there.setdefault(self.incarnation, self.rank)
         return sorted(
             f"{name!r} (rank {there[one]})" if one in there else f"{name!r} (has left)"
-            for one, name in self._names.items()
+            for one, name in tuple(self._names.items())  # news comes in another thread
         )
 
     def info(self, name: str | None = None) -> WorkerInfo:
