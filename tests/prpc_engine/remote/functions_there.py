@@ -104,7 +104,7 @@ def relay(path: str, ways: list[str]) -> None:
     if ways:
         rpc.rpc_async(ways[0], relay, args=(path, ways[1:]))
     else:
-        time.sleep(0.05)
+        time.sleep(0.05)  # its work: who does not wait for it is gone by then
         with open(path, "w") as file:
             file.write("passed on")
 

@@ -16,6 +16,7 @@ import pytest
 from prpc_engine import Master, errors
 from prpc_engine import remote as rpc
 from prpc_engine.master.client import MasterClient
+from prpc_engine.remote import worker
 from shard import ForkedError
 from tests.program import Program, halt, wait_until
 from tests.prpc_engine.remote import functions_there as there
@@ -74,8 +75,11 @@ def test_a_function_goes_on_after_its_callers_time_and_shutdown_waits_for_it(pai
     assert pair.programs["there"].read_line() == "left"
 
 
-def test_rank_0_of_a_group_without_a_size_leaves_at_once(group: Group) -> None:
-    """Its master went with it 5 s later: the others of such a group do not leave with it."""
+def test_rank_0_of_a_group_without_a_size_waits_for_no_others_to_leave(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of such a group do not leave with it: it would wait for all of that time."""
+    monkeypatch.setattr(worker, "LEFT_S", 200.0)
     group.join("there", size=None)
     rpc.shutdown()
     with pytest.raises(rpc.NoWorker):
