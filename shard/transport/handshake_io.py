@@ -5,7 +5,7 @@ tcp, unix and shm meet like this; what follows on the socket is theirs. What a s
 do is bounded:
 
     time         limits.handshake_s to its turn, and again from there to the proof, however slowly
-                 or quickly it sends
+                 or quickly it sends; the same once more where this process, not the peer, was late
     number       limits.handshakes_max at a time, limits.handshakes_per_host_max from one address;
                  limits.handshakes_waiting_max more wait for their turn, unread; waiting.py says who
                  has to go when more come, or nobody gets on
@@ -40,6 +40,7 @@ from shard.loop.timers import Timer
 from shard.transport import Connection, Node
 from shard.transport.handshake import HELLO, MAGIC, NONCE_BYTES, Acceptor, Connector, Lane
 from shard.transport.identity import PeerIdentity
+from shard.transport.last_look import LastLook
 from shard.transport.refusals import RefusalLog
 from shard.transport.tls import Tls, TlsSocket
 from shard.transport.unix_rendezvous import credentials
@@ -85,7 +86,9 @@ class Greeting:
     """The acceptor's side of one socket that was just accepted. Ends in done(self, fds), or in a
     line of the log.
 
-    Owned by its Door; cut after limits.handshake_s. Raises OSError when the peer is gone already.
+    Owned by its Door; cut after limits.handshake_s, unless something has come by then that was not
+    looked at: this process was stopped, or had too much to do. Raises OSError when the peer is gone
+    already.
     """
 
     def __init__(self, door: Door, sock: socket.socket, peer: str, host: str) -> None:
@@ -106,11 +109,8 @@ class Greeting:
                 self._may_be_dealt = True
                 # one event, for the whole hello
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)
-        limit_s = self._node.limits.handshake_s
         self._began = self._reactor.clock()
-        self._timer = self._reactor.call_later(
-            limit_s, lambda: self.fail(f"did not finish the handshake within {limit_s:.3g} s")
-        )
+        self._timer = LastLook(self._reactor, self._node.limits.handshake_s, self)
         self._reactor.watch(self.sock.fileno(), self._on_ready)
 
     def _begin(self, binding: bytes) -> None:
@@ -148,6 +148,21 @@ class Greeting:
     def peer_identity(self) -> PeerIdentity:
         """What the peer has proved, once it is done."""
         return identity_of(self.sock, self._node)
+
+    @property
+    def step(self) -> int:
+        """How far it is: it rises with each part of the exchange that has come."""
+        if self._exchange is None:
+            return 0
+        return 1 if self._exchange.wanted == HELLO.size else 2
+
+    def look(self) -> None:
+        """Take what has come, and go on; it may be over then."""
+        self._on_ready(0)
+
+    def overdue(self, limit_s: float) -> None:
+        """The time is over."""
+        self.fail(f"did not finish the handshake within {limit_s:.3g} s")
 
     def _on_ready(self, events: int) -> None:
         try:

@@ -39,6 +39,7 @@ from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport
 from shard.transport.connecting import a_place, hear, meet, not_reached, say
 from shard.transport.handshake_io import Door, DoorStatistics, Greeting, know_peer
+from shard.transport.last_look import LastLook
 from shard.transport.tcp import (
     ResolvedAddress,
     at_each_place,
@@ -73,12 +74,22 @@ class _Introduction:
         self._far = FarEnd()
         self._is_connected = False  # the queue pair
         self._pause: Timer | None = None
-        limit_s = listener.node.limits.handshake_s
         reactor = listener.reactor
-        self._timer = reactor.call_later(
-            limit_s, lambda: self.fail(f"did not introduce its queue pair within {limit_s:.3g} s")
-        )
+        self._timer = LastLook(reactor, listener.node.limits.handshake_s, self)
         reactor.watch(greeting.sock.fileno(), self._on_ready)
+
+    @property
+    def step(self) -> int:
+        """How far it is: 1, once the peer has introduced itself."""
+        return int(self._queue is not None)
+
+    def look(self) -> None:
+        """Take what has come, and go on; it may be over then."""
+        self._on_ready(0)
+
+    def overdue(self, limit_s: float) -> None:
+        """The time is over."""
+        self.fail(f"did not introduce its queue pair within {limit_s:.3g} s")
 
     def _on_ready(self, events: int) -> None:
         with self._failing():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import resource
 import select
 import socket
 import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -56,6 +58,13 @@ def receive_all(sock: socket.socket) -> bytes:
         while data := sock.recv(4096):
             received += data
     return received
+
+
+def send_and_wait(sock: socket.socket, data: bytes) -> None:
+    """Until the other side's kernel has all of it."""
+    sock.sendall(data)
+    while struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))) != (0,):
+        time.sleep(0)
 
 
 def has_hung_up(sock: socket.socket) -> bool:
@@ -335,6 +344,31 @@ class TestTcp(TransportContract):
                 greetings=0, accepted=0, refused=1, waiting=0, too_many=0, shed=0
             )
             assert has_hung_up(sock)
+
+    def test_a_peer_that_speaks_in_time_gets_in_though_it_is_looked_at_too_late(
+        self, quiet: QuietWorld
+    ) -> None:
+        """As by a process that was stopped for so long. A turn calls timers before it looks."""
+        exchange = Connector(b"", KIND, 1, bytes(32))
+        with quiet.knock() as sock:
+            send_and_wait(sock, exchange.start())
+            quiet.now += LIMITS.handshake_s
+            quiet.look()
+            send_and_wait(sock, exchange.feed(sock.recv(exchange.wanted, socket.MSG_WAITALL)))
+            quiet.now += LIMITS.handshake_s
+            quiet.look()
+            assert (quiet.accepted, quiet.statistics().refused) == (1, 0)
+
+    def test_a_peer_that_was_looked_at_too_late_has_its_time_once_more(
+        self, quiet: QuietWorld
+    ) -> None:
+        with quiet.knock() as sock:
+            send_and_wait(sock, hello())
+            for _ in range(2):
+                assert quiet.statistics().greetings == 1
+                quiet.now += LIMITS.handshake_s
+                quiet.look()
+            assert quiet.statistics().refused == 1
 
     def test_more_than_the_first_message_is_not_looked_at(self, quiet: QuietWorld) -> None:
         with quiet.knock() as sock:
