@@ -24,6 +24,7 @@ WRITE, WRITE_WITH_IMM, SEND, READ = 0, 1, 2, 4  # of IBV_WR_, and RDMA_ but for 
 SIGNALED, INLINE = 2, 8  # of IBV_SEND_
 SUCCESS = 0  # IBV_WC_SUCCESS
 DEPTH = 64  # work requests of a queue
+NOTE_BYTES = 64  # of a message that announces or answers
 READS = 8  # that one end has in flight, and answers at once
 # 4.096 us x 2^14 = 67 ms without an acknowledgement, six times; 7 would be for ever with soft RoCE
 TIMEOUT, RETRIES, RNR_RETRIES, RNR_TIMER = 14, 6, 6, 12
@@ -140,6 +141,42 @@ class VerbsPair:
             _await(near, in_flight)
             if takes_slot:
                 _await(far, in_flight)
+
+        return move
+
+    def moves_when_asked(self) -> Callable[[], None]:
+        """The same in the way of a transport whose receiver reads: the near end announces its
+        memory in a message, the far one reads it and answers. Of 64 bytes each, sent inline.
+        """
+        wr: Any = importlib.import_module("pyverbs.wr")
+        near, far = self.near, self.far
+
+        def message(end: _End) -> Any:
+            place = wr.SGE(end.address, min(NOTE_BYTES, self.nbytes), end.region.lkey)
+            return wr.SendWR(
+                wr_id=1, opcode=SEND, num_sge=1, sg=[place], send_flags=SIGNALED | INLINE
+            )
+
+        announces, answers = message(near), message(far)
+        read = wr.SendWR(
+            wr_id=1,
+            opcode=READ,
+            num_sge=1,
+            sg=[wr.SGE(far.address, self.nbytes, far.region.lkey)],
+            send_flags=SIGNALED,
+        )
+        read.set_wr_rdma(near.region.rkey, near.address)
+
+        def move() -> None:
+            far.pair.post_recv(far.receive)
+            near.pair.post_recv(near.receive)
+            near.pair.post_send(announces)
+            _await(far, 1)  # the announcement
+            far.pair.post_send(read)
+            _await(far, 1)
+            far.pair.post_send(answers)
+            _await(far, 1)
+            _await(near, 2)  # that the announcement was sent, and the answer
 
         return move
 
