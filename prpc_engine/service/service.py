@@ -508,8 +508,8 @@ class RpcService:
             )
         try:
             found = await self._session.submit("lookup", name, 0, timeout_s=REFRESH_TIMEOUT_S)
-        except errors.DeadlineExceeded as error:
-            # that of the look: a call that waits for it was not sent, and goes on waiting
+        except (errors.DeadlineExceeded, errors.MaybeExecuted) as error:
+            # what became of the look: a call that waits for it was not sent, and goes on waiting
             raise errors.MasterUnreachable(str(error)) from None
         # failpoint: service.looked
         return _entries(name, found)

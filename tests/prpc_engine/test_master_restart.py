@@ -4,6 +4,7 @@ notices nothing.
 
 from __future__ import annotations
 
+import logging
 import queue
 import re
 import signal
@@ -128,6 +129,28 @@ def test_calls_between_nodes_go_on_without_a_master(tmp_path: Path) -> None:
             caller.join(PATIENCE_S)
         assert before == "before"
         assert not failures
+
+
+def test_a_call_goes_on_waiting_where_the_master_dies_as_it_is_asked_who_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What may have run at the master is the look: the call has not left."""
+    with MasterProcess(tmp_path) as first, RpcService(master=first.address) as service:
+        client = service.create_client("late", expected_servers=0)
+
+        def asked() -> int:
+            return sum(peer.requests for peer in service.statistics().peers)
+
+        halt(first.process.pid)
+        before = asked()
+        with caplog.at_level(logging.DEBUG, "prpc"):
+            future = client.submit("echo", 1, timeout_s=PATIENCE_S)
+            wait_until(lambda: asked() > before, "the look")
+            first.kill()
+            wait_until(lambda: "could not be looked up" in caplog.text, "the end of the look")
+        assert "lookup('late', 0) was sent to the master" in caplog.text
+        with first.again(), ServerProcess(first.address, "late", "tcp"):
+            assert future.result(PATIENCE_S) == 1
 
 
 def test_a_master_without_a_journal_is_joined_anew(tmp_path: Path) -> None:
