@@ -2,11 +2,17 @@
 
     connector                                     acceptor
     handshake (handshake.py) <----------------->
-    far end, with its proof -------------------->  makes a queue pair, connects it to that end
-           <-------------------------------------  verdict of the handshake, far end or a fault
+           <-------------------------------------  its verdict, once it is this peer's turn
+    makes a queue pair
+    far end, or a fault ------------------------>  makes a queue pair, connects it to that end
+           <-------------------------------------  far end, or a fault
     connects its queue pair, and reads nothing by
     it: the network carries packets both ways
     READY -------------------------------------->  the connection is made
+
+INTRODUCTIONS_MAX peers have their turn at a time, in the order in which they proved the secret. To
+make a queue pair and register its slots takes milliseconds of either process, and who waits for it
+gives up after some seconds and comes again: if all were begun at once, none might be finished.
 
 Before either connects its queue pair it waits until its kernel knows the way to the other's GID, or
 knows that there is none (neighbour.py): to connect would stop the whole process as long. What a far
@@ -26,13 +32,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
-from functools import partial
 
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.loop.reactor import Reactor
+from shard.loop.readiness import until_ready
 from shard.loop.timers import Timer
 from shard.loop.waits import sleep
 from shard.memory.slab import Slab
@@ -54,9 +62,9 @@ from shard.transport.verbs_introduction import FAR_END_BYTES, FarEnd, FirstPair
 from shard.transport.verbs_queue import VerbsFailed, VerbsQueue
 from shard.transport.verbs_rails import VerbsDevices
 
-KIND = 4  # in the handshake
+KIND = 5  # in the handshake; 4 was that of queue pairs introduced with the proof
+INTRODUCTIONS_MAX = 4
 READY = b"\x06"
-PROVE_LOOK_S = 0.0005  # between two looks whether something came back: some us on a quick network
 
 logger = logging.getLogger("shard")
 
@@ -142,7 +150,6 @@ class _Introduction:
                 return
             queue.connect(self._far)
         self._is_connected = True
-        self._greeting.accepted()
         # into an empty socket buffer: whole, or the peer is broken
         self._greeting.sock.send(queue.near_end().pack())
 
@@ -156,7 +163,6 @@ class _Introduction:
         try:
             yield
         except (NoVerbs, RemoteProtocolError) as error:
-            self._greeting.accepted()
             self._greeting.sock.send(FarEnd(fault=str(error)).pack())
             raise
 
@@ -179,7 +185,7 @@ class _Introduction:
         if self._pause is not None:
             self._pause.cancel()
         self._listener.reactor.unwatch(self._greeting.sock.fileno())
-        self._listener.introductions.discard(self)
+        self._listener.ended(self)
 
 
 class VerbsListener(Listener):
@@ -198,16 +204,36 @@ class VerbsListener(Listener):
         self.address = format_address(host, port, VerbsTransport.scheme)
         self.node, self.reactor = node, reactor
         self.introductions: set[_Introduction] = set()
+        self._waiting: deque[Greeting] = deque()
         self._slab, self._devices, self._accept = slab, devices, accept
         self._door = Door(sock, node, KIND, reactor, self._greeted)
 
     def _greeted(self, greeting: Greeting, fds: list[int]) -> None:
-        if len(self.introductions) >= self.node.limits.connections_max:
+        if len(self._waiting) >= self.node.limits.connections_max:
             raise RemoteProtocolError(
-                f"{len(self.introductions)} peers introduce their queue pairs already, at most "
+                f"{len(self._waiting)} peers wait already to introduce their queue pairs, at most "
                 f"{self.node.limits.connections_max} may"
             )
-        self.introductions.add(_Introduction(self, greeting))
+        self._waiting.append(greeting)
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        while self._waiting and len(self.introductions) < INTRODUCTIONS_MAX:
+            greeting = self._waiting.popleft()
+            try:
+                if has_hung_up(greeting.sock):
+                    raise RemoteProtocolError("hung up before it was its turn")
+                greeting.accepted()
+            except (OSError, RemoteProtocolError) as error:
+                self.refuse(greeting.peer, str(error))
+                greeting.close()
+            else:
+                self.introductions.add(_Introduction(self, greeting))
+
+    def ended(self, introduction: _Introduction) -> None:
+        """By a connection, or without one: it is another one's turn."""
+        self.introductions.discard(introduction)
+        self.reactor.call_soon(self._take_turns)
 
     def queue_for(self, far: FarEnd) -> VerbsQueue:
         """One to connect to that end of a peer. Raises NoVerbs."""
@@ -242,6 +268,10 @@ class VerbsListener(Listener):
 
     def close(self) -> None:
         self._door.close()
+        for greeting in self._waiting:
+            self.refuse(greeting.peer, "the listener closed")
+            greeting.close()
+        self._waiting.clear()
         for introduction in list(self.introductions):
             introduction.fail("the listener closed")
 
@@ -314,12 +344,10 @@ class VerbsTransport(Transport):
             async with a_place(node, address, deadline):
                 try:
                     sock = closing.enter_context(await dial(address, place, deadline))
-                    queue = self._devices.queue(slot_bytes_of(node.limits.ring_bytes), first)
+                    exchange = await meet(sock, address, node, KIND, deadline)
+                    queue = await self._queue(sock, first, deadline)
                     closing.callback(queue.close)
-                    near = queue.near_end().pack()
-                    exchange = await meet(
-                        sock, address, node, KIND, deadline, partial(_send_with_end, sock, near)
-                    )
+                    await say(sock, queue.near_end().pack(), deadline)
                     far = FarEnd.unpack(await hear(sock, FAR_END_BYTES, deadline))
                     if far.fault:
                         raise _NotReached(
@@ -346,6 +374,16 @@ class VerbsTransport(Transport):
         know_peer(connection, exchange, sock, node)
         return connection
 
+    async def _queue(
+        self, sock: socket.socket, first: FirstPair | None, deadline: float
+    ) -> VerbsQueue:
+        """For a peer that waits for our end. Raises NoVerbs, once the peer was told why."""
+        try:
+            return self._devices.queue(slot_bytes_of(self._node.limits.ring_bytes), first)
+        except NoVerbs as error:
+            await say(sock, FarEnd(fault=str(error)).pack(), deadline)
+            raise
+
 
 class _NotReached(UnreachableError):
     """By that queue. `near`: its first port, `others`: what another try may begin with."""
@@ -364,12 +402,21 @@ async def _join(queue: VerbsQueue, far: FarEnd, address: str, deadline: float) -
         queue.connect(far)
         queue.prove(address)
         while not queue.is_proven():
-            if time.monotonic() >= deadline:
-                raise VerbsFailed(f"{queue.domain.port}: nothing came back in time")
-            await sleep(PROVE_LOOK_S)
+            queue.arm()
+            if queue.is_proven():  # it came back before that
+                break
+            await until_ready(queue, select.EPOLLIN, deadline)
+            queue.take_event()
+    except TimeoutError as error:
+        text = f"{queue.domain.port}: nothing came back in time"
+        raise _NotReached(f"{address} cannot be reached by RDMA: {text}", queue, far) from error
     except (NoVerbs, VerbsFailed) as error:
         raise _NotReached(f"{address} cannot be reached by RDMA: {error}", queue, far) from error
 
 
-def _send_with_end(sock: socket.socket, near: bytes, proof: bytes) -> None:
-    sock.send(proof + near)
+def has_hung_up(sock: socket.socket) -> bool:
+    """Whether its peer has, as far as what it sent before was read. Raises OSError."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False

@@ -31,10 +31,11 @@ from shard import (
     Slab,
     UnreachableError,
     VerbsOptions,
+    control_loop,
 )
 from shard.transport.neighbour import NeighbourState
 from shard.transport.records import MESSAGE, RETURN, pack_descriptor, pack_lease, pack_prefix
-from shard.transport.verbs import VerbsTransport
+from shard.transport.verbs import INTRODUCTIONS_MAX, VerbsListener, VerbsTransport
 from shard.transport.verbs_connection import VerbsConnection
 from shard.transport.verbs_device import NoVerbs, chosen_port
 from shard.transport.verbs_domain import VerbsDomain
@@ -221,6 +222,33 @@ def test_what_is_sent_everywhere_is_a_message_twice(world: World, sides: tuple[S
     assert two.bodies == [b"note", b"note"]
 
 
+def test_of_many_that_come_at_once_a_few_are_begun_at_a_time_and_all_get_in(world: World) -> None:
+    listener = world.listener
+    assert isinstance(listener, VerbsListener)
+    transport = world.connecting_transport()
+    coming = [
+        control_loop().spawn(transport.connect(listener.address, PATIENCE_S))
+        for _ in range(2 * INTRODUCTIONS_MAX)
+    ]
+    begun = 0
+
+    def all_are_in() -> bool:
+        nonlocal begun
+        begun = max(begun, len(listener.introductions))
+        return all(one.done() for one in coming) and len(world.accepted) == len(coming)
+
+    world.turn_until(all_are_in)
+    assert 1 <= begun <= INTRODUCTIONS_MAX
+    for number, one in enumerate(coming):
+        one.result().send(b"%d" % number)
+    world.turn_until(lambda: all(side.messages for side in world.accepted))
+    assert {body for side in world.accepted for body in side.bodies} == {
+        b"%d" % number for number in range(len(coming))
+    }
+    for one in coming:
+        one.result().close()
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [
@@ -242,7 +270,7 @@ def test_a_peer_without_a_queue_pair_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VerbsQueue, "near_end", lambda self: FarEnd(fault="it lies"))
-    with pytest.raises(UnreachableError, match="hung up during the handshake"):
+    with pytest.raises(UnreachableError, match="hung up before its queue pair was connected"):
         world.call(world.connecting_transport())
     world.turn_until(lambda: world.listener.statistics().refused)  # type: ignore[attr-defined]
 
