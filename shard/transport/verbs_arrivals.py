@@ -102,6 +102,7 @@ class _Reading:
         arrival: _Arrival,
         target: NDArray[np.uint8],
         segment: int,
+        address: int,
         far_address: int,
         rkeys: tuple[int, ...],
         rails: int,
@@ -109,7 +110,7 @@ class _Reading:
         self.arrival = arrival
         self.target = target
         self.segment = segment  # of our slab, where it is registered; -1: it is not
-        self.address = 0 if segment < 0 else target.__array_interface__["data"][0]
+        self.address = address  # of the target, where it is registered
         self.far_address, self.rkeys = far_address, rkeys
         self.taken = 0  # bytes of it for which a read was posted
         # for all rails to have a part in it
@@ -309,27 +310,28 @@ class VerbsArrivals:
                 f"array of {nbytes} bytes at {offset} of segment {number}, which has "
                 f"{max(0, region_bytes)}"
             )
-        target, segment = self._target(nbytes)
+        target, segment, own = self._target(nbytes)
         rails = len(self._readers)
-        readings.append(_Reading(arrival, target, segment, address + offset, rkeys, rails))
+        readings.append(_Reading(arrival, target, segment, own, address + offset, rkeys, rails))
         return target
 
-    def _target(self, nbytes: int) -> tuple[NDArray[np.uint8], int]:
-        """An array to read into, and its segment, which is registered; -1: it is not. As for any
-        socket (socket_lane.py), the slab does not grow for what is only announced.
+    def _target(self, nbytes: int) -> tuple[NDArray[np.uint8], int, int]:
+        """An array to read into, and its segment and address, which are registered; -1, 0: they are
+        not. As for any socket (socket_lane.py), the slab does not grow for what is only announced.
         """
         if BLOCK_BYTES_MIN <= nbytes <= max(ANNOUNCED_BYTES_MAX, self.bytes_received):
             try:
                 block = self._slab.allocate(nbytes)
                 array = self._slab.wrap(block, nbytes).view(np.ndarray)
-                for reader in self._readers:
+                region = self._readers[0].domain.region(block.segment)
+                for reader in self._readers[1:]:
                     reader.domain.region(block.segment)
-                return array, block.segment
+                return array, block.segment, region.address + block.offset
             except ShmFull:
                 pass
             except NoVerbs as error:
                 self._readers[0].domain.tell_once("arrays that come are copied once more", error)
-        return empty_block(nbytes), -1
+        return empty_block(nbytes), -1, 0
 
     def have_read(self, number: int) -> None:
         """Read `number` has completed."""
