@@ -482,6 +482,12 @@ class RingConsumer(_End):
         # failpoint: ring.after_head
         return payloads
 
+    def free(self) -> None:
+        """Count as read what was handed out so far, of a handler that is not done, too: its payload
+        is good no longer.
+        """
+        self._words[HEAD_WORD] = self.head
+
     def skip_all(self) -> None:
         """Count everything published as read; a poll() under way ends with its present record.
         Raises nothing: a ring that turns out to be broken is quarantined, and that poll() raises.

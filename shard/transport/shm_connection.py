@@ -507,6 +507,9 @@ class ShmConnection(Connection[Record]):
         try:
             if tag == MESSAGE:
                 body, blocks = self._read_message(payload)
+                # the peer is held back by arrays that were not read, and a handler may take long
+                body = memoryview(bytes(body))
+                self._consumer.free()
             elif tag == RETURN_FIRST:
                 self._lendings.take_back(LEASE.unpack_from(payload)[0])
                 body = payload[LEASE_BYTES:]

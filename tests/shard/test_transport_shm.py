@@ -384,6 +384,28 @@ class TestShm(TransportContract):
         assert world.accepted == []
         world.close()
 
+    def test_an_array_that_a_handler_has_in_hand_holds_nobody_back(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        """As of a function that calls back, and is called again before it returns."""
+        one, two = sides
+        nbytes = LIMITS.outbox_bytes_max * 3 // 4
+        failures: list[BaseException] = []
+
+        def answer(body: bytes) -> None:
+            if int(body) < 4:
+                try:
+                    one.connection.send(b"%d" % (int(body) + 1), [np.full(nbytes, 7, np.uint8)])
+                except BackpressureError as error:
+                    failures.append(error)
+
+        two.on_each = answer
+        one.connection.send(b"0", [np.full(nbytes, 7, np.uint8)])
+        world.turn_until(lambda: failures or len(two.messages) == 5)
+        assert not failures
+        for _, (block,) in two.messages:
+            assert (block.nbytes, block[0], block[-1]) == (nbytes, 7, 7)
+
     @pytest.mark.parametrize("nbytes", [20_000, 1_000_000, 40_000_000])
     def test_arrays_for_a_peer_that_does_not_read_are_bounded_in_bytes_and_arrive_when_it_does(
         self, world: World, sides: tuple[Side, Side], nbytes: int
