@@ -9,12 +9,14 @@ from typing import Any
 
 from prpc_engine import errors
 from prpc_engine.remote import current
+from prpc_engine.remote.calls import as_runtime_error
 from prpc_engine.remote.current import WorkerInfo
 from prpc_engine.remote.future import Future
 from prpc_engine.remote.options import Options
 from prpc_engine.remote.rendezvous import parse
 from prpc_engine.remote.rref import RRef
 from prpc_engine.remote.worker import Worker
+from prpc_engine.rpc.context import is_asked
 from shard import ForkedError
 
 To = str | WorkerInfo | int
@@ -95,11 +97,20 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     timeout   seconds for that, else Options.shutdown_timeout_s
 
     Raises DeadlineExceeded with who has not called it, or where calls go on: then this worker is
-    still in the group. In a process that is no worker, does nothing.
+    still in the group; and ConfigError in a function that another worker called, which waited for
+    its own end, where graceful. In a process that is no worker, does nothing.
     """
     worker = _worker
     if worker is None:
         return
+    if graceful and is_asked():
+        raise as_runtime_error(
+            errors.ConfigError(
+                f"shutdown() of {worker.name!r} in a function that a worker called: it waits until "
+                "no function runs, and this one does. Let the function say so to the worker's own "
+                "program, which calls shutdown(), or call shutdown(graceful=False)"
+            )
+        )
     if graceful:
         worker.wait_for_all(timeout)
     _end(worker, graceful)

@@ -41,8 +41,14 @@ LEAVE_S = 1.0  # for the master to hear that this worker leaves
 FILE_S, FILE_S_MAX = 3.0, 15.0
 MISSED_S = 1.0  # for the master to say who has not come, when all the time to come is over
 LEFT_S = 5.0  # for the others to hang up, before rank 0 takes the master away
-# A master in rank 0's process that has not answered for so long is gone with that.
+# A master in rank 0's process that has not answered for so long is gone with that, where the
+# connection to it is, too; while that is there rank 0 stands still, and has its lease for it.
 MASTER_GONE_S = 15.0
+MASTER_LOOK_S = 3.0  # between two looks whether it answers
+# What others call runs in the thread that waits in shutdown(): a waiting thread answers in some
+# 10 us, where one that has to be woken takes 100. A function that blocks keeps it, so in the last
+# minute before the deadline functions run in the engine's thread.
+SERVES_UNTIL_S = 60.0
 QUIET_LOOK_S = 0.005  # between two looks whether calls of this worker are under way
 FUNCTIONS_MAX = 4096  # that run, or answer later, at a time
 
@@ -72,6 +78,8 @@ class Worker:
         self._has_written = False  # by which file the others find it
         self._store: AgentStore | None = None  # by which they do under torchrun
         self._deadline = deadline = runtime.monotonic() + options.init_timeout_s
+        self._asked = 0.0  # when the master was last asked for something that shutdown() needs
+        self._gone_s = max(MASTER_GONE_S, options.lease_s)  # while the connection is there
         try:
             if where.store is not None:
                 self._store = AgentStore(where.store, deadline)
@@ -284,16 +292,18 @@ class Worker:
         check_seconds("timeout", limit_s)
         deadline = runtime.monotonic() + limit_s
         try:
-            self._wait_for_all(max(LEAVE_S, limit_s), deadline)
+            self._wait_for_all(deadline)
         except (errors.Closed, ClosedError):  # another thread has shut this worker down meanwhile
             return
         except errors.NoSuchNode:  # silent for longer than its lease: the others are without it
             return
         except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted):
+            silent_s = runtime.monotonic() - self._asked
+            if not self._where.is_apart and silent_s >= MASTER_GONE_S:
+                self._tell_master_gone(silent_s)
+                return
             if self._where.is_apart or limit_s < MASTER_GONE_S:
                 raise
-            self._tell_master_gone()
-            return
         if self._where.world_size is None or self._termination.is_over:
             return
         missing = self._termination.waits_for()
@@ -307,38 +317,51 @@ class Worker:
             )
         )
 
-    def _wait_for_all(self, patience_s: float, deadline: float) -> None:
+    def _wait_for_all(self, deadline: float) -> None:
         """Until it is over, or that time of the monotonic clock. Raises the master's errors."""
-        members, termination, is_apart = self.members, self._termination, self._where.is_apart
-        patience_s = patience_s if is_apart else min(patience_s, MASTER_GONE_S)
-        members.say_leaving(patience_s, termination.next_told())
+        members, termination = self.members, self._termination
+        members.say_leaving(self._patience_s(deadline), termination.next_told())
         if self._where.world_size is None:
             return
-        # where the master is apart it may be started again
-        look_at = math.inf if is_apart else runtime.monotonic() + MASTER_GONE_S
+        look_at = self._next_look()
         while not termination.is_over:
             now = runtime.monotonic()
             told = termination.next_told()
+            serves = deadline - now > SERVES_UNTIL_S
+            until = min(deadline - SERVES_UNTIL_S if serves else deadline, look_at)
             if told:
-                members.say_leaving(patience_s, told)
+                members.say_leaving(self._patience_s(deadline), told)
+                look_at = self._next_look()
             elif now >= deadline:
                 return
             elif now >= look_at:
-                members.ask_master(MASTER_GONE_S)
-                look_at = now + MASTER_GONE_S
-            # in both, what others call runs in this thread: nobody needs it for anything else
+                members.ask_master(self._patience_s(deadline))
+                look_at = self._next_look()
             elif termination.is_turn:  # and this worker is not quiet, of whose end no member tells
-                members.wait(lambda: termination.is_quiet, min(deadline, now + QUIET_LOOK_S), True)
+                until = min(until, now + QUIET_LOOK_S)
+                members.wait(lambda: termination.is_quiet, until, serves)
             else:
-                until = min(deadline, look_at)
-                members.wait(lambda: termination.is_over or termination.is_turn, until, True)
+                members.wait(lambda: termination.is_over or termination.is_turn, until, serves)
 
-    def _tell_master_gone(self) -> None:
+    def _next_look(self) -> float:
+        """When to ask the master whether it is there. One apart may be started again."""
+        return math.inf if self._where.is_apart else runtime.monotonic() + MASTER_LOOK_S
+
+    def _patience_s(self, deadline: float) -> float:
+        """Seconds for the master to answer what is asked now; LEAVE_S at least."""
+        self._asked = runtime.monotonic()
+        left_s = deadline - self._asked
+        if not self._where.is_apart:
+            is_there = self._service.master_client.connected
+            left_s = min(left_s, self._gone_s if is_there else MASTER_GONE_S)
+        return max(LEAVE_S, left_s)
+
+    def _tell_master_gone(self, silent_s: float) -> None:
         logger.warning(
             "shutdown() of %r: rank 0, which has the group's master, has not answered for %.0f s "
             "and counts as dead: leaving without waiting for others",
             self.name,
-            MASTER_GONE_S,
+            silent_s,
         )
 
     @property

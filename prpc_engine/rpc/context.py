@@ -29,6 +29,12 @@ def who_asked() -> Caller | None:
     return asker
 
 
+def is_asked() -> bool:
+    """Whether what runs here is a handler, or was begun by one, of a request that is not over."""
+    caller: Any = behalf()
+    return caller is not None and not (isinstance(caller, Job) and caller.is_over)
+
+
 def caller_name() -> str:
     """The address or process that made the request being handled. Raises LookupError outside
     handlers.

@@ -56,6 +56,9 @@ class Model:
         ran.append(f"freed {getattr(self, 'factor', None)}")
 
 
+have_waited: list[str] = []
+
+
 def add(first: Any, second: Any = 100) -> Any:
     return first + second
 
@@ -86,6 +89,16 @@ def wait_for_event() -> bool:
 
 def set_event() -> None:
     event.set()
+
+
+def begin_to_wait(to: str) -> None:
+    """There, and nobody waits for that."""
+    rpc.rpc_async(to, wait_and_note)
+
+
+def wait_and_note() -> None:
+    wait_for_event()
+    have_waited.append(here())
 
 
 def clear_event() -> None:

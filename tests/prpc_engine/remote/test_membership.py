@@ -64,6 +64,39 @@ def test_shutdown_waits_for_calls_that_functions_make_and_do_not_wait_for(
     assert [three.programs[name].read_line() for name in ("there", "elsewhere")] == ["left"] * 2
 
 
+def test_shutdown_keeps_its_time_though_a_function_blocks_in_this_worker(pair: Group) -> None:
+    there.clear_event()
+    there.have_waited.clear()
+    ended: list[BaseException] = []
+
+    def leave() -> None:
+        try:
+            rpc.shutdown(timeout=1.0)
+        except errors.DeadlineExceeded as error:
+            ended.append(error)
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    while leaving.is_alive():  # some of them come while it waits
+        rpc.rpc_sync("there", there.begin_to_wait, args=("here",))
+        leaving.join(0.05)
+    assert len(ended) == 1
+    assert not there.have_waited
+    there.set_event()
+    pair.programs["there"].write_line("leave")
+    rpc.shutdown()
+    assert pair.programs["there"].read_line() == "left"
+
+
+def test_shutdown_in_a_function_is_refused_as_it_would_wait_for_itself(pair: Group) -> None:
+    with pytest.raises(errors.ConfigError, match="'there' in a function that a worker called"):
+        rpc.rpc_sync("there", rpc.shutdown)
+    assert rpc.rpc_sync("there", there.add, args=(1, 2)) == 3
+    pair.programs["there"].write_line("leave")
+    rpc.shutdown()
+    assert pair.programs["there"].read_line() == "left"
+
+
 def test_a_function_goes_on_after_its_callers_time_and_shutdown_waits_for_it(pair: Group) -> None:
     with pytest.raises(errors.DeadlineExceeded):
         rpc.rpc_sync("there", there.wait_for_event, timeout=0.5)
@@ -114,6 +147,24 @@ def test_without_rank_0_a_worker_that_is_not_known_is_refused_in_time_and_shutdo
     rpc.shutdown()
     assert group.programs["elsewhere"].read_line() == "left"
     assert "counts as dead: leaving without waiting" in caplog.text
+
+
+@pytest.mark.slow  # longer than a rank 0 that has died is waited for
+def test_a_rank_0_that_stands_still_for_less_than_its_lease_is_waited_for(group: Group) -> None:
+    group.start("first", 0, 2, lease_s=300.0)
+    rpc.init_rpc("here", 1, 2, group.init_method, rpc.Options(lease_s=300.0))
+    first = group.programs["first"]
+    assert first.read_line() == "up"
+    halt(first.process.pid)
+    leaving = threading.Thread(target=rpc.shutdown)
+    leaving.start()
+    leaving.join(worker.MASTER_GONE_S + 5.0)
+    assert leaving.is_alive()
+    first.process.send_signal(signal.SIGCONT)
+    first.write_line("leave")
+    leaving.join(there.PATIENCE_S)
+    assert not leaving.is_alive()
+    assert first.read_line() == "left"
 
 
 def test_shutdown_that_takes_too_long_names_who_is_missing(pair: Group) -> None:
