@@ -339,6 +339,7 @@ _ARGUMENT = re.compile(r"argument (\d+)(.*)", re.DOTALL)  # as the archive's enc
 # -- errors as torch's programs catch them ---------------------------------------------------------
 
 _both: dict[type[BaseException], type[BaseException]] = {}
+_SERVER = re.compile(r"server \d+ of 'prpc\.remote'(?: \(rank \d+\))?")
 
 
 def as_runtime_error(error: BaseException, where: str = "") -> BaseException:
@@ -354,7 +355,9 @@ def as_runtime_error(error: BaseException, where: str = "") -> BaseException:
         both = _both[kind] = type(kind.__name__, (kind, RuntimeError), names)
     error.__class__ = both  # type: ignore[assignment] # of the same layout
     if where and error.args:
-        error.args = (f"{where}: {error.args[0]}", *error.args[1:])
+        # the rank that a text of the client has is that of its node at the master
+        text = _SERVER.sub("the worker", str(error.args[0]))
+        error.args = (f"{where}: {text}", *error.args[1:])
     return error
 
 
