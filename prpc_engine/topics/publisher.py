@@ -432,18 +432,21 @@ class Publisher:
         network.
         """
         peer: Any = who_asked()
-        readers = self._peers.get(peer)
-        if readers is None:
-            readers = self._peers[peer] = set()
-            peer.when_lost.append(self._lost)
-        readers.add(reader_id)
+        with self._guard:
+            readers = self._peers.get(peer)
+            if readers is None and not self._closed:  # else nobody would remove it any more
+                readers = self._peers[peer] = set()
+                peer.when_lost.append(self._lost)
+            if readers is not None:
+                readers.add(reader_id)
         return bool(peer.connection.transport in BETWEEN_HOSTS)
 
     def _lost(self, peer: Any) -> None:
-        readers = self._peers.pop(peer, None)
+        with self._guard:
+            readers = self._peers.pop(peer, None)
         if readers:
-            back = set[int]().union(*self._peers.values())
             with self._guard:
+                back = set[int]().union(*self._peers.values())
                 # at once: others may wait for what was on its way to them
                 left = [self._tree.leave(reader_id) for reader_id in readers - back]
                 answers = self._answers() if any(left) else []
@@ -451,7 +454,8 @@ class Publisher:
             self._driver.reactor.call_later(AWAY_S, lambda: self._end_lost(readers))
 
     def _end_lost(self, readers: set[int]) -> None:
-        back = set[int]().union(*self._peers.values())
+        with self._guard:
+            back = set[int]().union(*self._peers.values())
         for reader_id in readers - back:
             with self._guard:
                 reader = self._backlog.readers.get(reader_id)
@@ -505,6 +509,10 @@ class Publisher:
             asking = list(self._asking.values())
             self._asking.clear()
             room, self._room = self._room, None
+            # a connection outlasts its topics, and would keep this one and what it has
+            for peer in list(self._peers):
+                peer.when_lost.remove(self._lost)
+            self._peers.clear()
         for question in asking:
             question.answer.reply(None)
         if room is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import operator
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -506,6 +508,27 @@ def test_readers_that_are_opened_and_closed_leave_nobody_behind(
             ends.set()
             publishes.result(PATIENCE_S)
         wait_until(lambda: not publisher.readers(), "nobody is left")
+
+
+def test_a_closed_publisher_is_let_go_of_though_its_reader_is_still_connected(
+    here: tuple[RpcService, RpcService],
+) -> None:
+    with topics.Subscriber(here[1], "weights") as reader:
+        publisher = topics.Publisher(here[0], "weights", mode="latest")
+        publisher.publish({"w": np.ones(1000)}, changed_since=0)
+        assert reader.receive(PATIENCE_S).version == 1
+        publisher.close()
+        closed = weakref.ref(publisher)
+        del publisher
+
+        def is_let_go_of() -> bool:
+            gc.collect()
+            return closed() is None
+
+        wait_until(is_let_go_of, "nobody has the publisher any more")
+        with topics.Publisher(here[0], "weights", mode="latest") as after:
+            after.publish(2)
+            assert reader.receive(PATIENCE_S).value == 2  # over the connection of before
 
 
 def test_of_two_threads_that_publish_changes_of_one_version_one_is_refused(
