@@ -73,6 +73,7 @@ class _Publisher:
 
     incarnation: int = 0
     version: int = 0  # the last that came
+    forgotten: tuple[int, int] = (0, 0)  # those two, before they were set to 0
     call: Any = None  # the question under way
     is_listed: bool = True  # by the master
     listings: int = 0  # how often the master has said so, and how often when it was last asked
@@ -127,6 +128,8 @@ class Subscriber:
         # or it would be one again.
         self._sending = runtime.RLock()
         self._publishers: dict[int, _Publisher] = {}
+        # of those that may have published before this one could ask: it does not miss that
+        self._there_before: set[int] = set()
         self._inbox: deque[_Received] = deque()
         self._errors: deque[BaseException] = deque()  # each for one receive()
         self._news: Future | None = None
@@ -139,6 +142,7 @@ class Subscriber:
         self._client = service.create_client(
             SERVICE + topic, expected_servers=0, idempotent=("take",)
         )
+        self._there_before.update(self._client.server_ids)
         self._master = service.master_client
         self._watch = self._master.tree_watch(
             f"{SERVERS_PATH}/{component(SERVICE + topic)}", self._servers_changed
@@ -168,6 +172,7 @@ class Subscriber:
         if known is None or not known.is_listed:
             return False
         known.is_listed = False
+        self._there_before.discard(server_id)  # the next one of that id has come since
         self._let_go(known)
         self._forget_weights(server_id, known)
         return True
@@ -180,6 +185,7 @@ class Subscriber:
             return
         if not any(one.server_id == server_id for one in self._inbox):
             known.weights = None
+            known.forgotten = known.incarnation, known.version
             known.incarnation = known.version = 0
 
     def _ask_all(self) -> None:
@@ -368,9 +374,9 @@ class Subscriber:
                 self._hold(known, held, body, blocks)
             if version <= known.version:
                 continue  # it came before: the answer to our word that it has was lost
-            if known.version:
+            if (before := self._before(server_id, known, is_latest)) is not None:
                 # also those that came between two times as a reader, which nobody has counted
-                skipped = max(skipped, version - known.version - 1)
+                skipped = max(skipped, version - before - 1)
             known.version = version
             if is_latest and not base:
                 skipped += self._replaced(server_id)
@@ -380,6 +386,18 @@ class Subscriber:
             )
             skipped = 0
         return held
+
+    def _before(self, server_id: int, known: _Publisher, is_latest: bool) -> int | None:
+        """The version after which none is missing here; None: whatever comes first is the first to
+        this reader. With the guard held.
+        """
+        if known.version:
+            return known.version
+        incarnation, version = known.forgotten
+        if known.incarnation == incarnation:
+            return version
+        # one that has come since this reader has, and had published before it was asked
+        return None if is_latest or server_id in self._there_before else 0
 
     def _replaced(self, server_id: int) -> int:
         """Items of that publisher that wait go, as a newer one is here whole; how many were

@@ -311,13 +311,40 @@ def test_a_killed_reader_holds_up_nobody_for_long_and_is_named(
         wait_until(lambda: world.service.statistics().slab.leases == 0)
 
 
-def test_a_publisher_that_is_started_again_is_read_from_its_first_item(world: World) -> None:
+def test_a_publisher_that_is_started_again_is_read_from_its_first_item_where_it_waits_for_readers(
+    world: World,
+) -> None:
     reader = world.reader("restarts")
     for _ in range(2):
         with topics.Publisher(world.service, "restarts") as publisher:
             publisher.wait_for_readers(1)
             publisher.publish(3)
             assert reader.read_line() == "1 3.0 0"
+
+
+def test_what_a_new_publisher_published_before_it_was_asked_is_counted(world: World) -> None:
+    reader = world.reader("restarts")
+    for _ in range(2):
+        halt(reader.pid)
+        with topics.Publisher(world.service, "restarts") as publisher:
+            for number in range(3):
+                publisher.publish(number)  # to nobody
+            reader.process.send_signal(signal.SIGCONT)
+            publisher.wait_for_readers(1)
+            publisher.publish(3)
+            assert reader.read_line() == "4 3.0 3"
+            publisher.publish(4)
+            assert reader.read_line() == "5 4.0 0"
+
+
+def test_who_comes_later_than_a_publisher_has_not_missed_what_came_before(world: World) -> None:
+    with topics.Publisher(world.service, "late") as publisher:
+        for number in range(3):
+            publisher.publish(number)
+        reader = world.reader("late")
+        publisher.wait_for_readers(1)
+        publisher.publish(3)
+        assert reader.read_line() == "4 3.0 0"
 
 
 def test_several_publish_to_one_topic_each_in_its_order(world: World) -> None:
