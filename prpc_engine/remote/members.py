@@ -1,7 +1,8 @@
 """Who is in the group, as the master tells it.
 
     at the group's master            is
-    /_remote_/<name>, ephemeral      {"rank", "incarnation", "state": "up" or "leaving", "begun"}
+    /_remote_/<name>, ephemeral      {"rank", "incarnation", "state": "up" or "leaving", "begun",
+                                     "world_size": its own, or null}
 
 All watch it: who joins, who wants to leave, who has left or died. So no worker asks anybody who is
 there, and shutdown() waits for those alone that live. A worker that was silent for longer than its
@@ -20,6 +21,7 @@ from prpc_engine import errors
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import component, name_of
 from prpc_engine.master.watch import TreeEvent
+from prpc_engine.remote.attendance import Attendant
 from prpc_engine.remote.current import WorkerInfo
 from prpc_engine.settings.address import NAME_LENGTH_MAX
 from shard import Driver, Future, runtime
@@ -43,6 +45,7 @@ class Membership(msgspec.Struct, frozen=True):
     incarnation: int
     state: str
     begun: tuple[int, ...] = ()
+    world_size: int | None = None  # as that worker was given it
 
 
 class Members:
@@ -64,6 +67,7 @@ class Members:
     ) -> None:
         self.name = name
         self.rank = -1  # until it has one
+        self._world_size: int | None = None  # as it was given
         self.incarnation = incarnation
         self.is_leaving = False
         self._driver = driver
@@ -74,12 +78,15 @@ class Members:
         # what the master has answered of workers before it told of them
         self._asked: dict[str, Membership] = {}
         self._names: dict[int, str] = {incarnation: name}  # of those that have gone, too
+        self._came: dict[str, Membership] = {}  # what was last told of each, of those, too
         self.incarnations: dict[int, int] = {}  # by rank, of those that are there
         self._changed: Future | None = None  # done when somebody comes, goes or is to leave
 
-    def join(self, tree: MasterClient, rank: int, where: str) -> None:
+    def join(
+        self, tree: MasterClient, rank: int, where: str, world_size: int | None = None
+    ) -> None:
         """Be known to the others from now on. Raises ConfigError for a name that is taken."""
-        self.rank = rank
+        self.rank, self._world_size = rank, world_size
         with contextlib.suppress(errors.NodeExists):
             tree.tree_node_add(TREE)
         try:
@@ -96,7 +103,8 @@ class Members:
         return f"{TREE}/{component(self.name)}"
 
     def _said(self, state: str, begun: tuple[int, ...] = ()) -> str:
-        return msgspec.json.encode(Membership(self.rank, self.incarnation, state, begun)).decode()
+        said = Membership(self.rank, self.incarnation, state, begun, self._world_size)
+        return msgspec.json.encode(said).decode()
 
     def _heard(self, event: TreeEvent) -> None:
         """The master tells of a worker. Where handlers run."""
@@ -110,6 +118,7 @@ class Members:
         if now is not None:
             members[name] = now
             self._names[now.incarnation] = name
+            self._came[name] = now
         self._members = members  # a new one: other threads go through the one before
         self.incarnations = {each.rank: each.incarnation for each in self._members.values()}
         if before is not None and (now is None or now.incarnation != before.incarnation):
@@ -154,14 +163,15 @@ class Members:
         members = sorted(self._members.items(), key=lambda each: each[1].rank)
         return [WorkerInfo(name, member.rank) for name, member in members]
 
-    def came(self) -> list[str]:
-        """For texts: all workers that were ever known."""
-        there = {member.incarnation: member.rank for member in self._members.values()}
-        there.setdefault(self.incarnation, self.rank)
-        return sorted(
-            f"{name!r} (rank {there[one]})" if one in there else f"{name!r} (has left)"
-            for one, name in tuple(self._names.items())  # news comes in another thread
-        )
+    def came(self) -> list[Attendant]:
+        """All workers that were ever known, as each was last told of."""
+        there = {*self._members, self.name}
+        own = Membership(self.rank, self.incarnation, "up", (), self._world_size)
+        came = {self.name: own, **self._came.copy()}  # news comes in another thread
+        return [
+            Attendant(name, member.rank, member.world_size, name in there)
+            for name, member in came.items()
+        ]
 
     def info(self, name: str | None = None) -> WorkerInfo:
         """Of the worker of that name; None: of this one. Raises UnknownWorker, ConfigError."""

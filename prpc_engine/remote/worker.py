@@ -14,6 +14,7 @@ from prpc_engine import errors
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.master import Master
 from prpc_engine.remote.agent_store import AgentStore
+from prpc_engine.remote.attendance import missing_text
 from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
 from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.devices import check_devices
@@ -225,7 +226,8 @@ class Worker:
                 f"its own ({error})"
             ) from error
         self.calls.client = service.create_client(SERVICE)
-        self.members.join(service.master_client, server.server_id, where.named)
+        size = where.world_size
+        self.members.join(service.master_client, server.server_id, where.named, size)
         if where.world_size is not None:
             if self._store is not None and where.serves:
                 self._answer(self._store, where.world_size)
@@ -255,12 +257,15 @@ class Worker:
             cause: Exception = error
         except (errors.NotSent, errors.MaybeExecuted) as error:
             cause, is_lost = error, True
-        came = members.came()
-        ended = ", and rank 0 has given up, or died" if is_lost else ""
+        came, ended = members.came(), ""
+        if is_lost and self._where.is_apart:
+            ended = ", and the group's master is not reached"
+        elif is_lost:  # which the master, gone with it, has told nobody
+            ended = ", and rank 0 has given up, or died: what it says tells why"
+            came = [one._replace(is_there=one.is_there and one.rank != 0) for one in came]
+        text, advice = missing_text(came, world_size, self._where.named)
         raise errors.DeadlineExceeded(
-            f"init_rpc() of {member}: {len(came)} of {world_size} workers came to the group at "
-            f"{self._where.named}: {', '.join(came)}; waited for {limit_s:.3g} s{ended}. Start the "
-            "others within Options.init_timeout_s"
+            f"init_rpc() of {member}: {text}; waited for {limit_s:.3g} s{ended}. {advice}"
         ) from cause
 
     def _answer(self, store: AgentStore, world_size: int) -> None:

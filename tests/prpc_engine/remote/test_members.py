@@ -12,6 +12,7 @@ import pytest
 from prpc_engine import Master, RpcService
 from prpc_engine import remote as rpc
 from prpc_engine.master.watch import TreeEvent
+from prpc_engine.remote.attendance import Attendant
 from prpc_engine.remote.members import Members
 from shard import runtime
 from tests.program import PATIENCE_S, wait_until
@@ -65,7 +66,7 @@ def group() -> Iterator[tuple[Members, LateNews, Members]]:
         )
         late = LateNews(services[0])
         here.join(late, 0, "the test's master")  # type: ignore[arg-type]
-        there.join(services[1].master_client, 1, "the test's master")
+        there.join(services[1].master_client, 1, "the test's master", 4)
         yield here, late, there
 
 
@@ -104,3 +105,16 @@ def test_who_waits_for_a_group_of_a_size_knows_all_of_it(
     late.tell()
     waiting.join(PATIENCE_S)
     assert known == [("here", 0), ("there", 1)]
+
+
+def test_who_has_left_is_still_known_with_its_world_size(
+    group: tuple[Members, LateNews, Members],
+) -> None:
+    here, late, there = group
+    there.leave()
+    wait_until(lambda: len(late.held) == 4, "the folder, both that have come, and one that left")
+    late.tell()
+    assert sorted(here.came()) == [
+        Attendant("here", 0, None, True),
+        Attendant("there", 1, 4, False),
+    ]

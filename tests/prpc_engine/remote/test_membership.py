@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -355,7 +356,10 @@ def test_who_does_not_come_is_missed_by_name(tmp_path: Path) -> None:
 def test_who_comes_late_hears_who_has_come_and_that_rank_0_has_given_up(group: Group) -> None:
     group.start("there", 0, 3, init_timeout_s=3.0)
     wait_until(lambda: os.path.exists(group.init_method.removeprefix("file://")), "rank 0")
-    text = r"2 of 3 workers came .*'here' \(rank 1\), 'there' .* rank 0 has given up, or died"
+    text = (
+        r"1 of 3 workers are in .*: 'here' \(rank 1\); came and left: 'there' \(rank 0\); waited "
+        "for .* rank 0 has given up, or died"
+    )
     with pytest.raises(errors.DeadlineExceeded, match=text):
         rpc.init_rpc("here", 1, 3, group.init_method, rpc.Options(init_timeout_s=5.0))
     group.programs["there"].kill()
@@ -367,6 +371,24 @@ def test_another_world_size_is_told_as_that() -> None:
         other.count_up("after it")
         with pytest.raises(errors.ConfigError, match=r"the world_size 3 of 'here' \(rank 0\)"):
             rpc.init_rpc("here", 0, 3, f"prpc://{master.address}")
+
+
+@pytest.mark.slow  # rank 0 gives up after 5 s
+def test_rank_0_hears_of_who_came_with_another_world_size_and_left(group: Group) -> None:
+    text = (
+        r"1 of 3 workers are in .*: 'here' \(rank 0\); came and left: 'there' \(rank 1\); not with "
+        r"the world_size 3 came 'there' with 4; waited for .*\. Give all workers of a group the "
+        "same world_size$"
+    )
+    with Master() as master, MasterClient(master.address) as other, ThreadPoolExecutor(1) as pool:
+        method, options = f"prpc://{master.address}", rpc.Options(init_timeout_s=5.0)
+        other.submit("barrier", "prpc.remote.init", 3, "a third", [])
+        here = pool.submit(rpc.init_rpc, "here", 0, 3, method, options)
+        other.tree_wait("/_remote_/here", there.PATIENCE_S)
+        group.start("there", 1, 4, method)
+        with pytest.raises(errors.DeadlineExceeded, match=text):
+            here.result(there.PATIENCE_S)
+        group.programs["there"].kill()
 
 
 @pytest.mark.slow  # a file is read again after 3 s
