@@ -337,7 +337,13 @@ def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
     every start 50 ms.
     """
     module = sys.modules.get("asyncio")
-    return module._get_running_loop() if module is not None else None
+    if module is None:
+        return None
+    try:
+        loop: asyncio.AbstractEventLoop | None = module._get_running_loop()
+    except AttributeError:  # another thread imports it: this one has no loop yet
+        return None
+    return loop
 
 
 def is_in_asyncio_task() -> bool:

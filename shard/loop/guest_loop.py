@@ -1,9 +1,10 @@
 """asyncio inside a reactor: a loop of asyncio that the reactor turns, so that what a task runs may
 await whatever asyncio has.
 
-Imported by the first task that runs after asyncio was (Reactor.invite_asyncio()): a process without
-asyncio pays for none of it. The loop is a real one, with its own selector, and makes one iteration
-that never waits, by the documented `call_soon(stop); run_forever()`, when
+Imported by the first task that runs after asyncio was (Reactor.invite_asyncio()), or in the middle
+of the step that imports asyncio (asyncio_import.py): a process without asyncio pays for none of it.
+The loop is a real one, with its own selector, and makes one iteration that never waits, by the
+documented `call_soon(stop); run_forever()`, when
 
     its selector has something           the reactor watches the selector's descriptor
     its earliest timer is due            call_at() arms a timer of the reactor

@@ -42,8 +42,10 @@ thread-safe, but for wake() and call_soon().
 from __future__ import annotations
 
 import _thread
+import contextlib
 import math
 import select
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -51,6 +53,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shard import runtime
+from shard.loop import asyncio_import
 from shard.loop.callback import DoneCallback
 from shard.loop.future import Future, Waiter, is_asyncio_imported
 from shard.loop.interpreter_lock import LockShare
@@ -154,6 +157,8 @@ class Reactor:
         self.clock = clock
         self.guest: GuestLoop | None = None
         self._hosts_asyncio = hosts_asyncio
+        if hosts_asyncio:
+            asyncio_import.watch()
         self.timers = Timers()
         self._timers_heap = self.timers._heap  # looked at every turn
         self.turns = self.busy_turns = self.parks = self.wakeups = self.late_wakes = 0
@@ -369,7 +374,14 @@ class Reactor:
 
     def invite_asyncio(self) -> GuestLoop | None:
         """The guest, made when there is none; None where it is not to be had."""
-        if self._hosts_asyncio and not self.closed and is_asyncio_imported():
+        if not self._hosts_asyncio or self.closed or sys.modules.get("asyncio") is None:
+            return self.guest
+        # Where another thread imports it, this waits for the end of that: the step would have no
+        # loop. And guest_loop.py, which waits for it too, must not be half-imported meanwhile: that
+        # thread may import it as well (asyncio_import.py), and each would wait for the other.
+        with contextlib.suppress(ImportError):  # the other thread could not: it is not there
+            import asyncio  # noqa: F401
+        if is_asyncio_imported():
             from shard.loop.guest_loop import GuestLoop
 
             if self.guest is None:

@@ -136,6 +136,7 @@ class Task(Future, kw_only=True, weakref=True):
     # what cancel() was given, each time, less what was seen to
     _reasons: tuple[BaseException | None, ...] = ()
     _watch: Timer | None = None  # for the log, of one that goes on after that
+    _late: Any = None  # what enter() said to its step under way, in which asyncio was imported
 
     def step(self) -> None:
         """Run the coroutine to its next await, or to its end. Nothing to do for one that is woken
@@ -182,7 +183,9 @@ class Task(Future, kw_only=True, weakref=True):
                 self._follow(awaited)
             elif isinstance(awaited, Wait):
                 self._begin(awaited)
-            elif guest is not None and (wait := guest.wait_for(awaited)) is not None:
+            elif (
+                there := guest or self.reactor.guest  # which may have come in this very step
+            ) is not None and (wait := there.wait_for(awaited)) is not None:
                 self._awaited = wait
                 self._begin(wait)
             else:
@@ -198,9 +201,26 @@ class Task(Future, kw_only=True, weakref=True):
             CONTEXT.value = outer
             if guest is not None:
                 guest.leave(self, ran)
+            elif self._late is not None:
+                self._leave_late()
             if self._reasons:
                 self._passed_on = False
                 self._see_to_its_end()
+
+    def asyncio_came(self) -> None:
+        """asyncio was imported in the step under way: the rest of it runs in the guest. Raises
+        OSError where that is not to be had.
+        """
+        if self.reactor.guest is None:
+            guest = self.reactor.invite_asyncio()
+            if guest is not None:
+                self._late = guest.enter(self)
+
+    def _leave_late(self) -> None:
+        ran, self._late = self._late, None
+        guest = self.reactor.guest
+        assert guest is not None, "it was entered, and a reactor keeps it"
+        guest.leave(self, ran)
 
     def _begin(self, wait: Wait) -> None:
         try:
