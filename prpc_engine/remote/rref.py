@@ -94,7 +94,10 @@ class RRef(Generic[T]):
         return Methods(self, self._home.submit_method, timeout)
 
     def remote(self, timeout: float | None = None) -> Any:
-        """The same; each gives an RRef to what it returns, which stays with the owner."""
+        """The same; each gives an RRef to what it returns, which stays with the owner. Waits until
+        this value is made. `timeout`, in seconds, is for making the new one: to_here() and the
+        like of that raise DeadlineExceeded where it took longer.
+        """
         return Methods(self, self._home.create_by_method, timeout)
 
     def backward(self, *_: object, **__: object) -> NoReturn:

@@ -67,17 +67,18 @@ class Served:
         keywords: Any,
         *arguments: Any,
     ) -> Any:
-        """None once what the function returns or raises is a value here, or will be; Raised where
-        it was not called.
+        """None once what the function returns or raises, or the future brings that it returns, is
+        a value here: until then the deadline counts. Raised where it was not called.
         """
         try:
             name, call = self._find(function)
         except Exception as error:
             return self._raised(error)
         value = self._values.enter((creator, number), (parent, fork))
-        if value is not None:  # else it came again
-            self._keep(value, self._go(name, call, arguments, keywords or _NONE))
-        return None
+        if value is None:  # it came again
+            return None
+        self._keep(value, self._go(name, call, arguments, keywords or _NONE))
+        return _once_made(value)
 
     def _find(self, function: Any) -> tuple[str, Callable[..., Any]]:
         if type(function) is str:
@@ -211,9 +212,10 @@ class Served:
     ) -> Any:
         """As create(), of what that method of the value returns."""
         value = self._values.enter((new_creator, new_number), (parent, fork))
-        if value is not None:
-            self._keep(value, self.method(owner, creator, number, name, keywords, *arguments))
-        return None
+        if value is None:
+            return None
+        self._keep(value, self.method(owner, creator, number, name, keywords, *arguments))
+        return _once_made(value)
 
     def _value(self, owner: int, creator: int, number: int) -> Future:
         members = self._members
@@ -317,3 +319,14 @@ class Served:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _once_made(value: Future) -> Deferred | None:
+    """The answer to who has a value made. It comes once the value is there: answered sooner, a
+    caller would have nothing left to end at its deadline.
+    """
+    if value.finished:
+        return None
+    answer = Deferred()
+    value.when_done(lambda _: answer.reply(None))
+    return answer

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any, ClassVar
 
+import shard
 from prpc_engine import remote as rpc
 
 PATIENCE_S = 20.0
@@ -85,6 +86,16 @@ def raise_odd() -> None:
 
 def wait_for_event() -> bool:
     return event.wait(PATIENCE_S)
+
+
+async def await_event() -> bool:
+    return await shard.run_blocking(event.wait, PATIENCE_S)
+
+
+def future_of_event() -> concurrent.futures.Future[bool]:
+    future: concurrent.futures.Future[bool] = concurrent.futures.Future()
+    threading.Thread(target=lambda: future.set_result(event.wait(PATIENCE_S))).start()
+    return future
 
 
 def set_event() -> None:

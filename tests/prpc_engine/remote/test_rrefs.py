@@ -122,6 +122,37 @@ def test_a_value_that_is_still_being_made_is_waited_for_by_whoever_uses_it(three
     assert rref.to_here() is True
 
 
+@pytest.mark.parametrize("how", ["block", "wait_for_event", "await_event", "future_of_event"])
+def test_the_timeout_of_remote_ends_the_making_of_the_value_each_time(
+    three: Group, how: str
+) -> None:
+    model = rpc.remote("there", there.Model, args=(3,))
+    model.to_here()
+
+    def begin(timeout: float) -> rpc.RRef[Any]:
+        if how == "block":
+            made: rpc.RRef[Any] = model.remote(timeout=timeout).block()
+            return made
+        return rpc.remote("there", getattr(there, how), timeout=timeout)
+
+    # first in the engine's thread; where it blocks, it is known for that from then on
+    before = begin(there.PATIENCE_S)
+    rpc.rpc_sync("there", there.set_event)
+    assert before.to_here() is True
+    blocks = how in ("block", "wait_for_event")
+    assert rpc.rpc_sync("there", there.figures)["overtaken"] == blocks
+    rpc.rpc_sync("there", there.clear_event)
+    late = begin(0.05)
+    elsewhere = rpc.rpc_async("elsewhere", there.fetch, args=(late,))
+    for _ in range(2):
+        with pytest.raises(errors.DeadlineExceeded):
+            late.to_here(timeout=there.PATIENCE_S)
+    # what was begun goes on, for others
+    assert not elsewhere.done()
+    rpc.rpc_sync("there", there.set_event)
+    assert elsewhere.wait() is True
+
+
 def test_a_reference_that_the_caller_drops_is_kept_until_its_methods_call_is_answered(
     pair: Group,
 ) -> None:
