@@ -115,13 +115,12 @@ def followed(value: Any) -> Future | None:
         return ours
     module = type(value).__module__
     if module.startswith("concurrent.futures") or module.partition(".")[0] == "torch":
-        add, result = (
-            getattr(value, "add_done_callback", None),
-            getattr(value, "result", None) or getattr(value, "value", None),
-        )
-        if callable(add) and callable(result):
+        add = getattr(value, "add_done_callback", None)
+        verb = "result" if hasattr(value, "result") else "value"
+        if callable(add) and callable(getattr(value, verb, None)):
             ours = Future()
-            add(lambda _: _pass_on(result, ours))
+            # not of `value`, which would hold itself, and be missed by nobody when it is dropped
+            add(lambda done: _pass_on(getattr(done, verb), ours))
             return ours
     return None
 

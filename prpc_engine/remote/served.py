@@ -142,6 +142,10 @@ class Served:
                 value = self._raised(TypeError("a function that blocks has returned a coroutine"))
             later = followed(value)
             if later is not None:
+                answer.if_dropped = (
+                    f"the function returned a {_kind_of(value)} that was dropped before it was "
+                    "done: keep it until its result is set"
+                )
                 later.when_done(lambda done: self._settle(self._outcome(done), answer))
                 return
         answer.reply(value)
@@ -330,3 +334,10 @@ def _once_made(value: Future) -> Deferred | None:
     answer = Deferred()
     value.when_done(lambda _: answer.reply(None))
     return answer
+
+
+def _kind_of(future: Any) -> str:
+    """Of a future that a function has returned, as its author knows it."""
+    kind = type(future)
+    module = "prpc_engine.remote" if kind is Future else kind.__module__
+    return f"{module}.{kind.__qualname__}"

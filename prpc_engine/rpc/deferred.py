@@ -23,8 +23,9 @@ from shard import Future, ShardError
 
 
 class AnswerDropped(ShardError):
-    """A handler returned a Deferred and dropped it without reply() or fail(). The caller gets it as
-    RemoteError, instead of waiting for ever.
+    """A handler returned a Deferred and dropped it without reply() or fail(), or a function of a
+    remote worker a future that nobody can complete any more. The caller gets it as RemoteError,
+    instead of waiting for ever.
     """
 
 
@@ -36,12 +37,14 @@ class Deferred(Future, weakref=True):
                       the answer; else it goes on
     on_cancel         called with an error when its caller gives the call up, or the deadline
                       passes; True: it is answered nevertheless; None: it is cancelled
+    if_dropped        what its caller is told where it is dropped unanswered
 
     Any thread or task may answer. One that is dropped unanswered is answered with AnswerDropped.
     """
 
     ends_with_caller: bool = False
     on_cancel: Callable[[BaseException], bool] | None = None
+    if_dropped: str = "the handler returned a Deferred and dropped it without reply() or fail()"
 
     def reply(self, value: Any) -> bool:
         """Answer with a value; False when it was answered or given up before."""
@@ -55,11 +58,7 @@ class Deferred(Future, weakref=True):
 
     def __del__(self) -> None:
         if not self.done():
-            self.set_error(
-                AnswerDropped(
-                    "the handler returned a Deferred and dropped it without reply() or fail()"
-                )
-            )
+            self.set_error(AnswerDropped(self.if_dropped))
 
 
 def canceller(

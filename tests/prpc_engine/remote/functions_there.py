@@ -162,6 +162,14 @@ class Batch:
         return future
 
 
+def drops_its_future() -> rpc.Future:
+    return rpc.Future()
+
+
+def drops_one_of_threads() -> concurrent.futures.Future[int]:
+    return concurrent.futures.Future()
+
+
 def of_threads(value: int) -> concurrent.futures.Future[int]:
     future: concurrent.futures.Future[int] = concurrent.futures.Future()
     threading.Timer(0.001, lambda: future.set_result(value + 1)).start()

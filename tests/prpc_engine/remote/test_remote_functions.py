@@ -143,6 +143,20 @@ def test_an_exception_of_a_future_is_raised_by_wait(pair: Group) -> None:
         future.then(lambda done: done.wait()).wait()
 
 
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (there.drops_its_future, r"prpc_engine\.remote\.Future"),
+        (there.drops_one_of_threads, r"concurrent\.futures\._base\.Future"),
+    ],
+)
+def test_a_future_that_a_function_returns_and_drops_is_named(
+    pair: Group, function: Callable[[], object], name: str
+) -> None:
+    with pytest.raises(errors.RemoteError, match=f"returned a {name} that was dropped before it"):
+        rpc.rpc_sync("there", function)
+
+
 def test_futures_have_the_verbs_of_torchs(pair: Group) -> None:
     futures = [rpc.rpc_async("there", there.add, args=(number, 1)) for number in range(5)]
     assert rpc.wait_all(futures) == [1, 2, 3, 4, 5]
