@@ -2,7 +2,8 @@
 with a soft RoCE device (rxe), and with this host's file system as its own.
 
     python -m tests.rdma.guest prepare
-    python -m tests.rdma.guest [--memory 1024] [--timeout 300] [--devices 1] run -- COMMAND ...
+    python -m tests.rdma.guest [--memory 1024] [--timeout 300] [--devices 1] [--link siw] \\
+        run -- COMMAND ...
 
     of the guest       is
     /                  this host's, read-only, below the unpacked packages (image.py), below a
@@ -10,6 +11,7 @@ with a soft RoCE device (rxe), and with this host's file system as its own.
     /out               a folder of this host: the script `begin`, and `code`, the exit code
     stdout, stderr     two virtio ports: the bytes as the command wrote them
     rxe0, rxe1, ...    each on a dummy network device of its own, 10.77.N.1/24
+    siw0, siw1, ...    in their place with --link siw: soft iWARP, whose module siw.py compiles
     what it may lock   all of its memory (ulimit -l unlimited)
 
 No root, no KVM, nothing installed. Exit code: the command's; 124 when it took too long; 125 when
@@ -32,8 +34,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.rdma.image import PYVERBS, NoImage, image
+from tests.rdma.siw import siw_module
 
-GUEST = "PRPC_RDMA_GUEST"  # set in it
+GUEST = "PRPC_RDMA_GUEST"  # set in it, to the kind of its devices
+RXE, SIW = LINKS = "rxe", "siw"
 TIMED_OUT, NO_CODE = 124, 125
 BOOT_S = 120.0  # some 4 s on a machine that does nothing else
 # 4200: rxe's own MTU is then 4096, the largest there is
@@ -41,11 +45,12 @@ BEGIN = """#!/bin/sh
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 hostname guest
 ip link set lo up
+{load}
 for number in $(seq 0 {last}); do
     ip link add dummy$number type dummy 2>/dev/null
     ip link set dummy$number address 02:00:0a:4d:0$number:01 mtu 4200 up
     ip addr add 10.77.$number.1/24 dev dummy$number
-    rdma link add rxe$number type rxe netdev dummy$number
+    rdma link add {link}$number type {link} netdev dummy$number
 done
 ulimit -l unlimited
 cd {folder} && env {environment} timeout -k 5 {timeout_s} {command} \\
@@ -67,12 +72,16 @@ def run(
     memory_mib: int = 1024,
     timeout_s: int = 300,
     devices: int = 1,
+    link: str = RXE,
 ) -> int:
     """Run it in `folder`; its exit code. What it writes to stdout and stderr goes to ours. Raises
     NoImage.
     """
-    made = image(lambda text: print(text, file=sys.stderr, flush=True))
-    given = {"PATH": os.environ["PATH"], GUEST: "1", **(environment or {})}
+    made = image(_say)
+    load = ""
+    if link == SIW:
+        load = f"/bin/busybox insmod {shlex.quote(str(siw_module(made, _say).resolve()))}"
+    given = {"PATH": os.environ["PATH"], GUEST: link, **(environment or {})}
     given["PYTHONPATH"] = os.pathsep.join(
         filter(None, (given.get("PYTHONPATH", ""), f"/{PYVERBS}"))
     )
@@ -81,6 +90,8 @@ def run(
         begin.write_text(
             BEGIN.format(
                 last=devices - 1,
+                link=link,
+                load=load,
                 folder=shlex.quote(str(folder)),
                 environment=" ".join(shlex.quote(f"{name}={is_}") for name, is_ in given.items()),
                 timeout_s=timeout_s,
@@ -103,6 +114,10 @@ def run(
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         print("\n".join(["the guest ended; its log:", *lines[-30:]]), file=sys.stderr)
         return NO_CODE
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _started(made: Path, out: Path, log: Path, memory_mib: int) -> subprocess.Popen[bytes]:
@@ -157,13 +172,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=int, default=1024, metavar="MiB")
     parser.add_argument("--timeout", type=int, default=300, metavar="S", help="of the command")
     parser.add_argument("--devices", type=int, default=1, metavar="N")
+    parser.add_argument("--link", choices=LINKS, default=RXE, help="the kind of the devices")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("what", choices=("prepare", "run"))
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
     given = parser.parse_args(arguments)
     try:
         if given.what == "prepare":
-            print(image())
+            print(made := image())
+            if given.link == SIW:
+                print(siw_module(made))
             return 0
         command = [one for one in given.command if one != "--"]
         if not command:
@@ -172,7 +190,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if wrong:
             parser.error(f"--env {wrong[0]!r}: NAME=VALUE is allowed")
         environment = dict(one.split("=", 1) for one in given.env)
-        return run(command, Path.cwd(), environment, given.memory, given.timeout, given.devices)
+        return run(
+            command,
+            Path.cwd(),
+            environment,
+            given.memory,
+            given.timeout,
+            given.devices,
+            given.link,
+        )
     except NoImage as error:
         print(f"there is no machine with RDMA: {error}", file=sys.stderr)
         return NO_CODE

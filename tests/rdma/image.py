@@ -132,7 +132,7 @@ def _key() -> str:
 
 
 def _make(folder: Path, say: Callable[[str], object]) -> None:
-    kernel = _run("apt-cache", "depends", KERNEL)
+    kernel = run("apt-cache", "depends", KERNEL)
     found = re.search(r"Depends: (linux-image-\S+)", kernel)
     if found is None:
         raise NoImage(f"apt knows no {KERNEL}: apt-get update, as root, is needed once")
@@ -142,7 +142,7 @@ def _make(folder: Path, say: Callable[[str], object]) -> None:
         ("guest", GUEST),
     ):
         say(f"fetching {len(packages)} packages for {name}/ ...")
-        _unpack(packages, folder / name)
+        unpack(packages, folder / name)
     (folder / "guest" / PYVERBS).mkdir(parents=True)
     (folder / "guest" / PYVERBS / "pyverbs").symlink_to("/usr/lib/python3/dist-packages/pyverbs")
     say("taking the kernel apart ...")
@@ -152,22 +152,22 @@ def _make(folder: Path, say: Callable[[str], object]) -> None:
     (folder / "ready").write_text(f"{found[1]}\n")
 
 
-def _run(*command: str, cwd: Path | None = None) -> str:
+def run(*command: str, cwd: Path | None = None) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd).stdout
 
 
 def _missing(packages: Sequence[str]) -> list[str]:
     """They, and what they depend on that this host does not have installed."""
-    plan = _run("apt-get", "-s", "install", "--no-install-recommends", *packages)
+    plan = run("apt-get", "-s", "install", "--no-install-recommends", *packages)
     return sorted({*packages, *re.findall(r"^Inst (\S+)", plan, re.MULTILINE)})
 
 
-def _unpack(packages: Sequence[str], folder: Path) -> None:
+def unpack(packages: Sequence[str], folder: Path) -> None:
     """As one tree whose /bin and /lib are links into /usr: so it can lie over a root that has it
     so.
     """
     with tempfile.TemporaryDirectory(dir=folder.parent) as fetched:
-        _run("apt-get", "-qq", "download", *packages, cwd=Path(fetched))
+        run("apt-get", "-qq", "download", *packages, cwd=Path(fetched))
         for name in ("bin", "sbin", "lib", "lib64"):
             (folder / "usr" / name).mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(f"usr/{name}")
