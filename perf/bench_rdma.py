@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from shard import verbs_refusal
-from shard.transport.verbs_device import NoVerbs, VerbsPort, chosen_port
+from shard.transport.verbs_device import IWARP, NoVerbs, VerbsPort, chosen_port
 
 from .child import NotOffered
 from .harness import Candidate, Place, Result, compare
@@ -207,9 +207,12 @@ def _port() -> VerbsPort:
     if refusal is not None:
         raise NotOffered(refusal)
     try:
-        return chosen_port()
+        port = chosen_port()
     except NoVerbs as error:
         raise NotOffered(str(error)) from error
+    if port.link == IWARP:
+        raise NotOffered(f"{port} is of iWARP, and bare verbs are connected here without rdma_cm")
+    return port
 
 
 def test_every_verb_moves_the_bytes_where_there_is_a_device() -> None:

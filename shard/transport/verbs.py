@@ -8,6 +8,7 @@
            <-------------------------------------  far end, or a fault
     connects its queue pair, and reads nothing by
     it: the network carries packets both ways
+    (iWARP: by rdma_cm, see verbs_iwarp.py)
     READY -------------------------------------->  the connection is made
 
 INTRODUCTIONS_MAX peers have their turn at a time, in the order in which they proved the secret. To
@@ -37,12 +38,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError, UnreachableError
 from shard.loop.reactor import Reactor
 from shard.loop.readiness import until_ready
+from shard.loop.task_group import CancelScope
 from shard.loop.timers import Timer
-from shard.loop.waits import sleep
+from shard.loop.waits import run_blocking, sleep
 from shard.memory.slab import Slab
 from shard.transport import Accept, Listener, Node, Transport
 from shard.transport.connecting import a_place, hear, meet, not_reached, say
@@ -59,6 +62,7 @@ from shard.transport.verbs_connection import VerbsConnection, slot_bytes_of
 from shard.transport.verbs_device import NoVerbs, loaded, verbs_rails
 from shard.transport.verbs_domain import VerbsOptions
 from shard.transport.verbs_introduction import FAR_END_BYTES, FarEnd, FirstPair
+from shard.transport.verbs_iwarp import IwarpQueue
 from shard.transport.verbs_queue import VerbsFailed, VerbsQueue
 from shard.transport.verbs_rails import VerbsDevices
 
@@ -80,7 +84,8 @@ class _Introduction:
         self._received = b""
         self._queue: VerbsQueue | None = None  # None: the peer has not introduced itself
         self._far = FarEnd()
-        self._is_connected = False  # the queue pair
+        self._is_told = False  # the peer is, of the queue pair
+        self._meets_at: int | None = None
         self._pause: Timer | None = None
         reactor = listener.reactor
         self._timer = LastLook(reactor, listener.node.limits.handshake_s, self)
@@ -127,7 +132,7 @@ class _Introduction:
             return False
         received, self._received = self._received, b""
         if self._queue is not None:
-            if received != READY or not self._is_connected:
+            if received != READY or not self._is_told or not self._queue.is_connected():
                 raise RemoteProtocolError(f"says {received!r}, {READY!r} expected, in its turn")
             return True
         with self._telling_fault():
@@ -149,9 +154,17 @@ class _Introduction:
                 self._pause = self._listener.reactor.call_later(queue.pause_s(), self._look_again)
                 return
             queue.connect(self._far)
-        self._is_connected = True
+        self._is_told = True
+        if isinstance(queue, IwarpQueue):
+            self._meets_at = queue.fileno_of_meeting()
+            if self._meets_at is not None:
+                self._listener.reactor.watch(self._meets_at, partial(self._meet, queue))
         # into an empty socket buffer: whole, or the peer is broken
         self._greeting.sock.send(queue.near_end().pack())
+
+    def _meet(self, queue: IwarpQueue, events: int) -> None:
+        with self._failing():
+            queue.step()
 
     def _look_again(self) -> None:
         with self._failing():
@@ -184,6 +197,8 @@ class _Introduction:
         self._timer.cancel()
         if self._pause is not None:
             self._pause.cancel()
+        if self._meets_at is not None:
+            self._listener.reactor.unwatch(self._meets_at)
         self._listener.reactor.unwatch(self._greeting.sock.fileno())
         self._listener.ended(self)
 
@@ -400,6 +415,8 @@ async def _join(queue: VerbsQueue, far: FarEnd, address: str, deadline: float) -
         while not queue.is_found():
             await sleep(queue.pause_s())
         queue.connect(far)
+        if isinstance(queue, IwarpQueue):
+            await _meet(queue, far, deadline)
         queue.prove(address)
         while not queue.is_proven():
             queue.arm()
@@ -412,6 +429,14 @@ async def _join(queue: VerbsQueue, far: FarEnd, address: str, deadline: float) -
         raise _NotReached(f"{address} cannot be reached by RDMA: {text}", queue, far) from error
     except (NoVerbs, VerbsFailed) as error:
         raise _NotReached(f"{address} cannot be reached by RDMA: {error}", queue, far) from error
+
+
+async def _meet(queue: IwarpQueue, far: FarEnd, deadline: float) -> None:
+    """Have a thread connect it, which may wait longer than the deadline. Raises NoVerbs."""
+    async with CancelScope(max(0.0, deadline - time.monotonic())) as scope:
+        await run_blocking(queue.meet, far, deadline)
+    if scope.cancelled:
+        raise NoVerbs(f"{queue.domain.port}: {far.place} did not answer in time")
 
 
 def has_hung_up(sock: socket.socket) -> bool:

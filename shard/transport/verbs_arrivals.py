@@ -323,6 +323,8 @@ class VerbsArrivals:
             try:
                 block = self._slab.allocate(nbytes)
                 array = self._slab.wrap(block, nbytes).view(np.ndarray)
+                if self._readers[0].domain.is_iwarp:
+                    return array, -1, 0  # no peer may write to the slab: see verbs_iwarp.py
                 region = self._readers[0].domain.region(block.segment)
                 for reader in self._readers[1:]:
                     reader.domain.region(block.segment)

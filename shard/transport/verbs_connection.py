@@ -14,6 +14,12 @@ how many slots were sent in all, and then its end: the sender of that reads no m
 sends what waits, as far as the peer makes room in time (FLUSH_S), until it has arrived and the peer
 has read its arrays. What was sent is read to its end by the other side. The queue pair lives on as
 long as the peer may read blocks of ours, or what was sent last may not have arrived.
+
+Over iWARP the end of one queue pair ends the other, too, over a tcp connection of their own: an end
+that finds its queue pair in error reads in the socket first whether the peer has ended, and waits
+LAST_WORDS_S for it to say so. And as tcp goes on for minutes where nothing is acknowledged, other
+devices for 2 s, each end reads a few bytes over it every limits.peer_silent_s: the connection ends
+where these have not come back by the next time.
 """
 
 from __future__ import annotations
@@ -88,6 +94,9 @@ WAITING_PARK_S = 0.001
 # messages in well under a millisecond, and it may have to be woken up on a busy core. Nothing else
 # is done meanwhile.
 FLUSH_S, FLUSH_S_MAX = 0.25, 1.0
+# Two tcp connections between the same two hosts, of which one is lost: so long the other's end may
+# take to come, where it was sent before. Some round trips, and a retransmission.
+LAST_WORDS_S = 0.5
 
 
 def slot_bytes_of(ring_bytes: int) -> int:
@@ -145,6 +154,7 @@ class VerbsConnection(Connection[Outgoing]):
         super().__init__(peer, node.limits)
         self._slab, self._queue = slab, queue
         self._domains = tuple(reader.domain for reader in queue.readers)
+        self._is_iwarp = self._domains[0].is_iwarp
         self._line = VerbsLine(sock, queue)
         sock.setblocking(False)
         keep_alive(sock, node.limits.peer_silent_s)
@@ -162,6 +172,9 @@ class VerbsConnection(Connection[Outgoing]):
         self._why: ShardError | None = None  # the peer hung up
         self._patience: Timer | None = None
         self._is_broken = False  # the queue pair is in error: nothing more leaves or comes
+        self._failure = ""  # how that shows; over iWARP the socket has still to say why
+        self._pulse: Timer | None = None
+        self._has_pulse_out = False  # a FLUSH before that of close()
         self._is_end_logged = False
         self._records_received = 0
         # of close(): until the peer makes room, and in all
@@ -224,11 +237,39 @@ class VerbsConnection(Connection[Outgoing]):
     def _broke(self, text: str) -> ShardError:
         """The queue pair failed in whatever thread that shows; what a send raises."""
         self._is_broken = True
-        self._log_end(text)
-        error = PeerLostError(f"{self.peer} was lost: {text}")
+        if not self._is_iwarp:
+            self._log_end(text)
         if self.reactor is not None:
-            self.reactor.call_soon(lambda: self.close(error))
-        return error
+            self.reactor.call_soon(lambda: self._queue_failed(text))
+        return self._lost(text)
+
+    def _lost(self, text: str) -> ShardError:
+        return PeerLostError(f"{self.peer} was lost: {text}")
+
+    def _queue_failed(self, text: str) -> None:
+        """The end of the connection, in the reactor's thread."""
+        self._is_broken = True
+        if self.error is not None or self._failure:
+            return
+        self._failure = text
+        if self._is_iwarp and self.reactor is not None:
+            self._read_what_is_there()  # a send of ours may have found it before
+            if self.error is None and self._why is None:
+                self._on_socket(0)
+            if self.error is None and self._why is None:
+                self._patience = self.reactor.call_later(LAST_WORDS_S, self._fail)
+                return
+        self._fail()
+
+    def _fail(self) -> None:
+        """Close it. Over iWARP the peer's words are the reason where there are any."""
+        if self.error is not None:
+            return
+        if self._is_iwarp and self._why is not None:
+            self.close(self._why)
+            return
+        self._log_end(self._failure)
+        self.close(self._lost(self._failure))
 
     def _log_end(self, text: str) -> None:
         """Why this side ends the connection: the peer hears that its line has ended, and not why.
@@ -320,7 +361,8 @@ class VerbsConnection(Connection[Outgoing]):
 
     def poll(self) -> int:
         """One bounded batch of completions, and what else there is to do."""
-        if self.error is not None:  # ended by a source before this one in the same turn
+        # ended by a source before this one in the same turn, or about to be
+        if self.error is not None or self._failure:
             return 0
         try:
             work = self._look_at_completions()
@@ -328,9 +370,7 @@ class VerbsConnection(Connection[Outgoing]):
                 work += self._go_on()
             return work
         except VerbsFailed as error:
-            self._is_broken = True
-            self._log_end(str(error))
-            self.close(PeerLostError(f"{self.peer} was lost: {error}"))
+            self._queue_failed(str(error))
         except RemoteProtocolError as error:
             self._close_by_protocol(str(error))
         except ShardError as error:
@@ -367,7 +407,9 @@ class VerbsConnection(Connection[Outgoing]):
             self._take(number, done.byte_len)
         elif number == SENT:
             self._slots.retire()
-        elif number != FLUSH:
+        elif number == FLUSH:
+            self._has_pulse_out = False
+        else:
             self._arrivals.have_read(number - READ)
             if self.error is None and not self._arrivals.is_full:
                 self._slots.give_back_held()
@@ -469,6 +511,9 @@ class VerbsConnection(Connection[Outgoing]):
 
     def _read_the_rest(self, why: ShardError) -> None:
         self._why = why
+        if self._failure:
+            self._fail()
+            return
         if self.reactor is not None:
             self._patience = self.reactor.call_later(
                 self.limits.peer_silent_s, lambda: self.close(why)
@@ -513,10 +558,33 @@ class VerbsConnection(Connection[Outgoing]):
         for reader in self._queue.readers:
             reactor.watch(reader.fileno(), partial(self._on_event, reader))
         reactor.watch(self._line.socket.fileno(), self._on_socket)
+        if self._is_iwarp:
+            self._pulse = reactor.call_later(self.limits.peer_silent_s, self._beat)
+
+    def _beat(self) -> None:
+        """Of iWARP: see whether the peer's device is still there."""
+        if self.error is not None or self._failure or self.reactor is None:
+            return
+        silent_s = self.limits.peer_silent_s
+        if self._has_pulse_out and self.has_work():
+            # it may be there, of a reactor that was not turned for long
+            self._pulse = self.reactor.call_later(silent_s / 8, self._beat)
+            return
+        if self._has_pulse_out:
+            text = f"the peer's device acknowledged nothing for {silent_s:.3g} s"
+            self._queue_failed(f"{self._ports()}: {text} (limits.peer_silent_s)")
+            return
+        try:
+            self._queue.flush()
+        except VerbsFailed as error:
+            self._queue_failed(str(error))
+            return
+        self._has_pulse_out = True
+        self._pulse = self.reactor.call_later(silent_s, self._beat)
 
     def prepare_sleep(self, sleeping: bool) -> float:
         """Have the next completion wake us."""
-        if sleeping and not self._armed and self.error is None:
+        if sleeping and not self._armed and self.error is None and not self._failure:
             try:
                 self._queue.arm()
             except VerbsFailed as error:
@@ -527,13 +595,17 @@ class VerbsConnection(Connection[Outgoing]):
 
     def _waits_here(self) -> bool:
         """Whether something is to leave that another thread, which was writing, kept from it."""
-        return self.error is None and bool(
-            self._outbox or self._slots.has_rest or self._arrivals.returned or self._slots.owes
+        return (
+            self.error is None
+            and not self._failure
+            and bool(
+                self._outbox or self._slots.has_rest or self._arrivals.returned or self._slots.owes
+            )
         )
 
     def has_work(self) -> bool:
         """Whether a completion waits."""
-        if self.error is not None:
+        if self.error is not None or self._failure:
             return False
         if not self._found:
             try:
@@ -620,6 +692,9 @@ class VerbsConnection(Connection[Outgoing]):
                 slots.tell()
         elif number == SENT:
             slots.retire()
+        if number == FLUSH and self._has_pulse_out:  # completions come in order
+            self._has_pulse_out = False
+            return False
         return bool(number == FLUSH)
 
     def _end(self) -> None:
@@ -630,8 +705,9 @@ class VerbsConnection(Connection[Outgoing]):
             for reader in self._queue.readers:
                 reactor.unwatch(reader.fileno())
             reactor.unwatch(line.socket.fileno())
-        if self._patience is not None:
-            self._patience.cancel()
+        for timer in (self._patience, self._pulse):
+            if timer is not None:
+                timer.cancel()
         self._loans.lendings.tell_drops = _nothing
         with self._writing:
             with contextlib.suppress(OSError):  # the peer may be gone

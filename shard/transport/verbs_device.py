@@ -3,7 +3,9 @@ none. Read from /sys, as the kernel tells it without a library; loaded() tries t
 
     a port                                  its fault
     is not active                           "down", or as the kernel names its state
-    is iWARP's                              its connections are made by rdma_cm alone
+    is iWARP's, without rdma_cm             its connections are made by rdma_cm alone: what is in
+                                             the way of that (rdma_cm.py)
+    is iWARP's, without an IPv4 address     rdma_cm connects by addresses of IP
     has link layer Ethernet, and no GID of  RoCE v1 alone goes through no router, and many switches
      type RoCE v2                           and drivers do without
     has no GID at all                       its network device has no address
@@ -11,9 +13,11 @@ none. Read from /sys, as the kernel tells it without a library; loaded() tries t
     else                                    none
 
 Usable ports come first: InfiniBand's, and of RoCE's those with a GID that maps an IPv4 address
-before those with a global IPv6 one, before link-local ones, which reach no further than a switch.
-A GID is 128 bits that name a port to others (InfiniBand Architecture, vol. 1, 4.1.1; RoCE v2 maps
-an IPv4 address as ::ffff:a.b.c.d).
+before those with a global IPv6 one, before link-local ones, which reach no further than a switch;
+then iWARP's. A GID is 128 bits that name a port to others (InfiniBand Architecture, vol. 1, 4.1.1;
+RoCE v2 maps an IPv4 address as ::ffff:a.b.c.d). The GID of an iWARP port is the hardware address of
+its network device, by which that is found; what is told of it in its place is the IPv4 address
+there, mapped like RoCE's. Several devices for one connection are of InfiniBand or RoCE alone.
 
     pyverbs                                 refusal() says
     is not there                            what to install
@@ -25,19 +29,27 @@ an IPv4 address as ::ffff:a.b.c.d).
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import ipaddress
 import os
 import re
+import socket
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 from shard.errors import ShardError
+from shard.transport.rdma_cm import cm_refusal
 
 DEVICES, NODES = "sys/class/infiniband", "dev/infiniband"
 PROVIDERS = "etc/libibverbs.d"
-IWARP = "4"  # of node_type: an RNIC
+NETWORKS = "sys/class/net"
+RNIC = "4"  # of node_type
+IWARP = "iWARP"
 V2 = "RoCE v2"
 ALL = "all"  # in the place of a device's name
 RAILS_MAX = 8  # ports for one connection: as many adapters as hosts have
@@ -61,7 +73,7 @@ class VerbsPort:
     """A port of an RDMA device, and the best of its GIDs.
 
     link     "InfiniBand", "RoCE v2", "RoCE v1" or "iWARP"
-    gid      its best; None: it has none
+    gid      its best; None: it has none. Of iWARP the address of its network device
     mtu      bytes of a packet's payload, on Ethernet by its network device; 0: not known here
     fault    why it is not used; "": it may be
     """
@@ -73,6 +85,7 @@ class VerbsPort:
     gid: ipaddress.IPv6Address | None
     fault: str
     mtu: int = 0
+    network: str = ""  # of iWARP: its network device
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number}"
@@ -85,10 +98,28 @@ class VerbsPort:
         return str(self.gid.ipv4_mapped or self.gid)
 
 
-def verbs_ports(root: Path = Path("/"), gid_index: int | None = None) -> list[VerbsPort]:
+def ipv4_of(network: str) -> IPv4Address | None:
+    """The first address of that network device, by netdevice(7); None: it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            found = fcntl.ioctl(sock, _ASK_ADDRESS, _REQUEST.pack(network.encode()))
+        except OSError:
+            return None
+    return IPv4Address(found[_ADDRESS_AT : _ADDRESS_AT + 4])
+
+
+_ASK_ADDRESS, _REQUEST, _ADDRESS_AT = 0x8915, struct.Struct("16s24x"), 20  # SIOCGIFADDR, ifreq
+
+
+def verbs_ports(
+    root: Path = Path("/"),
+    gid_index: int | None = None,
+    address_of: Callable[[str], IPv4Address | None] = ipv4_of,
+) -> list[VerbsPort]:
     """All ports of all devices, usable ones first, the best of those before the others. `root`:
     where the machine's files lie. `gid_index`: which GID each is to use, as the setting
-    verbs_gid_index has it; a port without it has that for its fault.
+    verbs_gid_index has it; a port without it has that for its fault. `address_of`: a network
+    device's.
     """
     found = []
     for device in _entries(root / DEVICES):
@@ -96,7 +127,10 @@ def verbs_ports(root: Path = Path("/"), gid_index: int | None = None) -> list[Ve
         for number in _entries(root / DEVICES / device / "ports"):
             if number.isdecimal():
                 folder = root / DEVICES / device / "ports" / number
-                found.append(_port(device, int(number), folder, kind == IWARP, gid_index))
+                if kind == RNIC:
+                    found.append(_iwarp_port(device, int(number), root, address_of))
+                else:
+                    found.append(_port(device, int(number), folder, gid_index))
     return [port for port, _ in sorted(found, key=lambda one: (bool(one[0].fault), one[1]))]
 
 
@@ -143,9 +177,10 @@ def verbs_rails(
     if len(names) > RAILS_MAX:
         raise NoVerbs(f"{len(names)} RDMA ports are named, at most {RAILS_MAX} may be")
     if names == [ALL]:
-        usable = [port for port in ports if not port.fault][:RAILS_MAX]
+        usable = [port for port in ports if not port.fault]
         left_out = [f"{port} is not used: {port.fault}" for port in ports if port.fault]
-        return usable or [_first_of(ports, None, root)], left_out
+        used, more = used_together(usable or [_first_of(ports, None, root)])
+        return used, left_out + more
     found: list[VerbsPort] = []
     left_out = []
     for name in names:
@@ -158,7 +193,19 @@ def verbs_rails(
                 found.append(port)
     if not found:
         raise NoVerbs("; ".join(left_out))
-    return found, left_out
+    used, more = used_together(found)
+    return used, left_out + more
+
+
+def used_together(ports: list[VerbsPort]) -> tuple[list[VerbsPort], list[str]]:
+    """Those of them that one connection may have, and why not the others."""
+    others = [port for port in ports if port.link != IWARP]
+    kept = others[:RAILS_MAX] or ports[:1]
+    return kept, [
+        f"{port} is not used: a port of iWARP is used alone, without others"
+        for port in ports
+        if port.link == IWARP and port not in kept
+    ]
 
 
 def verbs_providers(root: Path = Path("/")) -> list[str]:
@@ -230,7 +277,7 @@ def _why_none(root: Path) -> str:
 
 
 def _port(
-    device: str, number: int, folder: Path, is_iwarp: bool, wanted_index: int | None
+    device: str, number: int, folder: Path, wanted_index: int | None
 ) -> tuple[VerbsPort, tuple[int, str, int]]:
     """And where it stands among the usable ones."""
     is_ethernet = _read(folder / "link_layer") == "Ethernet"
@@ -252,9 +299,7 @@ def _port(
     link = ("RoCE v2" if kind == V2 else "RoCE v1") if is_ethernet else "InfiniBand"
     state = _read(folder / "state").rpartition(" ")[2].lower() or "of unknown state"
     fault = ""
-    if is_iwarp:
-        link, fault = "iWARP", "its connections are made by rdma_cm alone"
-    elif state != "active":
+    if state != "active":
         fault = f"it is {state}"
     elif gid_or_none is None:
         fault = "it has no GID: its network device has no address"
@@ -270,6 +315,53 @@ def _port(
         mtu = _mtu(folder, gid_index)
     port = VerbsPort(device, number, link, gid_index, gid_or_none, fault, mtu)
     return port, (rank, device, number)
+
+
+def _iwarp_port(
+    device: str, number: int, root: Path, address_of: Callable[[str], IPv4Address | None]
+) -> tuple[VerbsPort, tuple[int, str, int]]:
+    """As _port()."""
+    folder = root / DEVICES / device / "ports" / str(number)
+    state = _read(folder / "state").rpartition(" ")[2].lower() or "of unknown state"
+    gid_text = _read(folder / "gids" / "0")
+    networks = _networks_of(folder, gid_text, root)
+    address, network = None, ""
+    for name in networks:
+        address, network = address_of(name), name
+        if address is not None:
+            break
+    refusal = cm_refusal(root)
+    fault = ""
+    if state != "active":
+        fault = f"it is {state}"
+    elif refusal is not None:
+        fault = f"its connections are made by rdma_cm alone, and {refusal}"
+    elif not networks:
+        fault = f"no network device has its hardware address, of GID {gid_text or 'none'}"
+    elif address is None:
+        fault = f"rdma_cm connects by addresses, and {', '.join(networks)} has none of IPv4"
+    gid = None if address is None else ipaddress.IPv6Address(f"::ffff:{address}")
+    port = VerbsPort(device, number, IWARP, 0, gid, fault, 0, network)
+    return port, (4, device, number)
+
+
+def _networks_of(folder: Path, gid: str, root: Path) -> list[str]:
+    """The network devices that an iWARP port may be of: the one that the kernel names, as newer
+    ones do, or those with the hardware address that its GID begins with. Of these the ones below
+    others come first, as a VLAN has the address of what it lies upon.
+    """
+    named = _network(folder, 0)
+    if named:
+        return [named]
+    wanted = gid.replace(":", "")[:12]
+    if len(wanted) < 12 or not wanted.strip("0"):
+        return []
+    found = []
+    for name in _entries(root / NETWORKS):
+        if _read(root / NETWORKS / name / "address").replace(":", "") == wanted:
+            is_upper = any(one.startswith("lower_") for one in _entries(root / NETWORKS / name))
+            found.append((is_upper, name))
+    return [name for _, name in sorted(found)]
 
 
 def _mtu(folder: Path, gid_index: int) -> int:

@@ -22,18 +22,24 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Protocol
 
 from shard.memory.slab import Slab
 from shard.transport.neighbour import NeighbourSearch
-from shard.transport.verbs_device import NoVerbs, VerbsPort, loaded, pyverbs, routed_network
-from shard.transport.verbs_introduction import FarPair
+from shard.transport.verbs_device import (
+    IWARP,
+    NoVerbs,
+    VerbsPort,
+    loaded,
+    pyverbs,
+    routed_network,
+)
+from shard.transport.verbs_introduction import IWARP_LINK, FarPair, mapped_address
 
 logger = logging.getLogger("shard")
 
 READS = 8  # in flight of one queue pair, where both devices take so many
-_LOCAL_WRITE, _REMOTE_READ = 1, 4  # of IBV_ACCESS_
+_LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ = 1, 2, 4  # of IBV_ACCESS_
 _ACTIVE = 4  # IBV_PORT_ACTIVE
 
 
@@ -69,12 +75,15 @@ class Region:
 class VerbsDomain:
     """An open port of an RDMA device, and the slab's segments that are registered with it. Raises
     NoVerbs. Thread-safe.
+
+    is_iwarp  what reads are read into is registered for the peer to write, for there an answer to a
+              read is a write (RFC 5040, 5.2): never memory of the slab
     """
 
     def __init__(self, slab: Slab, options: VerbsOptions, port: VerbsPort) -> None:
         loaded()
         self._error: type[Exception] = pyverbs("pyverbs_error").PyverbsError
-        self.port = port
+        self.port, self.is_iwarp = port, port.link == IWARP
         self.options = options
         self._slab = slab
         self._regions: dict[int, tuple[Region, Any]] = {}
@@ -86,12 +95,16 @@ class VerbsDomain:
             self.domain: Any = pyverbs("pd").PD(self.context)
             found: Any = self.context.query_port(self.port.number)
             self.mtu, self.link, self.lid = found.active_mtu, found.link_layer, found.lid
-            self.gid_index = self.port.gid_index if options.gid_index is None else options.gid_index
+            named = None if self.is_iwarp else options.gid_index
+            self.gid_index = self.port.gid_index if named is None else named
             told = self.context.query_gid(self.port.number, self.gid_index).gid
         except self._error as error:
             raise NoVerbs(f"{self.port} cannot be opened: {error}") from error
         self.gid = bytes.fromhex(told.replace(":", ""))
         self._network = routed_network(self.port, self.gid_index)
+        if self.is_iwarp:
+            assert port.gid is not None  # of each that has no fault
+            self.link, self.gid, self._network = IWARP_LINK, port.gid.packed, port.network
         self.reads = min(READS, self.context.query_device().max_qp_rd_atom)
         self.registrations = 0  # since it was opened
         self.is_parents = False
@@ -125,7 +138,7 @@ class VerbsDomain:
         """
         if not self._network or far.link != self.link:
             return None
-        return NeighbourSearch(self._network, _address(self.gid), _address(far.gid))
+        return NeighbourSearch(self._network, mapped_address(self.gid), mapped_address(far.gid))
 
     def is_active(self) -> bool:
         """Whether its link is up now."""
@@ -148,12 +161,26 @@ class VerbsDomain:
         for number in self._regions.keys() - self._slab.segment_numbers():
             self._regions.pop(number)[1].close()
 
-    def register_own(self, memory: mmap.mmap) -> tuple[int, Any]:
-        """Memory of one queue, which no peer reads: its address, and the region, which the caller
-        closes. Raises NoVerbs.
+    def register_own(self, memory: mmap.mmap, at: int, nbytes: int) -> tuple[int, Any]:
+        """So many bytes at that offset of memory of one queue, which no peer reads: their address,
+        and the region, which the caller closes. Raises NoVerbs.
         """
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        return address, self._register(len(memory), address, _LOCAL_WRITE)
+        return self._register_part(memory, at, nbytes, _LOCAL_WRITE)
+
+    def register_pieces(self, memory: mmap.mmap, at: int, nbytes: int) -> tuple[int, Any]:
+        """The same, of what the queue reads into."""
+        access = _LOCAL_WRITE | (_REMOTE_WRITE if self.is_iwarp else 0)
+        return self._register_part(memory, at, nbytes, access)
+
+    def register_shown(self, memory: mmap.mmap, at: int, nbytes: int) -> tuple[int, Any]:
+        """The same, of what the peer may read."""
+        return self._register_part(memory, at, nbytes, _REMOTE_READ)
+
+    def _register_part(
+        self, memory: mmap.mmap, at: int, nbytes: int, access: int
+    ) -> tuple[int, Any]:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + at
+        return address, self._register(nbytes, address, access)
 
     def _register(self, nbytes: int, address: int, access: int) -> Any:
         try:
@@ -201,12 +228,6 @@ def verbs_dmabuf_refusal(port: VerbsPort) -> str | None:
             return None
         return f"{port} registers no dma-buf: {error}"
     return f"{port} registers what is no dma-buf"
-
-
-def _address(gid: bytes) -> IPv4Address | IPv6Address:
-    """What a GID of RoCE v2 maps."""
-    address = IPv6Address(gid)
-    return address.ipv4_mapped or address
 
 
 class OfDevice(Protocol):

@@ -8,7 +8,10 @@ it reads and writes, and verbs_device.py, which asks it for the devices.
 
     slots   offset 0                     SLOTS of `slot_bytes`: where messages are received
             SLOTS x slot_bytes           as many: where messages lie that are sent
-            2 x SLOTS x slot_bytes       READS pieces of BOUNCE_BYTES_LEAST
+            2 x SLOTS x slot_bytes       READS pieces of BOUNCE_BYTES_LEAST; over iWARP registered
+                                         apart from the slots, for a peer may write there
+            over iWARP, the next page    where FLUSH reads to
+            over iWARP, the one after    zeros, which the peer's FLUSH reads
     bounce                               READS pieces of BOUNCE_BYTES, mapped and locked when first
                                          needed: for arrays that find no place in registered memory.
                                          Where it may not be locked, the pieces behind the slots
@@ -20,7 +23,8 @@ it reads and writes, and verbs_device.py, which asks it for the devices.
     read k of READS         READ + k; of the reader on the     always
                             n-th further device
                             READ + n x READS + k
-    a read of no bytes      FLUSH                              once all sends before it arrived
+    a read of no bytes;     FLUSH                              once all sends before it arrived
+     over iWARP of a few
 
 What a queue may hold is bounded by these, so neither it nor its completion queue ever overflows. A
 work request is made once and posted again, since pyverbs does not give back the memory of one that
@@ -42,19 +46,28 @@ from typing import Any
 from shard.transport.neighbour import NeighbourSearch, NeighbourState
 from shard.transport.verbs_device import NoVerbs, pyverbs
 from shard.transport.verbs_domain import READS, VerbsDomain, made_here
-from shard.transport.verbs_introduction import SLOTS_MIN, FarEnd, FarPair, FirstPair
+from shard.transport.verbs_introduction import (
+    IWARP_LINK,
+    SLOTS_MIN,
+    FarEnd,
+    FarPair,
+    FirstPair,
+)
 
 SLOTS = 64
 SIGNAL_EVERY = SLOTS_MIN  # no more: of what a peer has slots for, one completes
 BOUNCE_BYTES = 256 << 10
 BOUNCE_BYTES_LEAST = 16 << 10  # as a slot: of all readers it is locked, used or not
 READ_BYTES_MAX = 1 << 20  # of one read: rxe takes 8 MiB, and a long one holds up the others
+FLUSHES = 2  # at a time: the one that looks whether the peer is there, and that of the end
 SENT, READ, FLUSH = 1 << 20, 1 << 21, 1 << 22
+PROBE_BYTES = 8
 CHANNEL_TRIES = 100
 INLINE_BYTES_ASKED = 220  # what most devices take; a post of so many bytes reads no memory later
+INLINE_BYTES_OF_IWARP = 64  # what all of those do: siw takes 80
 
 _RC = 2  # IBV_QPT_RC
-_REMOTE_READ = 4  # IBV_ACCESS_REMOTE_READ
+_REMOTE_WRITE, _REMOTE_READ = 2, 4  # of IBV_ACCESS_
 _SEND, _RDMA_READ = 2, 4  # of IBV_WR_
 _SIGNALED, _INLINE = 2, 8  # of IBV_SEND_
 SUCCESS = 0  # IBV_WC_SUCCESS
@@ -117,16 +130,34 @@ class VerbsReader:
     def _open(self, slots: int) -> None:
         domain, exits, qp = self.domain, self._exits, pyverbs("qp")
         self._slots_bytes = 2 * slots * self.slot_bytes
-        memory = mmap.mmap(-1, _whole_pages(self._slots_bytes + READS * BOUNCE_BYTES_LEAST))
+        at = _whole_pages(self._slots_bytes)
+        pieces_bytes = _whole_pages(READS * BOUNCE_BYTES_LEAST)
+        probe_bytes = mmap.PAGESIZE if domain.is_iwarp else 0
+        memory = mmap.mmap(-1, at + pieces_bytes + 2 * probe_bytes)
         self.memory = memoryview(memory)
-        self._address, region = domain.register_own(memory)
-        self._lkey = region.lkey
+        self._pieces = self.memory[at : at + pieces_bytes]
+        self._shown_address = self._shown_key = 0
+        own_bytes = at if domain.is_iwarp else len(memory)
+        self._address, region = domain.register_own(memory, 0, own_bytes)
         exits.callback(region.close)
+        self._lkey = region.lkey
+        self._pieces_address, self._pieces_lkey = self._address + at, self._lkey
+        if domain.is_iwarp:
+            self._pieces_address, region = domain.register_pieces(
+                memory, at, pieces_bytes + probe_bytes
+            )
+            exits.callback(region.close)
+            self._pieces_lkey = region.lkey
+            self._shown_address, region = domain.register_shown(
+                memory, at + pieces_bytes + probe_bytes, probe_bytes
+            )
+            exits.callback(region.close)
+            self._shown_key = region.rkey
         try:
             self._channel, self._fd = _open_channel(domain.context)
             exits.callback(self._channel.close)
             self._completions = pyverbs("cq").CQ(
-                domain.context, 2 * slots + READS + 1, None, self._channel, 0
+                domain.context, 2 * slots + READS + FLUSHES, None, self._channel, 0
             )
             exits.callback(self._completions.close)
             asked = qp.QPInitAttr(
@@ -135,17 +166,23 @@ class VerbsReader:
                 rcq=self._completions,
                 sq_sig_all=0,
                 cap=qp.QPCap(
-                    max_send_wr=slots + READS + 1,
+                    max_send_wr=slots + READS + FLUSHES,
                     max_recv_wr=max(1, slots),
                     max_send_sge=1,
                     max_recv_sge=1,
-                    max_inline_data=INLINE_BYTES_ASKED if slots else 0,
+                    max_inline_data=(
+                        0
+                        if not slots
+                        else INLINE_BYTES_OF_IWARP
+                        if domain.is_iwarp
+                        else INLINE_BYTES_ASKED
+                    ),
                 ),
             )
             self._pair: Any = qp.QP(domain.domain, asked)
             exits.callback(self._pair.close)
             first = qp.QPAttr(port_num=domain.port.number)
-            first.qp_access_flags = _REMOTE_READ
+            first.qp_access_flags = _REMOTE_READ | (_REMOTE_WRITE if domain.is_iwarp else 0)
             self._pair.to_init(first)
         except self._error as error:
             raise NoVerbs(f"{domain.port} gives no queue pair: {error}") from error
@@ -155,9 +192,13 @@ class VerbsReader:
         self._reads = [_request(0, 0, _RDMA_READ, READ + self.first + k) for k in range(READS)]
         for request, _ in self._reads:
             request.send_flags = _SIGNALED
-        self._flush, _ = _request(0, 0, _RDMA_READ, FLUSH)
+        self._flush, place = _request(
+            self._pieces_address + pieces_bytes, self._pieces_lkey, _RDMA_READ, FLUSH
+        )
         self._flush.send_flags = _SIGNALED
-        self._flush.num_sge = 0
+        place.length = PROBE_BYTES
+        if not domain.is_iwarp:
+            self._flush.num_sge = 0
 
     def near_pair(self) -> FarPair:
         """What the peer has to know of it."""
@@ -194,13 +235,24 @@ class VerbsReader:
         """When to ask again."""
         return 0.0 if self._search is None else self._search.pause_s()
 
+    def check_link(self, far: FarPair) -> None:
+        """Raises NoVerbs where no packet passes between the two."""
+        ours, theirs = self.domain.link, far.link
+        if ours == theirs:
+            return
+        if IWARP_LINK in (ours, theirs):
+            raise NoVerbs(
+                f"one end is of iWARP ({self.domain.port if ours == IWARP_LINK else 'the peer'}), "
+                "and the other of InfiniBand or RoCE: they do not talk to each other"
+            )
+        raise NoVerbs("one end is of InfiniBand, and the other of Ethernet: no packet passes")
+
     def connect_pair(self, far: FarPair) -> None:
         """To that end: from now on it receives, and may send and read. Over Ethernet its host has
         been searched for: else the whole process waits until it is found. Raises NoVerbs.
         """
         domain, options = self.domain, self.domain.options
-        if far.link != domain.link:
-            raise NoVerbs("one end is of InfiniBand, and the other of Ethernet: no packet passes")
+        self.check_link(far)
         addr = pyverbs("addr")
         attributes = pyverbs("qp").QPAttr(port_num=domain.port.number)
         attributes.path_mtu = min(domain.mtu, far.mtu)
@@ -251,7 +303,9 @@ class VerbsReader:
 
     def flush(self) -> None:
         """Have FLUSH complete once the peer's device has all that was sent: a read of no bytes, for
-        which no key is looked at (InfiniBand Architecture, vol. 1, C9-88). Raises VerbsFailed.
+        which no key is looked at (InfiniBand Architecture, vol. 1, C9-88); over iWARP of a few,
+        since siw answers one of none with the bytes of another read where it is busy. Raises
+        VerbsFailed.
         """
         try:
             self._post_send(self._flush)
@@ -271,13 +325,12 @@ class VerbsReader:
     def _lock_bounce(self) -> tuple[memoryview, int, int, int]:
         try:
             memory = mmap.mmap(-1, READS * BOUNCE_BYTES)
-            address, region = self.domain.register_own(memory)
+            address, region = self.domain.register_pieces(memory, 0, len(memory))
         except (NoVerbs, OSError) as error:
             self.domain.tell_once(
                 f"arrays are read {BOUNCE_BYTES_LEAST >> 10} KiB at a time", error
             )
-            at = self._slots_bytes
-            return self.memory[at:], BOUNCE_BYTES_LEAST, self._address + at, self._lkey
+            return self._pieces, BOUNCE_BYTES_LEAST, self._pieces_address, self._pieces_lkey
         self._bounce_region = region
         return memoryview(memory), BOUNCE_BYTES, address, region.lkey
 
@@ -383,6 +436,10 @@ class VerbsQueue(VerbsReader):
     def connect(self, far: FarEnd) -> None:
         """To that end. Raises NoVerbs."""
         self.connect_pair(far)
+
+    def is_connected(self) -> bool:
+        """Whether what connect() began is done."""
+        return True
 
     def prove(self, peer: str) -> None:
         """Both ends are connected: see whether anything comes back, which GIDs do not tell. `peer`:

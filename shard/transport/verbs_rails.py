@@ -38,6 +38,7 @@ from shard.memory.slab import Slab
 from shard.transport.verbs_device import ALL, NoVerbs, verbs_rails
 from shard.transport.verbs_domain import READS, VerbsDomain, VerbsOptions
 from shard.transport.verbs_introduction import FarEnd, FarPair, FirstPair, gid_mark
+from shard.transport.verbs_iwarp import IwarpQueue
 from shard.transport.verbs_queue import (
     READ,
     SUCCESS,
@@ -302,6 +303,8 @@ class VerbsDevices:
         with a rail on each other one. Raises NoVerbs.
         """
         domains = self.usable()
+        if domains[0].is_iwarp:
+            return IwarpQueue(domains[0], slot_bytes, is_accepting=False)
         if len(domains) == 1:
             return VerbsQueue(domains[0], slot_bytes)
         if first is None:
@@ -315,6 +318,8 @@ class VerbsDevices:
         near = [FarPair(link=one.link, gid=one.gid) for one in domains]
         first, *others = paired([far, *far.rails], near, far.partner)
         slots_at = domains[first or 0]  # without any of the same link connect() says so
+        if slots_at.is_iwarp:
+            return IwarpQueue(slots_at, slot_bytes, is_accepting=True)
         rails = [None if at is None else domains[at] for at in others]
         if any(rails):
             return VerbsRails(slots_at, rails, slot_bytes)

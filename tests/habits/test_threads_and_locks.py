@@ -68,6 +68,7 @@ LOCKS: dict[str, int] = {
     "shard/transport/tls.py": 1,
     "shard/transport/told.py": 1,
     "shard/transport/verbs_domain.py": 1,
+    "shard/transport/verbs_iwarp.py": 1,
     "shard/transport/verbs_queue.py": 1,
     "shard/transport/verbs_rails.py": 1,
     "prpc_engine/accumulator/counter.py": 4,

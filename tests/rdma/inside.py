@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+from collections.abc import Iterator
+from typing import Any
 
-from prpc_engine import RpcService
+from prpc_engine import Master, RpcClient, RpcService
 from shard.transport.verbs_connection import VerbsConnection
-from tests.prpc_engine.inside import node_of, peers_by_address
+from tests.prpc_engine.inside import node_of, peers_by_address, session_of
+from tests.prpc_engine.processes import PATIENCE_S
 
 # of the tests that make many: here a tenth of what .ci/nightly does
 CALLS = int(os.environ.get("PRPC_TEST_RDMA_CALLS") or 1000)
+
+
+@contextlib.contextmanager
+def client_of(
+    master: Master, name: str = "test", transports: tuple[str, ...] = ("verbs",), **settings: Any
+) -> Iterator[tuple[RpcService, RpcClient]]:
+    with RpcService(master=master.address, transports=transports, **settings) as service:
+        yield service, service.create_client(name, timeout_s=PATIENCE_S)
+
+
+def transports_of(service: RpcService) -> set[str]:
+    """Over which the server is reached; the master is another node."""
+    return {
+        peer.transport
+        for peer in service.statistics().peers
+        if peer.choice is not None and not peer.choice.node.endswith(session_of(service).address)
+    }
 
 
 def connections_of(service: RpcService) -> list[VerbsConnection]:

@@ -8,19 +8,25 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcClient, RpcService
+from prpc_engine import Master, RpcService
 from prpc_engine.errors import MaybeExecuted, NotSent
 from prpc_engine.kv import TableWorker
 from prpc_engine.rpc.paths import FAILURES_MAX
 from tests.program import Program
-from tests.prpc_engine.inside import node_of, session_of
+from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
-from tests.rdma.inside import CALLS, connection_of, fail, registrations_of
+from tests.rdma.inside import (
+    CALLS,
+    client_of,
+    connection_of,
+    fail,
+    registrations_of,
+    transports_of,
+)
 
 MIB = 1 << 20
 
@@ -37,23 +43,6 @@ def server(master: Master) -> Iterator[ServerProcess]:
         with client_of(master) as (_, client):
             client.call("echo", 1)  # what a process begins once is not of any test
         yield process
-
-
-@contextlib.contextmanager
-def client_of(
-    master: Master, name: str = "test", transports: tuple[str, ...] = ("verbs",), **settings: Any
-) -> Iterator[tuple[RpcService, RpcClient]]:
-    with RpcService(master=master.address, transports=transports, **settings) as service:
-        yield service, service.create_client(name, timeout_s=PATIENCE_S)
-
-
-def transports_of(service: RpcService) -> set[str]:
-    """Over which the server is reached; the master is another node."""
-    return {
-        peer.transport
-        for peer in service.statistics().peers
-        if peer.choice is not None and not peer.choice.node.endswith(session_of(service).address)
-    }
 
 
 def test_calls_and_arrays_of_every_size_go_over_verbs(

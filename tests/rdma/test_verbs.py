@@ -283,7 +283,7 @@ class OfAnotherRelease(FarEnd):
 @pytest.mark.parametrize(
     ("lie", "text"),
     [
-        (lambda end: OfAnotherRelease(), "in version 99, 3 expected: install the same release"),
+        (lambda end: OfAnotherRelease(), "in version 99, 4 expected: install the same release"),
         (lambda end: replace(end, mtu=0), "a queue pair of MTU 0, 1 to 5"),
     ],
 )

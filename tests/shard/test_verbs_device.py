@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from shard.transport.verbs_device import NoVerbs, chosen_port, routed_network, verbs_ports
+from shard.transport.rdma_cm import DEVICE, VERSION_FILE
+from shard.transport.verbs_device import (
+    NoVerbs,
+    VerbsPort,
+    chosen_port,
+    routed_network,
+    used_together,
+    verbs_ports,
+)
 from tests.program import ROOT
 
 LOCAL, IPV4 = "fe80:0000:0000:0000:0000:0aff:fe4d:0001", "0000:0000:0000:0000:0000:ffff:0a4d:0001"
@@ -94,7 +102,8 @@ def test_usable_ports_come_first_and_each_other_says_what_its_fault_is(tmp_path:
         "a_down:1": "it is down",
         "b_old:1": "it has GIDs of RoCE v1 alone: let its network device speak RoCE v2",
         "c_bare:1": "it has no GID: its network device has no address",
-        "d_iwarp:1": "its connections are made by rdma_cm alone",
+        "d_iwarp:1": "its connections are made by rdma_cm alone, and there is no "
+        "/dev/infiniband/rdma_cm: modprobe rdma_ucm",
         "g_ib:2": "it is init",
     }
     assert str(chosen_port("f_roce", tmp_path)) == str(chosen_port("f_roce:1", tmp_path))
@@ -102,6 +111,82 @@ def test_usable_ports_come_first_and_each_other_says_what_its_fault_is(tmp_path:
         chosen_port("a_down", tmp_path)
     with pytest.raises(NoVerbs, match=r"no RDMA device 'mlx5_9': .*f_roce:1.* are there"):
         chosen_port("mlx5_9", tmp_path)
+
+
+MAC_GID = "0200:0a4d:0001:0000:0000:0000:0000:0000"
+
+
+def iwarp(root: Path, name: str, gid: str = MAC_GID) -> None:
+    """An iWARP device, and an rdma_cm."""
+    device(root, name, [(gid, "")], node="4: RNIC")
+    (root / DEVICE).touch()
+    (root / VERSION_FILE).parent.mkdir(parents=True, exist_ok=True)
+    (root / VERSION_FILE).write_text("4\n")
+
+
+def network(root: Path, name: str, mac: str, upon: str = "") -> None:
+    """A network device, such as a VLAN upon another one."""
+    folder = root / "sys/class/net" / name
+    folder.mkdir(parents=True)
+    (folder / "address").write_text(f"{mac}\n")
+    if upon:
+        (folder / f"lower_{upon}").touch()
+
+
+def address_of(name: str) -> ipaddress.IPv4Address | None:
+    return {
+        "eth0": ipaddress.IPv4Address("10.77.0.1"),
+        "eth0.5": ipaddress.IPv4Address("10.5.0.1"),
+    }.get(name)
+
+
+def test_a_port_of_iwarp_has_the_address_of_the_network_device_with_its_hardware_address(
+    tmp_path: Path,
+) -> None:
+    iwarp(tmp_path, "siw0")
+    network(tmp_path, "eth0", "02:00:0a:4d:00:01")
+    network(tmp_path, "bond", "02:00:0a:4d:00:01", upon="eth0")
+    network(tmp_path, "another", "02:00:0a:4d:00:02")
+    (port,) = verbs_ports(tmp_path, address_of=address_of)
+    assert (port.link, port.address, port.network, port.fault) == ("iWARP", "10.77.0.1", "eth0", "")
+
+
+def test_a_kernel_that_names_the_network_device_of_iwarp_is_believed(tmp_path: Path) -> None:
+    iwarp(tmp_path, "siw0")
+    network(tmp_path, "eth0", "02:00:0a:4d:00:01")
+    named = tmp_path / "sys/class/infiniband/siw0/ports/1/gid_attrs/ndevs/0"
+    named.parent.mkdir()
+    named.write_text("eth0.5\n")
+    (port,) = verbs_ports(tmp_path, address_of=address_of)
+    assert (port.address, port.network) == ("10.5.0.1", "eth0.5")
+
+
+@pytest.mark.parametrize(
+    ("mac", "gid", "fault"),
+    [
+        ("02:00:0a:4d:00:01", MAC_GID, "rdma_cm connects by addresses, and eth1 has none of IPv4"),
+        ("02:00:0a:4d:00:02", MAC_GID, f"no network device has its hardware address, of {MAC_GID}"),
+        ("00:00:00:00:00:00", NONE, "no network device has its hardware address"),
+    ],
+)
+def test_a_port_of_iwarp_without_an_address_says_so(
+    tmp_path: Path, mac: str, gid: str, fault: str
+) -> None:
+    iwarp(tmp_path, "siw0", gid)
+    network(tmp_path, "eth1", mac)
+    (port,) = verbs_ports(tmp_path, address_of=address_of)
+    assert fault.replace("of 0200", "of GID 0200") in port.fault
+
+
+def test_ports_of_iwarp_come_last_and_are_used_alone() -> None:
+    ports = [
+        VerbsPort(name, 1, link, 0, None, "")
+        for name, link in (("a", "iWARP"), ("b", V2), ("c", "iWARP"), ("d", "InfiniBand"))
+    ]
+    assert [str(port) for port in used_together(ports)[0]] == ["b:1", "d:1"]
+    used, left_out = used_together(ports[:1] + ports[2:3])
+    assert [str(port) for port in used] == ["a:1"]
+    assert left_out == ["c:1 is not used: a port of iWARP is used alone, without others"]
 
 
 def test_no_device_says_what_is_missing(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def test_a_fault_of_any_length_comes_as_far_as_there_is_room() -> None:
 
 
 def test_an_introduction_of_the_version_before_is_refused_by_both_numbers() -> None:
-    with pytest.raises(RemoteProtocolError, match="in version 2, 3 expected: install the same"):
-        FarEnd.unpack(struct.pack("<H254x", 2))
+    with pytest.raises(RemoteProtocolError, match="in version 3, 4 expected: install the same"):
+        FarEnd.unpack(struct.pack("<H254x", 3))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from shard import ShardError, VerbsPort, verbs_ports, verbs_providers, verbs_rai
 MTU_MAX = 4096
 NVIDIA = "proc/driver/nvidia/version"  # there while the driver is loaded
 NO_PORT = "none of them"
+ALL = "all"  # as verbs_device has it
 ALONE = (
     "PRPC_TRANSPORTS names verbs alone, so nothing starts here: add tcp, as in shm,unix,verbs,tcp, "
     "or mend this"
@@ -107,7 +108,6 @@ def _rails(host: Host, section: TransportSection | None) -> tuple[str, list[str]
     section = section or TransportSection()
     wanted, gid_index = section.verbs_device, section.verbs_gid_index
     found = verbs_ports(host.root, gid_index)
-    usable = [port for port in found if not port.fault]
     try:
         ports, left_out = verbs_rails(wanted, host.root, gid_index)
     except ShardError as error:
@@ -117,8 +117,9 @@ def _rails(host: Host, section: TransportSection | None) -> tuple[str, list[str]
     names = [str(port) for port in ports]
     if len(names) > 1:
         return f"{names[0]} for messages and read arrays over {' and '.join(names)}", left_out
-    if wanted is None and len(usable) > 1:
-        return f"{names[0]} (PRPC_VERBS_DEVICE=all: read arrays over {len(usable)})", left_out
+    together = len(verbs_rails(ALL, host.root, gid_index)[0])  # not all of them may be
+    if wanted is None and together > 1:
+        return f"{names[0]} (PRPC_VERBS_DEVICE=all: read arrays over {together})", left_out
     return names[0], left_out
 
 
