@@ -131,6 +131,7 @@ def test_calls_between_nodes_go_on_without_a_master(tmp_path: Path) -> None:
         assert not failures
 
 
+@pytest.mark.slow
 def test_a_call_goes_on_waiting_where_the_master_dies_as_it_is_asked_who_serves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,7 @@ def test_shutdown_waits_for_calls_that_functions_make_and_do_not_wait_for(
     assert [three.programs[name].read_line() for name in ("there", "elsewhere")] == ["left"] * 2
 
 
+@pytest.mark.slow
 def test_shutdown_keeps_its_time_though_a_function_blocks_in_this_worker(pair: Group) -> None:
     there.clear_event()
     there.have_waited.clear()
