@@ -507,8 +507,8 @@ class ShmConnection(Connection[Record]):
         try:
             if tag == MESSAGE:
                 body, blocks = self._read_message(payload)
-                # the peer is held back by arrays that were not read, and a handler may take long
-                body = memoryview(bytes(body))
+                # the peer is held back by arrays that were not read, and a handler may take long:
+                # of the record nothing is needed any more
                 self._consumer.free()
             elif tag == RETURN_FIRST:
                 self._lendings.take_back(LEASE.unpack_from(payload)[0])
@@ -526,8 +526,8 @@ class ShmConnection(Connection[Record]):
         self.on_message(body, blocks)
 
     def _read_message(self, payload: memoryview) -> tuple[memoryview, list[NDArray[np.uint8]]]:
-        """Body and blocks of a record with tag MESSAGE. Raises struct.error for one that is cut
-        short.
+        """Body and blocks of a record with tag MESSAGE, none of which lie in it. Raises
+        struct.error for one that is cut short.
         """
         block_count, body_bytes = PREFIX.unpack_from(payload)
         if block_count > self.limits.blocks_max or body_bytes > self.limits.body_bytes_max:
@@ -549,7 +549,7 @@ class ShmConnection(Connection[Record]):
                     )
                 blocks.append(self._block(payload, nbytes, offset, lease, number))
             if at + body_bytes <= len(payload):
-                return payload[at : at + body_bytes], blocks
+                return memoryview(bytes(payload[at : at + body_bytes])), blocks
             nbytes, offset, lease, number, _zero = unpack_descriptor(payload, at)
             if nbytes != body_bytes or not (lease or number == SPILLED):
                 raise RemoteProtocolError(f"body of {body_bytes} bytes passes its record")
@@ -560,7 +560,7 @@ class ShmConnection(Connection[Record]):
                 # no body, so nobody knows whose message it is
                 raise ShardError(str(error)) from error
             self._drop_blocks(payload, len(blocks) + 1, block_count)
-            return payload[at : at + body_bytes], Unheld(block_count, str(error))
+            return memoryview(bytes(payload[at : at + body_bytes])), Unheld(block_count, str(error))
 
     def _drop_blocks(self, payload: memoryview, first: int, end: int) -> None:
         """Of a message that cannot be held: the peer gets back what it lent, and what comes over
