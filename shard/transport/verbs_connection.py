@@ -17,9 +17,7 @@ long as the peer may read blocks of ours, or what was sent last may not have arr
 
 Over iWARP the end of one queue pair ends the other, too, over a tcp connection of their own: an end
 that finds its queue pair in error reads in the socket first whether the peer has ended, and waits
-LAST_WORDS_S for it to say so. And as tcp goes on for minutes where nothing is acknowledged, other
-devices for 2 s, each end reads a few bytes over it every limits.peer_silent_s: the connection ends
-where these have not come back by the next time.
+LAST_WORDS_S for it to say so. Whether its device is still there it asks itself: verbs_pulse.py.
 """
 
 from __future__ import annotations
@@ -61,6 +59,7 @@ from shard.transport.silence import bound_unacknowledged, keep_alive, why_lost
 from shard.transport.verbs_arrivals import VerbsArrivals
 from shard.transport.verbs_introduction import FarEnd
 from shard.transport.verbs_loans import Outgoing, VerbsLoans
+from shard.transport.verbs_pulse import VerbsPulse
 from shard.transport.verbs_queue import (
     FLUSH,
     READ,
@@ -173,8 +172,7 @@ class VerbsConnection(Connection[Outgoing]):
         self._patience: Timer | None = None
         self._is_broken = False  # the queue pair is in error: nothing more leaves or comes
         self._failure = ""  # how that shows; over iWARP the socket has still to say why
-        self._pulse: Timer | None = None
-        self._has_pulse_out = False  # a FLUSH before that of close()
+        self._pulse: VerbsPulse | None = None  # of iWARP; its FLUSH comes before that of close()
         self._is_end_logged = False
         self._records_received = 0
         # of close(): until the peer makes room, and in all
@@ -252,6 +250,8 @@ class VerbsConnection(Connection[Outgoing]):
         if self.error is not None or self._failure:
             return
         self._failure = text
+        if self._pulse is not None:
+            self._pulse.cancel()
         if self._is_iwarp and self.reactor is not None:
             self._read_what_is_there()  # a send of ours may have found it before
             if self.error is None and self._why is None:
@@ -408,7 +408,8 @@ class VerbsConnection(Connection[Outgoing]):
         elif number == SENT:
             self._slots.retire()
         elif number == FLUSH:
-            self._has_pulse_out = False
+            if self._pulse is not None:
+                self._pulse.came_back()
         else:
             self._arrivals.have_read(number - READ)
             if self.error is None and not self._arrivals.is_full:
@@ -559,28 +560,9 @@ class VerbsConnection(Connection[Outgoing]):
             reactor.watch(reader.fileno(), partial(self._on_event, reader))
         reactor.watch(self._line.socket.fileno(), self._on_socket)
         if self._is_iwarp:
-            self._pulse = reactor.call_later(self.limits.peer_silent_s, self._beat)
-
-    def _beat(self) -> None:
-        """Of iWARP: see whether the peer's device is still there."""
-        if self.error is not None or self._failure or self.reactor is None:
-            return
-        silent_s = self.limits.peer_silent_s
-        if self._has_pulse_out and self.has_work():
-            # it may be there, of a reactor that was not turned for long
-            self._pulse = self.reactor.call_later(silent_s / 8, self._beat)
-            return
-        if self._has_pulse_out:
-            text = f"the peer's device acknowledged nothing for {silent_s:.3g} s"
-            self._queue_failed(f"{self._ports()}: {text} (limits.peer_silent_s)")
-            return
-        try:
-            self._queue.flush()
-        except VerbsFailed as error:
-            self._queue_failed(str(error))
-            return
-        self._has_pulse_out = True
-        self._pulse = self.reactor.call_later(silent_s, self._beat)
+            self._pulse = VerbsPulse(
+                self._queue, reactor, self.limits.peer_silent_s, self.has_work, self._queue_failed
+            )
 
     def prepare_sleep(self, sleeping: bool) -> float:
         """Have the next completion wake us."""
@@ -692,10 +674,9 @@ class VerbsConnection(Connection[Outgoing]):
                 slots.tell()
         elif number == SENT:
             slots.retire()
-        if number == FLUSH and self._has_pulse_out:  # completions come in order
-            self._has_pulse_out = False
+        if number != FLUSH:
             return False
-        return bool(number == FLUSH)
+        return self._pulse is None or not self._pulse.came_back()
 
     def _end(self) -> None:
         """Let go of the reactor and, unless the peer still reads from us, of the queue pair."""
@@ -705,9 +686,9 @@ class VerbsConnection(Connection[Outgoing]):
             for reader in self._queue.readers:
                 reactor.unwatch(reader.fileno())
             reactor.unwatch(line.socket.fileno())
-        for timer in (self._patience, self._pulse):
-            if timer is not None:
-                timer.cancel()
+        for pending in (self._patience, self._pulse):
+            if pending is not None:
+                pending.cancel()
         self._loans.lendings.tell_drops = _nothing
         with self._writing:
             with contextlib.suppress(OSError):  # the peer may be gone

@@ -2,7 +2,7 @@
 connects.
 
     connector                                     acceptor
-    far end, with its proof, over tcp ----------> makes a queue pair, and listens with an rdma_cm of
+    far end, over tcp, at its turn -------------> makes a queue pair, and listens with an rdma_cm of
                                                   its own at its device's address and a free port
            <------------------------------------- far end: that port, and a random token
     rdma_cm: resolves the address to a device,
@@ -27,7 +27,7 @@ Everything else is as with other devices (verbs.py), except:
     a read of no bytes  is one of 8 bytes, from a page that the peer shows: a busy siw (Linux 6.1)
                         answers one of none with bytes of another read, which ends the connection
     a network that      is detected by such a read every limits.peer_silent_s, as tcp retransmits
-     is cut             for some 15 minutes (verbs_connection.py)
+     is cut             for some 15 minutes (verbs_pulse.py)
     the peer's end      ends this queue pair, too, and flushes what is posted. So a connection looks
                         for the reason in its tcp socket (verbs_connection.py)
     devices             a connection uses one; rails are not implemented
