@@ -1,4 +1,4 @@
-"""Where the tests of calls reach into connections over verbs."""
+"""Where tests reach into connections over verbs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from prpc_engine import Master, RpcClient, RpcService
 from shard.transport.verbs_connection import VerbsConnection
 from tests.prpc_engine.inside import node_of, peers_by_address, session_of
 from tests.prpc_engine.processes import PATIENCE_S
+from tests.transport_contract import Side
 
 # of the tests that make many: here a tenth of what .ci/nightly does
 CALLS = int(os.environ.get("PRPC_TEST_RDMA_CALLS") or 1000)
@@ -32,6 +33,12 @@ def transports_of(service: RpcService) -> set[str]:
         for peer in service.statistics().peers
         if peer.choice is not None and not peer.choice.node.endswith(session_of(service).address)
     }
+
+
+def verbs_of(side: Side) -> VerbsConnection:
+    """A side's connection, as what it is."""
+    assert isinstance(side.connection, VerbsConnection)
+    return side.connection
 
 
 def connections_of(service: RpcService) -> list[VerbsConnection]:

@@ -16,6 +16,7 @@ from prpc_engine import Master, RpcService
 from prpc_engine.errors import MaybeExecuted, NotSent
 from prpc_engine.kv import TableWorker
 from prpc_engine.rpc.paths import FAILURES_MAX
+from shard.transport.verbs_device import chosen_port
 from tests.program import Program
 from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
@@ -56,6 +57,8 @@ def test_calls_and_arrays_of_every_size_go_over_verbs(
         futures = [client.submit("add", number, 1) for number in range(1000)]
         assert [future.result() for future in futures] == list(range(1, 1001))
         assert transports_of(service) == {"verbs"}
+        (rail,) = connection_of(service).rails()
+        assert (rail.port, rail.reads > 0) == (str(chosen_port()), True)
 
 
 def test_nothing_is_registered_for_a_message(master: Master, server: ServerProcess) -> None:

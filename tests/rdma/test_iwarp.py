@@ -1,5 +1,6 @@
 """verbs over iWARP: the contract of all transports, and what is particular to rdma_cm and to an end
-that ends the other. Run in a guest of its own, where test_calls.py and test_soak.py run as well:
+that ends the other. Run in a guest of its own, where test_calls.py and test_soak.py, of calls
+between processes, run as well:
 
     python -m tests.rdma.guest --link siw --devices 2 --memory 2048 run -- \\
         PYTHON -m pytest -p no:cacheprovider tests/rdma/test_iwarp.py
@@ -21,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prpc_engine import Master
 from shard import (
     Node,
     PeerLostError,
@@ -37,8 +37,8 @@ from shard.transport.verbs_domain import VerbsDomain
 from shard.transport.verbs_introduction import FarEnd, mapped_address
 from shard.transport.verbs_iwarp import IwarpQueue
 from shard.transport.verbs_queue import FLUSH
-from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
-from tests.rdma.inside import client_of, connection_of, fail, transports_of
+from tests.prpc_engine.processes import PATIENCE_S, wait_until
+from tests.rdma.inside import fail, verbs_of
 from tests.rdma.neighbours import lie_as
 from tests.transport_contract import LIMITS, Side, TransportContract, World
 
@@ -194,11 +194,6 @@ def sides(world: World) -> Iterator[tuple[Side, Side]]:
     yield one, two
     one.connection.close()
     two.connection.close()
-
-
-def verbs_of(side: Side) -> VerbsConnection:
-    assert isinstance(side.connection, VerbsConnection)
-    return side.connection
 
 
 @pytest.mark.parametrize(
@@ -426,35 +421,3 @@ def test_a_look_whether_the_peer_is_there_disturbs_no_arrays() -> None:
                 assert not side.ends
                 assert np.array_equal(side.messages[0][1][0], array)
         sides[0].connection.close()
-
-
-# -- between processes -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def master() -> Iterator[Master]:
-    with Master("127.0.0.1:0") as master:
-        yield master
-
-
-@pytest.fixture(scope="module")
-def server(master: Master) -> Iterator[ServerProcess]:
-    with ServerProcess(master.address, "test", "verbs,tcp") as process:
-        with client_of(master) as (_, client):
-            client.call("echo", 1)  # what a process begins once is not of any test
-        yield process
-
-
-def test_calls_and_arrays_of_every_size_go_over_iwarp(
-    master: Master, server: ServerProcess
-) -> None:
-    with client_of(master) as (service, client):
-        assert client.call("echo", {"one": [1, "two"]}) == {"one": [1, "two"]}
-        for nbytes in (1, 1000, 20_000, MIB + 1, 16 * MIB):
-            array = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
-            assert np.array_equal(client.call("echo", array), array)
-        futures = [client.submit("add", number, 1) for number in range(1000)]
-        assert [future.result() for future in futures] == list(range(1, 1001))
-        assert transports_of(service) == {"verbs"}
-        (rail,) = connection_of(service).rails()
-        assert (rail.port, rail.reads > 0) == ("siw0:1", True)

@@ -34,6 +34,7 @@ from shard.transport.verbs_rails import VerbsRails
 from shard.transport.verbs_records import REGION, pack_region
 from tests.prpc_engine.inside import node_of, peers_by_address
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
+from tests.rdma.inside import verbs_of
 from tests.rdma.neighbours import NOBODYS, lie_as, searching
 from tests.transport_contract import Side, World
 
@@ -79,11 +80,6 @@ def make() -> Iterator[Make]:
             return world
 
         yield make
-
-
-def verbs_of(side: Side) -> VerbsConnection:
-    assert isinstance(side.connection, VerbsConnection)
-    return side.connection
 
 
 def ports_of(side: Side) -> list[str]:

@@ -42,6 +42,7 @@ from shard.transport.verbs_domain import VerbsDomain
 from shard.transport.verbs_introduction import FarEnd
 from shard.transport.verbs_queue import SLOTS, VerbsQueue
 from shard.transport.verbs_records import EVERYWHERE, HEADER, PART, REGION, pack_region
+from tests.rdma.inside import verbs_of
 from tests.rdma.neighbours import NOBODYS, lie_as, searching
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, World
 
@@ -66,11 +67,6 @@ def sides(world: World) -> Iterator[tuple[Side, Side]]:
     yield one, two
     one.connection.close()
     two.connection.close()
-
-
-def verbs_of(side: Side) -> VerbsConnection:
-    assert isinstance(side.connection, VerbsConnection)
-    return side.connection
 
 
 Lie = Callable[[VerbsConnection], None]
