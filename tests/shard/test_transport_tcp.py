@@ -40,6 +40,7 @@ from shard.transport.refusals import LINES_PER_WINDOW, WINDOW_S
 from shard.transport.socket_lane import SocketLane
 from shard.transport.tcp import KIND, TcpListener, parse_address
 from tests.connecting import meet_by
+from tests.program import wait_until
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, TransportContract, World
 
 SOON_S = 5.0  # far below the time that these limits give to silent peers
@@ -63,8 +64,10 @@ def receive_all(sock: socket.socket) -> bytes:
 def send_and_wait(sock: socket.socket, data: bytes) -> None:
     """Until the other side's kernel has all of it."""
     sock.sendall(data)
-    while struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))) != (0,):
-        time.sleep(0)
+    wait_until(
+        lambda: struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4))) == (0,),
+        "the other side's acknowledgement",
+    )
 
 
 def has_hung_up(sock: socket.socket) -> bool:
