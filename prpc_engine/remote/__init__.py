@@ -13,8 +13,9 @@ Python object, with arrays and tensors out of band.
 The life of a call: group (the verbs) -> members (whom) -> calls -> functions (its name) -> the
 engine's client -> served, at the other side -> running (in which thread) -> outcomes (what was
 raised), and back. RRefs: rref, values (both sides of one worker), numbering, references (who holds
-what). The worker itself: worker; where workers meet: rendezvous; when they part: termination; whose
-GPU a tensor is for: device_maps, devices.
+what). The worker itself: worker; where workers meet: rendezvous; what is said
+of a group that lacks some: attendance; when they part: termination; whose GPU a tensor is for:
+device_maps, devices.
 """
 
 from __future__ import annotations

@@ -119,7 +119,8 @@ def followed(value: Any) -> Future | None:
         verb = "result" if hasattr(value, "result") else "value"
         if callable(add) and callable(getattr(value, verb, None)):
             ours = Future()
-            # not of `value`, which would hold itself, and be missed by nobody when it is dropped
+            # The callback must not refer to `value`: the future would refer to itself, and dropping
+            # it would be seen by the collector of garbage alone.
             add(lambda done: _pass_on(getattr(done, verb), ours))
             return ours
     return None

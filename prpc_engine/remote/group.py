@@ -94,7 +94,9 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     graceful  with a world size wait for all workers that live to call it, and until no call is
               under way among them and no function runs; without one, and where False, leave at
               once: calls that are under way end with Closed
-    timeout   seconds for that, else Options.shutdown_timeout_s
+    timeout   seconds for that, else Options.shutdown_timeout_s. Until a minute before its end the
+              functions that others call run in this thread: one that blocks for good in it keeps
+              shutdown() for good
 
     Raises DeadlineExceeded with who has not called it, or where calls go on: then this worker is
     still in the group; and ConfigError in a function that another worker called, which waited for

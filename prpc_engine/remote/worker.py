@@ -260,7 +260,7 @@ class Worker:
         came, ended = members.came(), ""
         if is_lost and self._where.is_apart:
             ended = ", and the group's master is not reached"
-        elif is_lost:  # which the master, gone with it, has told nobody
+        elif is_lost:  # rank 0 has the master: nobody hears of its end from there
             ended = ", and rank 0 has given up, or died: what it says tells why"
             came = [one._replace(is_there=one.is_there and one.rank != 0) for one in came]
         text, advice = missing_text(came, world_size, self._where.named)

@@ -23,9 +23,9 @@ from shard import Future, ShardError
 
 
 class AnswerDropped(ShardError):
-    """A handler returned a Deferred and dropped it without reply() or fail(), or a function of a
-    remote worker a future that nobody can complete any more. The caller gets it as RemoteError,
-    instead of waiting for ever.
+    """A handler returned a Deferred, and all references to it went without reply() or fail(). Or a
+    function of a remote worker returned a future, and that happened to it. The caller gets a
+    RemoteError, instead of waiting for ever.
     """
 
 
@@ -37,7 +37,7 @@ class Deferred(Future, weakref=True):
                       the answer; else it goes on
     on_cancel         called with an error when its caller gives the call up, or the deadline
                       passes; True: it is answered nevertheless; None: it is cancelled
-    if_dropped        what its caller is told where it is dropped unanswered
+    if_dropped        the text of the error that its caller gets if it is dropped unanswered
 
     Any thread or task may answer. One that is dropped unanswered is answered with AnswerDropped.
     """
