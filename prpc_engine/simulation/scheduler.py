@@ -158,17 +158,28 @@ class Scheduler:
 
     # -- time --------------------------------------------------------------------------------------
 
-    def look(self) -> float:
-        """What the clock of the caller's host shows, at the cost of a look; whoever looks may lose
-        the baton for a while.
+    def clock_or(self, otherwise: Callable[[], float]) -> Callable[[], float]:
+        """What stands for time.monotonic, which other threads of the interpreter still get: the
+        clock of the caller's host, at the cost of a look; whoever looks may lose the baton for a
+        while. A third of what a simulation calls are looks: this is one function for that.
         """
-        if not self.is_over:
-            self.now += TICK_S
-            self.pass_by()
-        return self.clock()
+        threads, agenda, here = self._threads, self._agenda, _thread.get_ident
+
+        def look() -> float:
+            me = threads.get(here())
+            if me is None:
+                return otherwise()
+            if not self.is_over:
+                self.now += TICK_S
+                self._looks -= 1
+                if self._preemption and (self._looks < 0 or (agenda and agenda[0][0] <= self.now)):
+                    self.give_way()
+            return me.owner.clock.shows(self.now)
+
+        return look
 
     def clock(self) -> float:
-        """The same, without a look: for deadlines of what waits."""
+        """What the clock of the caller's host shows, without a look: for deadlines."""
         me = self.here()
         return self.now if me is None else me.owner.clock.shows(self.now)
 
@@ -184,7 +195,7 @@ class Scheduler:
     def pass_by(self) -> None:
         """A place where a thread may lose the baton: before it has a lock, say."""
         agenda = self._agenda
-        self._looks -= 1
+        self._looks -= 1  # as clock_or() has it
         if self._preemption and (self._looks < 0 or (agenda and agenda[0][0] <= self.now)):
             self.give_way()
 

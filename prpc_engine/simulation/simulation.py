@@ -384,7 +384,6 @@ class Simulation:
             )
 
         simulated: dict[str, Callable[..., Any]] = {
-            "monotonic": scheduler.look,
             "time": of_process(wall_s),
             "time_ns": of_process(lambda process: int(wall_s(process) * 1e9)),
             "sleep": lambda seconds: void(scheduler.wait(seconds)),
@@ -415,6 +414,7 @@ class Simulation:
             "fdatasync": sync,
         }
         names = {name: choose(name, call) for name, call in simulated.items()}
+        names["monotonic"] = scheduler.clock_or(real["monotonic"])
         names["transports"] = of_process(
             lambda process, node, slab: transports_of(process, self.network, node, slab)
         )
