@@ -276,8 +276,10 @@ class VerbsDevices:
         """
         with self._opening:
             wanted = self._options.device
-            if self._open and (wanted is None or not _may_be_several(wanted)):
-                return list(self._open.values())
+            if wanted is None or not _may_be_several(wanted):
+                working = [domain for domain in self._open.values() if domain.is_active()]
+                if working:
+                    return working[:1]
             ports, left_out = verbs_rails(wanted, gid_index=self._options.gid_index)
             found = []
             for port in ports:

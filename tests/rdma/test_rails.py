@@ -21,6 +21,7 @@ from shard import (
     Node,
     PeerLostError,
     RemoteProtocolError,
+    ShardError,
     Slab,
     Transport,
     UnreachableError,
@@ -248,6 +249,23 @@ def test_a_device_that_is_down_is_left_out_until_it_is_up_again(
         one, two = world.connect()
         assert ports_of(one) == ports_of(two) == ["rxe0:1", "rxe1:1"]
         one.connection.close()
+
+
+def test_a_device_that_is_used_alone_is_looked_at_for_each_connection(make: Make) -> None:
+    """Where one is named it has to be up again; where none is, the next one is taken."""
+    named, any_of_them = make("rxe0", "rxe0"), make("", "")
+    for world in (named, any_of_them):
+        one, two = world.connect()
+        assert ports_of(one) == ports_of(two) == ["rxe0:1"]
+        one.connection.close()
+    with link_down(0):
+        with pytest.raises(ShardError, match="rxe0:1 is not used: it is down"):
+            named.connect()
+        one, two = any_of_them.connect()
+        assert ports_of(one) == ports_of(two) == ["rxe1:1"]
+        one.connection.close()
+    one, two = named.connect()
+    assert ports_of(one) == ports_of(two) == ["rxe0:1"]
 
 
 def with_a_wrong_number(end: FarEnd) -> FarEnd:
