@@ -19,6 +19,7 @@ from shard.memory.huge_pages import HUGE_PAGE_BYTES, NOTHING, HugePageOffer, rea
 from shard.memory.segment import Segment
 
 POOL = Path("/sys/kernel/mm/hugepages/hugepages-2048kB")
+TRIES = 20  # of a program that needs reserved pages for itself
 TRANSPARENT = "sys/kernel/mm/transparent_hugepage"
 
 
@@ -209,7 +210,23 @@ assert Segment.create(4 * MIB).page_bytes == 2 * MIB
 
 
 def run_program(program: str) -> None:
-    ran = subprocess.run(
+    ran = run(program)
+    assert ran.returncode == 0, ran.stderr
+
+
+def run_beside_others(program: str) -> None:
+    """The pool is the machine's: a slab of another program may have pages of it meanwhile, which is
+    none of this one's faults. So it has to pass once in TRIES.
+    """
+    for _ in range(TRIES):
+        ran = run(program)
+        if ran.returncode == 0:
+            return
+    raise AssertionError(ran.stderr)
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-W", "error", "-c", REAL + program],
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -217,12 +234,11 @@ def run_program(program: str) -> None:
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.fixture
-def pool_of_4() -> Iterator[int]:
-    """Four reserved pages more than there were, while the test runs; how many are free."""
+def pool_of_4() -> Iterator[None]:
+    """Four reserved pages more than there were, while the test runs."""
     path = POOL / "nr_hugepages"
     if not os.access(path, os.W_OK):
         pytest.skip(
@@ -234,31 +250,31 @@ def pool_of_4() -> Iterator[int]:
         path.write_text(str(before + 4))
         if int(path.read_text()) != before + 4:
             pytest.skip("this machine's memory has no four huge pages left to reserve")
-        yield int((POOL / "free_hugepages").read_text())
+        yield
     finally:
         path.write_text(str(before))
 
 
 @pytest.mark.alone  # a slab of a test beside it takes reserved pages, too
-def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping(
-    pool_of_4: int,
-) -> None:
-    run_program(f"""
+@pytest.mark.usefixtures("pool_of_4")
+def test_reserved_ones_are_all_taken_at_creation_and_come_back_with_the_last_mapping() -> None:
+    run_beside_others(f"""
 from pathlib import Path
 def free():
     return int(Path("{POOL}/free_hugepages").read_text())
+pool = free()
 segment = Segment.create(8 * MIB, lent=True)
 assert segment.page_bytes == 2 * MIB, segment.page_bytes
-assert free() == {pool_of_4} - 4, "not every page is reserved"
+assert free() == pool - 4, "not every page is reserved"
 os.environ["PRPC_HUGE_PAGES"] = "require"
 try:
-    Segment.create({pool_of_4} * 2 * MIB)  # more than are left now
+    Segment.create(pool * 2 * MIB)  # more than are left now
 except ShmFull as error:
     assert "no huge pages" in str(error), str(error)
 else:
     raise AssertionError("no ShmFull")
 os.environ["PRPC_HUGE_PAGES"] = "auto"
-small = Segment.create({pool_of_4} * 2 * MIB)
+small = Segment.create(pool * 2 * MIB)
 assert small.page_bytes == 4096, "the next best, not an error"
 array = np.frombuffer(segment.memory, np.uint8)
 assert not array.any()
@@ -275,5 +291,5 @@ assert os.fstat(segment.fd).st_mode & 0o777 == 0o600
 segment.close()
 reader.close()
 del array
-assert free() == {pool_of_4}
+assert free() == pool
 """)
