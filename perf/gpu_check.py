@@ -9,6 +9,8 @@ the tensor on its device, complete. Medians after a warm-up; the first call stan
 
     prpc, shared        the receiver opens our device memory (CUDA IPC)
     prpc, by the host   what peers do who cannot: another host, a container
+    prpc, GPUDirect     the same over verbs, read from one device into the other; where there is an
+                        RDMA device that can
     torch rpc           torch.distributed.rpc with the same device map, synchronised as ours is
     torch queue         torch.multiprocessing: the tensor by CUDA IPC, the answer by a queue
     copied twice        two copies on the device and their waits: nothing moves less
@@ -37,6 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from prpc_engine import remote as rpc
+from prpc_engine.cuda.direct import direct_refusal, direct_support
+from shard import verbs_refusal
 
 from . import published
 
@@ -102,25 +106,25 @@ def devices() -> tuple[int, int]:
     return 0, torch.cuda.device_count() - 1 and 1
 
 
-def serve(meeting: str, ends: Any) -> None:
+def serve(meeting: str, ends: Any, direct: bool) -> None:
     """The other side, until the pipe ends: an Event would hang who sets it, once this is killed."""
-    rpc.init_rpc(THERE, 1, 2, meeting)
+    rpc.init_rpc(THERE, 1, 2, meeting, rpc.Options(gpu_direct=direct))
     with contextlib.suppress(EOFError):
         ends.recv()
     rpc.shutdown(graceful=False)
 
 
 @contextlib.contextmanager
-def joined(device_map: dict[Any, Any], shares: bool = True) -> Iterator[Any]:
+def joined(device_map: dict[Any, Any], shares: bool = True, direct: bool = False) -> Iterator[Any]:
     """This process as a worker, and its peer: the process."""
     context = torch.multiprocessing.get_context("spawn")
     theirs, ours = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder, 'meet')}"
-        process = context.Process(target=serve, args=(meeting, theirs), daemon=True)
+        process = context.Process(target=serve, args=(meeting, theirs, direct), daemon=True)
         process.start()
         theirs.close()
-        options = rpc.Options(share_devices=shares)
+        options = rpc.Options(share_devices=shares, gpu_direct=direct)
         if device_map:
             options.set_device_map(THERE, device_map)
         try:
@@ -294,6 +298,43 @@ def check_killed(ours: int, theirs: int) -> None:
         check("killed: every block came back", rpc.statistics()["device_taken"], 0)
 
 
+@contextlib.contextmanager
+def direct_pair(ours: int, theirs: int) -> Iterator[Any]:
+    """joined(), whose tensors go past the host's memory where they can."""
+    before = os.environ.get("PRPC_TRANSPORTS")
+    os.environ["PRPC_TRANSPORTS"] = "verbs,tcp"
+    try:
+        with joined({ours: theirs}, shares=False, direct=True) as process:
+            yield process
+    finally:
+        os.environ.pop("PRPC_TRANSPORTS")
+        if before is not None:
+            os.environ["PRPC_TRANSPORTS"] = before
+
+
+def why_not_direct(ours: int) -> str | None:
+    """Why RDMA devices cannot have this device's memory; None: the drivers say that they could."""
+    return verbs_refusal() or direct_refusal(direct_support()[ours : ours + 1], None, True)
+
+
+def check_direct(ours: int, theirs: int) -> None:
+    """Past the host's memory, there and back: the same bytes, and none of them staged."""
+    why = why_not_direct(ours)
+    if why is not None:
+        print(f"  -       GPUDirect: {why}")
+        return
+    with direct_pair(ours, theirs):
+        generator = torch.Generator(f"cuda:{ours}").manual_seed(1)
+        same = []
+        for count in (10_000, 100_000, 1 << 18, 1 << 20, 1 << 22) * 20:
+            value = torch.rand(count, generator=generator, device=f"cuda:{ours}")
+            same.append(bool(torch.equal(rpc.rpc_sync(THERE, give_back, args=(value,)), value)))
+        check("GPUDirect: the same bytes come back, 100 times", same, [True] * 100)
+        told = rpc.statistics()
+        check("GPUDirect: none is staged", told.get("direct_staged"), 0)
+        check("GPUDirect: answers come into the device", told.get("direct_received", 0) > 0, True)
+
+
 # -- times -----------------------------------------------------------------------------------------
 
 
@@ -330,6 +371,14 @@ def time_by_host(ours: int, theirs: int, sizes: Sequence[str], seconds: float) -
     with joined({ours: theirs}, shares=False):
         for label in sizes:
             yield label, timed(_call(tensor_of(label, ours)), seconds)
+
+
+def time_direct(ours: int, theirs: int, sizes: Sequence[str], seconds: float) -> Told:
+    """Over verbs, by memory of devices alone; nothing where that cannot be."""
+    if why_not_direct(ours) is None:
+        with direct_pair(ours, theirs):
+            for label in sizes:
+                yield label, timed(_call(tensor_of(label, ours)), seconds)
 
 
 def _call(value: Any) -> Callable[[], object]:
@@ -426,6 +475,7 @@ def time_copies(ours: int, theirs: int, sizes: Sequence[str], seconds: float) ->
 WAYS: dict[str, Callable[[int, int, Sequence[str], float], Told]] = {
     "prpc, shared": time_shared,
     "prpc, by the host": time_by_host,
+    "prpc, GPUDirect": time_direct,
     "torch queue": time_queue,
     "torch rpc": time_torch_rpc,
     "copied twice": time_copies,
@@ -518,6 +568,7 @@ def main() -> int:
         check_tensors(ours, theirs)
         check_libraries(ours, theirs)
     check_maps(ours, theirs)
+    check_direct(ours, theirs)
     check_killed(ours, theirs)
     found = {way: time_apart(way, options.quick) for way in WAYS}
     show(found, sizes)

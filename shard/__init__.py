@@ -62,6 +62,13 @@ from shard.loop.task_group import CancelScope, TaskGroup
 from shard.loop.timers import Timer, Timers
 from shard.loop.waits import run_blocking, sleep, yield_now
 from shard.memory.counters import ClassStatistics, CounterRow, Counters, quantile_ns
+from shard.memory.device_memory import (
+    DeviceBlock,
+    DeviceMemory,
+    bytes_of,
+    device_block,
+    is_device,
+)
 from shard.memory.handle import Ring
 from shard.memory.huge_pages import HugePageOffer, huge_page_policy, read_huge_page_offer
 from shard.memory.lease_table import Held, Lease
@@ -124,6 +131,8 @@ __all__ = [
     "FailpointError",
     "ForeignProtocolError",
     "ForkedError",
+    "DeviceBlock",
+    "DeviceMemory",
     "Future",
     "Gate",
     "Gathered",
@@ -184,9 +193,11 @@ __all__ = [
     "behalf",
     "belongs_to_engine",
     "bind_memory",
+    "bytes_of",
     "call_outside_asyncio",
     "class_of",
     "control_loop",
+    "device_block",
     "collect_garbage",
     "escaped",
     "failpoints",
@@ -197,6 +208,7 @@ __all__ = [
     "huge_page_policy",
     "in_class",
     "is_count",
+    "is_device",
     "is_finite",
     "is_lent",
     "oversubscribed",

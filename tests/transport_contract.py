@@ -19,6 +19,7 @@ from shard import (
     BackpressureError,
     ClosedError,
     Connection,
+    DeviceMemory,
     Limits,
     Listener,
     LocalProtocolError,
@@ -29,6 +30,7 @@ from shard import (
     Slab,
     Transport,
     UnreachableError,
+    device_block,
 )
 from shard.transport.life import ConnectionLife
 from tests.connecting import connect
@@ -261,6 +263,39 @@ class TransportContract:
         _, (block,) = two.messages.pop()
         assert block.nbytes == 999_000
         assert block.min() == block.max() == 7
+
+    def test_bytes_of_a_device_arrive_and_are_copied_to_the_host_by_who_has_to(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        """Beside arrays of the host, small ones and one of the slab. That memory is the host's."""
+        one, two = sides
+        there = np.arange(1_000_000, dtype=np.uint32).view(np.uint8)
+        slab = world.calling_slab
+        ticket = slab.empty(20_000, np.uint8)
+        ticket[:] = 9  # which nobody looks at
+        memory = DeviceMemory(there.ctypes.data, there.nbytes)
+        copies = []
+
+        def stage() -> NDArray[np.uint8]:
+            copies.append(there[:3_000_000].copy())
+            return copies[-1]
+
+        block = device_block(ticket, memory, 3_000_000, 0, stage)
+        of_slab = slab.empty(500_000, np.uint8)
+        of_slab[:] = 4
+        for _ in range(2):
+            one.connection.send(b"x", [np.ones(10, np.uint8), block, of_slab])
+            world.turn_until(lambda: two.messages)
+            body, (first, second, third) = two.messages.pop()
+            assert (body, first.sum(), third.min(), third.max()) == (b"x", 10, 4, 4)
+            assert np.array_equal(second, there[:3_000_000])
+            del first, second, third
+        assert len(copies) == (0 if one.connection.reads_devices else 2)
+        del ticket, block, of_slab
+        copies.clear()
+        world.turn_until(lambda: not any(one.statistics().leases for one in world.slabs))
+        world.turn_until(lambda: not slab.statistics().blocks_used)
+        memory.end()
 
     def test_a_received_block_outlives_the_connection(
         self, world: World, sides: tuple[Side, Side]

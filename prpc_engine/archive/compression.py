@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from prpc_engine.archive.expanded import expanded
 from prpc_engine.archive.wire import COMPRESSED, ArchiveError
 from prpc_engine.errors import ConfigError
-from shard import Limits
+from shard import Limits, is_device
 
 Block = NDArray[np.uint8]
 Fill = Callable[[memoryview, memoryview], bool]
@@ -92,7 +92,7 @@ def compress(
     smaller = [np.frombuffer(compressor(body), np.uint8)]
     sizes = []
     for block in blocks:
-        packed = compressor(block.data) if block.nbytes else b""
+        packed = compressor(block.data) if block.nbytes and not is_device(block) else b""
         saves = 0 < len(packed) < block.nbytes
         smaller.append(np.frombuffer(packed, np.uint8) if saves else block)
         sizes.append(block.nbytes if saves else -1)

@@ -47,7 +47,7 @@ from prpc_engine.archive.wire import (
     PickleRefused,
 )
 from prpc_engine.errors import BadArguments, text_of
-from shard import DEFAULT_LIMITS, Limits
+from shard import DEFAULT_LIMITS, DeviceBlock, Limits
 
 _COMPLEX = struct.Struct("<dd")
 _NO_BLOCKS: tuple[NDArray[np.uint8], ...] = ()
@@ -191,10 +191,15 @@ class Decoder:
     def _block(self, number: int) -> NDArray[np.uint8]:
         if type(number) is not int or not 0 <= number < len(self._blocks):
             raise ArchiveError(f"block {str(number)[:40]} of {len(self._blocks)}")
-        return self._blocks[number]
+        block = self._blocks[number]
+        if type(block) is DeviceBlock:  # whose bytes are elsewhere: see _device()
+            raise ArchiveError(f"block {number} is in memory of a device, and no tensor of one")
+        return block
 
     def _block_to_copy(self, number: int) -> NDArray[np.uint8]:
-        block = self._block(number)
+        return self._once(number, self._block(number))
+
+    def _once(self, number: int, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
         if number in self._copied:
             raise ArchiveError(f"block {number} is named twice")
         self._copied.add(number)
@@ -283,7 +288,9 @@ class Decoder:
         library = header.library
         if library not in device_tensors.LIBRARIES:
             raise ArchiveError(f"tensor of a device, of unknown library {library[:40]!r}")
-        block = self._block_to_copy(header.block)
+        number = header.block
+        here = 0 <= number < len(self._blocks)
+        block = self._once(number, self._blocks[number] if here else self._block(number))
         return device_tensors.make(
             library, header.target, block, header.dtype, header.shape, header.share
         )

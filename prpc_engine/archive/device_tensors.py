@@ -160,11 +160,11 @@ def _make_jax(
 
 
 def send_storage(value: Any) -> SentTensor:
-    """What stands for an untyped storage of a CUDA device."""
+    """What stands for an untyped storage of a CUDA device, as bytes of the host."""
     torch = sys.modules["torch"]
     device = int(value.device.index)
     stream = torch.cuda.current_stream(device).cuda_stream
-    return transfers.send(device, value.data_ptr(), value.nbytes(), stream)
+    return transfers.send(device, value.data_ptr(), value.nbytes(), stream, may_be_direct=False)
 
 
 def make_storage(

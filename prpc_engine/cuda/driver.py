@@ -7,6 +7,8 @@ to, from and between devices, whatever library's arrays they are.
     cuMemAlloc, cuMemFree         memory that other processes may open (pool.py)
     cuIpcGetMemHandle, cuIpcOpenMemHandle, cuIpcCloseMemHandle
                                   the same memory in another process (opened.py)
+    cuMemGetHandleForAddressRange, cuPointerSetAttribute, cuFlushGPUDirectRDMAWrites
+                                  the same memory for an RDMA device (direct.py)
     cuMemcpyAsync                 between any two addresses: unified addressing knows the devices
 
 Reference: NVIDIA's CUDA Driver API. Loaded at the first use; where there is none, find() is
@@ -26,6 +28,9 @@ HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 UUID_BYTES = 16
 INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE = 1, 2, 100  # CUDA_ERROR_...
 _PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+_DMA_BUF_FD = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+_SYNC_MEMOPS = 6  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+_OF_CONTEXT, _TO_OWNER = 0, 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_..., ..._TO_OWNER
 _LIBRARY = "libcuda.so.1"
 
 
@@ -140,6 +145,34 @@ class CudaDriver:
     def close_handle(self, address: int) -> None:
         """Undo open_handle()."""
         self._call("cuIpcCloseMemHandle", address)
+
+    def dmabuf(self, address: int, nbytes: int) -> int:
+        """A descriptor of the allocation as a dma-buf, which the caller closes. Both are multiples
+        of the host's pages.
+        """
+        found = ctypes.c_int(-1)
+        self._call(
+            "cuMemGetHandleForAddressRange",
+            ctypes.byref(found),
+            ctypes.c_uint64(address),
+            ctypes.c_size_t(nbytes),
+            _DMA_BUF_FD,
+            ctypes.c_uint64(0),
+        )
+        return found.value
+
+    def order_for_others(self, address: int) -> None:
+        """Have calls that wait for copies from and to that allocation wait until other devices
+        see them, too.
+        """
+        on = ctypes.c_uint(1)
+        self._call(
+            "cuPointerSetAttribute", ctypes.byref(on), _SYNC_MEMOPS, ctypes.c_uint64(address)
+        )
+
+    def settle_writes(self) -> None:
+        """Have the device in hand see what an RDMA device has written to its memory."""
+        self._call("cuFlushGPUDirectRDMAWrites", _OF_CONTEXT, _TO_OWNER)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int = 0) -> None:
         """Copy, behind what the stream of the device in hand has to do. Either address may be the

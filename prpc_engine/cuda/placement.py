@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from prpc_engine.cuda.direct_blocks import DirectBlocks
 from prpc_engine.cuda.pool import Pool
 
 HOST = -1  # as a device
@@ -25,10 +26,12 @@ class DevicePlacement:
     targets  its device, for one of ours; HOST may be either: a tensor of the host's memory that is
              to lie on its device, or one of a device that is to lie in its host's memory
     pool     of device memory that it can open; None: what is sent goes through the host
+    direct   blocks that RDMA ports read, for a receiver that opens none
     """
 
     targets: Mapping[int, int] = field(default_factory=dict)
     pool: Pool | None = None
+    direct: DirectBlocks | None = None
 
 
 class PlacedValue(NamedTuple):

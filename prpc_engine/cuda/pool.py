@@ -9,22 +9,28 @@ The *ticket* is a piece of the slab that travels with the message by reference: 
 block is the lease of the engine, whatever becomes of message and peer (shard/memory/leases.py).
 A tensor itself is never lent: its library may use the memory for another at any time.
 
+Where an RDMA device may reach it (direct.py), a block is sent and received by itself, too: as a
+DeviceBlock, whose ticket it is (shard/memory/device_memory.py).
+
 Blocks have powers of two as sizes, are allocated when they are first needed, and kept until
 close(): others have opened them, and CUDA keeps what is open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prpc_engine.cuda.direct import DirectSupport, shown_memory
 from prpc_engine.cuda.driver import OUT_OF_MEMORY, CudaError, driver
-from shard import ShmFull, Slab, runtime
+from shard import DeviceMemory, ShmFull, Slab, runtime
 
 BLOCK_BYTES_MIN = 1 << 20
 POOL_BYTES_MAX = 4 << 30  # of one device; what is beyond goes through the host
@@ -34,18 +40,28 @@ TICKET_BYTES = (16 << 10) + 64
 
 @dataclass(frozen=True)
 class PoolRoom:
-    """A block for one tensor. `share` is what a receiver opens it by: see opened.py."""
+    """A block for one tensor. `share` is what a receiver of this host opens it by: see opened.py;
+    `memory` is what RDMA ports know it by, if they may.
+    """
 
     address: int
     ticket: NDArray[np.uint8]
     share: tuple[int, int, bytes, bytes]
+    memory: DeviceMemory | None
 
 
 class _Block:
-    def __init__(self, address: int, nbytes: int, share: tuple[int, int, bytes, bytes]) -> None:
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        share: tuple[int, int, bytes, bytes],
+        memory: DeviceMemory | None = None,
+    ) -> None:
         self.address = address
         self.nbytes = nbytes
         self.share = share
+        self.memory = memory
         # the root that all views on it refer to, so that they can be counted
         self.ticket: NDArray[np.uint8] | None = None
         self.lease: Any = None  # the slab's block under the ticket
@@ -73,12 +89,20 @@ _OWN_REFERENCES = _references_of_a_block()
 class Pool:
     """Of all devices of this process. Any thread may call. Owned by a worker."""
 
-    def __init__(self, slab: Slab, limit_bytes: int = POOL_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        slab: Slab,
+        limit_bytes: int = POOL_BYTES_MAX,
+        direct: Sequence[DirectSupport] = (),
+    ) -> None:
+        """`direct`: of each device whose memory RDMA ports may have."""
         self.slab = slab
+        self.direct = direct
         self._limit_bytes = limit_bytes
         self._lock = runtime.Lock()  # of the blocks: any thread sends
         self._blocks: dict[int, list[_Block]] = {}  # by device
         self._numbers = itertools.count()
+        sweep()
         self.owner = runtime.randbits(62) | 1  # who has allocated what a share names
         _pools()[self.owner] = self
 
@@ -93,14 +117,17 @@ class Pool:
                 return None
             if block.ticket is None:
                 try:
-                    block.ticket = self.slab.empty(TICKET_BYTES, np.uint8).base
+                    fresh = self.slab.empty(TICKET_BYTES, np.uint8)
+                    fresh[:] = 0  # whoever takes it for bytes gets none of ours
+                    block.ticket = fresh.base
+                    del fresh
                 except ShmFull:
                     return None
                 assert block.ticket is not None, "empty() gives a view of its root"
                 found = self.slab.block_of(block.ticket.view(np.ndarray))
                 assert found is not None, "it is of this slab"
                 block.lease = found[0]
-            return PoolRoom(block.address, block.ticket.view(np.ndarray), block.share)
+            return PoolRoom(block.address, block.ticket.view(np.ndarray), block.share, block.memory)
 
     def _allocate(self, device: int, size: int, blocks: list[_Block]) -> _Block | None:
         if sum(each.nbytes for each in blocks) + size > self._limit_bytes:
@@ -113,15 +140,25 @@ class Pool:
                 if error.code == OUT_OF_MEMORY:
                     return None
                 raise
+            memory = self._shown(device, address, size)
             try:
                 handle = cuda.handle(address)
             except CudaError:  # of a platform without CUDA IPC
-                cuda.free(address)
-                return None
+                if memory is None:
+                    cuda.free(address)
+                    return None
+                handle = b""  # which no receiver opens
         number = next(self._numbers)
-        block = _Block(address, size, (self.owner, number, cuda.uuids[device], handle))
+        block = _Block(address, size, (self.owner, number, cuda.uuids[device], handle), memory)
         blocks.append(block)
         return block
+
+    def _shown(self, device: int, address: int, size: int) -> DeviceMemory | None:
+        if device >= len(self.direct) or not self.direct[device].is_readable:
+            return None
+        with contextlib.suppress(CudaError):  # without it, its tensors go by the host
+            return shown_memory(device, address, size, self.direct[device])
+        return None
 
     def address_of(self, number: int, ticket: NDArray[np.uint8]) -> int | None:
         """Of a block of this pool, for a message within this process. None without the block's own
@@ -157,9 +194,30 @@ class Pool:
                 cuda = driver()
                 with cuda.on(device):
                     for block in blocks:
-                        if block.is_left_here():
+                        if block.memory is None and block.is_left_here():
                             cuda.free(block.address)
+                left = [block for block in blocks if block.memory is not None]
+                _left_over().extend((device, block) for block in left)
             self._blocks.clear()
+        sweep()
+
+
+def _left_over() -> list[tuple[int, _Block]]:
+    """Of pools that were closed: what a peer may still read, or a port write to."""
+    return runtime.own("cuda left over", list)
+
+
+def sweep() -> None:
+    """Free what is left over of pools and nobody has any more."""
+    left = _left_over()
+    for one in left[:]:
+        device, block = one
+        if block.memory is not None and block.is_free():
+            left.remove(one)
+            block.memory.end()
+            cuda = driver()
+            with cuda.on(device):
+                cuda.free(block.address)
 
 
 def _pools() -> dict[int, Pool]:

@@ -3,6 +3,8 @@
     way     who can                               cost of N bytes
     shared  the receiver opens the sender's pool  copied on the device by either, N / 2 TB/s each,
             (same host, same device visible)      and one wait of each for its device
+    direct  Options(gpu_direct=True), a GPU and   the same, and what RDMA takes
+            a port that may reach it, over verbs
     host    anybody                               to the host and to the device again, each
                                                   N / 13 GB/s of pageable memory, or less
 
@@ -21,13 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from prpc_engine.cuda.direct import settle
 from prpc_engine.cuda.driver import driver
 from prpc_engine.cuda.opened import opened
 from prpc_engine.cuda.placement import HOST, current
-from shard import ShmFull, Slab, is_lent, runtime
-
-# Smaller ones take as long by the host, and no block of the pool.
-SHARED_BYTES_MIN = 32 << 10
+from prpc_engine.cuda.pool import PoolRoom
+from prpc_engine.cuda.staging import SHARED_BYTES_MIN, copied_to_host
+from shard import DeviceBlock, bytes_of, is_lent
 
 
 class SentTensor(NamedTuple):
@@ -40,36 +42,36 @@ class SentTensor(NamedTuple):
     share: tuple[int, int, bytes, bytes] | None
 
 
-def send(device: int, address: int, nbytes: int, stream: int) -> SentTensor:
-    """From a device of this process, by what current() says. Raises CudaError."""
+def send(
+    device: int, address: int, nbytes: int, stream: int, may_be_direct: bool = True
+) -> SentTensor:
+    """From a device of this process, by what current() says. `may_be_direct`: the block goes into
+    the message as it is, and may be a DeviceBlock. Raises CudaError.
+    """
     placement = current()
     target = placement.targets.get(device)
     if target is None:
         _warn_once(device)
         target = HOST
-    cuda = driver()
     if target != HOST and placement.pool is not None and nbytes >= SHARED_BYTES_MIN:
         room = placement.pool.take(device, nbytes)
         if room is not None:
-            with cuda.on(device):
-                cuda.copy(room.address, address, nbytes, stream)
-                cuda.synchronize(stream)
+            _fill(room, device, address, nbytes, stream)
             return SentTensor(room.ticket, target, room.share)
-    block = _host_block(nbytes)
-    if nbytes:
-        with cuda.on(device):
-            cuda.copy(block.ctypes.data, address, nbytes, stream)
-            cuda.synchronize(stream)
-    return SentTensor(block, target, None)
+    if target != HOST and placement.direct is not None and may_be_direct:
+        found = placement.direct.leaving(device, nbytes, target)
+        if found is not None:
+            room, block = found
+            _fill(room, device, address, nbytes, stream)
+            return SentTensor(block, target, None)
+    return SentTensor(copied_to_host(device, address, nbytes, stream), target, None)
 
 
-def _host_block(nbytes: int) -> NDArray[np.uint8]:
-    """In the slab, from where it is sent by reference; where that has no room, anywhere."""
-    slab: Slab | None = runtime.made("slab")
-    if slab is not None and nbytes >= SHARED_BYTES_MIN:
-        with contextlib.suppress(ShmFull):
-            return slab.empty(nbytes, np.uint8)
-    return np.empty(nbytes, np.uint8)
+def _fill(room: PoolRoom, device: int, address: int, nbytes: int, stream: int) -> None:
+    cuda = driver()
+    with cuda.on(device):
+        cuda.copy(room.address, address, nbytes, stream)
+        cuda.synchronize(stream)
 
 
 @contextlib.contextmanager
@@ -78,9 +80,12 @@ def source_of(block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int
     not there, or may be overwritten; CudaError.
     """
     if share is None:
-        if block.nbytes != nbytes:
-            raise ValueError(f"a tensor of {nbytes} bytes in a block of {block.nbytes}")
-        yield block.ctypes.data
+        _check_size(block, nbytes)
+        if type(block) is DeviceBlock:
+            settle(block.number)
+            yield block.memory.address
+        else:
+            yield block.ctypes.data
         return
     if not is_lent(block):
         raise ValueError(
@@ -89,6 +94,11 @@ def source_of(block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int
         )
     with opened().reading(share, block) as address:
         yield address
+
+
+def _check_size(block: NDArray[np.uint8], nbytes: int) -> None:
+    if bytes_of(block) != nbytes:
+        raise ValueError(f"a tensor of {nbytes} bytes in a block of {bytes_of(block)}")
 
 
 def receive(device: int, address: int, source: int, nbytes: int, stream: int) -> None:
@@ -104,9 +114,10 @@ def to_host(
     block: NDArray[np.uint8], share: Sequence[Any] | None, nbytes: int
 ) -> NDArray[np.uint8]:
     """A tensor's bytes as a block of the host. Raises as source_of()."""
+    if share is None:
+        _check_size(block, nbytes)
+        return block.stage() if type(block) is DeviceBlock else block
     with source_of(block, share, nbytes) as source:
-        if share is None:
-            return block
         found = np.empty(nbytes, np.uint8)
         receive(driver().uuids.index(share[2]), found.ctypes.data, source, nbytes, 0)
         return found

@@ -54,10 +54,11 @@ class RemoteCalls:
         may_pickle: bool,
         maps: DeviceMap,
         share_devices: bool = True,
+        gpu_direct: bool = False,
     ) -> None:
         self.members = members
         self._has_maps = bool(maps)  # looked at for each call
-        self.devices = Devices(maps, share_devices, members, self.tell, default_slab())
+        self.devices = Devices(maps, share_devices, gpu_direct, members, self.tell, default_slab())
         self.driver = driver
         self.client: RpcClient | None = None  # until this worker has joined
         self._rpc_timeout = rpc_timeout

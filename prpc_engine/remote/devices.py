@@ -3,7 +3,8 @@
     of a peer   its tensors go
     not known   by the host, while it is asked to open a block of our pool on each mapped device
     opens       by our pool: what is sent is copied there, and it copies it out
-    does not    by the host: another host, a container that does not see our devices, no CUDA
+    does not    by the host: another host, a container that does not see our devices, no CUDA; where
+                Options(gpu_direct=True) asks for it, by RDMA ports that read and write devices
 
 A call to a peer with a map is the verb "mapped" (of a value "mapped_fetch", which may be repeated
 as "fetch" may), with the inverse map for its answer: so the peer needs to know no map of ours. One
@@ -22,7 +23,9 @@ import numpy as np
 
 from prpc_engine import errors
 from prpc_engine.cuda import transfers
-from prpc_engine.cuda.driver import driver, find
+from prpc_engine.cuda.direct import DirectSupport, direct_refusal, direct_support
+from prpc_engine.cuda.direct_blocks import DirectBlocks
+from prpc_engine.cuda.driver import CudaError, driver, find
 from prpc_engine.cuda.opened import opened
 from prpc_engine.cuda.placement import HOST, DevicePlacement, PlacedValue
 from prpc_engine.cuda.pool import Pool
@@ -44,16 +47,35 @@ class Devices:
     """
 
     def __init__(
-        self, maps: DeviceMap, shares: bool, members: Members, tell: Tell, slab: Slab
+        self,
+        maps: DeviceMap,
+        shares: bool,
+        is_direct: bool,
+        members: Members,
+        tell: Tell,
+        slab: Slab,
     ) -> None:
-        """`shares`: others may open our pool. `tell` has a worker of a rank run a verb:
-        RemoteCalls.tell().
+        """`shares`: others may open our pool; `is_direct`: RDMA ports may. `tell` has a worker of a
+        rank run a verb: RemoteCalls.tell().
         """
         self._shares = shares
         self.maps = maps
         self._members = members
         self._tell = tell
-        self._pool = Pool(slab)
+        support: Sequence[DirectSupport] = ()
+        if is_direct:
+            try:
+                support = direct_support()
+                why = direct_refusal(support, None, has_peer_module=True)
+            except CudaError as error:
+                why = f"the CUDA driver does not say: {error}"
+            if why is not None:
+                logger.warning("gpu_direct: %s; tensors go by the host's memory", why)
+        self._pool = Pool(slab, direct=support)
+        self._direct: DirectBlocks | None = None
+        self._slab = slab
+        if is_direct:
+            self._direct = slab.device_rooms = DirectBlocks(self._pool)
         self._opens: dict[int, bool] = {}  # by incarnation
         self._owners: dict[int, int] = {}  # by incarnation, of the pools that we have opened
 
@@ -108,7 +130,9 @@ class Devices:
             if cuda is not None:
                 ours = [device for device in sources if device < len(cuda.uuids)]
                 self._ask_to_open(rank, incarnation, ours)
-        return DevicePlacement(targets, self._pool if opens else None)
+        if opens:
+            return DevicePlacement(targets, self._pool)
+        return DevicePlacement(targets, direct=self._direct)
 
     # -- whether a peer can open our pool ----------------------------------------------------------
 
@@ -164,9 +188,10 @@ class Devices:
             opened().forget(owner)
 
     def statistics(self) -> dict[str, int]:
-        """`peers_that_open` our pool, and its figures."""
+        """`peers_that_open` our pool, and its figures; of `gpu_direct` those of DirectBlocks."""
         return {
             "peers_that_open": sum(self._opens.values()),
+            **(self._direct.statistics() if self._direct is not None else {}),
             **{f"device_{name}": figure for name, figure in self._pool.statistics().items()},
         }
 
@@ -174,6 +199,8 @@ class Devices:
         """Give all device memory back, ours and others'."""
         for incarnation in list(self._owners):
             self.worker_gone(incarnation)
+        if self._direct is not None and self._slab.device_rooms is self._direct:
+            self._slab.device_rooms = None
         self._pool.close()
 
 

@@ -51,6 +51,9 @@ class Options:
                         all that it sees
     share_devices       let processes of this host open device memory of this one (CUDA IPC), for
                         what device_maps send; False: it goes by the host
+    gpu_direct          let RDMA devices read and write device memory of this worker (GPUDirect),
+                        for what device_maps send to and from other hosts over verbs. Never run on
+                        such hardware: see docs/guides/rdma.md
     """
 
     num_worker_threads: int = 16
@@ -65,6 +68,7 @@ class Options:
     lease_s: float = LEASE_S
     config: NodeConfig | None = None
     share_devices: bool = True
+    gpu_direct: bool = False
     _transports: list[str] | None = None  # torch's own, without effect
     _channels: list[str] | None = None
 
@@ -78,7 +82,7 @@ class Options:
             raise ConfigError(
                 f"num_worker_threads={threads!r:.100}: 1 to {THREADS_MAX} are allowed"
             )
-        for name in ("only_exposed", "share_devices"):
+        for name in ("only_exposed", "share_devices", "gpu_direct"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}={getattr(self, name)!r:.100}: True or False is allowed")
         check_seconds("rpc_timeout", self.rpc_timeout)

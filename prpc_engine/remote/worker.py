@@ -103,6 +103,7 @@ class Worker:
             not options.only_exposed,
             maps,
             options.share_devices,
+            options.gpu_direct,
         )
         self.values = Values(self.calls)
         self._runner = Runner(driver, options.num_worker_threads)

@@ -57,6 +57,7 @@ from shard.errors import ClosedError, ForkedError, LocalProtocolError, ShmFull
 from shard.memory import memory_room
 from shard.memory.arena import ALIGNMENT_BYTES, Arena, Block, Holder, block_size
 from shard.memory.borrowers import Books, Reader, Watcher
+from shard.memory.device_memory import DeviceRooms
 from shard.memory.lease_table import Lease, debug_leases
 from shard.memory.segment import Segment
 from shard.memory.slab_statistics import SlabStatistics
@@ -117,6 +118,8 @@ class Slab:
         self.limit_bytes = limit_bytes
         self.clock = clock
         self.debug = debug_leases() if debug is None else debug
+        # of devices, for what peers send there; None: it arrives in the host's memory
+        self.device_rooms: DeviceRooms | None = None
         self._segments: dict[int, Segment] = {}
         self._arenas: list[Arena] = []  # of those segments, oldest first
         self._segment_numbers = 0

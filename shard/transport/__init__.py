@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 from shard.errors import BackpressureError, ClosedError, ForkedError, PeerLostError, ShardError
 from shard.loop.reactor import Reactor
 from shard.loop.sync import Semaphore
+from shard.memory.device_memory import staged
 from shard.memory.limits import Limits
 from shard.transport.baton import Baton
 from shard.transport.callers import Callers
@@ -84,6 +85,7 @@ class Connection(ABC, Generic[Item]):
     """
 
     transport = "?"  # the scheme, for texts and statistics
+    reads_devices = False  # the peer reads DeviceBlocks from where they are
 
     def __init__(self, peer: str, limits: Limits) -> None:
         self.peer = peer
@@ -125,6 +127,8 @@ class Connection(ABC, Generic[Item]):
         """
         if self.error is not None:
             raise self._ended()
+        if blocks and not self.reads_devices:
+            blocks = staged(blocks)
         item, size = self._prepare(body, blocks, stable)
         if not self._outbox and self._writing.take():
             try:

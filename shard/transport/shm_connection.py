@@ -42,6 +42,7 @@ from shard.errors import (
 from shard.loop.idle import PARK_S_MAX
 from shard.loop.reactor import Reactor
 from shard.memory.arena import Holder
+from shard.memory.device_memory import DeviceBlock
 from shard.memory.leases import Borrowings, Lendings, MeetingSocket
 from shard.memory.limits import Limits
 from shard.memory.ring import (
@@ -204,6 +205,7 @@ class ShmConnection(Connection[Record]):
         nbytes, told = block.nbytes, self._told
         if (
             nbytes <= INLINE_BYTES_MAX
+            or type(block) is DeviceBlock
             or nbytes > self.limits.blocks_bytes_max
             or len(body) > self._beside_bytes_max
             or self._outbox

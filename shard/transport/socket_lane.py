@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from shard.errors import PeerLostError, RemoteProtocolError, ShardError, ShmFull
 from shard.loop.reactor import WARM_TURNS, Reactor
 from shard.memory.arena import BLOCK_BYTES_MIN
+from shard.memory.device_memory import staged
 from shard.memory.slab import Slab
 from shard.transport import Buffer, Connection, Node, Traffic
 from shard.transport.checked import CheckedSocket
@@ -143,7 +144,7 @@ class SocketLane(Connection[list[memoryview]]):
                 elif self._outbox:
                     self.drain()
                 return
-        self.send_long(body, blocks, stable)
+        self.send_long(body, staged(blocks) if blocks else blocks, stable)
 
     def send_long(self, body: Buffer, blocks: Sequence[NDArray[Any]], stable: bool) -> None:
         """What does not go the short way."""

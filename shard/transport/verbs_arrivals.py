@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from shard.errors import RemoteProtocolError, ShardError, ShmFull
 from shard.memory.arena import BLOCK_BYTES_MIN
+from shard.memory.device_memory import DEVICE_NUMBERS, DeviceBlock, bytes_of
 from shard.memory.limits import Limits
 from shard.memory.slab import Slab
 from shard.memory.unheld import Unheld, empty_block
@@ -53,6 +54,7 @@ from shard.transport.verbs_queue import (
 )
 from shard.transport.verbs_records import (
     COUNT_MAX,
+    DEVICE_REGIONS_MAX,
     DROPPED,
     DROPPED_NOTE,
     EVERYWHERE,
@@ -90,6 +92,7 @@ class _Reading:
         "address",
         "arrival",
         "far_address",
+        "nbytes",
         "piece_bytes",
         "rkeys",
         "segment",
@@ -109,12 +112,13 @@ class _Reading:
     ) -> None:
         self.arrival = arrival
         self.target = target
-        self.segment = segment  # of our slab, where it is registered; -1: it is not
+        self.nbytes = bytes_of(target)
+        self.segment = segment  # of our slab or a device, where it is registered; -1: it is not
         self.address = address  # of the target, where it is registered
         self.far_address, self.rkeys = far_address, rkeys
         self.taken = 0  # bytes of it for which a read was posted
         # for all rails to have a part in it
-        part = -(-target.nbytes // rails)
+        part = -(-self.nbytes // rails)
         whole_pages = -(-part // mmap.PAGESIZE) * mmap.PAGESIZE
         most = BOUNCE_BYTES if segment < 0 else READ_BYTES_MAX
         self.piece_bytes = min(most, max(PIECE_BYTES_MIN, whole_pages))
@@ -215,10 +219,12 @@ class VerbsArrivals:
             raise RemoteProtocolError(f"a message with the unknown tag {tag}")
 
     def _add_region(self, number: int, address: int, nbytes: int, rkeys: tuple[int, ...]) -> None:
-        if number in self._regions or len(self._regions) >= self._limits.segments_max:
+        of_devices = number >= DEVICE_NUMBERS
+        count_max = DEVICE_REGIONS_MAX if of_devices else self._limits.segments_max
+        count = sum(1 for each in self._regions if (each >= DEVICE_NUMBERS) == of_devices)
+        if number in self._regions or count >= count_max:
             raise RemoteProtocolError(
-                f"the peer told of segment {number} twice, or of more than "
-                f"{self._limits.segments_max}"
+                f"the peer told of segment {number} twice, or of more than {count_max}"
             )
         if address + nbytes > ADDRESSES:
             raise RemoteProtocolError(
@@ -253,6 +259,8 @@ class VerbsArrivals:
             for index in range(count + (not is_inline))
         ]
         check_blocks([one[0] for one in descriptors[:count]], self._limits, RemoteProtocolError)
+        if not is_inline:
+            descriptors[-1] = (*descriptors[-1][:4], 0)  # a body is for no device
         at = PREFIX_BYTES + DESCRIPTOR_BYTES * count
         if (
             at + body_bytes > len(payload)
@@ -279,7 +287,7 @@ class VerbsArrivals:
             arrival.body = blocks.pop().data
         arrival.blocks = blocks
         arrival.leases = [one[2] for one in descriptors if one[2]]
-        arrival.missing = sum(one.target.nbytes for one in readings)
+        arrival.missing = sum(one.nbytes for one in readings)
         self.arrays_waiting += len(readings)
         self.bytes_waiting += arrival.missing
         self._to_read[queue is self._bulk].extend(readings)
@@ -295,7 +303,7 @@ class VerbsArrivals:
         """The array for one block. One that the peer lends is not filled yet: it is added to
         `readings`. Raises MemoryError.
         """
-        nbytes, offset, lease, number, _ = descriptor
+        nbytes, offset, lease, number, device = descriptor
         if not lease:
             if offset + nbytes > len(payload):
                 raise RemoteProtocolError(
@@ -310,16 +318,26 @@ class VerbsArrivals:
                 f"array of {nbytes} bytes at {offset} of segment {number}, which has "
                 f"{max(0, region_bytes)}"
             )
-        target, segment, own = self._target(nbytes)
+        announced = self.bytes_waiting + nbytes + sum(one.nbytes for one in readings)
+        target, segment, own = self._target(nbytes, device - 1, announced)
         rails = len(self._readers)
         readings.append(_Reading(arrival, target, segment, own, address + offset, rkeys, rails))
         return target
 
-    def _target(self, nbytes: int) -> tuple[NDArray[np.uint8], int, int]:
+    def _target(
+        self, nbytes: int, device: int, announced: int
+    ) -> tuple[NDArray[np.uint8], int, int]:
         """An array to read into, and its segment and address, which are registered; -1, 0: they are
-        not. As for any socket (socket_lane.py), the slab does not grow for what is only announced.
+        not. As for any socket (socket_lane.py), the slab does not grow for what is only announced,
+        nor, with all that is `announced` and not read, what is used of that device of ours that the
+        bytes are for; -1: of none.
         """
-        if BLOCK_BYTES_MIN <= nbytes <= max(ANNOUNCED_BYTES_MAX, self.bytes_received):
+        most = max(ANNOUNCED_BYTES_MAX, self.bytes_received)
+        if device >= 0 and announced <= most:
+            found = self._on_device(nbytes, device)
+            if found is not None:
+                return found
+        if BLOCK_BYTES_MIN <= nbytes <= most:
             try:
                 block = self._slab.allocate(nbytes)
                 array = self._slab.wrap(block, nbytes).view(np.ndarray)
@@ -334,6 +352,26 @@ class VerbsArrivals:
             except NoVerbs as error:
                 self._readers[0].domain.tell_once("arrays that come are copied once more", error)
         return empty_block(nbytes), -1, 0
+
+    def _on_device(self, nbytes: int, device: int) -> tuple[DeviceBlock, int, int] | None:
+        """The same, there; None: they are read into the host's memory."""
+        rooms = self._slab.device_rooms
+        if rooms is None or self._readers[0].domain.is_iwarp:
+            return None
+        domain = self._readers[0].domain
+        try:
+            block = rooms.coming(device, nbytes)
+            if block is None:
+                return None
+            for reader in self._readers:
+                domain = reader.domain
+                domain.region(block.memory.number)
+        except ShardError as error:
+            domain.tell_once("tensors arrive by the host's memory", error)
+            return None
+        rooms.came()
+        number = block.memory.number
+        return block, number, self._readers[0].domain.region(number).address
 
     def have_read(self, number: int) -> None:
         """Read `number` has completed."""
@@ -362,7 +400,7 @@ class VerbsArrivals:
             while waiting and (reader := self._least_busy()).free:
                 reading = waiting[0]
                 number = reader.free.pop()
-                nbytes = min(reading.target.nbytes - reading.taken, reading.piece_bytes)
+                nbytes = min(reading.nbytes - reading.taken, reading.piece_bytes)
                 try:
                     if reading.segment < 0:
                         place, address, lkey = reader.bounce(number)
@@ -379,7 +417,7 @@ class VerbsArrivals:
                 reader.read(number, address, lkey, far_address, rkey, nbytes)
                 self._reads[number] = reading, reading.taken, nbytes
                 reading.taken += nbytes
-                if reading.taken == reading.target.nbytes:
+                if reading.taken == reading.nbytes:
                     waiting.popleft()
                 count += 1
         return count

@@ -45,6 +45,7 @@ from shard.errors import (
 from shard.loop.idle import PARK_S_MAX
 from shard.loop.reactor import Reactor
 from shard.loop.timers import Timer
+from shard.memory.device_memory import DEVICE_NUMBERS
 from shard.memory.leases import MeetingSocket
 from shard.memory.slab import Slab
 from shard.transport import Buffer, Connection, Node, Traffic
@@ -140,6 +141,7 @@ class VerbsConnection(Connection[Outgoing]):
     """
 
     transport = "verbs"
+    reads_devices = True
 
     def __init__(
         self,
@@ -327,6 +329,8 @@ class VerbsConnection(Connection[Outgoing]):
         if self.error is not None:
             return
         for number in self._regions_told - self._slab.segment_numbers():
+            if number >= DEVICE_NUMBERS:
+                continue  # which are told once, and never used again
             self._regions_told.discard(number)
             self._enqueue(Outgoing(DROPPED_NOTE.pack(number), DROPPED), DROPPED_NOTE.size)
 

@@ -1,6 +1,6 @@
 """An open RDMA port of this process and the memory that is registered with it, through pyverbs: its
 protection domain, and each segment of the slab as one memory region, from the first use of it until
-the slab drops it.
+the slab drops it; memory of other devices likewise, until it ends (device_memory.py).
 
 In a child made by fork() all that is of a device is the parent's: it is neither used nor given back
 there. Do not call ibv_fork_init() and do not set RDMAV_FORK_SAFE: since Linux 5.12 memory that is
@@ -24,6 +24,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from shard.errors import ShardError
+from shard.memory.device_memory import DEVICE_NUMBERS, device_memory
 from shard.memory.slab import Slab
 from shard.transport.neighbour import NeighbourSearch
 from shard.transport.verbs_device import (
@@ -40,6 +42,7 @@ logger = logging.getLogger("shard")
 
 READS = 8  # in flight of one queue pair, where both devices take so many
 _LOCAL_WRITE, _REMOTE_WRITE, _REMOTE_READ = 1, 2, 4  # of IBV_ACCESS_
+_SENT_OR_READ_INTO = _LOCAL_WRITE | _REMOTE_READ
 _ACTIVE = 4  # IBV_PORT_ACTIVE
 
 
@@ -62,8 +65,8 @@ class VerbsOptions:
 
 @dataclass(frozen=True)
 class Region:
-    """A segment of the slab that is registered: its address and length, the key by which our own
-    work requests name it, and that by which a peer reads it.
+    """A segment of the slab, or memory of a device, that is registered: its address and length, the
+    key by which our own work requests name it, and that by which a peer reads it.
     """
 
     address: int
@@ -87,6 +90,7 @@ class VerbsDomain:
         self.options = options
         self._slab = slab
         self._regions: dict[int, tuple[Region, Any]] = {}
+        self._refused: dict[int, str] = {}  # memory of devices that this port cannot register: why
         self._told: set[str] = set()
         # of what is registered: each segment once, by whichever thread sends of it first
         self._registering = threading.Lock()
@@ -116,8 +120,8 @@ class VerbsDomain:
         slab.watch_segments(self)
 
     def region(self, number: int) -> Region:
-        """Of that segment of the slab, registered now where it was not. Raises NoVerbs where no
-        more may be locked.
+        """Of that segment of the slab, or memory of a device, registered now where it was not.
+        Raises NoVerbs where no more may be locked, or this port cannot reach that device.
         """
         found = self._regions.get(number)
         if found is not None:
@@ -125,12 +129,61 @@ class VerbsDomain:
         with self._registering:
             found = self._regions.get(number)
             if found is None:
-                memory = self._slab.segment(number).memory
-                address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-                held = self._register(len(memory), address, _LOCAL_WRITE | _REMOTE_READ)
-                found = Region(address, len(memory), held.lkey, held.rkey), held
+                if number >= DEVICE_NUMBERS:
+                    address, nbytes, held = self._register_device(number)
+                else:
+                    memory = self._slab.segment(number).memory
+                    nbytes = len(memory)
+                    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+                    held = self._register(nbytes, address, _SENT_OR_READ_INTO)
+                found = Region(address, nbytes, held.lkey, held.rkey), held
                 self._regions[number] = found
         return found[0]
+
+    def _register_device(self, number: int) -> tuple[int, int, Any]:
+        """The address by which work requests and peers name that memory, its length, and the
+        region. What failed once is not tried again. Raises NoVerbs.
+        """
+        memory = device_memory(number)
+        if memory is None:
+            raise NoVerbs("memory of a device that was given back")
+        if number in self._refused:
+            raise NoVerbs(self._refused[number])
+        held, address, refusals = None, 0, []  # of a dma-buf: offsets in it
+        if memory.export is not None:
+            try:
+                held = self._register_dmabuf(memory.nbytes, memory.export())
+            except ShardError as error:
+                refusals.append(str(error))
+        if held is None:
+            address = memory.address
+            try:
+                held = self._register(memory.nbytes, address, _SENT_OR_READ_INTO)
+            except NoVerbs as error:
+                refusals.append(f"by its address {error}")
+                self._refused[number] = "; ".join(refusals)
+                raise NoVerbs(self._refused[number]) from error
+        memory.tell_end(self._device_memory_ended)
+        return address, memory.nbytes, held
+
+    def _register_dmabuf(self, nbytes: int, dmabuf: int) -> Any:
+        try:
+            held = pyverbs("mr").DmaBufMR(self.domain, nbytes, _SENT_OR_READ_INTO, dmabuf)
+        except (self._error, AttributeError) as error:
+            raise NoVerbs(
+                f"a dma-buf of {nbytes >> 10} KiB cannot be registered with {self.port}: {error}"
+            ) from error
+        finally:
+            os.close(dmabuf)
+        self.registrations += 1
+        return held
+
+    def _device_memory_ended(self, number: int) -> None:
+        """In any thread."""
+        with self._registering:
+            _, held = self._regions.pop(number)
+        if not self.is_parents:
+            held.close()
 
     def search(self, far: FarPair) -> NeighbourSearch | None:
         """The look for the host with that queue pair's GID, which the caller closes; None: its link
@@ -148,10 +201,12 @@ class VerbsDomain:
             return False
 
     def tell_once(self, what: str, why: Exception) -> None:
-        """A line in the log, the first time of each `what`: what is slow is known to be so."""
+        """A line in the log, the first time of each `what`: what is slow is known to be so. The
+        error itself would keep what its traceback holds, arrays among it.
+        """
         if what not in self._told:
             self._told.add(what)
-            logger.warning("%s: %s: %s", self.port, what, why)
+            logger.warning("%s: %s: %s", self.port, what, str(why))
 
     def segment_dropped(self) -> None:
         """What the slab gave back to the kernel is registered, and locked, no longer; see
@@ -159,7 +214,8 @@ class VerbsDomain:
         registers meanwhile is in use, and stays.
         """
         for number in self._regions.keys() - self._slab.segment_numbers():
-            self._regions.pop(number)[1].close()
+            if number < DEVICE_NUMBERS:
+                self._regions.pop(number)[1].close()
 
     def register_own(self, memory: mmap.mmap, at: int, nbytes: int) -> tuple[int, Any]:
         """So many bytes at that offset of memory of one queue, which no peer reads: their address,

@@ -7,6 +7,8 @@ arrays of the slab as they are, others as a copy there.
                             read makes us hold is bounded
                 inline      its bytes go with the message: it is short, or the slab has no room for
                             a copy, or no more memory may be locked
+                staged      it is a DeviceBlock, whose memory a port cannot register: copied into
+                            the host's memory first
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 
 from shard.errors import BackpressureError, LocalProtocolError, ShmFull
 from shard.memory.arena import BLOCK_BYTES_MIN, Holder
+from shard.memory.device_memory import DeviceBlock, bytes_of, staged_block
 from shard.memory.leases import Lendings
 from shard.memory.limits import Limits
 from shard.memory.slab import Slab
@@ -35,7 +38,7 @@ from shard.transport.records import (
 )
 from shard.transport.verbs_device import NoVerbs
 from shard.transport.verbs_domain import VerbsDomain
-from shard.transport.verbs_records import EVERYWHERE, LENT_BODY
+from shard.transport.verbs_records import DEVICE_REGIONS_MAX, EVERYWHERE, LENT_BODY
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
@@ -87,6 +90,8 @@ class VerbsLoans:
         self._limits, self._payload_max = limits, payload_max
         self._holder = Holder(limits.slab_share_max)
         self._copies: dict[int, int] = {}  # lease -> bytes that were copied for it
+        self._devices: set[int] = set()  # the numbers of their memory that the peer was told
+        self._devices_max = DEVICE_REGIONS_MAX
 
     def prepare(self, body: Buffer, blocks: Sequence[NDArray[Any]]) -> tuple[Outgoing, int]:
         """The message, independent of the caller's memory, and the bytes that it holds. Raises
@@ -99,7 +104,7 @@ class VerbsLoans:
             )
         if not blocks and body_bytes <= self._payload_max:
             return Outgoing(bytes(body), 0), body_bytes
-        check_blocks([block.nbytes for block in blocks], limits, LocalProtocolError)
+        check_blocks([bytes_of(block) for block in blocks], limits, LocalProtocolError)
         lent = _Lent()
         try:
             return self._with_blocks(body, blocks, lent)
@@ -122,9 +127,13 @@ class VerbsLoans:
         parts: list[Buffer] = [pack_prefix(count, body_bytes)]
         inline: list[Buffer] = []
         for block in blocks:
-            nbytes = block.nbytes
             place = b""
-            if nbytes > max(budget, 0) and nbytes >= BLOCK_BYTES_MIN:
+            if type(block) is DeviceBlock:
+                place = self._lend_device(block, lent)
+                if not place:
+                    block = staged_block(block)
+            nbytes = block.nbytes
+            if not place and nbytes > max(budget, 0) and nbytes >= BLOCK_BYTES_MIN:
                 place = self._lend(block, lent)
             if not place:
                 place = pack_descriptor(nbytes, at, 0, 0, 0)
@@ -177,6 +186,28 @@ class VerbsLoans:
         if block.segment not in lent.segments:
             lent.segments.append(block.segment)
         return pack_descriptor(nbytes, offset, lease, block.segment, 0)
+
+    def _lend_device(self, block: DeviceBlock, lent: _Lent) -> bytes:
+        """The same of a block in memory of a device, which the peer may have read into its own;
+        b"": it has to be staged.
+        """
+        number, nbytes = block.memory.number, block.nbytes_there
+        found = self._slab.block_of(block)
+        is_new = number not in self._devices
+        if found is None or (is_new and len(self._devices) >= self._devices_max):
+            return b""
+        for domain in self._domains:
+            try:
+                domain.region(number)
+            except NoVerbs as error:
+                domain.tell_once("tensors are staged in the host's memory", error)
+                return b""
+        lease = self.lendings.lend(found[0], nbytes)
+        self._devices.add(number)
+        lent.leases.append(lease)
+        if number not in lent.segments:
+            lent.segments.append(number)
+        return pack_descriptor(nbytes, 0, lease, number, block.number + 1)
 
     def _hold_back(self, nbytes: int) -> None:
         """Raise BackpressureError when a copy of so many bytes more would pass the bound. One that

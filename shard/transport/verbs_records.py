@@ -16,12 +16,14 @@
                 and the last of them the tag
     EVERYWHERE  as 0, behind all that was sent before, whatever its size
     REGION      u64 segment, u64 address, u64 bytes, and for each rail u64 rkey: of the sender's
-                slab, from now on. The first rail is the slots' own; a hole between them has key 0
+                slab, or from DEVICE_NUMBERS on of its devices' memory, from now on. The first rail
+                is the slots' own; a hole between them has key 0
     DROPPED     u64 segment: no longer
     CREDIT      nothing: `taken` is what it is for
 
-    descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 zero; lease 0: the bytes stand in
-                this payload at that offset, else in that segment
+    descriptor  u64 bytes, u64 offset, u64 lease, u32 segment, u32 1 + the receiver's device that
+                they are for, 0: the host; lease 0: the bytes stand in this payload at that offset,
+                else in that segment
 
 The socket over which both met has one message more: GOODBYE, u64 slots that were sent in all.
 """
@@ -40,6 +42,7 @@ REGION_NOTE, DROPPED_NOTE = struct.Struct("<QQQ"), struct.Struct("<Q")
 GOODBYE = struct.Struct("<Q")
 assert (HEADER_BYTES, REGION_NOTE.size, DROPPED_NOTE.size, GOODBYE.size) == (8, 24, 8, 8)
 COUNT_MAX = (1 << 32) - 1
+DEVICE_REGIONS_MAX = 256  # of a peer's devices; those of its slab are bounded by segments_max
 pack_header, unpack_header = HEADER.pack, HEADER.unpack_from
 
 

@@ -150,7 +150,9 @@ def gpudirect(host: Host) -> Iterator[Finding]:
         "GPUDirect",
         "no" if why else "the drivers say that they could",
         "ok",
-        f"{why or 'nothing was tried'}; tensors of CUDA devices go by the host's memory",
+        f"{why}; tensors of CUDA devices go by the host's memory"
+        if why
+        else "nothing was tried; Options(gpu_direct=True) of prpc_engine.remote has it used",
     )
 
 

@@ -4,8 +4,6 @@ protocol are the real ones. What needs CUDA itself: python -m perf.gpu_check.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,69 +18,25 @@ from prpc_engine.cuda import transfers
 from prpc_engine.cuda.driver import CudaError
 from prpc_engine.cuda.opened import opened
 from prpc_engine.cuda.pool import Pool
-from shard import Slab, runtime
-from tests.program import Program, wait_until
+from shard import Slab
+from tests.program import wait_until
 from tests.prpc_engine.cuda import functions_there as there
-from tests.prpc_engine.cuda.on_host import HostDriver, use_host_devices
+from tests.prpc_engine.cuda.workers import (
+    Devices,
+    array_of,
+    nothing_is_taken,
+    sum_of,
+    two_workers,
+)
 
 LARGE = 100_000  # items: by the pool, where it can be opened
 SMALL = 10
 
 
-class Devices:
-    """This process with two devices, and workers beside it."""
-
-    def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
-        self.folder = folder
-        self.meeting = f"file://{folder / 'meet'}"
-        self._stack = stack
-        (folder / "gpus").mkdir()
-        self.driver: HostDriver = use_host_devices(folder / "gpus", 2)
-
-    def join(
-        self,
-        device_map: dict[Any, Any] | None = None,
-        gpus: str = "gpus",
-        count: int = 2,
-        anybody: Any = None,
-    ) -> Program:
-        """The test as "here", with that map for the other, "there", or that for anybody; `gpus`:
-        whose devices it sees.
-        """
-        (self.folder / gpus).mkdir(exist_ok=True)
-        program = self._stack.enter_context(
-            Program(
-                "tests.prpc_engine.cuda.worker_on_host",
-                *("there", "1", "2", self.meeting, str(self.folder / gpus), "2"),
-            )
-        )
-        options = rpc.Options()
-        if device_map:
-            options.set_device_map("there", device_map)
-        if anybody:
-            options.set_device_map("*", anybody)
-        rpc.init_rpc("here", 0, 2, self.meeting, options)
-        assert program.read_line() == "up"
-        return program
-
-
 @pytest.fixture
 def devices(tmp_path: Path) -> Iterator[Devices]:
-    with contextlib.ExitStack() as stack:
-        yield Devices(tmp_path, stack)
-        rpc.shutdown(graceful=False)
-        runtime.put("cuda", None)
-        sys.modules.pop("cupy", None)
-
-
-def array_of(size: int, device: int = 0, first: int = 0) -> Any:
-    cupy = sys.modules["cupy"]
-    with cupy.cuda.Device(device):
-        return cupy.asarray(np.arange(first, first + size, dtype=np.float32))
-
-
-def sum_of(size: int) -> float:
-    return float(np.arange(size, dtype=np.float32).sum())
+    with two_workers(tmp_path) as devices:
+        yield devices
 
 
 def pool_is_open(devices: Devices) -> None:
@@ -93,15 +47,6 @@ def pool_is_open(devices: Devices) -> None:
         ),
         "the peer's opening our pool",
     )
-
-
-def nothing_is_taken() -> None:
-    def taken() -> int:
-        mine: int = rpc.statistics().get("device_taken", 0)
-        theirs: int = rpc.rpc_sync("there", there.figures).get("device_taken", 0)
-        return mine + theirs
-
-    wait_until(lambda: taken() == 0, "every block's coming back")
 
 
 def test_a_map_for_anybody_is_for_a_peer_without_one(devices: Devices) -> None:

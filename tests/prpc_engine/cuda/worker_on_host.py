@@ -1,6 +1,6 @@
 """A worker whose CUDA devices are memory of the host, as `python -m`:
 
-worker_on_host NAME RANK WORLD_SIZE INIT_METHOD FOLDER DEVICES
+worker_on_host NAME RANK WORLD_SIZE INIT_METHOD FOLDER DEVICES [direct]
 
 It says "up" when it is in the group, and leaves with its standard input.
 """
@@ -15,9 +15,10 @@ from tests.prpc_engine.cuda.on_host import use_host_devices
 
 
 def main() -> None:
-    name, rank, size, init_method, folder, devices = sys.argv[1:]
+    name, rank, size, init_method, folder, devices, *direct = sys.argv[1:]
     use_host_devices(Path(folder), int(devices))
-    rpc.init_rpc(name, int(rank), int(size), init_method)
+    options = rpc.Options(gpu_direct=bool(direct))
+    rpc.init_rpc(name, int(rank), int(size), init_method, options)
     print("up", flush=True)
     sys.stdin.readline()
     rpc.shutdown(graceful=False)

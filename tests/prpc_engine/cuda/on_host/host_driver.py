@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from prpc_engine.cuda.direct import FLUSH_OPTIONS, GPU_DIRECT_RDMA_SUPPORTED
 from prpc_engine.cuda.driver import HANDLE_BYTES, CudaError
 
 
@@ -33,6 +34,11 @@ class HostDriver:
         self.opened: list[int] = []
         self.copies = 0
         self.has_ipc = True
+        self.attributes = {GPU_DIRECT_RDMA_SUPPORTED: 1, FLUSH_OPTIONS: 1}
+        self.flushes = 0
+        self.says_nothing = False  # of its devices' attributes
+        self.reaches_host = True  # copies to the host succeed
+        self.failed = 0
 
     def room_left(self, device: int, nbytes: int) -> None:
         """So many bytes are left on it."""
@@ -88,8 +94,27 @@ class HostDriver:
         self.opened.remove(address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int = 0) -> None:
+        if not self.reaches_host and target not in self._maps:
+            self.failed += 1
+            raise CudaError("cuMemcpyAsync: an illegal memory access", 700)
         self.copies += 1
         ctypes.memmove(target, source, nbytes)
+
+    def attribute(self, device: int, number: int) -> int:
+        if self.says_nothing:
+            raise CudaError("cuDeviceGetAttribute: unknown error", 999)
+        return self.attributes.get(number, 0)
+
+    def order_for_others(self, address: int) -> None:
+        assert address in self.files
+
+    def dmabuf(self, address: int, nbytes: int) -> int:
+        """What is no dma-buf, as ports find."""
+        path = self.files[address][1]
+        return os.open(path, os.O_RDWR)
+
+    def settle_writes(self) -> None:
+        self.flushes += 1
 
     def synchronize(self, stream: int = 0) -> None:
         """Copies are complete when copy() returns."""
