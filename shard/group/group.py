@@ -643,12 +643,19 @@ def _close_all() -> None:
         group.close()
 
 
+def _end_restarts() -> None:
+    for group in list(_open_groups.values()):
+        group._supervisor.end_restarts()
+
+
 def _multiprocess() -> Any:
     """The package, imported when it is needed:
-    it brings dill, which nobody needs without shards.
+    it brings dill, which nobody needs without shards. What it registers with atexit runs before
+    _close_all(), and takes the fork server's socket away: from then on no process is started.
     """
     try:
         import multiprocess
+        import multiprocess.util
     except FileNotFoundError as error:
         # dill looks for a folder for temporary files, and writes to it, when it is imported
         raise ShardError(
@@ -656,6 +663,8 @@ def _multiprocess() -> Any:
             "set TMPDIR to a folder in which a file can be written (room on its disk, and "
             "`ulimit -f` above 0)"
         ) from error
+    atexit.unregister(_end_restarts)
+    atexit.register(_end_restarts)  # after multiprocess has, so that it runs before
     return multiprocess
 
 

@@ -103,6 +103,7 @@ class Supervisor:
         self._on_ready = on_ready
         self._on_down = on_down
         self._stop_by: float | None = None
+        self._may_restart = True
         self._ended: set[tuple[int, int]] = set()  # (index, incarnation) whose lane ended
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._first_start = threading.Event()  # for who makes the group, in another thread
@@ -129,6 +130,10 @@ class Supervisor:
         """Shards are about to be asked to end: none that does is news from now on, or started
         again. After `timeout_s` seconds they are killed."""
         self._stop_by = time.monotonic() + timeout_s
+
+    def end_restarts(self) -> None:
+        """The interpreter ends, and can soon start no process any more."""
+        self._may_restart = False
 
     def stop(self, timeout_s: float) -> None:
         """Wait until all shards have ended, which somebody has asked them to; after `timeout_s`
@@ -238,8 +243,10 @@ class Supervisor:
             elif life.state is ShardState.WAITING and (stopping or now >= life.due):
                 if stopping:
                     life.state = ShardState.GONE
-                else:
+                elif self._may_restart:
                     self._restart(life, now)
+                else:
+                    self._stay_down(life)
 
     def _look_at_process(self, life: Life, now: float) -> None:
         ready = life.ready
@@ -314,12 +321,19 @@ class Supervisor:
             logger.log(logging.ERROR if is_lost else logging.WARNING, "%s; %s", what, outlook)
         self._on_down(life.index, f"{what}; {outlook}")
 
+    def _stay_down(self, life: Life) -> None:
+        life.state = ShardState.GONE
+        self._on_down(life.index, f"shard {life.index} is not started again: the interpreter ends")
+
     def _restart(self, life: Life, now: float) -> None:
         life.restarts += 1
         try:
             self._begin(life, now + START_TIMEOUT_S)
         except Exception as error:  # no memory, no descriptors: the next try may find some
             life.error = error
+            if not self._may_restart:
+                self._stay_down(life)
+                return
             delay_s = self._policy.delay_s(None, life.restarts)
             outlook = self._policy.outlook(None, life.restarts)
             logger.exception("shard %d could not be started; %s", life.index, outlook)

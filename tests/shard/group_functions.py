@@ -594,3 +594,12 @@ async def classes_of_submitted_by_latency(index: int) -> list[str]:
 def bulk_says_its_class() -> str:
     """The same, of a bulk function."""
     return RUNNING.value.name
+
+
+def wait_until_gone(groups: list[ShardGroup]) -> None:
+    """Until shard 0 of the group is down for good; in the application."""
+    give_up_at = time.monotonic() + 30
+    while groups[0].statistics().shards[0].state != "gone":
+        if time.monotonic() > give_up_at:
+            raise TimeoutError("it is not gone")
+        time.sleep(0.01)

@@ -21,7 +21,7 @@ BEGIN = """
 import os, signal, sys, threading
 import shard
 from tests.shard.group_functions import Tin, double, index, kill_myself, make_in_slab, ramp
-from tests.shard.group_functions import read_fifo, wait_for_ever
+from tests.shard.group_functions import read_fifo, wait_for_ever, wait_until_gone
 
 def new(shards=2, **arguments):
     return shard.ShardGroup(shards, start_method=sys.argv[1], drain_s=0.2, **arguments)
@@ -61,6 +61,11 @@ WAYS = {
     "a dead shard": ("group = new(); group.submit_to(0, kill_myself).error()", 0),
     "a dead shard that is to come back": (
         "group = new(restart='on-failure'); group.submit_to(0, kill_myself).error()",
+        0,
+    ),
+    "a dead shard that would come back when no process can be started any more": (
+        "import atexit; groups = []; atexit.register(wait_until_gone, groups); "
+        "groups.append(new(restart='on-failure')); groups[0].submit_to(0, kill_myself).error()",
         0,
     ),
     "a stopped shard": (
