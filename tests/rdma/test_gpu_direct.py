@@ -78,7 +78,7 @@ def test_a_port_that_registers_no_dma_buf_takes_addresses(devices: Devices) -> N
     devices.driver.attributes[DMA_BUF_SUPPORTED] = 1
     devices.join({0: 1}, gpus="elsewhere", direct=True)
     for _ in range(3):
-        found = rpc.rpc_sync("there", there.device_and_sum, args=(array_of(MIB),))
-        assert found == (1, sum_of(MIB))
+        found = rpc.rpc_sync("there", there.device_and_sum, args=(array_of(LARGE),))
+        assert found == (1, sum_of(LARGE))
     assert figures() == {"sent": 3, "staged": 0, "received": 3}
     nothing_is_taken()
