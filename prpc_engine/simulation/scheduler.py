@@ -159,9 +159,9 @@ class Scheduler:
     # -- time --------------------------------------------------------------------------------------
 
     def clock_or(self, otherwise: Callable[[], float]) -> Callable[[], float]:
-        """What stands for time.monotonic, which other threads of the interpreter still get: the
-        clock of the caller's host, at the cost of a look; whoever looks may lose the baton for a
-        while. A third of what a simulation calls are looks: this is one function for that.
+        """The function that replaces time.monotonic. A simulated thread gets the clock of its host;
+        each call takes TICK_S, and the thread may lose the baton there. Other threads of the
+        interpreter get `otherwise`. One function, since a third of a simulation's calls are this.
         """
         threads, agenda, here = self._threads, self._agenda, _thread.get_ident
 

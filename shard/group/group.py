@@ -649,9 +649,9 @@ def _end_restarts() -> None:
 
 
 def _multiprocess() -> Any:
-    """The package, imported when it is needed:
-    it brings dill, which nobody needs without shards. What it registers with atexit runs before
-    _close_all(), and takes the fork server's socket away: from then on no process is started.
+    """The package, imported when it is needed: it brings dill, which only shards need. Its own
+    atexit function runs before _close_all() and removes the fork server's socket, after which no
+    process can be started. _end_restarts() therefore runs before that function.
     """
     try:
         import multiprocess

@@ -10,6 +10,7 @@ that they end.
     down      the restart policy gives a delay    waiting, for so long
     down      the policy gives none               gone
     waiting   the time has come                   starting, with the next incarnation
+    waiting   the same, as the interpreter ends   gone: no process can be started any more
     any       stop()                              gone, by the deadline: first asked, then killed
 
 One thread does it all because a shard dies with the thread that started it (PR_SET_PDEATHSIG is per

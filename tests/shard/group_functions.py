@@ -33,6 +33,7 @@ from shard import (
 )
 from shard.loop import reactor
 from shard.loop.task_class import RUNNING
+from tests.program import wait_until
 
 
 class OddError(Exception):
@@ -598,8 +599,4 @@ def bulk_says_its_class() -> str:
 
 def wait_until_gone(groups: list[ShardGroup]) -> None:
     """Until shard 0 of the group is down for good; in the application."""
-    give_up_at = time.monotonic() + 30
-    while groups[0].statistics().shards[0].state != "gone":
-        if time.monotonic() > give_up_at:
-            raise TimeoutError("it is not gone")
-        time.sleep(0.01)
+    wait_until(lambda: groups[0].statistics().shards[0].state == "gone", "the end of shard 0")

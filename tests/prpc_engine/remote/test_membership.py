@@ -294,7 +294,7 @@ def test_a_worker_that_dies_is_named_in_the_log_and_one_that_leaves_is_not(
     assert group.programs["leaves"].read_line() == "left"
     group.programs["dies"].kill()
     wait_until(lambda: "'dies' (rank 1) has left the group without" in caplog.text)
-    assert len(rpc.get_worker_infos()) == 1  # it was taken out before it is told
+    assert len(rpc.get_worker_infos()) == 1  # members.py removes it, then logs
     assert "'leaves'" not in caplog.text
 
 
