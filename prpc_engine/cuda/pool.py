@@ -102,7 +102,7 @@ class Pool:
         self._lock = runtime.Lock()  # of the blocks: any thread sends
         self._blocks: dict[int, list[_Block]] = {}  # by device
         self._numbers = itertools.count()
-        sweep()
+        free_unused()
         self.owner = runtime.randbits(62) | 1  # who has allocated what a share names
         _pools()[self.owner] = self
 
@@ -118,7 +118,9 @@ class Pool:
             if block.ticket is None:
                 try:
                     fresh = self.slab.empty(TICKET_BYTES, np.uint8)
-                    fresh[:] = 0  # whoever takes it for bytes gets none of ours
+                    fresh[:] = (
+                        0  # code that reads it as data finds no stale memory
+                    )
                     block.ticket = fresh.base
                     del fresh
                 except ShmFull:
@@ -185,7 +187,8 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back, but for what a thread of this process writes to at this moment.
-        What others have open stays theirs until they close it.
+        What others have open stays theirs until they close it. What RDMA ports know is freed once
+        nobody uses it, as the next pool is made or closed.
         """
         _pools().pop(self.owner, None)
         with self._lock:
@@ -196,28 +199,44 @@ class Pool:
                     for block in blocks:
                         if block.memory is None and block.is_left_here():
                             cuda.free(block.address)
-                left = [block for block in blocks if block.memory is not None]
-                _left_over().extend((device, block) for block in left)
+                for block in blocks:
+                    if block.memory is not None:
+                        _left_over().add(device, block)
             self._blocks.clear()
-        sweep()
+        free_unused()
 
 
-def _left_over() -> list[tuple[int, _Block]]:
-    """Of pools that were closed: what a peer may still read, or a port write to."""
-    return runtime.own("cuda left over", list)
+class _LeftOver:
+    """Blocks of pools that were closed while a peer might read them, or a port write to them."""
 
+    def __init__(self) -> None:
+        self._lock = runtime.Lock()  # of the blocks: two workers may leave at a time
+        self._blocks: list[tuple[int, _Block]] = []  # with their devices
 
-def sweep() -> None:
-    """Free what is left over of pools and nobody has any more."""
-    left = _left_over()
-    for one in left[:]:
-        device, block = one
-        if block.memory is not None and block.is_free():
-            left.remove(one)
-            block.memory.end()
+    def add(self, device: int, block: _Block) -> None:
+        with self._lock:
+            self._blocks.append((device, block))
+
+    def free_unused(self) -> None:
+        with self._lock:
+            kept = [each for each in self._blocks if not each[1].is_free()]
+            unused = [each for each in self._blocks if each not in kept]
+            self._blocks = kept
+        for device, block in unused:
+            if block.memory is not None:
+                block.memory.end()
             cuda = driver()
             with cuda.on(device):
                 cuda.free(block.address)
+
+
+def _left_over() -> _LeftOver:
+    return runtime.own("cuda left over", _LeftOver)
+
+
+def free_unused() -> None:
+    """Free the blocks of closed pools that no message, peer or port uses any more."""
+    _left_over().free_unused()
 
 
 def _pools() -> dict[int, Pool]:

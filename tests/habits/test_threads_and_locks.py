@@ -83,7 +83,7 @@ LOCKS: dict[str, int] = {
     "prpc_engine/cluster/server.py": 4,
     "prpc_engine/ding/exchange.py": 2,
     "prpc_engine/cuda/opened.py": 1,
-    "prpc_engine/cuda/pool.py": 1,
+    "prpc_engine/cuda/pool.py": 2,
     "prpc_engine/ding/link.py": 1,
     "prpc_engine/ding/supervisor.py": 2,
     "prpc_engine/ding/value_slots.py": 1,

@@ -17,7 +17,7 @@ from prpc_engine.cuda import transfers
 from prpc_engine.cuda.direct import FLUSH_OPTIONS, GPU_DIRECT_RDMA_SUPPORTED, DirectSupport
 from prpc_engine.cuda.direct_blocks import DIRECT_BYTES_MIN, DirectBlocks
 from prpc_engine.cuda.placement import DevicePlacement, placing
-from prpc_engine.cuda.pool import Pool, sweep
+from prpc_engine.cuda.pool import Pool, free_unused
 from prpc_engine.cuda.transfers import source_of
 from prpc_engine.errors import BadArguments
 from prpc_engine.node.slab import default_slab
@@ -106,7 +106,7 @@ def test_memory_that_a_port_may_write_to_is_not_freed(pool: Pool) -> None:
     driver = runtime.made("cuda")
     assert len(driver.files) == 1
     del block
-    sweep()  # as the next pool does
+    free_unused()  # as the next pool does
     assert (device_memory(number), driver.files) == (None, {})
 
 
