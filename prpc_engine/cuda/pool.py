@@ -118,9 +118,7 @@ class Pool:
             if block.ticket is None:
                 try:
                     fresh = self.slab.empty(TICKET_BYTES, np.uint8)
-                    fresh[:] = (
-                        0  # code that reads it as data finds no stale memory
-                    )
+                    fresh[:] = 0  # code that reads it as data finds no stale memory
                     block.ticket = fresh.base
                     del fresh
                 except ShmFull:
