@@ -31,6 +31,9 @@ from tests.rdma.inside import (
 
 MIB = 1 << 20
 
+# what a process begins once, at the first calls, is not of the test that happens to be first
+pytestmark = pytest.mark.usefixtures("server")
+
 
 @pytest.fixture(scope="module")
 def master() -> Iterator[Master]:
@@ -42,7 +45,7 @@ def master() -> Iterator[Master]:
 def server(master: Master) -> Iterator[ServerProcess]:
     with ServerProcess(master.address, "test", "verbs,tcp") as process:
         with client_of(master) as (_, client):
-            client.call("echo", 1)  # what a process begins once is not of any test
+            client.call("echo", 1)
         yield process
 
 

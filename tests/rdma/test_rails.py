@@ -429,7 +429,11 @@ def test_where_nothing_comes_back_calls_go_over_tcp(monkeypatch: pytest.MonkeyPa
     ):
         client = service.create_client("cut off", timeout_s=PATIENCE_S)
         assert client.call("echo", 7) == 7
-        (choice,) = [one for one in node_of(service).choices.values() if "acknowledged" in one]
+        # the device gives up after a while, unless this machine is so slow that the deadline of
+        # the attempt passes before
+        why = ("acknowledged nothing", "nothing came back in time")
+        choices = node_of(service).choices.values()
+        (choice,) = [one for one in choices if any(text in one for text in why)]
         assert choice.startswith("tcp to ")
 
 
