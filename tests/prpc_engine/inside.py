@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from prpc_engine import RpcService
 from shard import Connection, RemoteProtocolError, run_blocking
 from shard.memory.ring import TAIL_WORD
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from prpc_engine.client.directory import Directory
     from prpc_engine.client.dispatcher import Dispatcher
     from prpc_engine.client.route import Route
-    from prpc_engine.kv import ElasticServer
+    from prpc_engine.kv import ElasticServer, TableWorker
+    from prpc_engine.kv.client.partition_client import PartitionRequest
     from prpc_engine.kv.replication.replica import Replica
     from prpc_engine.kv.schema.placement import Placement
     from prpc_engine.master.backend import Backend
@@ -159,3 +162,11 @@ def hosted_by(server: ElasticServer) -> dict[int, Replica]:
 def placement_of(server: ElasticServer) -> Placement | None:
     """As it has read it last."""
     return server._reconciler.placement
+
+
+def push_part(
+    worker: TableWorker, index: int, table: str, *arrays: NDArray[Any], timeout_s: float = 30.0
+) -> PartitionRequest:
+    """A push to a sparse table that comes to one partition alone."""
+    asked = worker._catalog.layouts[table].asked
+    return worker._lanes[index].push("push", timeout_s, asked, *arrays)

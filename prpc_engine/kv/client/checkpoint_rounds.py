@@ -8,6 +8,8 @@ still writes.
     a round failed because                             then
     a partition moved, is copied, is saved by another  the whole attempt is made again, until the
                                                        deadline
+    another worker begins a table again                the same; where it has, a save goes on with
+                                                       the table as it is now
     a server of elastic tables was lost                the same: another server comes to hold its
                                                        partitions
     a server of other tables was lost                  the same, for lost_s: it may only have been
@@ -54,7 +56,7 @@ from prpc_engine.kv.checkpoint.manifest import (
 )
 from prpc_engine.kv.client.future import PartFuture
 from prpc_engine.kv.client.partition_client import is_moved
-from prpc_engine.kv.consistency.epochs import RowsLost
+from prpc_engine.kv.consistency.epochs import Behind, Outdated, RowsLost, is_remote
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.rpc.backoff import Backoff
 from shard import runtime
@@ -88,7 +90,8 @@ class Rounds:
 
     asked_of: what requests call the tables that a server must have for its part of a checkpoint to
     be whole. lost_s: for how many seconds servers that were lost are waited for, where that is less
-    than what is left. restoring: is told the id of each restore before servers are.
+    than what is left. restoring: is told the id of each restore before servers are. began_again: is
+    told what a server said of a table that began again.
     """
 
     def __init__(
@@ -100,9 +103,11 @@ class Rounds:
         asked_of: Callable[[int], list[str]] = lambda server_id: [],
         lost_s: float = 0.0,
         restoring: Callable[[str], object] = lambda load_id: None,
+        began_again: Callable[[str], object] = lambda message: None,
     ) -> None:
         self._submit, self._locate, self._asked_of = submit, locate, asked_of
         self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
+        self._began_again = began_again
         self._timeout_s, self._until = timeout_s, runtime.monotonic() + timeout_s
         # of the commit that was not answered: the save's id, the manifest's CRC-32
         self._in_doubt: tuple[str, int] | None = None
@@ -117,8 +122,18 @@ class Rounds:
         # before anything is written
         arguments = _text(folder), check_step(step), check_keep(keep), check_full_every(full_every)
         self._until_done(
-            f"step {step} was not saved in {folder}", BEFORE_IT, lambda: self._save(*arguments)
+            f"step {step} was not saved in {folder}", BEFORE_IT, lambda: self._save_now(*arguments)
         )
+
+    def _save_now(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
+        """_save() of the tables as they are, also of those that another worker began again."""
+        while True:
+            try:
+                return self._save(folder, step, keep, full_every)
+            except RemoteError as error:
+                if not is_remote(error, Outdated):
+                    raise
+                self._began_again(error.remote_message)
 
     def _save(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
         is_chained = full_every > 1
@@ -294,7 +309,7 @@ class Rounds:
                 if not _is_passing(error):
                     raise
                 pauses, reason = 1, error
-                if is_moved(error):
+                if is_moved(error) or is_remote(error, Behind):
                     lost_until = 0.0
                 elif not lost_until:
                     lost_until = runtime.monotonic() + self._lost_s
@@ -404,10 +419,14 @@ def _line(error: Exception) -> str:
 
 
 def _is_passing(error: Exception) -> bool:
-    """Whether the same may succeed soon:
-    a server was lost, or serves what was asked for no more.
+    """Whether the same may succeed soon: a server was lost, serves what was asked for no more, or
+    has not begun a table again yet, as others have.
     """
-    return isinstance(error, NotSent | MaybeExecuted | Stopping | UnknownService) or is_moved(error)
+    return (
+        isinstance(error, NotSent | MaybeExecuted | Stopping | UnknownService)
+        or is_moved(error)
+        or is_remote(error, Behind)
+    )
 
 
 def _crc32_of(step: int, parts: Sequence[Any], base: Base | None) -> int:

@@ -44,6 +44,7 @@ from prpc_engine.errors import (
     Stopping,
     UnknownService,
 )
+from prpc_engine.kv.consistency.consistency import WorkersBehind
 from prpc_engine.kv.consistency.epochs import Behind, is_remote, parsed
 from prpc_engine.kv.consistency.ledger import WINDOW
 from prpc_engine.kv.schema.services import TableClient
@@ -104,7 +105,8 @@ class PartitionRequest:
     again, and `settled` has the outcome.
 
     deadline: on the monotonic clock, in seconds. sequence: the push's number, 0 of a request that
-    is none.
+    is none. undo: what this worker did on its own side as it pushed, taken back where the push has
+    not run.
     """
 
     __slots__ = (
@@ -118,6 +120,7 @@ class PartitionRequest:
         "order",
         "sequence",
         "settled",
+        "undo",
     )
 
     def __init__(
@@ -139,6 +142,7 @@ class PartitionRequest:
         self.call: Future | None = None  # as first sent
         self.settled: Future | None = None  # once it was lost
         self.may_be_in: bool  # once it was lost: whether a server may have done it
+        self.undo: Callable[[], object] | None = None
 
     def done(self) -> bool:
         """Whether it is settled, or will not be."""
@@ -194,6 +198,11 @@ class PartitionRequest:
         """What it was settled with, if that was an error."""
         settled = self.settled or self.call
         return settled.error() if settled is not None and settled.done() else None
+
+    def is_taken_back(self) -> bool:
+        """Whether the partition took it back as its workers were behind: it has not run there."""
+        error = self.error()
+        return error is not None and is_remote(error, WorkersBehind)
 
     def give_up(self) -> None:
         """Its caller will change the arrays: it is not sent again."""
@@ -293,6 +302,18 @@ class PartitionClient:
         if request.call is not None:
             request.call.when_done(request_answered(request, request.deadline - timeout_s))
         return request
+
+    def push_again(self, taken_back: PartitionRequest) -> PartitionRequest | None:
+        """A push that the partition took back, under a number of its own; None: its deadline is
+        over. Raises as push().
+        """
+        left_s = taken_back.deadline - runtime.monotonic()
+        if left_s <= 0:
+            return None
+        _, _, verb, table, *arrays = taken_back.args
+        again = self.push(verb, left_s, table, *arrays)
+        again.undo = taken_back.undo
+        return again
 
     def _begin(self, request: PartitionRequest, timeout_s: float) -> None:
         if self._queue.state is not _UP:  # is_whole, in every request
@@ -479,7 +500,7 @@ class PartitionClient:
             if is_first:
                 self._mend(self)
             return
-        self.forget(request)
+        self.forget(request, error)
         if error is None:
             request.settled.set_result(call.result())
         else:
@@ -531,11 +552,12 @@ class PartitionClient:
         with self._sending:  # by now nobody reads its arrays
             self.forget(request)
 
-    def forget(self, request: PartitionRequest) -> None:
+    def forget(self, request: PartitionRequest, error: BaseException | None = None) -> None:
         """A push has no need to be kept any longer, nor its arrays, however long somebody keeps the
-        request.
+        request; but for one that ended with WorkersBehind, which push_again() may send.
         """
-        request.args = ()
+        if error is None or not is_remote(error, WorkersBehind):
+            request.args = ()
         if request.settled is not None and self._pending is not None:
             self._pending.end(request)
         with self._lock:
@@ -602,7 +624,7 @@ def request_answered(request: PartitionRequest, sent: float) -> Callable[[Future
         if error is not None and lane.is_loss(error):
             lane.lose(request, error)
         else:
-            lane.forget(request)
+            lane.forget(request, error)
             took_s = runtime.monotonic() - sent
             lane.answer_s += (took_s - lane.answer_s) * (ANSWER_SHARE if lane.answer_s else 1.0)
 

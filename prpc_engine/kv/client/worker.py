@@ -42,7 +42,7 @@ from prpc_engine.kv.client.partition_client import (
     fixed,
 )
 from prpc_engine.kv.client.recovery import Recovery
-from prpc_engine.kv.client.session import Session, Versioned
+from prpc_engine.kv.client.session import NOTHING, Floors, Session, Versioned
 from prpc_engine.kv.client.snapshot import kept
 from prpc_engine.kv.consistency.cache import Cache, CacheStatistics, RowCache
 from prpc_engine.kv.consistency.consistency import Consistency
@@ -334,8 +334,19 @@ class TableWorker:
 
         lost_s = math.inf if isinstance(self._known, Schemas) else self.call_timeout_s
         asked_of, restoring = self._catalog.asked_of, self._restoring
+
+        def began_again(message: str) -> None:  # of this the next verb tells, as a save goes on
+            self._session.news.append(self._catalog.began_again(message))
+
         return Rounds(
-            self._submit, range(len(self._lanes)), timeout_s, locate, asked_of, lost_s, restoring
+            self._submit,
+            range(len(self._lanes)),
+            timeout_s,
+            locate,
+            asked_of,
+            lost_s,
+            restoring,
+            began_again,
         )
 
     # Verbs
@@ -364,7 +375,10 @@ class TableWorker:
         layout, whose = self._layout(table), f"assign to table {table!r}"
         if not isinstance(layout, Dense):
             raise BadArguments(f"{whose}: it is sparse; dense tables are allowed")
-        whole = check_grads(whose, values, layout.shape).reshape(layout.shape or (1,))
+        whole = check_grads(whose, values, layout.shape)
+        if layout.nonfinite == "refuse":  # here, so that no server has changed its part
+            check_finite(whose, whole, what="value")
+        whole = whole.reshape(layout.shape or (1,))
         seen, timeout = self._session.floors(table), self._timeout(timeout_s)
         parts = [
             self._lanes[i].push("assign_dense", timeout, layout.asked, whole[begin:end])
@@ -544,7 +558,7 @@ class TableWorker:
         """users: those of the arrays that may be changed once this returns."""
         layout, seen = self._layout(table), self._session.floors(table)
         if isinstance(layout, Dense):
-            parts = self._push_dense("push", "", table, layout, arrays, timeout_s, users)
+            parts = self._push_dense("push", "", table, layout, seen, arrays, timeout_s, users)
         else:
             keys, grads = self._summed(
                 "push", table, layout, *self._checked("push", table, layout, arrays)
@@ -571,7 +585,9 @@ class TableWorker:
         variant = "_versioned" if self._is_monotonic else ""
         join_values: Callable[[list[Floats]], Floats]
         if isinstance(layout, Dense):
-            parts = self._push_dense("push_pull", variant, table, layout, arrays, timeout_s, users)
+            parts = self._push_dense(
+                "push_pull", variant, table, layout, seen, arrays, timeout_s, users
+            )
             join_values = partial(join, shape=layout.shape)
         else:
             asked, grads = self._checked("push_pull", table, layout, arrays)
@@ -629,6 +645,7 @@ class TableWorker:
         variant: str,
         table: str,
         layout: Dense,
+        seen: Floors,
         arrays: Sequence[Any],
         timeout_s: float | None,
         users: Sequence[Any],
@@ -648,7 +665,10 @@ class TableWorker:
                 grads[begin:end],
             )
             if layout.feedback is not None:
-                parts.append(layout.feedback[number].send(part, push))
+                beginning = seen.get(index, NOTHING).rollbacks
+                request, undo = layout.feedback[number].send(part, push, beginning)
+                request.undo = undo
+                parts.append(request)
             else:
                 parts.append(push(kept(part) if users else part))
         return parts

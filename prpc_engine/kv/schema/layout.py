@@ -74,9 +74,7 @@ def layout_of(specs: Mapping[int, TableSpec], cache: RowCache | None = None) -> 
     ]
     feedback = None
     if first.compression is not None:
-        feedback = tuple(
-            Feedback(first.compression, (end - begin, *first.shape[1:])) for _, begin, end in slices
-        )
+        feedback = tuple(Feedback(first.compression) for _ in slices)
     return Dense(tuple(first.shape), tuple(slices), feedback, first.nonfinite)
 
 

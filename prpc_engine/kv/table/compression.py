@@ -195,30 +195,43 @@ class TopK(Compressor):
 class Feedback:
     """What one worker has not sent yet of one tensor's gradients. Any thread may send."""
 
-    def __init__(self, compressor: Compressor, shape: tuple[int, ...]) -> None:
+    def __init__(self, compressor: Compressor) -> None:
         self._compressor = compressor
-        # in all of them together; whoever sends takes them out
-        self._left: list[Floats] = [np.zeros(shape, np.float32)]
+        # (beginning, what was left over since), in all of them together; whoever sends takes them
+        # out
+        self._left: list[tuple[int, Floats]] = []
 
-    def send(self, grads: Floats, push: Callable[..., Sent]) -> Sent:
-        """push(*parts) of the gradient and of what was left over before.
+    def send(
+        self, grads: Floats, push: Callable[..., Sent], beginning: int = 0
+    ) -> tuple[Sent, Callable[[], None]]:
+        """push(*parts) of the gradient and of what was left over since the tensor began for the
+        `beginning`th time; and what is to be called if that push has not run.
 
-        Where it raises, and so has sent nothing, nothing of this gradient is kept: who pushes it
-        again does not push it twice.
+        Where it raises, and so has sent nothing, or has not run, nothing of this gradient is kept:
+        who pushes it again does not push it twice. What was left over before the tensor began again
+        is dropped.
         """
-        taken: list[Floats] = []
+        taken: list[tuple[int, Floats]] = []
         with suppress(IndexError):
             while True:
                 taken.append(self._left.pop())  # atomic: of two threads one has it
+        self._left += [each for each in taken if each[0] > beginning]
+        before = [left for since, left in taken if since == beginning]
         try:
-            wanted: Floats = sum(taken, grads)
+            wanted: Floats = sum(before, grads)
             parts = self._compressor.encode(wanted)
             sent = push(*parts)
         except BaseException:
-            self._left += taken
+            self._left += [(beginning, left) for left in before]
             raise
-        self._left.append(wanted - self._compressor.decode(parts, wanted.shape))
-        return sent
+        left = wanted - self._compressor.decode(parts, wanted.shape)
+        self._left.append((beginning, left))
+
+        def undo() -> None:
+            # the difference, as a later push may have sent what was left over
+            self._left.append((beginning, sum(before, -left)))
+
+        return sent, undo
 
 
 def _check_finite(name: str, finite: npt.NDArray[np.bool_]) -> None:

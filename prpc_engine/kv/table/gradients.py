@@ -48,9 +48,11 @@ def are_ordinary(grads: Floats) -> bool:
     return bool(np.vdot(grads, grads) <= SQUARES_MAX)
 
 
-def check_finite(whose: str, grads: Floats, keys: Keys | None = None) -> None:
+def check_finite(
+    whose: str, grads: Floats, keys: Keys | None = None, what: str = "gradient"
+) -> None:
     """BadArguments when one is NaN or infinite; keys: of a sparse push. `whose` ("push to table
-    'clicks'") begins the message.
+    'clicks'") begins the message, `what` says what they are.
     """
     if are_ordinary(grads):
         return
@@ -61,7 +63,7 @@ def check_finite(whose: str, grads: Floats, keys: Keys | None = None) -> None:
     of = f"index {list(where)}" if keys is None else f"key {int(keys[where[0]])}, column {where[1]}"
     bad = finite.size - int(finite.sum())
     raise BadArguments(
-        f"{whose}: the gradient of {of} is {grads[where]}; {bad} of {finite.size} elements are "
+        f"{whose}: the {what} of {of} is {grads[where]}; {bad} of {finite.size} elements are "
         "NaN or infinite, and "
         "nothing was changed. Scale or clip the loss, or create the table with nonfinite='skip' "
         "to leave such rows as they are"

@@ -59,7 +59,7 @@ def test_dense_tables_of_any_compression(worker: TableWorker) -> None:
     for made in (None, Cast(), Int8(), TopK(0.5)):
         worker.create_dense(str(made), (1000, 8), optimizer, compression=made, split_bytes_min=0)
         slices = [DenseTable((500, 8), optimizer, Constant(), compression=made) for _ in range(2)]
-        feedback = [Feedback(made, (500, 8)) for _ in range(2)] if made is not None else None
+        feedback = [Feedback(made) for _ in range(2)] if made is not None else None
         for _ in range(3):
             worker.push(str(made), GRADS)
             for i, part in enumerate((GRADS[:500], GRADS[500:])):
