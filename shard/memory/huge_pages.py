@@ -44,7 +44,10 @@ SHMEM_ENABLED = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 SHMEM_ENABLED_2M = "sys/kernel/mm/transparent_hugepage/hugepages-2048kB/shmem_enabled"
 TO_OFFER_TRANSPARENT = f"echo advise > /{SHMEM_ENABLED}"
 OFFERING = ("always", "within_size", "advise")
-_MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has no name for it
+MADV_POPULATE_WRITE = 23  # madvise(2), from Linux 5.14 on; the mmap module has no name for it
+# Neither mmap() nor madvise() of the mmap module releases the interpreter's lock: other threads, of
+# heartbeats say, run between steps of some 5 ms.
+POPULATE_STEP_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,19 @@ class TransparentFill:
             return
         try:
             self._mapping.madvise(mmap.MADV_HUGEPAGE, offset, size_bytes)
-            self._mapping.madvise(_MADV_POPULATE_WRITE, offset, size_bytes)
+            populate(self._mapping, offset, size_bytes)
         except OSError:
             # an older kernel, or no room: small pages, or ShmFull, are the next step's business
             self._works = False
+
+
+def populate(mapping: mmap.mmap, offset: int, size_bytes: int) -> None:
+    """Have all pages of that part in the page table, writable. Raises OSError before Linux 5.14, or
+    where there is no room.
+    """
+    for at in range(offset, offset + size_bytes, POPULATE_STEP_BYTES):
+        step = min(POPULATE_STEP_BYTES, offset + size_bytes - at)
+        mapping.madvise(MADV_POPULATE_WRITE, at, step)
 
 
 def page_bytes(memory: memoryview) -> int:

@@ -195,8 +195,15 @@ class Segment:
         self.size_bytes = size_bytes
         self.name = name
         access = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if populate else mmap.MAP_SHARED
-        self.memory = memoryview(mmap.mmap(fd, size_bytes, flags=flags, prot=access))
+        in_steps = populate and size_bytes > huge_pages.POPULATE_STEP_BYTES
+        flags = mmap.MAP_SHARED
+        if populate and not in_steps:
+            flags |= mmap.MAP_POPULATE
+        mapping = mmap.mmap(fd, size_bytes, flags=flags, prot=access)
+        if in_steps:
+            with contextlib.suppress(OSError):  # an older kernel: at the first touch, then
+                huge_pages.populate(mapping, 0, size_bytes)
+        self.memory = memoryview(mapping)
 
     @classmethod
     def create(cls, size_bytes: int, keep_name: bool = False, lent: bool = False) -> Segment:

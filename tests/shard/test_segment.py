@@ -481,3 +481,33 @@ def test_start_ticks_are_known_whatever_the_process_with_that_pid_calls_itself_n
         assert start_ticks(os.getpid()) == before
     finally:
         Path("/proc/self/comm").write_bytes(name)
+
+
+@pytest.mark.parametrize("transparent", [False, True])
+def test_no_call_that_keeps_other_threads_waiting_maps_more_than_a_step(
+    transparent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = huge_pages.POPULATE_STEP_BYTES
+    size = 3 * step + mmap.PAGESIZE
+    flags, parts = [], []
+
+    class Recorded(mmap.mmap):
+        def __new__(cls, *args: int, **more: int) -> Recorded:
+            flags.append(more["flags"])
+            return super().__new__(cls, *args, **more)
+
+        def madvise(self, option: int, *part: int) -> None:
+            if option == huge_pages.MADV_POPULATE_WRITE:
+                parts.append(part)
+            super().madvise(option, *part)
+
+    monkeypatch.setattr(mmap, "mmap", Recorded)
+    offer = huge_pages.HugePageOffer(transparent=transparent, reserved_free_bytes=0)
+    monkeypatch.setattr(huge_pages, "read_huge_page_offer", lambda: offer)
+    segment = Segment.create(size)
+    assert not any(each & mmap.MAP_POPULATE for each in flags)
+    whole = [(at, min(step, size - at)) for at in range(0, size, step)]
+    assert parts[-len(whole) :] == whole
+    assert all(length <= step for _, length in parts)  # also of huge pages, where there are any
+    segment.memory = memoryview(b"")
+    segment.close()
