@@ -221,7 +221,8 @@ def close_in_reactor(driver: Driver, node: Node, timeout_s: float | None = None)
 
 def master_error(address: str, error: errors.RpcError, started: float) -> errors.RpcError:
     """What to tell a user whose master cannot be reached."""
-    if isinstance(error, errors.AuthenticationFailed | errors.Rejected):
+    refused = isinstance(error, errors.AuthenticationFailed | errors.Rejected)
+    if refused and not isinstance(error, errors.Stopping):
         return error
     return errors.MasterUnreachable(
         f"no master answers at {address} ({runtime.monotonic() - started:.1f} s): {error}; "

@@ -6,8 +6,9 @@ ever. An attempt has a part of that time, twice as much after one that had used 
 that loses its power in the middle of one never says a word about it. The last one is as late as may
 be: a master that came just before the end is found.
 
-The master may come after what it says to nobody there: NotSent, MaybeExecuted, DeadlineExceeded. It
-will not after another secret, or another protocol.
+The master may come after what it says to nobody there: NotSent, MaybeExecuted, DeadlineExceeded, or
+after Stopping: the next one is started in its place. It will not after another secret, or another
+protocol.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 from prpc_engine import errors
 from prpc_engine.rpc.backoff import Backoff
 
-# nobody answers yet, or has answered to the end
-MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded)
+# nobody answers yet, or has answered to the end, or will answer as it goes
+MAY_COME = (errors.NotSent, errors.MaybeExecuted, errors.DeadlineExceeded, errors.Stopping)
 CONNECT_TIMEOUT_S = 5.0  # for one attempt; the first, where there has been no session yet
 # Between attempts: a master that restarts is found at once, and a thousand clients do not all come
 # in the same moment.

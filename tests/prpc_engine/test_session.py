@@ -13,6 +13,7 @@ import pytest
 from prpc_engine import Master, RpcService, errors
 from prpc_engine.master import session as session_module
 from prpc_engine.master.client import MasterClient
+from prpc_engine.master.master import master_error
 from prpc_engine.master.opening import BACKOFF, CONNECT_TIMEOUT_S, LAST_S, Again, Opening
 from prpc_engine.master.session import HEARTBEATS_PER_LEASE
 from shard import Future, control_loop
@@ -197,6 +198,12 @@ def test_an_attempt_has_a_part_of_the_time_and_twice_as_much_once_that_was_too_l
     for number in range(50):
         assert quick.failed(MAY_COME, number / 10, 0.0, is_new=True) is not None
     assert quick.attempt_s == CONNECT_TIMEOUT_S, "none of them had used it up"
+
+
+def test_a_master_that_is_stopping_is_waited_for_as_one_that_is_not_there() -> None:
+    assert Opening(0.0, 10.0).failed(errors.Stopping("it stops"), 0.0, 0.0, is_new=True) is not None
+    told = master_error("127.0.0.1:1", errors.Stopping("it stops"), time.monotonic())
+    assert isinstance(told, errors.MasterUnreachable)
 
 
 @pytest.mark.parametrize(
