@@ -31,6 +31,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     CheckpointError,
     StoredFile,
     TableFile,
+    save_order,
 )
 from prpc_engine.kv.checkpoint.read import (
     ChainLink,
@@ -72,7 +73,7 @@ def verify(folder: str | os.PathLike[str]) -> list[FolderFinding]:
     """
     return sorted(
         (finding for finding, _ in _findings(Path(folder))),
-        key=lambda finding: finding.path,
+        key=lambda finding: save_order(finding.path.name),
         reverse=True,
     )
 
@@ -105,7 +106,7 @@ def newest(folder: Path) -> ChainLink | None:
     """
     try:
         names = [path.name for path in folder.iterdir() if FINAL_NAME.fullmatch(path.name)]
-        return read_manifest(folder / max(names)) if names else None
+        return read_manifest(folder / max(names, key=save_order)) if names else None
     except (OSError, CheckpointError):
         return None
 
@@ -123,7 +124,7 @@ def _findings(folder: Path) -> Iterator[tuple[FolderFinding, ChainLink | None]]:
             raise CheckpointError(
                 f"the checkpoint folder {folder} cannot be read: {error.strerror}"
             ) from error
-        for name in sorted(names, reverse=True):  # unfinished ones come first
+        for name in sorted(names, key=save_order, reverse=True):  # unfinished ones come first
             match = FINAL_NAME.fullmatch(name)
             if match:
                 link, fault = _read_whole(folder / name, int(match[2]), known)

@@ -46,7 +46,7 @@ MANIFEST = "manifest.json"
 REMOVED = "removed"
 MANIFEST_BYTES_MAX = 256 << 20  # some 500 bytes a table and server
 STEP_MAX = 10**12 - 1
-FINAL_NAME = re.compile(r"checkpoint-(\d{8})-(\d{12})")
+FINAL_NAME = re.compile(r"checkpoint-(\d{8}|[1-9]\d{8,})-(\d{12})")  # sequence and step
 UNFINISHED_NAME = re.compile(r"unfinished-[0-9a-f]{16}")
 REMOVED_NAME = re.compile(r"removed-[0-9a-f]{16}")
 FILE_NAME = re.compile(r"part-\d{5}-(table-\d{5}|extras)\.safetensors")
@@ -199,6 +199,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 prepare(Manifest)  # and what is in it; a server reads it in a thread for each restore
+
+
+def save_order(name: str) -> tuple[bool, int, str]:
+    """Sorts the names in a folder of checkpoints by when they were saved; other names come last.
+
+    By number: as text, a sequence of nine digits would come before those of eight.
+    """
+    match = FINAL_NAME.fullmatch(name)
+    return (match is None, int(match[1]) if match else 0, name)
 
 
 def check_step(step: object) -> int:

@@ -69,6 +69,7 @@ from prpc_engine.kv.checkpoint.manifest import (
     TableFile,
     encode,
     line_crc32,
+    save_order,
 )
 from prpc_engine.kv.checkpoint.read import check_sizes, read_chain
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
@@ -359,7 +360,8 @@ def _check_below(files: Files, folder: Path, manifest: Manifest) -> None:
     below = []
     if manifest.base is not None:
         name = manifest.base.name
-        if name != max(filter(FINAL_NAME.fullmatch, files.names(folder)), default=""):
+        finals = filter(FINAL_NAME.fullmatch, files.names(folder))
+        if name != max(finals, key=save_order, default=""):
             raise Busy(
                 f"{name}, which this save was to lie over, was removed by another save's keep, or "
                 "is not the newest any more"
@@ -396,7 +398,7 @@ def _remove_old(files: Files, folder: Path, keep: int | None, now: float) -> Non
 
     now: by the clock of the file system, in seconds."""
     good, needed, unwanted = 0, set[str](), list[str]()
-    finals = sorted(filter(FINAL_NAME.fullmatch, files.names(folder)), reverse=True)
+    finals = sorted(filter(FINAL_NAME.fullmatch, files.names(folder)), key=save_order, reverse=True)
     for name in finals:
         if name in needed:
             good += 1

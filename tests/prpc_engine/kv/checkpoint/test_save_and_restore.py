@@ -211,6 +211,28 @@ def test_the_newest_are_kept_also_after_training_went_back(tmp_path: Path) -> No
     assert latest(tmp_path).step == 1
 
 
+def test_a_number_of_nine_digits_is_newer_than_those_of_eight(tmp_path: Path) -> None:
+    worker = local_job(2)
+    create_tables(worker)
+    train(worker)
+    worker.save(str(tmp_path), 1)
+    (tmp_path / "checkpoint-00000001-000000000001").rename(
+        tmp_path / "checkpoint-99999998-000000000001"
+    )
+    for step, keep in ((2, None), (3, None), (4, 3)):
+        train(worker)
+        worker.save(str(tmp_path), step, keep=keep, full_every=2)
+    assert [finding.path.name for finding in verify(tmp_path)] == [
+        "checkpoint-100000001-000000000004",
+        "checkpoint-100000000-000000000003",
+        "checkpoint-99999999-000000000002",
+    ]
+    held = values(worker)
+    train(worker)
+    assert worker.restore(str(tmp_path)) == 4
+    assert_same(values(worker), held)
+
+
 # Damage
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
