@@ -37,8 +37,10 @@ class Eviction:
     """At least one bound: rows kept, and the time a row may be unused, in pushes of its table
     (ttl_steps) or in seconds (ttl_s).
 
-    rows_max is that of each partition. An evicted key is as one never pushed: it has its initial
-    row, and may come again.
+    rows_max is that of each partition. Rows go with pushes only: those unused for too long with the
+    first push after 9/8 of that time at the latest, and of a full table a sixteenth of rows_max at
+    once. New keys for which a push leaves no room get no row. An evicted key has its initial row
+    again, and may come again; what admission has counted of it stays.
     """
 
     rows_max: int | None = None

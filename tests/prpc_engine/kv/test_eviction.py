@@ -89,6 +89,25 @@ def test_an_evicted_key_comes_back_as_a_fresh_one() -> None:
     np.testing.assert_array_equal(table.pull(np.array([5])), fresh.pull(np.array([5])))
 
 
+def test_admission_goes_on_from_its_count_when_a_key_was_evicted() -> None:
+    table = table_with(admission=Admission(3), eviction=Eviction(rows_max=1))
+    for key in (5, 5, 5, 6, 6, 6):
+        push(table, key)
+    assert there(table) == [6]
+    push(table, 5)
+    assert there(table) == [5]
+    assert table.pull(np.array([5])).tolist() == [[-1]]
+
+
+def test_a_full_table_makes_room_for_a_sixteenth_at_once() -> None:
+    table = table_with(eviction=Eviction(rows_max=1000))
+    push(table, *range(1000))
+    push(table, 1000)
+    assert len(table) == 1000 - 1000 // 16 + 1
+    push(table, *range(2000, 2061))
+    assert table.statistics().keys_evicted == 1000 // 16
+
+
 def test_a_push_never_evicts_its_own_rows_and_refuses_what_does_not_fit() -> None:
     table = table_with(eviction=Eviction(rows_max=3))
     push(table, 1, 2, 3)
@@ -139,6 +158,17 @@ def test_rows_unused_for_so_many_seconds_go_and_pulls_are_use() -> None:
     now += 9
     table.pull(np.array([2]))
     now += 3
+    push(table, 3)
+    assert there(table) == [2, 3]
+
+
+def test_an_idle_table_keeps_its_rows_and_a_pull_makes_an_expired_one_young() -> None:
+    now = 1000.0
+    table = table_with(eviction=Eviction(ttl_s=10.0), clock=lambda: now)
+    push(table, 1, 2)
+    now += 100
+    assert there(table) == [1, 2]
+    assert table.pull(np.array([2])).tolist() == [[-1]]
     push(table, 3)
     assert there(table) == [2, 3]
 
