@@ -100,10 +100,10 @@ class TableWorker:
     "replicated", when another one has it, too; or "durable", when a checkpoint with it is on the
     disk: somebody has to save() within its deadline.
     Tables that are not elastic lose state where a server process ends, by restore() or by reset():
-    RowsLost or EpochChanged says so of any verb. monotonic: the same of elastic ones, where a
-    promoted replica may have less: no pull or push_pull shows less of a partition than this worker
-    has seen of it, EpochChanged is raised instead, once. It costs an integer and a check a
-    partition, so it is not the default; with ack="replicated" a replica never has less.
+    RowsLost or EpochChanged says so of any verb that asks a server. monotonic: the same of elastic
+    ones, where a promoted replica may have less: no pull or push_pull shows less of a partition
+    than this worker has seen of it, EpochChanged is raised instead, once. It costs an integer and
+    a check a partition, so it is not the default; with ack="replicated" a replica never has less.
     clock: gives the seconds by which rows of a cache grow old.
     There is no ack "received": a push that waits at a server is in no ledger yet and could be lost;
     submit_push() waits for none.

@@ -5,14 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from prpc_engine import Master, RpcService
 from prpc_engine.errors import ConfigError, RemoteError
-from prpc_engine.kv import Cache, CacheStatistics, TableShard, TableWorker
+from prpc_engine.kv import (
+    Cache,
+    CacheStatistics,
+    EpochChanged,
+    TableServer,
+    TableShard,
+    TableWorker,
+)
 from prpc_engine.kv.client.local import LocalService
 from prpc_engine.kv.consistency.cache import WINDOW, RowCache
 from tests.helpers import ManualClock
@@ -154,6 +163,26 @@ def test_after_a_restore_nothing_of_before_is_read(tmp_path: Path, restorer: int
     np.testing.assert_array_equal(kv.pull("clicks", KEYS), saved)
     kv.pull("clicks", KEYS)
     assert statistics(kv).hits == 3
+
+
+def test_a_worker_hears_of_a_restore_when_a_pull_asks_a_server_again(
+    master: Master, clock: ManualClock, tmp_path: Path
+) -> None:
+    with ExitStack() as closing:
+        server, ours, theirs = (closing.enter_context(RpcService(master.address)) for _ in range(3))
+        TableServer(server)
+        kv, other = TableWorker(ours, clock=clock), TableWorker(theirs)
+        kv.create_sparse("clicks", 2, ADD, cache=Cache(rows=8, staleness_s=10.0))
+        other.create_sparse("clicks", 2, ADD)
+        other.save(str(tmp_path), step=1)
+        kv.push("clicks", KEYS, ONES)
+        lost = kv.pull("clicks", KEYS)
+        other.restore(str(tmp_path))
+        np.testing.assert_array_equal(kv.pull("clicks", KEYS), lost)
+        clock.advance(10.1)
+        with pytest.raises(EpochChanged):
+            kv.pull("clicks", KEYS)
+        assert not kv.pull("clicks", KEYS).any()
 
 
 def test_the_keys_used_again_keep_their_places() -> None:
