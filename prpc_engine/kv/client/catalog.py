@@ -80,9 +80,9 @@ class Catalog:
         beginning: Beginning | None = None
         self._note(specs, until, False)
         while True:
-            if self._beginnings is not None:
-                beginning = self._begun(self._beginnings, specs, beginning, until)
             try:
+                if self._beginnings is not None:
+                    beginning = self._begun(self._beginnings, specs, beginning, until)
                 made = self._made(
                     specs, beginning, _left(until) if beginning is not None else timeout_s
                 )

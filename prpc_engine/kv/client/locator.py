@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from prpc_engine.errors import RpcError
+from prpc_engine.errors import DeadlineExceeded, RpcError
 from prpc_engine.kv.client.partition_client import PartitionAddress, PartitionClient, next_order
 from prpc_engine.kv.client.session import EpochChanged, Session
 from prpc_engine.kv.schema.placement import NOBODY, Placed
@@ -62,7 +62,15 @@ class Locator:
         self._node, self._client, self._name, self._identity = node, client, name, identity
         self._session = session
         self._look: Future | None = None  # the one under way; in the control loop
-        self._placed = list(node.wait(timeout_s).partitions)
+        try:
+            self._placed = list(node.wait(timeout_s).partitions)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"the tables of {name!r} have no placement after {timeout_s:g} s, though servers "
+                f"{list(client.server_ids)} are there: where those are ElasticServers, wait for as "
+                "many as their servers= says, or allow a larger timeout_s; where they are "
+                "TableServers, leave out elastic=True"
+            ) from error
         # whether the worker has anything that can go back
         self.has_tables: Callable[[], object] = lambda: True
         # Of the restores that this worker knows of: the first request after it was told; 0: it has

@@ -6,6 +6,9 @@ partition it holds.
     of other servers  copy_begin, copy_read, copy_end, copy_follows: the primary's; follow: a
                       replica's
 
+Workers that were made without elastic=True name no partition. Before all else they ask `standing`,
+or one of create_table, statistics, workers and checkpoint_...: ConfigError tells them.
+
 A request for what this server does not hold, at that epoch and in that role, raises Moved. So does
 every request to a primary whose lease at the master may be over: another one may have been promoted
 meanwhile, and this one must not acknowledge what that one lacks.
@@ -17,11 +20,12 @@ that.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, NoReturn
 
 import msgspec
 
+from prpc_engine.errors import ConfigError
 from prpc_engine.kv.checkpoint.manifest import Busy
 from prpc_engine.kv.replication.replica import Beginning, Moved, Replica, Send
 from prpc_engine.kv.schema.placement import Placed, Placement
@@ -29,6 +33,7 @@ from prpc_engine.kv.server.server import TableShard
 from shard import runtime
 
 CHECKPOINT = tuple(name for name in dir(TableShard) if name.startswith("checkpoint_"))
+NOT_PLAIN = "these tables are elastic, held by ElasticServers: TableWorker(elastic=True) is needed"
 
 
 class PartitionRouter:
@@ -68,9 +73,7 @@ class PartitionRouter:
             self.apply,
             self.apply_replicated,
             self.apply_durable,
-            self.create_table,
-            self.statistics,
-            self.workers,
+            self.standing,
             self.applied_of,
             self.began,
             self.copy_begin,
@@ -79,8 +82,11 @@ class PartitionRouter:
             self.copy_end,
             self.follow,
         ]
+        asked_first = {
+            each.__name__: each for each in (self.create_table, self.statistics, self.workers)
+        } | {name: partial(self._checkpoint, name) for name in CHECKPOINT}
         return {each.__name__: each for each in own} | {
-            name: partial(self._checkpoint, name) for name in CHECKPOINT
+            name: _of_partition(method) for name, method in asked_first.items()
         }
 
     # -- of workers --------------------------------------------------------------------------------
@@ -139,6 +145,10 @@ class PartitionRouter:
     def apply_durable(self, partition: int, epoch: int, *push: Any) -> Any:
         """As TableShard's."""
         return self._served(partition, epoch).apply_durable(*push)
+
+    def standing(self) -> NoReturn:
+        """What a worker of plain tables asks before it creates one."""
+        raise ConfigError(NOT_PLAIN)
 
     def create_table(self, partition: int, epoch: int, spec: dict[str, Any]) -> Any:
         """As TableShard's; replicas have the table when it is answered. ConfigError also for a
@@ -286,3 +296,14 @@ class PartitionRouter:
         self._is_closed = True
         while self.hosted:
             self.hosted.popitem()[1].leave("this server closes")
+
+
+def _of_partition(method: Callable[..., Any]) -> Callable[..., Any]:
+    """method(partition, epoch, ...), where a worker that names none is told why: ConfigError."""
+
+    def answer(*arguments: Any) -> Any:
+        if len(arguments) < 2 or not isinstance(arguments[0], int):
+            raise ConfigError(NOT_PLAIN)
+        return method(*arguments)
+
+    return wraps(method)(answer)

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prpc_engine import RpcService
-from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer
-from prpc_engine.kv import ElasticServer, EpochChanged, TableWorker
+from prpc_engine import Master, RpcService
+from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, NoServer, RemoteError
+from prpc_engine.kv import ElasticServer, EpochChanged, TableServer, TableWorker
 from prpc_engine.kv.client.future import KVFuture
 from prpc_engine.master.client import MasterClient
 from tests.program import halt
@@ -264,6 +264,33 @@ def test_statistics_come_from_who_has_a_partition_now_though_the_worker_had_not_
             assert sorted(worker.statistics()) == [1, 2]
             assert [share.server_id for share in worker.balance().servers] == [1, 2]
             second.drain(PATIENCE_S)
+
+
+def test_a_worker_that_was_made_for_plain_tables_is_told_to_say_elastic(tmp_path: Path) -> None:
+    with (
+        elastic_world() as (master, watcher),
+        ElasticServer(watcher.service, partitions=2),
+        RpcService(master.address) as service,
+    ):
+        TableWorker(watcher.service, elastic=True).save(tmp_path, 1)
+        plain = TableWorker(service)
+        for verb in (
+            lambda: plain.create_sparse(TABLE, 1, {"name": "add"}),
+            lambda: plain.create_dense("head", (2,), {"name": "add"}),
+            lambda: plain.save(tmp_path, 2),
+            lambda: plain.restore(tmp_path),
+        ):
+            with pytest.raises(ConfigError, match=r"TableWorker\(elastic=True\) is needed"):
+                verb()
+        with pytest.raises(RemoteError, match=r"TableWorker\(elastic=True\) is needed"):
+            plain.statistics()
+
+
+def test_a_worker_that_was_made_for_elastic_tables_is_told_of_plain_servers() -> None:
+    with Master() as master, RpcService(master.address) as ours, RpcService(master.address) as own:
+        TableServer(ours)
+        with pytest.raises(DeadlineExceeded, match="TableServers, leave out elastic=True"):
+            TableWorker(own, elastic=True, timeout_s=0.1)
 
 
 def test_a_push_that_was_lost_ends_when_its_service_is_closed() -> None:
