@@ -61,6 +61,13 @@ KEPT_BYTES_MAX = 1 << 28
 # requests.
 REPEATS_MAX, REPEAT_BYTES_MAX = 64, 4 << 20
 _UP = QueueState.UP
+# Pushes that are answered later than they are applied: what for, and what to do where it does not
+# come.
+ACKNOWLEDGED_WHEN = {
+    "apply_replicated": "ack='replicated' waits for a copy on another server: start a second "
+    "ElasticServer, with replicas=1 or more, or wait longer while copies are made",
+    "apply_durable": "ack='durable' waits for a checkpoint that has it: save() before its deadline",
+}
 
 
 class PartitionAddress(NamedTuple):
@@ -167,6 +174,7 @@ class PartitionRequest:
                 return self.call.result(timeout_s)
             except RpcError as error:
                 if not self.lane.is_loss(error):
+                    self.lane.check_acknowledged(self, error)
                     raise
                 settled = self.lane.lose(self, error)
         else:
@@ -185,6 +193,7 @@ class PartitionRequest:
                 return (yield from self.call.__await__())
             except RpcError as error:
                 if not self.lane.is_loss(error):
+                    self.lane.check_acknowledged(self, error)
                     raise
                 settled = self.lane.lose(self, error)
         else:
@@ -581,6 +590,15 @@ class PartitionClient:
             f"push {request.sequence} to {self} was sent, and may have been applied, once; "
             f"no server can be asked: {error}"
         )
+
+    def check_acknowledged(self, request: PartitionRequest, error: RpcError) -> None:
+        """Raise DeadlineExceeded, of a push that was not lost and not acknowledged by its deadline,
+        where more was waited for than that it is applied.
+        """
+        when = ACKNOWLEDGED_WHEN.get(request.method)
+        if when is not None and isinstance(error, DeadlineExceeded):
+            said = self._unanswered(request, "at its deadline")
+            raise DeadlineExceeded(f"{said}. {when}, or look why that server is slow") from error
 
     def _late(
         self, request: PartitionRequest, error: DeadlineExceeded | None = None

@@ -414,8 +414,8 @@ class TableShard(CheckpointMethods):
         if epoch and name not in self._specs:
             return RowsLost(
                 f"the rows of table {name!r} were in another process, which ended; "
-                "this server began without them. restore() a "
-                "checkpoint, or reset() to begin with an empty table"
+                "this server began without them. restore() a checkpoint that has this table, or "
+                "reset() to begin with an empty one"
             )
         if held > epoch > 0:
             return outdated(asked, held, step)

@@ -458,8 +458,14 @@ def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
                 worker.create_sparse(
                     "paced", 1, {"name": "add"}, consistency={"name": "sync", "workers": 2}
                 )
-            with pytest.raises(DeadlineExceeded):  # there is nobody to replicate it
+            with pytest.raises(DeadlineExceeded, match=r"ack='replicated'.*second ElasticServer"):
                 worker.push(TABLE, keys_of(0, 0), ONES, timeout_s=0.3)
+            careful = TableWorker(watcher.service, elastic=True, ack="durable")
+            careful.create_sparse(TABLE, 1, {"name": "add"})
+            push = careful.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=0.1)
+            for end_of in (push.result, lambda: asyncio.run(_awaited(push))):
+                with pytest.raises(DeadlineExceeded, match=r"ack='durable'.*save\(\) before"):
+                    end_of()
             with pytest.raises(
                 DeadlineExceeded, match=r"still holds partitions \[0, 1\] after 0.2 s"
             ):
