@@ -201,7 +201,8 @@ class TableWorker:
         """Make int64 key -> row of `dim` numbers on every server, or find it there. Rows start as
         `initializer` says, else 0.
 
-        dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels.
+        dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. A value
+        above 65504 is stored as infinite in float16.
         admission: which keys get a row (kv.Admission), else all; eviction: which rows go again
         (kv.Eviction), else none. compression: how gradients travel (kv.Cast, kv.Int8), else as they
         are. consistency: how far workers may run apart (kv.Sync, kv.Ssp), else as they like.
@@ -240,7 +241,8 @@ class TableWorker:
     ) -> None:
         """Make a tensor of `shape`, or find it there. Elements start as `initializer` says, else 0.
 
-        dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels.
+        dtype: what they are stored as, "float32", "float16" or "bfloat16"; float32 travels. A value
+        above 65504 is stored as infinite in float16.
         compression: how gradients travel (kv.Cast, kv.Int8, kv.TopK), else as they are; what a push
         loses by it this worker adds to the next. consistency: how far workers may run apart
         (kv.Sync, kv.Ssp), else as they like. nonfinite: as of create_sparse().
