@@ -483,7 +483,11 @@ class TableWorker:
     def statistics(
         self, *, timeout_s: float | None = None
     ) -> dict[int, dict[str, TableStatistics]]:
-        """{server id: {table: what that server has done with it}}, asked of every server now."""
+        """{server id: {table: what that server has done with it}}, asked of every server now.
+
+        Of elastic tables it is the sum over the partitions that the server has: one push counts in
+        each that it changes.
+        """
         parts = [lane.ask("statistics", self._timeout(timeout_s)) for lane in self._lanes]
         merged: dict[int, dict[str, Counter[str]]] = {}
         for lane, answer in zip(self._lanes, KVFuture(parts, list).result(), strict=True):

@@ -81,6 +81,9 @@ class TableStatistics:
     """What one table has done and what it holds. rows: of a sparse table the keys stored; of a
     dense one axis 0.
 
+    pulls, pushes: that reached its server, of elastic tables counted for each partition.
+    keys_pulled, keys_pushed: those of each verb, where a TableWorker sends each different key once.
+    A replica that is promoted lacks the pulls that it was not told of.
     Of sparse tables: keys_admitted got a row (again, if evicted before), keys_refused were pushed
     and got none (each push of each counts), keys_evicted lost theirs. rows_skipped: left as they
     were by a push, as their gradient was NaN or infinite (gradients.py).

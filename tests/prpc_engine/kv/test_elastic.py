@@ -266,6 +266,18 @@ def test_statistics_come_from_who_has_a_partition_now_though_the_worker_had_not_
             second.drain(PATIENCE_S)
 
 
+def test_statistics_count_a_verb_in_each_partition_and_each_different_key_of_it() -> None:
+    with elastic_world() as (_, watcher), ElasticServer(watcher.service, partitions=4) as server:
+        worker = TableWorker(watcher.service, elastic=True)
+        worker.create_sparse(TABLE, 1, {"name": "add"})
+        keys = np.arange(100).repeat(2)
+        worker.push(TABLE, keys, np.ones((200, 1), np.float32))
+        worker.pull(TABLE, keys)
+        counted = worker.statistics()[server.server_id][TABLE]
+        assert (counted.pushes, counted.pulls) == (4, 4)
+        assert (counted.keys_pushed, counted.keys_pulled) == (100, 100)
+
+
 def test_a_worker_that_was_made_for_plain_tables_is_told_to_say_elastic(tmp_path: Path) -> None:
     with (
         elastic_world() as (master, watcher),
