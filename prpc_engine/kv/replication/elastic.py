@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from prpc_engine.client.retry import AT_ONCE, RetryPolicy
 from prpc_engine.errors import ConfigError, DeadlineExceeded
+from prpc_engine.kv.checkpoint.files import checked_folder
 from prpc_engine.kv.replication.partition_router import PartitionRouter
 from prpc_engine.kv.replication.reconciler import Calls, Reconciler
 from prpc_engine.kv.replication.replication_log import FORWARD_TIMEOUT_S
@@ -107,10 +108,10 @@ class ElasticServer:
     replicas    copies of each beside the primary's: so many servers may die at once, and nothing
                 replicated is lost
     servers     the first placement waits for so many, so that nothing moves while they start
-    checkpoint  a folder that all servers see: what is held by nobody any more comes from its newest
-                whole checkpoint
-    checkpoint_root  workers may save to folders below it only; None: wherever this process may
-                     write
+    checkpoint  a folder that all servers see, an absolute path: what is held by nobody any more
+                comes from its newest whole checkpoint
+    checkpoint_root  workers may save to folders below it only, and `checkpoint` is below it; None:
+                     wherever this process may write
 
     The service has no shards: what keeps the partitions in place stands beside one reactor, that of
     the process (reconciler.py). Start a process for each core instead. One that dies is
@@ -138,6 +139,11 @@ class ElasticServer:
         checked_count(
             f"elastic tables {name!r}: servers", servers, at_least=1, at_most=PARTITIONS_MAX
         )
+        # here: a server that cannot load a partition would be given some, and never serve them
+        if checkpoint_root is not None:
+            checked_folder(checkpoint_root, None)
+        if checkpoint is not None:
+            checked_folder(checkpoint, checkpoint_root)
         service.take_role(PS, "elastic tables have none: start a process for each core instead")
         if service.shards:
             raise ConfigError(

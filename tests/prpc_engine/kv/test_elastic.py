@@ -456,6 +456,11 @@ def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
             TableWorker(watcher.service, ack="replicated")
         with pytest.raises(ConfigError, match="replicas is 9"):
             ElasticServer(watcher.service, replicas=9)
+        for folders in ({"checkpoint": "saved"}, {"checkpoint_root": "saved"}):
+            with pytest.raises(ConfigError, match="'saved': an absolute path"):
+                ElasticServer(watcher.service, **folders)
+        with pytest.raises(ConfigError, match="'/saved' is not below '/root'"):
+            ElasticServer(watcher.service, checkpoint="/saved", checkpoint_root="/root")
         with (
             RpcService(master.address, shards=1) as sharded,
             pytest.raises(ConfigError, match="1 shards, none is allowed"),
