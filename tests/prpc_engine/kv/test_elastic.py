@@ -278,6 +278,29 @@ def test_statistics_count_a_verb_in_each_partition_and_each_different_key_of_it(
         assert (counted.keys_pushed, counted.keys_pulled) == (100, 100)
 
 
+def test_a_push_that_is_not_acknowledged_in_time_says_what_it_waited_for() -> None:
+    with elastic_world() as (_, watcher), ElasticServer(watcher.service, partitions=1, replicas=1):
+        for ack, said in (
+            ("replicated", r"ack='replicated'.*second ElasticServer"),
+            ("durable", r"ack='durable'.*save\(\) before its deadline"),
+        ):
+            worker = TableWorker(watcher.service, elastic=True, ack=ack)
+            worker.create_sparse(TABLE, 1, {"name": "add"})
+            push = worker.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=0.1)
+            for end_of in (push.result, lambda push=push: asyncio.run(_awaited(push))):
+                with pytest.raises(DeadlineExceeded, match=said):
+                    end_of()
+
+
+def test_a_server_refuses_folders_that_it_could_load_no_checkpoint_from() -> None:
+    with elastic_world() as (_, watcher):
+        for folders in ({"checkpoint": "saved"}, {"checkpoint_root": "saved"}):
+            with pytest.raises(ConfigError, match="'saved': an absolute path"):
+                ElasticServer(watcher.service, **folders)
+        with pytest.raises(ConfigError, match="'/saved' is not below '/root'"):
+            ElasticServer(watcher.service, checkpoint="/saved", checkpoint_root="/root")
+
+
 def test_a_worker_that_was_made_for_plain_tables_is_told_to_say_elastic(tmp_path: Path) -> None:
     with (
         elastic_world() as (master, watcher),
@@ -456,11 +479,6 @@ def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
             TableWorker(watcher.service, ack="replicated")
         with pytest.raises(ConfigError, match="replicas is 9"):
             ElasticServer(watcher.service, replicas=9)
-        for folders in ({"checkpoint": "saved"}, {"checkpoint_root": "saved"}):
-            with pytest.raises(ConfigError, match="'saved': an absolute path"):
-                ElasticServer(watcher.service, **folders)
-        with pytest.raises(ConfigError, match="'/saved' is not below '/root'"):
-            ElasticServer(watcher.service, checkpoint="/saved", checkpoint_root="/root")
         with (
             RpcService(master.address, shards=1) as sharded,
             pytest.raises(ConfigError, match="1 shards, none is allowed"),
@@ -475,14 +493,6 @@ def test_elastic_tables_say_what_they_cannot_do(farm: Farm) -> None:
                 worker.create_sparse(
                     "paced", 1, {"name": "add"}, consistency={"name": "sync", "workers": 2}
                 )
-            with pytest.raises(DeadlineExceeded, match=r"ack='replicated'.*second ElasticServer"):
-                worker.push(TABLE, keys_of(0, 0), ONES, timeout_s=0.3)
-            careful = TableWorker(watcher.service, elastic=True, ack="durable")
-            careful.create_sparse(TABLE, 1, {"name": "add"})
-            push = careful.submit_push(TABLE, keys_of(0, 0), ONES, timeout_s=0.1)
-            for end_of in (push.result, lambda: asyncio.run(_awaited(push))):
-                with pytest.raises(DeadlineExceeded, match=r"ack='durable'.*save\(\) before"):
-                    end_of()
             with pytest.raises(
                 DeadlineExceeded, match=r"still holds partitions \[0, 1\] after 0.2 s"
             ):
