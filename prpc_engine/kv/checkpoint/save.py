@@ -33,13 +33,12 @@ package's.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import logging
 import math
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +214,7 @@ async def write_part(
         if extras:
             shapes = {name: array.shape for name, array in extras.items()}
             dtypes = {name: array.dtype for name, array in extras.items()}
-            async with _created(
+            async with _Created(
                 background,
                 TensorFile(files, folder / f"part-{part:05d}-extras.safetensors", shapes, dtypes),
             ) as file:
@@ -236,7 +235,7 @@ async def _write_table(
     beside = cut.singles if cut.removed is None else {REMOVED: cut.removed} | cut.singles
     for name, array in beside.items():
         shapes[name], dtypes[name] = array.shape, array.dtype
-    async with _created(
+    async with _Created(
         background, TensorFile(files, path, shapes, dtypes, _named(spec, shapes))
     ) as file:
         await _write_pieces(background, file, cut)
@@ -276,19 +275,32 @@ def _named(
     }
 
 
-@contextlib.asynccontextmanager
-async def _created(background: Background, file: TensorFile) -> AsyncIterator[TensorFile]:
-    """Closed at the end; after an error before it is told, as an open file keeps its room on the
-    disk when it is removed.
+class _Created:
+    """`async with` it: the file, created. Closed at the end; after an error before it is told, as
+    an open file keeps its room on the disk when it is removed.
+
+    No generator: one that is collected together with the task that it is suspended in may end
+    first, and the task then with an error of its own.
     """
-    try:
-        await background.run(file.create)
-        yield file
-    except OSError:
-        await background.run(file.close)
-        raise
-    finally:
-        background.run(file.close)  # when this task is cut, after what it writes now
+
+    def __init__(self, background: Background, file: TensorFile) -> None:
+        self._background, self._file = background, file
+
+    async def __aenter__(self) -> TensorFile:
+        try:
+            await self._background.run(self._file.create)
+        except BaseException as error:
+            await self._end(error)
+            raise
+        return self._file
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._end(error)
+
+    async def _end(self, error: BaseException | None) -> None:
+        closing = self._background.run(self._file.close)
+        if isinstance(error, OSError):  # else after what the thread writes now, if this is cut
+            await closing
 
 
 async def _write_pieces(background: Background, file: TensorFile, cut: TableCut) -> None:

@@ -257,26 +257,36 @@ class Catalog:
                 f"{', '.join(sorted(self._specs)) or 'none'}"
             )
         for table in names:
-            specs, epoch = self._specs[table], self._next_epoch(self._beginnings, table, until)
-            lives = {index: life for index, (life, _) in self._standing(specs, until).items()}
-            try:
-                made = self._made(specs, Beginning(epoch, -1, {}, lives), _left(until))
-            except RemoteError as error:
-                if is_remote(error, CheckpointError):
-                    raise CheckpointError(
-                        f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
-                    ) from error
-                if is_remote(error, Outdated):  # of two that reset it at a time one is later
-                    raise self.began_again(error.remote_message) from error
-                raise
-            if None in made:
-                raise RowsLost(
-                    f"reset of table {table!r} of {self._name!r}: a server ended meanwhile; "
-                    "reset again"
-                )
-            self._take(table, specs, epoch, getattr(self.layouts.get(table), "cache", None))
-            self._session.begin_anew(table, range(self._partitions))
-            self._tell_master(table, specs, epoch, -1, until)
+            while not self._begin_anew(self._beginnings, table, until):
+                if _left(until) <= HEAL_PAUSE_S:
+                    raise RowsLost(
+                        f"reset of table {table!r} of {self._name!r}: a server ended meanwhile; "
+                        "reset again"
+                    )
+                runtime.sleep(HEAL_PAUSE_S)
+
+    def _begin_anew(self, beginnings: Beginnings, table: str, until: float) -> bool:
+        """Begin the next epoch of that table on all of its servers. False: one of them ended
+        meanwhile, and others have begun it: nobody can use the table until one more has begun.
+        """
+        specs, epoch = self._specs[table], self._next_epoch(beginnings, table, until)
+        lives = {index: life for index, (life, _) in self._standing(specs, until).items()}
+        try:
+            made = self._made(specs, Beginning(epoch, -1, {}, lives), _left(until))
+        except RemoteError as error:
+            if is_remote(error, CheckpointError):
+                raise CheckpointError(
+                    f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
+                ) from error
+            if is_remote(error, Outdated):  # of two that reset it at a time one is later
+                raise self.began_again(error.remote_message) from error
+            raise
+        if None in made:
+            return False
+        self._take(table, specs, epoch, getattr(self.layouts.get(table), "cache", None))
+        self._session.begin_anew(table, range(self._partitions))
+        self._tell_master(table, specs, epoch, -1, until)
+        return True
 
     def _tell_master(self, table: str, specs: Specs, epoch: int, step: int, until: float) -> None:
         if self._beginnings is None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -300,6 +301,30 @@ def test_two_workers_that_create_a_table_at_once_find_one_table(farm: Farm, mast
         for worker in workers:
             train(worker)
         assert {worker.pull("clicks", KEYS).max() for worker in workers} == {4.0}
+
+
+def test_a_reset_that_a_servers_end_cut_short_is_made_again(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, ended = TableShard.create_table, list[bool]()
+
+    def created(self: TableShard, *arguments: Any) -> bool | None:
+        made = create(self, *arguments)
+        return None if ended and ended.pop() else made  # as of another process by now
+
+    monkeypatch.setattr(TableShard, "create_table", created)
+    with RpcService(master.address) as service, RpcService(master.address) as ours:
+        TableServer(service)
+        worker = TableWorker(ours)
+        create_tables(worker)
+        train(worker)
+        ended.append(True)
+        worker.reset("clicks")
+        assert not ended
+        assert not worker.pull("clicks", KEYS).any()
+        ended.extend([True] * 10_000)
+        with pytest.raises(RowsLost, match=r"reset of table 'clicks'.*ended meanwhile.*again"):
+            worker.reset("clicks", timeout_s=0.3)
 
 
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
