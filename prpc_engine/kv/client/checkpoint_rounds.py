@@ -109,6 +109,7 @@ class Rounds:
         self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
         self._began_again = began_again
         self._timeout_s, self._until = timeout_s, runtime.monotonic() + timeout_s
+        self._warned: set[tuple[str, int, type[Exception]]] = set()  # of what was not undone
         # of the commit that was not answered: the save's id, the manifest's CRC-32
         self._in_doubt: tuple[str, int] | None = None
 
@@ -398,20 +399,27 @@ class Rounds:
         try:
             return self._submit(server_id, method, UNDO_TIMEOUT_S, *args)
         except RpcError as error:
-            _warn_of_undo(method, server_id, error)
+            self._warn_of_undo(method, server_id, error)
             return None
 
     def _undone(self, method: str, server_id: int, part: PartFuture) -> bool:
         try:
             part.result()
         except (RpcError, TimeoutError) as error:
-            _warn_of_undo(method, server_id, error)
+            self._warn_of_undo(method, server_id, error)
             return False
         return True
 
-
-def _warn_of_undo(method: str, server_id: int, error: Exception) -> None:
-    logger.warning("%s of server %d after a failure: %s", method, server_id, _line(error))
+    def _warn_of_undo(self, method: str, server_id: int, error: Exception) -> None:
+        """Once of each in these rounds, which may be many. What does not serve the partition, or
+        not any more, has nothing to undo.
+        """
+        what = method, server_id, type(error)
+        if what not in self._warned and not is_moved(error):
+            self._warned.add(what)
+            logger.warning(
+                "%s of partition %d after a failure: %s", method, server_id, _line(error)
+            )
 
 
 def _line(error: Exception) -> str:

@@ -109,6 +109,27 @@ def test_what_is_written_is_removed_although_one_server_cannot_be_asked_at_all()
     assert noted.index("checkpoint_save of 0 is answered") < noted.index("checkpoint_abort of 0")
 
 
+def test_what_cannot_be_undone_at_a_lost_server_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    methods: list[str] = []
+
+    def submit(index: int, method: str, timeout_s: float, /, *_: Any) -> Any:
+        methods.append(method)
+        if method == "checkpoint_find":
+            return SimpleNamespace(result=lambda: ("checkpoint-00000000-000000000001", 1, {}))
+        raise NoServer(f"no server {index}")
+
+    rounds = Rounds(submit, range(1), 0.5, lambda: None, lost_s=0.4)
+    with pytest.raises(CheckpointError, match="no server 0"):
+        rounds.restore("/folder", lambda saved: {0: {}})
+    assert methods.count("checkpoint_forget") > 1
+    said = [each.getMessage() for each in caplog.records]
+    assert [text for text in said if "checkpoint_forget" in text] == [
+        "checkpoint_forget of partition 0 after a failure: no server 0"
+    ]
+
+
 class Interrupted(Files):
     """Just before a save's rename, `meanwhile` is called once."""
 
