@@ -123,6 +123,7 @@ class Postoffice:
             raise
         try:
             self.client = self._service.create_client(SERVICE, expected_servers=0, retry=AT_ONCE)
+            # what came before is not missed: whoever waits for a change asks the scheduler first
             self._service.master_client.tree_watch(f"{SERVERS_PATH}/{SERVICE}", self._note_change)
         except BaseException:
             self.close()

@@ -144,8 +144,9 @@ class Subscriber:
         )
         self._there_before.update(self._client.server_ids)
         self._master = service.master_client
+        # existing: a publisher that has come since the client looked is in neither list else
         self._watch = self._master.tree_watch(
-            f"{SERVERS_PATH}/{component(SERVICE + topic)}", self._servers_changed
+            f"{SERVERS_PATH}/{component(SERVICE + topic)}", self._servers_changed, existing=True
         )
         self._ask_all()
 
@@ -444,7 +445,7 @@ class Subscriber:
             if not self._wait(news, deadline):
                 there = ", ".join(f"server {one}" for one in self._client.server_ids) or "none"
                 raise errors.DeadlineExceeded(
-                    f"nothing was published to topic {self.topic!r} within {timeout_s:.3g} s; "
+                    f"no new item of topic {self.topic!r} came within {timeout_s:.3g} s; "
                     f"publishers: {there}"
                 )
 

@@ -185,6 +185,7 @@ class ElasticServer:
                 to, method, *args, timeout_s=FORWARD_TIMEOUT_S
             )
             self._watches = list[int]()
+            # what came before is not missed: the reconciler is started later, and looks first
             for path in (node.path, node.servers_path):
                 self._watches.append(self._tree.tree_watch(path, self._reconciler.look))
                 closing.callback(self._tree.cancel_watch, self._watches[-1])
