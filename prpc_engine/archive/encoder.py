@@ -318,6 +318,19 @@ class Encoder:
             value, blocks, f"is an array of dtype {value.dtype}, which cannot be sent: {reason}"
         )
 
+    def _subclass_of_array(self, value: NDArray[Any], blocks: Blocks) -> Any:
+        kind = type(value)
+        if kind is np.memmap:  # a file's memory, and in all else an array
+            return self._array(np.asarray(value), blocks, 0)
+        if isinstance(value, np.ma.MaskedArray):
+            reason = "is a masked array, which would lose its mask: send its .data and its .mask"
+        else:  # np.matrix multiplies otherwise, and others have attributes
+            reason = (
+                f"is of type {kind.__module__}.{kind.__qualname__}, which would arrive as a plain "
+                "array: send np.asarray(it)"
+            )
+        return self._pickled(value, blocks, reason)
+
     def _scalar(self, value: np.generic, blocks: Blocks) -> Any:
         try:
             return _Ext(
@@ -338,13 +351,7 @@ class Encoder:
 
     def _of_other_class(self, value: Any, blocks: Blocks) -> Any:
         if isinstance(value, np.ndarray):
-            if not isinstance(value, np.ma.MaskedArray):
-                return self._array(np.asarray(value), blocks, 0)
-            return self._pickled(
-                value,
-                blocks,
-                "is a masked array, which would lose its mask: send its .data and its .mask",
-            )
+            return self._subclass_of_array(value, blocks)
         if isinstance(value, np.generic):
             return self._scalar(value, blocks)
         library = tensors.library_of(value)

@@ -59,7 +59,9 @@ def check_pairs(verb: str, keys: object, vals: object, lens: object, priority: i
 
 
 def check_keys(verb: str, keys: object) -> Keys:
-    """`keys` if they are uint64[n] and strictly increasing, else BadArguments."""
+    """`keys` if they are uint64[n] and strictly increasing, of a subclass of ndarray as a plain
+    one, else BadArguments.
+    """
     if not isinstance(keys, np.ndarray) or keys.dtype != _KEY or keys.ndim != 1:
         raise BadArguments(
             f"{verb}: keys are {_described(keys)}; a numpy array uint64[n] is allowed"
@@ -72,11 +74,13 @@ def check_keys(verb: str, keys: object) -> Keys:
                 f"{verb}: keys[{at}] is {keys[at]} and keys[{at + 1}] is {keys[at + 1]}; "
                 "sort them, sum up what is there twice"
             )
-    return keys
+    return np.asarray(keys)
 
 
 def check_vals(verb: str, name: str, vals: object, is_written: bool = False) -> Vals:
-    """`vals` if it is a contiguous numpy array of numbers, as one dimension, else BadArguments."""
+    """`vals` if it is a contiguous numpy array of numbers, as one dimension and of a subclass of
+    ndarray as a plain one, else BadArguments.
+    """
     if (
         not isinstance(vals, np.ndarray)
         or vals.dtype.kind not in NUMBERS
@@ -90,7 +94,8 @@ def check_vals(verb: str, name: str, vals: object, is_written: bool = False) -> 
             f"{verb}: {name} are read-only; the answer is written into them, "
             "so give an array of your own"
         )
-    return vals if vals.ndim == 1 else vals.reshape(-1)
+    plain = np.asarray(vals)  # first: a matrix keeps two dimensions
+    return plain if plain.ndim == 1 else plain.reshape(-1)
 
 
 def check_layout(verb: str, keys: Keys, vals: Vals, lens: object) -> Lens | None:
@@ -115,13 +120,15 @@ def check_layout(verb: str, keys: Keys, vals: Vals, lens: object) -> Lens | None
 
 
 def check_lens(verb: str, keys: Keys, lens: object) -> Lens:
-    """`lens` if they are int32, one for each key, else BadArguments."""
+    """`lens` if they are int32, one for each key, of a subclass of ndarray as a plain one, else
+    BadArguments.
+    """
     if not isinstance(lens, np.ndarray) or lens.dtype != np.int32 or lens.shape != keys.shape:
         raise BadArguments(
             f"{verb}: lens are {_described(lens)}; a numpy array int32[{len(keys)}] is allowed, "
             "one for each key"
         )
-    return lens
+    return np.asarray(lens)
 
 
 def is_resizable(array: Vals | Lens) -> bool:

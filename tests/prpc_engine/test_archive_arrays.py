@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from prpc_engine.archive import ArchiveError, Decoder, encode
+from prpc_engine.archive import Archive, ArchiveError, Decoder, encode, encode_arguments
 from prpc_engine.archive.dtypes import EMPTY_ITEMS_MAX, FIELDS_MAX, ML_DTYPES, dtype_of, spec_of
 from prpc_engine.errors import BadArguments
 from tests.prpc_engine.archives import DTYPES, same, there_and_back
@@ -70,13 +71,47 @@ def test_any_part_of_any_array_comes_back(
     check(array[(*steps, ...)])
 
 
-def test_subclasses_of_arrays_arrive_as_arrays() -> None:
-    class Mine(np.ndarray[Any, Any]):
-        """An array with a name of its own."""
+class Named(np.ndarray[Any, Any]):
+    """What numpy lets anybody make of an array."""
 
-    back = there_and_back(np.arange(6).reshape(2, 3).view(Mine))
-    assert type(back) is np.ndarray
-    assert back.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+class NamedMemmap(np.memmap[Any, Any]):
+    """The same, of a file."""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(4).reshape(2, 2).view(np.matrix),
+        np.rec.array(np.zeros(3, "<f8,<i4")),
+        np.arange(6).view(Named),
+        np.zeros(2, object).view(Named),
+        np.zeros(3).view(NamedMemmap),
+    ],
+    ids=lambda array: type(array).__name__,
+)
+def test_a_subclass_of_ndarray_never_arrives_as_a_plain_array(array: NDArray[Any]) -> None:
+    name = f"{type(array).__module__}.{type(array).__qualname__}"
+    reason = rf"is of type {name}, which would arrive as a plain array: send np.asarray\(it\)"
+    for sent in (encode, lambda value: encode_arguments((0, value))):
+        with pytest.raises(BadArguments, match=reason):
+            sent(array)
+    with pytest.raises(BadArguments, match=rf"the value\['a'\] {reason}"):
+        encode({"a": array})
+    trusting = Archive(allow_pickle=True)
+    back = trusting.decode(*trusting.encode(array))
+    assert type(back) is type(array)
+    assert back.tolist() == array.tolist()
+
+
+def test_a_memory_map_is_sent_as_the_array_that_it_is(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "data", np.float32, "w+", shape=(100, 100))
+    mapped[:] = np.arange(10_000).reshape(100, 100)
+    _, (block,) = encode(mapped)
+    assert type(block) is np.ndarray
+    assert block.ctypes.data == mapped.ctypes.data
+    for part in (mapped, mapped.T, mapped[::2], mapped[:0]):
+        check(part)
 
 
 def test_the_memory_of_a_contiguous_array_is_the_block_itself() -> None:

@@ -70,3 +70,13 @@ def test_dense_tables_of_any_compression(worker: TableWorker) -> None:
         np.testing.assert_array_equal(
             worker.pull(str(made)), np.concatenate([each.pull() for each in slices]), str(made)
         )
+
+
+def test_subclasses_of_arrays_are_pushed_as_plain_ones(worker: TableWorker) -> None:
+    worker.create_sparse("rows", 8, {"name": "add"})
+    worker.create_dense("tensor", (4, 8), {"name": "add"})
+    matrix = GRADS[:4].view(np.matrix)
+    worker.push("rows", np.arange(4), matrix)
+    worker.push("tensor", matrix)
+    np.testing.assert_array_equal(worker.pull("rows", np.arange(4)), GRADS[:4])
+    np.testing.assert_array_equal(worker.pull("tensor"), GRADS[:4])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -590,6 +591,17 @@ def test_pairs_of_one_key_and_of_several_are_checked_alike() -> None:
     assert flat.vals.shape == (6,)
     with pytest.raises(BadArguments, match="do not divide"):
         check_pairs("push", keys(1, 2), floats(1), None, 0)
+
+
+def test_subclasses_of_arrays_are_pushed_as_plain_ones() -> None:
+    class Named(np.ndarray[Any, Any]):
+        """An array with a name of its own."""
+
+    vals = floats(1, 2).reshape(1, 2).view(np.matrix)
+    lens = np.array([1, 1], np.int32).view(Named)
+    pairs = check_pairs("push", keys(1, 2).view(Named), vals, lens, 0)
+    assert pairs.vals.tolist() == [1.0, 2.0]
+    assert {type(each) for each in (pairs.keys, pairs.vals, pairs.lens)} == {np.ndarray}
 
 
 @pytest.mark.parametrize(("push", "pull"), [(True, False), (False, True), (True, True)])
