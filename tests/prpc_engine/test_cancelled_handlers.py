@@ -6,6 +6,7 @@ they await is cancelled over the wire, and no server waits for them for ever.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -43,6 +44,20 @@ class Handlers:
         finally:
             await self.clean
             self.seen.append("cleaned up")
+
+    async def say_why(self) -> None:
+        try:
+            await self.never
+        except CancelledError as error:
+            self.seen.append(str(error))
+            raise
+
+    async def say_why_asyncio(self) -> None:
+        try:
+            await asyncio.sleep(3600.0)
+        except asyncio.CancelledError as error:
+            self.seen.append(str(error))
+            raise
 
     async def swallow(self) -> str:
         try:
@@ -164,6 +179,35 @@ def test_an_error_of_cleaning_up_is_for_the_log_as_nobody_waits(
     assert "a cancelled task did not end cleanly" in caplog.text
     assert "ValueError: while cleaning up" in caplog.text
     assert world.tasks == 0
+
+
+@pytest.mark.parametrize("method", ["say_why", "say_why_asyncio"])
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("deadline", "the caller's 1001 ms are over"),
+        ("caller", "the caller cancelled it"),
+        ("server", "'test' was closed before it was done"),
+    ],
+)
+def test_a_cancelled_handler_is_told_why(
+    world: World, clock: ManualClock, method: str, reason: str, text: str
+) -> None:
+    call = world.ask(method, timeout_s=1.0)
+    world.turn()
+    if reason == "deadline":
+        clock.advance(1.1)
+    elif reason == "caller":
+        call.cancel()
+    else:
+        world.server.cut()
+
+    def has_ended() -> bool:
+        world.turn()
+        return world.tasks == 0
+
+    wait_until(has_ended)
+    assert world.handlers.seen == [text]
 
 
 @pytest.mark.parametrize("method", ["count", "total"])
