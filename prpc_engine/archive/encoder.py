@@ -346,7 +346,7 @@ class Encoder:
             packed = entry.pack(value)
         except Exception as error:  # a pack of the user's, which may raise anything
             why = f"{type(error).__name__}: {text_of(error)}"
-            return self._pickled(value, blocks, f"cannot be sent as a {entry.name}: {why}")
+            return self._pickled(value, blocks, f"cannot be sent as {entry.name!r}: {why}")
         return _Ext(CLASS, _encode((entry.name, self._convert(packed, blocks, depth))))
 
     def _of_other_class(self, value: Any, blocks: Blocks) -> Any:

@@ -39,8 +39,8 @@ def _checked(state: object) -> dict[str, NDArray[Any]]:
             )
         if not isinstance(array, np.ndarray) or array.dtype.hasobject:
             raise BadArguments(
-                f"weights[{name!r:.100}] is a {type(array).__name__}: arrays of numbers by names "
-                "are expected"
+                f"weights[{name!r:.100}] is of type {type(array).__name__}: arrays of numbers by "
+                "names are expected"
             )
         if isinstance(array, np.ma.MaskedArray):
             raise BadArguments(

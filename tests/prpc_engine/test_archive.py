@@ -188,7 +188,7 @@ def test_a_time_zone_with_rules_of_its_own_is_refused_with_the_way_out() -> None
     zone = zoneinfo.ZoneInfo("UTC")
     with pytest.raises(
         BadArguments,
-        match=r"the value\[0\] cannot be sent as a datetime: .*zoneinfo.ZoneInfo.*astimezone",
+        match=r"the value\[0\] cannot be sent as 'datetime': .*zoneinfo.ZoneInfo.*astimezone",
     ):
         encode([datetime.datetime(2013, 1, 1, tzinfo=zone)])
 
