@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
+from prpc_engine.errors import BadArguments
 from shard import Future, ShardError
 
 
@@ -52,8 +53,12 @@ class Deferred(Future, weakref=True):
 
     def fail(self, error: BaseException) -> bool:
         """Answer with an error, which the caller gets as RemoteError; False when it was answered or
-        given up before.
+        given up before. Raises BadArguments for what is no exception.
         """
+        if not isinstance(error, BaseException):
+            raise BadArguments(
+                f"fail({error!r:.100}): an exception is allowed, such as RuntimeError('no room')"
+            )
         return self.set_error(error)
 
     def __del__(self) -> None:

@@ -33,12 +33,17 @@ class Done(Protocol):
 
 class DoneCallback:
     """A function of the application that is called with a future when that is done, in a context of
-    its own, or in `context`. What it raises is logged.
+    its own, or in `context`. What it raises is logged. Raises TypeError for what cannot be called.
     """
 
     __slots__ = ("_context", "_future", "function")
 
     def __init__(self, function: Callable[[Any], object], context: Context | None = None) -> None:
+        if not callable(function):
+            raise TypeError(
+                f"the callback of a future, {function!r:.100}, cannot be called: a function of the "
+                "future is allowed"
+            )
         self.function = function
         self._context = context
         self._future: Done | None = None

@@ -481,3 +481,12 @@ def test_the_context_of_an_error_that_another_thread_raised_first_stays_in_the_p
 
 if __name__ == "__main__":
     serve_until_interrupted(*sys.argv[1:])
+
+
+@pytest.mark.parametrize("error", [ValueError, "no room", None])
+def test_a_deferred_fails_with_an_exception_and_nothing_else(error: Any) -> None:
+    answer = Deferred()
+    with pytest.raises(BadArguments, match=r"fail\(.*an exception is allowed"):
+        answer.fail(error)
+    assert not answer.done()
+    assert answer.fail(ValueError("no room"))

@@ -11,6 +11,7 @@ import os
 import queue
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -461,3 +462,11 @@ def test_a_callback_that_blocks_holds_up_the_close_of_its_group_for_a_while() ->
     assert not ended.is_set()
     closed.set()
     assert ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("callback", [None, 5])
+def test_what_cannot_be_called_is_no_callback(callback: Any) -> None:
+    future = Future()
+    with pytest.raises(TypeError, match=f"callback of a future, {callback}, cannot be called"):
+        future.add_done_callback(callback)
+    future.set_result(1)
