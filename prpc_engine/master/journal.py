@@ -233,8 +233,8 @@ class Journal:
         compact_bytes: int = COMPACT_BYTES,
     ) -> None:
         # an empty variable of a script; Path would take it for the working directory
-        if not os.fspath(folder):
-            raise JournalError("a journal in '': the name of a folder is expected")
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise JournalError(f"a journal in {folder!r:.100}: the name of a folder is expected")
         self.folder = Path(folder)
         self._sync, self._compact_bytes = sync, compact_bytes
         self._broken: OSError | None = None

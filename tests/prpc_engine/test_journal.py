@@ -430,3 +430,9 @@ def test_a_folder_that_cannot_be_used_is_named() -> None:
         pytest.raises(JournalError, match=re.escape(file.name) + " cannot keep a journal"),
     ):
         Journal(file.name)
+
+
+@pytest.mark.parametrize("folder", ["", 5, b"journal"])
+def test_what_names_no_folder_keeps_no_journal(folder: Any) -> None:
+    with pytest.raises(JournalError, match=rf"a journal in {folder!r}: the name of a folder"):
+        Journal(folder)
