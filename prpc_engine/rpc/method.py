@@ -33,6 +33,7 @@ def idempotent(function: Function) -> Function:
     """Decorator: running this method twice is as good as once, so a client may send it again when
     it does not know.
     """
+    _check_function("idempotent", function)
     function.prpc_idempotent = True  # type: ignore[attr-defined]
     return function
 
@@ -46,6 +47,7 @@ def once(function: Function) -> Function:
     not remember that call any more (once.py), is MaybeExecuted as with any method. Not for streams;
     a plain function counts as a task among the server's bounds.
     """
+    _check_function("once", function)
     function.prpc_once = True  # type: ignore[attr-defined]
     return function
 
@@ -63,7 +65,16 @@ def bulk(function: Function) -> Function:
     plain methods in the same connection is none yet that wants to run. What a bulk method sends to
     shards of its process is bulk there; a call of another node is what that node's method is.
     """
+    _check_function("bulk", function)
     return in_class(BULK)(function)
+
+
+def _check_function(mark: str, function: object) -> None:
+    if not callable(function):
+        raise ConfigError(
+            f"{mark}({function!r:.100}): a function is marked: write @prpc_engine.{mark} above its "
+            "def"
+        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,11 @@ def public_methods(served: object) -> dict[str, Callable[..., Any]]:
                     f"{name!r} begins with an underscore: such names are not served; "
                     "leave it out, or rename it"
                 )
+    elif isinstance(served, type):
+        raise ConfigError(
+            f"{served!r} is a class, whose methods have no object: pass one, such as "
+            f"{served.__name__}(), or sharded=True for one in each shard"
+        )
     else:
         functions = {
             name: getattr(served, name)

@@ -56,6 +56,7 @@ from prpc_engine.settings.config import (
     WILDCARDS,
     address_facing,
     check_environment,
+    check_made_of,
     check_name,
     check_number,
     check_seconds,
@@ -444,6 +445,8 @@ class RpcService:
         check_number("expected_servers", expected_servers, 0, 1 << 20)
         check_name(name)
         check_timeout(timeout_s)
+        check_made_of("retry", retry, RetryPolicy)
+        check_made_of("hedge", hedge, HedgePolicy)
         self._check_open()
         news = self._news
         entries = self._lookup(name, expected_servers, timeout_s)

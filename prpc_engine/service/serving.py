@@ -20,7 +20,14 @@ from prpc_engine.service.shard_statistics import TIMEOUT_S as FIGURES_TIMEOUT_S
 from prpc_engine.service.shard_statistics import ShardFigures, ShardReader, total_of
 from prpc_engine.service.sharded_servers import ShardedServer, ShardedServers
 from prpc_engine.settings.allow import AllowList
-from prpc_engine.settings.config import SERVER_ID_MAX, check_name, check_number, check_seconds
+from prpc_engine.settings.config import (
+    SERVER_ID_MAX,
+    check_flag,
+    check_made_of,
+    check_name,
+    check_number,
+    check_seconds,
+)
 from shard import ClosedError, Driver, Future, ShardGroup, runtime
 
 # for the reactor's turn under way, at the end of a drain; and for the `finally` blocks of what is
@@ -180,6 +187,9 @@ class Servers:
         """
         check_name(name)
         check_number("server_id", server_id, -1, SERVER_ID_MAX)
+        check_flag("sharded", sharded)
+        check_made_of("bounds", bounds, Bounds)
+        check_flag("inline", inline)
         if sharded:
             return self._create_sharded(name, served, server_id, bounds)
         queue = None

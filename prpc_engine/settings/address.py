@@ -38,6 +38,8 @@ class Address:
     @classmethod
     def parse(cls, text: str, *, port_min: int = 1) -> Address:
         """Raises ConfigError, which says what is wrong with it and what is expected."""
+        if not isinstance(text, str):
+            raise _refusal(text, f"it is of type {type(text).__name__}, and a str is allowed")
         if "/" in text:
             raise _refusal(text, "it has a scheme or a path")
         host, colon, port = text.rpartition(":")
@@ -86,5 +88,5 @@ def _canonical_host(host: str, text: str) -> str:
     return host.lower()
 
 
-def _refusal(text: str, why: str) -> ConfigError:
-    return ConfigError(f"{text!r} is no address: {why}; {EXPECTED}")
+def _refusal(text: object, why: str) -> ConfigError:
+    return ConfigError(f"{text!r:.200} is no address: {why}; {EXPECTED}")

@@ -253,6 +253,21 @@ def check_name(name: object) -> None:
         )
 
 
+def check_flag(name: str, value: object) -> None:
+    """True or False. Raises ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}={value!r:.100}: True or False is allowed")
+
+
+def check_made_of(name: str, value: object, kind: type) -> None:
+    """An object of that class, whose defaults suffice, or None. Raises ConfigError."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(
+            f"{name}={value!r:.100}: None or a {kind.__name__} is allowed, such as "
+            f"{kind.__name__}()"
+        )
+
+
 def check_wait(timeout_s: object) -> None:
     """A wait that may last as long as it takes: a number of seconds from 0 on, or None. Raises
     ConfigError.

@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 
 import prpc_engine
-from prpc_engine import NO_SECRET, Master, RpcClient, RpcService, errors
+from prpc_engine import NO_SECRET, Master, RpcClient, RpcService, bulk, errors, idempotent, once
 from prpc_engine.settings.config import secret_from
 from shard import DEFAULT_LIMITS, Limits, usable_cores
 from shard.transport.handshake import HELLO, PROOF_BYTES, Connector
@@ -276,6 +277,7 @@ def test_a_server_id_that_is_taken_is_refused_with_who_has_it(world: World) -> N
         ({}, ("no public method",)),
         ({"one": 1}, ("'one': 1",)),
         ({1: len}, ("maps str to callables",)),
+        (Plain, ("Plain'> is a class", "such as Plain()", "sharded=True")),
     ],
 )
 def test_an_object_without_methods_cannot_be_served(
@@ -284,6 +286,43 @@ def test_an_object_without_methods_cannot_be_served(
     with refused(errors.ConfigError, *words):
         world.service.create_server("empty", served)
     assert seen.servers(world.service) == {"test": [0]}
+
+
+@pytest.fixture
+def alone() -> Iterator[RpcService]:
+    """A service with two servers of "who", each of which says its id."""
+    with Master() as master, RpcService(master.address) as service:
+        for server_id in range(2):
+            service.create_server("who", {"am_i": partial(int, server_id)}, server_id)
+        yield service
+
+
+def test_settings_of_a_client_or_server_that_are_none_are_refused_before_there_is_one(
+    alone: RpcService,
+) -> None:
+    made: dict[str, Any]
+    for made, word in (
+        ({"hedge": True}, "HedgePolicy()"),
+        ({"retry": 5}, "RetryPolicy()"),
+    ):
+        (name,) = made
+        with refused(errors.ConfigError, f"{name}={made[name]}: None or a ", word):
+            alone.create_client("who", **made)
+    for made, word in (
+        ({"bounds": 5}, "such as Bounds()"),
+        ({"inline": "x"}, "True or False"),
+        ({"sharded": 1}, "True or False"),
+    ):
+        (name,) = made
+        with refused(errors.ConfigError, f"{name}={made[name]!r}: ", word):
+            alone.create_server("more", Plain(), **made)
+    assert seen.servers(alone) == {"who": [0, 1]}
+
+
+@pytest.mark.parametrize("mark", [idempotent, once, bulk])
+def test_what_is_no_function_cannot_be_marked(mark: Any) -> None:
+    with refused(errors.ConfigError, f"{mark.__name__}(5): a function is marked"):
+        mark(5)
 
 
 # -- addresses, secrets, settings ------------------------------------------------------------------
@@ -315,9 +354,13 @@ def test_a_master_that_says_nothing_is_unreachable_in_time(world: World, silent:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"]
+    "address",
+    [
+        *("", "localhost", "127.0.0.1:", ":1", "127.0.0.1:http", "127.0.0.1:99999", "host:-1"),
+        *(None, 5, b"127.0.0.1:1", ("127.0.0.1", 1)),
+    ],
 )
-def test_an_address_that_is_none_is_named_with_what_is_expected(address: str) -> None:
+def test_an_address_that_is_none_is_named_with_what_is_expected(address: Any) -> None:
     with refused(errors.ConfigError, repr(address), "host:port expected"):
         RpcService(master=address)
     with refused(errors.ConfigError, repr(address), "host:port expected"):
