@@ -23,6 +23,7 @@ here as they are.
 from __future__ import annotations
 
 import logging
+import operator
 import random
 import zlib
 from collections.abc import Callable, Coroutine
@@ -125,12 +126,10 @@ class Directory:
         return route
 
     def by(self, key: int | str | bytes) -> Route:
-        """The owner of that key among those known; one that is sought when none is."""
-        number = (
-            key
-            if isinstance(key, int)
-            else zlib.crc32(key.encode() if isinstance(key, str) else key)
-        )
+        """The owner of that key among those known; one that is sought when none is. Raises
+        BadArguments for a key of another type.
+        """
+        number = _number_of(key)
         owners = self._owners
         if owners:
             return owners[number % len(owners)]
@@ -260,6 +259,23 @@ class Directory:
         """Know nobody any more, whatever a look under way finds."""
         self._closed = True
         self.set_entries([])
+
+
+def _number_of(key: object) -> int:
+    """Equal keys have one: also numpy's whole numbers, which have bytes of their own."""
+    if isinstance(key, int):
+        return key
+    if isinstance(key, str):
+        return zlib.crc32(key.encode())
+    if isinstance(key, bytes | bytearray | memoryview):
+        return zlib.crc32(key)
+    try:
+        return operator.index(key)  # type: ignore[arg-type]
+    except TypeError:
+        raise errors.BadArguments(
+            f"the key {key!r:.100} is of type {type(key).__name__}: a whole number, a str or bytes "
+            "are allowed, such as str(key)"
+        ) from None
 
 
 def _ignore(routes: dict[int, Route]) -> None:

@@ -26,7 +26,9 @@ def use_slab(slab: Slab) -> None:
     runtime.put("slab", slab)
 
 
-def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+def empty(
+    shape: int | np.integer[Any] | tuple[int, ...], dtype: DTypeLike = np.float32
+) -> NDArray[Any]:
     """An uninitialised array in shared memory, C-ordered and 64-byte aligned: sending it to a
     process on this host costs the same whatever its size.
 
@@ -36,6 +38,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArra
     TypeError for dtypes that hold Python objects.
     """
     try:
-        return default_slab().empty(shape, dtype)
+        # np.prod() of a shape is one of numpy's numbers
+        return default_slab().empty(int(shape) if isinstance(shape, np.integer) else shape, dtype)
     except ShmFull as error:
         raise errors.ShmFull(str(error)) from error

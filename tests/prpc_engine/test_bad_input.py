@@ -219,6 +219,10 @@ def test_a_type_error_inside_a_handler_is_the_handlers(world: World) -> None:
         world.client.call("add", "one", 2)
 
 
+def test_a_length_of_numpys_is_a_shape() -> None:
+    assert prpc_engine.empty(np.prod((3, 4)), np.float32).shape == (12,)
+
+
 def test_an_object_dtype_has_no_place_in_the_slab() -> None:
     with refused(TypeError, "dtype object holds Python objects"):
         prpc_engine.empty((3,), object)
@@ -317,6 +321,23 @@ def test_settings_of_a_client_or_server_that_are_none_are_refused_before_there_i
         with refused(errors.ConfigError, f"{name}={made[name]!r}: ", word):
             alone.create_server("more", Plain(), **made)
     assert seen.servers(alone) == {"who": [0, 1]}
+
+
+@pytest.mark.parametrize("key", [None, 1.5, np.float64(1.5), (1, 2), [1]], ids=repr)
+def test_a_key_that_is_no_number_or_text_is_refused(alone: RpcService, key: Any) -> None:
+    client = alone.create_client("who", 2)
+    for verb in (client.call_by, client.submit_by):
+        with refused(errors.BadArguments, f"key {key!r} is of type", "a whole number, a str"):
+            verb(key, "am_i")
+
+
+def test_equal_keys_have_one_owner_whatever_their_type(alone: RpcService) -> None:
+    client = alone.create_client("who", 2)
+    for number in range(8):
+        owner = client.call_by(number, "am_i")
+        assert client.call_by(np.int64(number), "am_i") == owner
+        text = client.call_by(f"key {number}", "am_i")
+        assert client.call_by(bytearray(b"key %d" % number), "am_i") == text
 
 
 @pytest.mark.parametrize("mark", [idempotent, once, bulk])
