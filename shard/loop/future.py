@@ -19,7 +19,7 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -277,13 +277,28 @@ class Gathered(Future, kw_only=True):
             self.set_error(self.cancelled)
 
 
-def gather(futures: Sequence[Future], waiter: Waiter | None = None) -> Gathered:
+def gather(futures: Collection[Future], waiter: Waiter | None = None) -> Gathered:
     """A future done when all of them are: with the list of their values in order, or the first
     error in that order. Its cancel() cancels those that have work behind them.
 
+    futures: in one list; what else can be awaited (a coroutine, shard.sleep()) is awaited in a task
+    of a TaskGroup.
     waiter: who makes progress while a thread waits for it; by default that of the first of them
     that has one.
+
+    Raises TypeError for what are no futures.
     """
+    if not isinstance(futures, Collection):
+        raise TypeError(
+            f"gather({futures!r:.100}): futures in one list are allowed, such as "
+            "gather([first, second])"
+        )
+    for each in futures:
+        if not isinstance(each, Future):
+            raise TypeError(
+                f"gather() of {each!r:.100}: futures are allowed; a coroutine is run by spawn() of "
+                "a shard.TaskGroup, or by asyncio.gather()"
+            )
     if waiter is None:
         waiter = next((each.waiter for each in futures if each.waiter is not None), None)
     # the others are held by nobody here: one that is dropped may end by that

@@ -8,10 +8,11 @@ import logging
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 import pytest
 
-from shard import CancelledError, Driver, Future, ShardError, gather
+from shard import CancelledError, Driver, Future, ShardError, gather, sleep
 from shard.loop import future as future_module
 
 PATIENCE_S = 20.0
@@ -280,6 +281,21 @@ def test_of_several_errors_the_first_in_order_is_raised_when_all_are_done() -> N
 
 def test_nothing_gathered_is_an_empty_list() -> None:
     assert gather([]).result() == []
+
+
+def test_what_are_no_futures_in_a_list_cannot_be_gathered() -> None:
+    async def one() -> None:
+        """A coroutine, which nothing would run."""
+
+    coroutine = one()
+    wrong: Any
+    for wrong in ([coroutine], (Future(), coroutine), [sleep(0.1)], {5: Future()}):
+        with pytest.raises(TypeError, match=r"gather\(\) of .*: futures are allowed; a coroutine"):
+            gather(wrong)
+    for wrong in (coroutine, Future(), (each for each in [Future()])):
+        with pytest.raises(TypeError, match=r"gather\(.*\): futures in one list are allowed"):
+            gather(wrong)
+    coroutine.close()
 
 
 def test_futures_that_are_done_can_be_gathered_and_one_of_them_twice() -> None:
