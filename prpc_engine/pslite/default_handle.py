@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from prpc_engine.errors import BadArguments
 from prpc_engine.kv.table.index import KeyIndex
+from prpc_engine.pslite.conversion import converted
 from prpc_engine.pslite.pairs import Keys, KVPairs, Lens, Vals
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ class KVServerDefaultHandle:
 
     Push adds, pull reads, push_pull adds and then reads. A key that nobody has pushed reads as one
     0 while all keys have one element; else it is refused, as is a push of another length than the
-    first: BadArguments. It takes no lock: for servers with handler_threads of 0 or 1.
+    first: BadArguments. Sums are of the dtype of this server's first push, of whichever key: floats
+    are rounded to it, integers wrap around in it, and a pushed value that it does not hold is
+    refused. It takes no lock: for servers with handler_threads of 0 or 1.
     """
 
     def __init__(self) -> None:
@@ -81,10 +84,18 @@ class KVServerDefaultHandle:
                 f"and {lengths[at]} were pushed now"
             )
         kept = vals.dtype if self._values is None else self._values.dtype
-        if vals.dtype is not kept and not np.can_cast(vals.dtype, kept, "same_kind"):
-            raise BadArguments(
-                f"values are {kept} since the first push, and {vals.dtype} were pushed now"
-            )
+        if vals.dtype is not kept:
+            if not np.can_cast(vals.dtype, kept, "same_kind"):
+                raise BadArguments(
+                    f"values are {kept} since the first push, and {vals.dtype} were pushed now"
+                )
+            try:
+                vals = converted(keys, vals, lens, kept)
+            except ValueError as error:
+                raise BadArguments(
+                    f"{error}, the dtype of this server's first push, of whichever key; "
+                    "begin with a push of a dtype that holds all that comes"
+                ) from None
         if not known.all():
             self._add_keys(keys[~known], lengths[~known], vals.dtype)
             rows = self._index.lookup(keys.view(np.int64))

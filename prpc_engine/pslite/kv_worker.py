@@ -33,6 +33,7 @@ import numpy as np
 
 from prpc_engine.errors import BadArguments, RpcError
 from prpc_engine.pslite import ids, wire
+from prpc_engine.pslite.conversion import converted
 from prpc_engine.pslite.customer import REQUEST_TIMEOUT_S
 from prpc_engine.pslite.customer_router import KV
 from prpc_engine.pslite.pairs import (
@@ -56,8 +57,8 @@ Callback = Callable[[], object]
 
 
 class AnswerMismatch(RpcError):
-    """What the servers sent does not fit into the array that was to be filled, and that one cannot
-    be resized.
+    """What the servers sent does not fit into the array that was to be filled: that one is too
+    short and cannot be resized, or its dtype does not hold a value.
     """
 
 
@@ -154,7 +155,8 @@ class KVWorker(SimpleApp):
     ) -> int:
         """Fill vals, and lens if given, with what the servers have for those keys; the timestamp.
 
-        vals, lens: empty arrays are resized; of longer vals the first are filled.
+        vals, lens: empty arrays are resized; of longer vals the first are filled. Values of another
+        dtype than the server's are converted: floats to smaller ones by rounding.
         """
         return self._pull(keys, vals, lens, cmd, callback, priority, timeout_s, False)
 
@@ -303,9 +305,19 @@ def _fill(
     was copied.
     """
     answers = [wire.read_answer(each) for each in packed]
-    total = 0
-    for _, vals, _ in answers:
+    total = begin = 0
+    for at, (count, vals, their_lens) in enumerate(answers):
         total += len(vals)
+        if vals.dtype is not out.dtype:
+            try:
+                vals = converted(keys[begin : begin + count], vals, their_lens, out.dtype)
+            except ValueError as error:
+                raise AnswerMismatch(
+                    f"{verb} of {len(keys)} keys: {error}, the dtype of the array to be filled; "
+                    f"give one of {vals.dtype}, which the server sent"
+                ) from None
+            answers[at] = count, vals, their_lens
+        begin += count
     if total > len(out):
         if not is_resizable(out):
             raise AnswerMismatch(

@@ -89,6 +89,18 @@ def lengths() -> None:
                 match=f"there is room for {len(unfit)}; .* an empty one of your own",
             ):
                 kv.wait(kv.pull(keys, unfit))
+        kv.wait(kv.push(keys[2:], np.array([0, 0.5, 294])))
+        whole = np.full(6, -1, np.int64)
+        with pytest.raises(
+            ps.AnswerMismatch,
+            match=f"key {KEY_MAX}: float32 5.5 does not fit into int64, .* give one of float32",
+        ):
+            kv.wait(kv.pull(keys, whole))
+        assert whole.tolist() == [-1] * 6  # not even of the keys whose values fit
+        kv.wait(kv.pull(keys[:2], whole))
+        assert whole.tolist() == [1, 2, 3, -1, -1, -1]
+        with pytest.raises(errors.RemoteError, match="key 5: int64 16777217 does not fit into"):
+            kv.wait(kv.push(keys[1:2], np.array([2**24 + 1])))
         with pytest.raises(errors.BadArguments, match=r"int32\[3\] is allowed"):
             kv.pull(keys, got, np.empty(0, np.int64))
         with pytest.raises(errors.BadArguments, match=r"int32\[3\] is allowed"):

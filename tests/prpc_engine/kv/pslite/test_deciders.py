@@ -5,6 +5,7 @@ No processes here.
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from prpc_engine import kv, pslite
 from prpc_engine.errors import Backpressure, BadArguments, Closed, ConfigError
 from prpc_engine.pslite import KVPairs, KVServerDefaultHandle, ids, wire
 from prpc_engine.pslite.barriers import Barriers
+from prpc_engine.pslite.conversion import converted
 from prpc_engine.pslite.customer_router import KV, CustomerRouter
 from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.handler_threads import HandlerThreads
@@ -465,6 +467,60 @@ def test_a_push_that_does_not_fit_adds_nothing() -> None:
     assert len(handle) == 2
     with pytest.raises(BadArguments, match="key 3 was never pushed"):
         handle.pull(keys(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("kept", "pushed", "said"),
+    [
+        ("float32", np.array([1, 2**53 + 1]), "key 4: int64 9007199254740993"),
+        ("float64", np.array([1, 2**63 - 1]), "key 4: int64 9223372036854775807"),
+        ("float64", np.array([1, 2**64 - 1], np.uint64), "key 4: uint64 18446744073709551615"),
+        ("float32", np.array([1, 1e300]), "key 4: float64 1e+300"),
+        ("complex64", np.array([1, 1e300]), "key 4: float64 1e+300"),
+        ("int8", np.array([300, 1]), "key 3: int64 300"),
+        ("int64", np.array([2**63, 1], np.uint64), "key 3: uint64 9223372036854775808"),
+    ],
+)
+def test_a_pushed_value_that_the_first_pushs_dtype_does_not_hold_is_refused_and_nothing_added(
+    kept: str, pushed: np.ndarray, said: str
+) -> None:
+    handle = KVServerDefaultHandle()
+    handle.push(KVPairs(keys(2), np.ones(1, kept)))
+    with pytest.raises(
+        BadArguments, match=f"{re.escape(said)} does not fit into {kept}, the dtype"
+    ):
+        handle.push(KVPairs(keys(3, 4), pushed))
+    assert len(handle) == 1
+
+
+@pytest.mark.parametrize(
+    ("kept", "pushed", "sums"),
+    [
+        ("float32", np.array([0.1, np.inf]), [np.float32(0.1), np.inf]),  # rounded
+        ("float32", np.array([2**24, -(2**40)]), [2**24, -(2**40)]),
+        ("float64", np.array([2**62, 2**63], np.uint64), [2**62, 2**63]),
+        ("int16", np.array([-128, 127], np.int8), [-128, 127]),
+        ("int64", np.array([True, False]), [1, 0]),
+        (">f4", np.array([1, 2], np.float32), [1, 2]),
+        ("complex64", np.array([1.5, 2]), [1.5, 2]),
+    ],
+)
+def test_a_pushed_value_that_the_first_pushs_dtype_holds_is_added(
+    kept: str, pushed: np.ndarray, sums: list[float]
+) -> None:
+    handle = KVServerDefaultHandle()
+    handle.push(KVPairs(keys(2), np.ones(1, kept)))
+    handle.push(KVPairs(keys(3, 4), pushed))
+    got, _ = handle.pull(keys(3, 4))
+    assert (got.dtype, got.tolist()) == (np.dtype(kept), sums)
+
+
+def test_a_value_that_does_not_fit_is_named_with_its_own_key_of_those_with_lens() -> None:
+    lens = np.array([2, 0, 3], np.int32)
+    with pytest.raises(ValueError, match="key 9: float32 nan does not fit into int64"):
+        converted(keys(1, 5, 9), floats(1, 2, np.nan, 4, 5), lens, np.dtype(np.int64))
+    with pytest.raises(ValueError, match=re.escape("key 9: complex64 (3+1j) does not")):
+        converted(keys(1, 9), np.array([1, 2, 3 + 1j, 4], np.complex64), None, np.dtype("f8"))
 
 
 def test_scalars_read_as_zero_before_their_first_push_and_answers_are_copies() -> None:
