@@ -29,6 +29,7 @@ from dataclasses import replace
 from prpc_engine import errors
 from prpc_engine.client.retry import AT_ONCE
 from prpc_engine.master.master import Master
+from prpc_engine.master.opening import LAST_S
 from prpc_engine.pslite import ids
 from prpc_engine.pslite.barriers import ANY
 from prpc_engine.pslite.customer_router import CustomerRouter
@@ -38,6 +39,7 @@ from prpc_engine.pslite.reliable import Dice, follow
 from prpc_engine.service.service import SERVERS_PATH, RpcService
 from prpc_engine.service.serving import RpcServer
 from prpc_engine.settings.cluster_spec import PS, WORKER
+from prpc_engine.settings.config import TIMEOUT_S_MAX
 from prpc_engine.settings.node_config import NodeConfig
 from shard import ClosedError, Driver, Future, runtime
 
@@ -50,7 +52,7 @@ BARRIER_TIMEOUT_S = 600.0  # members may have much to do before they come
 BARRIER_ANSWER_S = 5.0  # for the holder, which ends a barrier's wait, to say who is missing
 # for the others to hear that the last barrier is open, before the scheduler ends
 LEAVE_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 5.0  # for one attempt at the scheduler
+CONNECT_TIMEOUT_S = 5.0  # for one question to the scheduler, or to another node
 CONNECT_PAUSE_S = 0.02  # between attempts, as nobody tells us when a port opens
 # What is raised when a node has died, has not come up, or leaves; of what was under way there as it
 # left, Cancelled.
@@ -135,11 +137,10 @@ class Postoffice:
         config = self._node_config()
         deadline = runtime.monotonic() + timeout_s
         while True:
-            left_s = max(CONNECT_PAUSE_S, deadline - runtime.monotonic())
+            # all that is left, so that the log says once, and truly, for how long this waits
+            left_s = max(CONNECT_PAUSE_S, min(deadline - runtime.monotonic(), TIMEOUT_S_MAX))
             try:
-                service = self._make_service(
-                    str(settings.root), config, timeout_s=min(CONNECT_TIMEOUT_S, left_s)
-                )
+                service = self._make_service(str(settings.root), config, timeout_s=left_s)
             except errors.MasterUnreachable as error:
                 why = str(error)
             else:
@@ -153,7 +154,7 @@ class Postoffice:
                         return service
                     why = "the one there is about to end, with the job that this process has left"
                 service.close()
-            if runtime.monotonic() >= deadline:
+            if deadline - runtime.monotonic() <= LAST_S:  # a session's last attempt was made
                 raise errors.MasterUnreachable(
                     f"{self.role}: no scheduler at {settings.root} within {timeout_s} s; "
                     "start one with DMLC_ROLE=scheduler, "

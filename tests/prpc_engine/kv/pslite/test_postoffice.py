@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 
 from prpc_engine import RpcService
-from prpc_engine.errors import Closed, ConfigError, DeadlineExceeded, Rejected, RpcError, Stopping
+from prpc_engine.errors import (
+    Closed,
+    ConfigError,
+    DeadlineExceeded,
+    MasterUnreachable,
+    Rejected,
+    RpcError,
+    Stopping,
+)
 from prpc_engine.pslite import (
     KVPairs,
     KVServer,
@@ -131,6 +139,17 @@ def test_who_stands_still_for_longer_than_one_attempt_or_is_leaving_is_asked_aga
     instead[asked] = fail_once
     scheduler.connect((ids.SCHEDULER,), PATIENCE_S)
     assert not instead
+
+
+def test_who_starts_without_a_scheduler_says_once_for_how_long_it_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with reserved_ports(1) as (port,):
+        settings = JobSettings.from_environment({**JOB, "DMLC_PS_ROOT_PORT": str(port)}, "worker")
+        with pytest.raises(MasterUnreachable, match=r"no scheduler at .* within 0\.5 s"):
+            Postoffice(settings, 0.5)
+    (line,) = (each for each in caplog.messages if each.startswith("waiting for the master"))
+    assert line.startswith(f"waiting for the master at 127.0.0.1:{port}, for up to 0.5 s: ")
 
 
 def test_a_scheduler_that_was_slow_to_begin_its_job_finds_what_it_has_begun(
