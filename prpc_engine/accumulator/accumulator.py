@@ -31,8 +31,10 @@ class Accumulator(Generic[Kind]):
     """Count one value, from any thread: about 0.1 us for a number, and never a wait for the
     network.
 
-    Raises BadArguments for a value that does not fit, and for one that completes a batch of a
-    counter that the server refuses.
+    Raises BadArguments for a value that does not fit, which is not counted; for one that completes
+    a batch of a counter that the server refuses; and, once, when values that may be of earlier
+    writes could not be merged. Those are dropped and all others are counted, so no write is to be
+    repeated; AccumulatorClient.wait_empty() tells of them, too.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Accumulator(Generic[Kind]):
 
     def flush(self) -> None:
         """Have what was written sent at once, without waiting for that. Raises BadArguments when
-        the server refuses it.
+        the server refuses it, and as write() does for values that could not be merged.
         """
         self._counter.flush()
 

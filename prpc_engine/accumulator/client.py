@@ -242,7 +242,8 @@ class AccumulatorClient:
         Not in a handler, which would keep the very reactor waiting that brings the answer.
 
         Raises DeadlineExceeded with what is missing, BadArguments when values could not be merged
-        or a server refuses a counter of ours, Closed.
+        since the last call (though a write() may have told of them), or a server refuses a counter
+        of ours, Closed.
         """
         self._sender.drain(timeout_s)
         lost = [loss for one in self.counters.all() if (loss := one.take_loss()) is not None]

@@ -64,7 +64,8 @@ class Counter:
         self.full = False
         self.refusal: str | None = None  # why the server does not take it; None once it does
         self.dropped = 0  # values that could not be merged here
-        self._loss: str | None = None  # what its writers are to be told of those, once
+        self._loss: str | None = None  # what wait_empty() is to say of those
+        self._loss_told = True  # whether a writer has heard of it
         self._aggregate = aggregator.fresh()
         self._unsent = 0  # values in it
         self._plain = aggregator.plain
@@ -79,8 +80,8 @@ class Counter:
         """Count one value.
 
         Raises BadArguments for a value that does not fit, when values of the batch that this one
-        completes would overflow (those are not counted, the others are), and when the server has
-        refused this counter.
+        completes would overflow (those are not counted, the others are: none is to be written
+        again), and when the server has refused this counter.
         """
         if type(value) not in self._plain:
             value = self._aggregate.check(value)
@@ -210,17 +211,20 @@ class Counter:
         self._loss = (
             f"counter {self.name!r} dropped {writes} values: {type(error).__name__}: {error}"
         )
+        self._loss_told = False
         logger.warning("%s", self._loss)
 
     def take_loss(self) -> str | None:
-        """What was lost since this was last asked, or told to a writer."""
-        loss, self._loss = self._loss, None
+        """What was lost since this was last asked; its writers need not hear of it any more."""
+        loss, self._loss, self._loss_told = self._loss, None, True
         return loss
 
     def _check_refusal(self) -> None:
-        loss = self.take_loss()
-        if loss is not None:
-            raise BadArguments(loss)
+        loss = self._loss  # once: another thread may take it
+        if loss is not None and not self._loss_told:
+            self._loss_told = True
+            # who writes is not who lost: a retry would count what is counted
+            raise BadArguments(f"{loss}; all others so far are counted: write none of them again")
         refusal = self.refusal  # once: the server may take it again meanwhile
         if refusal is not None:
             raise BadArguments(

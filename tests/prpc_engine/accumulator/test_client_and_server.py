@@ -114,6 +114,24 @@ def test_a_full_counter_shows_although_its_time_is_far(world: World) -> None:
     wait_until(lambda: one.try_read_to_string() == "3", "the flush by count")
 
 
+def test_values_dropped_before_a_write_are_told_by_it_and_by_wait_empty_once_each(
+    world: World,
+) -> None:
+    lengths = world.accumulator("lengths", Histogram(0.01))
+    lengths.write(1e308)
+    lengths.write(1e308)
+    with pytest.raises(
+        BadArguments, match=r"'lengths' dropped 1 values: .* all others so far are counted"
+    ):
+        lengths.write(np.array([1.0, 2.0]))
+    lengths.write(np.array([3.0]))
+    with pytest.raises(BadArguments, match="'lengths' dropped 1 values"):
+        world.client.wait_empty()
+    world.client.wait_empty()
+    assert lengths.read().count == 4
+    assert world.client.statistics().dropped == 1
+
+
 def test_what_was_written_before_there_was_a_client_is_sent_by_the_first(world: World) -> None:
     counters = CounterSet()
     early = Accumulator("early", Sum, counters=counters)
