@@ -20,6 +20,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, NoReturn
 
 from prpc_engine import errors
@@ -121,7 +122,8 @@ class Customer:
         BadArguments for a timestamp that was not given yet."""
         request = self._open.get(timestamp)
         if request is None:
-            if self._failed or not 0 <= timestamp < self._given:
+            is_given = type(timestamp) is int and 0 <= timestamp < self._given
+            if self._failed or not is_given:
                 self._check_done(timestamp)
             return
         call = request.call
@@ -166,6 +168,7 @@ class Customer:
             self._raise_closed(timestamp)
 
     def _check_done(self, timestamp: int) -> None:
+        _check_whole(timestamp)
         if self._failed:
             error = self._failed.get(timestamp)
             if error is not None:
@@ -187,11 +190,12 @@ class Customer:
         ) from None
 
     def is_done(self, timestamp: int) -> bool:
-        """Whether wait() would return, or raise, at once."""
+        """Whether wait() would return, or raise, at once. Raises BadArguments for no number."""
         request = self._open.get(timestamp)
         if request is not None:
             call = request.call  # gone as soon as another thread hears of it
             return self._driver.closing or (call is not None and call.done())
+        _check_whole(timestamp)
         return timestamp < self._count_given()
 
     # -- parts -------------------------------------------------------------------------------------
@@ -259,6 +263,14 @@ class Customer:
         else:
             # whoever waits may have it parked
             self._reactor.call_soon(partial(request.set_error, error))
+
+
+def _check_whole(timestamp: object) -> None:
+    if not isinstance(timestamp, Integral):
+        raise errors.BadArguments(
+            f"timestamp {timestamp!r:.80}: give the number that push(), pull() or another verb "
+            "returned"
+        )
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -6,6 +6,7 @@ A flow is a function here; what it asserts makes its process fail, and with it t
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import select
@@ -269,6 +270,9 @@ def verbs() -> None:
         assert called == [1, 2]
         with pytest.raises(errors.BadArguments, match="was not given"):
             kv.wait(10_000)
+        for unfit in (kv.wait, kv.is_done, lambda none: asyncio.run(kv.wait_async(none))):
+            with pytest.raises(errors.BadArguments, match="timestamp None: give the number"):
+                unfit(None)  # type: ignore[arg-type]
         with pytest.raises(errors.ConfigError, match="only nodes with DMLC_ROLE=server"):
             ps.KVServer(9)
         ps.SimpleApp(9, 0).close()
