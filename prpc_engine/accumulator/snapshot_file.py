@@ -54,7 +54,7 @@ def packed(value: Any) -> NDArray[np.uint8]:
 
 
 def unpacked(content: NDArray[np.uint8]) -> Any:
-    """What packed() was given. Raises ArchiveError, ValueError, struct.error."""
+    """What packed() was given. Raises ArchiveError, ValueError."""
     return _parsed(content.data)
 
 
@@ -101,6 +101,10 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self._fd = -1
+        if path.is_dir():  # before a file is made beside it
+            raise ConfigError(
+                f"snapshot_path={str(path)!r} is a folder; give the name of a file, in it perhaps"
+            )
         try:
             beside = path.with_name(path.name + ".lock")
             fd = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
@@ -108,7 +112,7 @@ class Lock:
             raise ConfigError(
                 f"snapshot_path={str(path)!r}: {beside} cannot be made: {error.strerror}"
             ) from error
-        except ValueError as error:  # "", ".", "/", or a NUL in it
+        except ValueError as error:  # a NUL in it
             raise ConfigError(
                 f"snapshot_path={str(path)!r} is not a file's name: {error}"
             ) from error
@@ -162,7 +166,7 @@ def load(path: Path) -> list[dict[str, Any]]:
         states = _parsed(memoryview(content))
         if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):
             raise ValueError("it holds something else")
-    except (ArchiveError, ValueError, struct.error) as error:
+    except (ArchiveError, ValueError) as error:
         raise ConfigError(
             f"{path} is no snapshot of accumulators, or damaged: {error}; "
             "move it away to begin without it"
@@ -171,13 +175,15 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def _parsed(content: memoryview) -> Any:
+    if len(content) < LENGTHS_OFFSET:
+        raise ValueError(f"it has {len(content)} bytes, and its header alone has {LENGTHS_OFFSET}")
     magic, crc = HEADER.unpack_from(content)
     if magic != MAGIC:
         raise ValueError(f"it begins with {magic!r}, not {MAGIC!r}")
     if zlib.crc32(content[HEADER.size :]) != crc:
         raise ValueError("its checksum is wrong")
     block_count, body_bytes = SIZES.unpack_from(content, HEADER.size)
-    if block_count > len(content) // LENGTH.size:
+    if block_count > (len(content) - LENGTHS_OFFSET) // LENGTH.size:
         raise ValueError(f"it announces {block_count} blocks, more than it has room for")
     lengths = [
         LENGTH.unpack_from(content, LENGTHS_OFFSET + index * LENGTH.size)[0]

@@ -390,6 +390,9 @@ def test_a_damaged_snapshot_is_refused_by_name(tmp_path: Path) -> None:
                 ConfigError, match=f"{path} is no snapshot of accumulators, or damaged"
             ):
                 AccumulatorServer(service, snapshot_path=path)
+        path.write_bytes(b"")
+        with pytest.raises(ConfigError, match="it has 0 bytes, and its header alone has 24"):
+            AccumulatorServer(service, snapshot_path=path)
         snapshot_file.save(path, [AccumulatorShard().snapshot()] * 2)
         with pytest.raises(ConfigError, match="was saved by 2 servers, and here are 1"):
             AccumulatorServer(service, snapshot_path=path)

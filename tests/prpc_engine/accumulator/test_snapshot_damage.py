@@ -122,6 +122,16 @@ def test_a_path_that_names_no_file_is_refused(service: RpcService, path: str) ->
         AccumulatorServer(service, snapshot_path=path)
 
 
+def test_a_folder_is_refused_as_a_snapshots_path_and_nothing_is_left_beside_it(
+    tmp_path: Path, service: RpcService
+) -> None:
+    folder = tmp_path / "snapshots"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=f"snapshot_path='{folder}' is a folder; give the name"):
+        AccumulatorServer(service, snapshot_path=folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
 def test_a_snapshot_that_finds_no_room_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "snapshot"
     snapshot_file.save(path, [state_of_one()])
