@@ -51,12 +51,14 @@ class TableSpec(ABC):
     initializer: Initializer
 
     def __post_init__(self) -> None:
-        if (
-            not isinstance(self.table, str)
-            or not 1 <= len(self.table.encode()) <= TABLE_NAME_BYTES_MAX
-        ):
+        try:
+            name_bytes = len(self.table.encode()) if isinstance(self.table, str) else 0
+        except UnicodeEncodeError:  # a lone surrogate: no message could hold it
+            name_bytes = 0
+        if not 1 <= name_bytes <= TABLE_NAME_BYTES_MAX:
             raise ConfigError(
-                f"table name {self.table!r}: 1 to {TABLE_NAME_BYTES_MAX} bytes of text are allowed"
+                f"table name {self.table!r}: 1 to {TABLE_NAME_BYTES_MAX} bytes of Unicode text are "
+                "allowed"
             )
         checked_count(
             f"table {self.table!r}: partitions", self.partitions, at_least=1, at_most=PARTITIONS_MAX

@@ -251,6 +251,8 @@ def test_more_servers_than_expected_are_refused_since_workers_would_disagree() -
     [
         (lambda w: w.create_sparse("", 1, SGD), "table name ''"),
         (lambda w: w.create_sparse("x" * 256, 1, SGD), "1 to 255 bytes"),
+        (lambda w: w.create_sparse("\ud800", 1, SGD), "bytes of Unicode text are allowed"),
+        (lambda w: w.create_dense("\ud800", (1,), SGD), "bytes of Unicode text are allowed"),
         (lambda w: w.create_sparse("t", 0, SGD), "dim is 0; a whole number from 1 to 65536"),
         (
             lambda w: w.create_sparse("t", 1, {"name": "lamb"}),
