@@ -21,7 +21,14 @@ import pytest
 
 from prpc_engine import Master, RpcClient, RpcService
 from prpc_engine.demo.cluster import Cluster, Role
-from prpc_engine.demo.director import DIRECTOR_ITSELF, RunState, _Desk, _Direction
+from prpc_engine.demo.director import (
+    AUC_TOLERANCE,
+    DIRECTOR_ITSELF,
+    RunState,
+    _Desk,
+    _Direction,
+    auc_tolerance_of,
+)
 from prpc_engine.demo.recovery import DemoServers
 from prpc_engine.demo.roles import DIRECTOR, DemoJob, run_worker
 from prpc_engine.demo.settings import DemoSettings
@@ -117,6 +124,21 @@ def test_a_whole_run_agrees_with_the_baseline_and_writes_its_report(tmp_path: Pa
     assert report["messages_per_s"] > 0
     assert report["megabytes_per_s"] > 0
     assert "test AUC (agree within 0.005)" in output
+
+
+def test_up_to_two_workers_are_held_against_the_baseline_and_more_are_not() -> None:
+    assert [auc_tolerance_of(workers) for workers in (1, 2, 3, 64)] == [AUC_TOLERANCE] * 2 + [
+        None
+    ] * 2
+
+
+@pytest.mark.slow
+def test_more_than_two_workers_are_told_before_that_they_trail_and_succeed() -> None:
+    demo = start("--epochs", "1", "--workers", "4")
+    output, _ = demo.communicate(timeout=PATIENCE_S)
+    assert demo.returncode == 0, output
+    told = output.index("4 workers compute from older values than one process")
+    assert told < output.index("training ...") < output.index("test AUC (not compared)")
 
 
 @pytest.mark.slow
