@@ -10,6 +10,7 @@ inside    finalize(0)                   outside: the exit callback runs; start()
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from prpc_engine import errors
 from prpc_engine.pslite import ids
 from prpc_engine.pslite.environment import JobSettings
 from prpc_engine.pslite.postoffice import BARRIER_TIMEOUT_S, START_TIMEOUT_S, Postoffice
+from prpc_engine.settings.config import check_timeout
 from shard import runtime
 
 logger = logging.getLogger("prpc")
@@ -43,6 +45,7 @@ def start(
     Raises ConfigError, AddressInUse, MasterUnreachable, AuthenticationFailed, DeadlineExceeded (who
     is missing)."""
     global _postoffice
+    check_timeout(timeout_s, math.inf)
     with _changing:
         is_first = _postoffice is None
         if _postoffice is None:

@@ -29,6 +29,7 @@ from prpc_engine.pslite import (
     KVServerDefaultHandle,
     KVWorker,
     ids,
+    lifecycle,
     wire,
 )
 from prpc_engine.pslite.customer import Customer
@@ -442,3 +443,9 @@ def test_a_request_is_put_together_as_it_was_cut_though_the_slicer_is_changed_me
     kv.set_slicer(crossed_for_the_last_time)
     kv.wait(kv.pull(keys, got))
     assert got.tolist() == [10, 20]
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, "5"])
+def test_a_wait_that_would_not_end_is_refused_before_a_job_is_looked_for(timeout_s: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout_s="):
+        lifecycle.start(timeout_s=timeout_s)
