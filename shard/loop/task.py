@@ -402,10 +402,13 @@ class Task(Future, kw_only=True, weakref=True):
 
     def tell_unheard(self) -> None:
         """After its end, where whoever asked for it was answered before: an error that is not the
-        cancellation's is for the log.
+        cancellation's is for the log. Nor is that of a wait of its own, where a deadline ended
+        both.
         """
-        error = self.error()
-        if error is not None and error is not self._reason and not is_cancellation(error):
+        error, reason = self.error(), self._reason
+        if isinstance(error, TimeoutError) and isinstance(reason, TimeoutError):
+            return
+        if error is not None and error is not reason and not is_cancellation(error):
             logger.error("a cancelled task did not end cleanly", exc_info=error)
 
     def drop(self) -> None:

@@ -72,6 +72,12 @@ class Handlers:
         finally:
             raise ValueError("while cleaning up")
 
+    async def time_out(self) -> None:
+        try:
+            await self.never
+        finally:
+            raise errors.DeadlineExceeded("of a call of its own, which had the same deadline")
+
     async def never_end(self) -> None:
         while True:
             try:
@@ -179,6 +185,22 @@ def test_an_error_of_cleaning_up_is_for_the_log_as_nobody_waits(
     assert "a cancelled task did not end cleanly" in caplog.text
     assert "ValueError: while cleaning up" in caplog.text
     assert world.tasks == 0
+
+
+def test_a_call_of_a_handler_that_ends_by_the_same_deadline_is_not_for_the_log(
+    world: World, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.ask("time_out", timeout_s=1.0)
+    world.turn()
+    clock.advance(1.1)
+    world.turn()
+    assert world.tasks == 0
+    assert "did not end cleanly" not in caplog.text
+    cancelled = world.ask("time_out", timeout_s=None)
+    world.turn()
+    cancelled.cancel()
+    world.turn()
+    assert "did not end cleanly" in caplog.text  # that was no deadline's
 
 
 @pytest.mark.parametrize("method", ["say_why", "say_why_asyncio"])
