@@ -26,7 +26,7 @@ from prpc_engine.rpc.server import Bounds
 from prpc_engine.rpc.stream import Stream, incoming
 from prpc_engine.service.service import RpcService, ServiceStatistics
 from prpc_engine.service.serving import RpcServer
-from prpc_engine.settings.allow import AllowList
+from prpc_engine.settings.allow import AllowList, Rule
 from prpc_engine.settings.cluster_spec import ClusterSpec
 from prpc_engine.settings.config import TlsSettings
 from prpc_engine.settings.network import NetworkSettings
@@ -64,6 +64,7 @@ __all__ = [
     "RpcResponse",
     "RpcServer",
     "RpcService",
+    "Rule",
     "Server",
     "ServerConfig",
     "ServiceStatistics",

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from prpc_engine import errors
 from prpc_engine.rpc.call import Call
@@ -52,6 +52,11 @@ class Incoming:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "incoming() is read by `async for item in incoming()`, in a method that is `async def`"
+        )
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self

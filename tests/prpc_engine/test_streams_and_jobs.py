@@ -22,7 +22,7 @@ from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.method import idempotent
 from prpc_engine.rpc.peer import EXPIRED_MAX, calling_peer
 from prpc_engine.rpc.server import Bounds, ServedObject
-from prpc_engine.rpc.stream import Stream, incoming
+from prpc_engine.rpc.stream import Incoming, Stream, incoming
 from shard import BackpressureError, Future
 from tests.held import at
 from tests.helpers import ManualClock
@@ -415,6 +415,12 @@ def test_a_stream_and_a_call_are_not_mixed_up(world: World) -> None:
     assert world.open("remaining", timeout_s=None).result() is None
     with pytest.raises(LookupError, match="this call is no stream"):
         incoming()
+
+
+def test_a_plain_loop_over_what_is_incoming_says_how_it_is_read() -> None:
+    inbox: Any = None  # it is not looked at
+    with pytest.raises(TypeError, match="async for item in incoming"):
+        list(Incoming(inbox))
 
 
 def test_a_stream_ends_at_its_deadline(world: World) -> None:
