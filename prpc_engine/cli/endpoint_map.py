@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -230,12 +231,23 @@ def _cluster_of_nodes(options: ClusterOptions, environ: Mapping[str, str]) -> Cl
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it at once: a task that starts meanwhile reads the old map or the new one."""
+    """All of it at once: a task that starts meanwhile reads the old map or the new one. What is
+    there and no file, a pipe say, is written to.
+    """
     if not path.name:
         raise ConfigError(
             f"--output={str(path)!r} is not a file's name: one such as {FILE_NAME} is expected"
         )
-    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        if path.exists() and not path.is_file():
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY  # of a pipe that nobody reads: ENXIO
+            with open(path, "w", opener=lambda name, _: os.open(name, flags)) as file:
+                file.write(text)
+            return
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    file_path = Path(os.path.realpath(path))  # a link stays one
+    written = file_path.with_name(f"{file_path.name}.{os.getpid()}")
     try:
         with open(
             written,
@@ -243,11 +255,11 @@ def _write(path: Path, text: str) -> None:
             opener=lambda name, flags: os.open(name, flags | os.O_EXCL | os.O_NOFOLLOW, 0o644),
         ) as file:
             file.write(text)
-        written.replace(path)
+        written.replace(file_path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
     finally:
-        if written.exists():
+        with contextlib.suppress(OSError):  # it became the map, or could not be made
             written.unlink()
 
 

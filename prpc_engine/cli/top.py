@@ -36,7 +36,10 @@ from prpc_engine.settings.node_config import NodeConfig
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 # for the master to answer: a person looks on, and it has most likely been there for long
 MASTER_TIMEOUT_S = 3.0
-TIMEOUT_S = 2.0  # for one process to connect, at each of its addresses, and to answer
+# For one process to connect, at all of its addresses, and to answer. One that is stopped is known
+# to the master as long as its lease holds (5 s by default), and two looks have to come by then.
+TIMEOUT_S = 2.0
+GONE = "its lease at the master has ended since the look before, or it has left"
 # processes: those that hang keep the others waiting only when there are so many of them
 ASKED_AT_ONCE_MAX = 32
 
@@ -114,7 +117,13 @@ def _looks(
         then, before = look()
         while wait(interval_s):
             now, answers = look()
-            yield rows(before, answers, now - then)
+            there = {one.addresses[0] for one in answers}
+            gone = [
+                NodeAnswer(one.who, one.addresses, error=GONE)
+                for one in before
+                if one.addresses[0] not in there and one.error != GONE
+            ]
+            yield rows(before, answers + gone, now - then)
             then, before = now, answers
 
 
@@ -162,7 +171,7 @@ def _ask(node: Node, one: NodeAnswer) -> NodeAnswer:
     if one.error:
         return one
     try:
-        peer = node.peer_at(one.addresses, TIMEOUT_S, one.who)
+        peer = node.peer_at(one.addresses, TIMEOUT_S / len(one.addresses), one.who)
         figures = peer.request(
             ABOUT_ROUTE, STATISTICS, method_key(STATISTICS), (), TIMEOUT_S, False
         ).result()

@@ -103,15 +103,14 @@ def place_from(
         logger.warning("%s", line)
     needed = {"shm", "tcp"}
     if node.shards.count and not needed <= set(node.node.transports):
-        text = (
-            f"{task} has no communication shards, {node.shards.count} were asked for "
+        asked = (
+            f"{node.shards.count} communication shards were asked for "
             f"({node.origins['shards.count']}): they need shared memory and tcp, "
-            "and transports are "
-            f"{', '.join(node.node.transports)}; its own process answers"
+            f"and transports are {', '.join(node.node.transports)}"
         )
         if config.shards is not None:
-            raise errors.ConfigError(text)
-        logger.warning("%s", text)
+            raise errors.ConfigError(f"{task}: {asked}; name both, or leave the shards out")
+        logger.warning("%s has none: %s; its own process answers", task, asked)
         node = node.override(shards=0)
     return Place(task, plan, control, data or replace(control, port=0), node)
 

@@ -486,9 +486,11 @@ class Peer:
             self._arm(max(self.calls.soonest, now + len(self._in_flight) * LOOK_S_PER_CALL))
 
     def _deadline_exceeded(self, call: Call, now: float) -> errors.DeadlineExceeded:
+        # 0.0: it is being sent
+        waited = f"after {now - call.sent:.3f} s" if call.sent else "when its deadline came"
         return errors.DeadlineExceeded(
-            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} after "
-            f"{now - call.sent:.3f} s; "
+            f"no answer to {call.asked[0]!r} from {call.asked[1]} at {self.connection.peer} "
+            f"{waited}; "
             "the handler may still be running: allow a larger timeout_s, or look why it is slow"
         )
 

@@ -442,7 +442,7 @@ def _each_garbage() -> Iterator[str]:
         except OSError:  # gone already, or not ours to read
             continue
         try:
-            if _is_garbage(path, fd):
+            if stat.S_ISREG(os.fstat(fd).st_mode) and _is_garbage(path, fd):
                 yield "/" + path.name
         finally:
             os.close(fd)

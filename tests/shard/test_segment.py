@@ -511,3 +511,14 @@ def test_no_call_that_keeps_other_threads_waiting_maps_more_than_a_step(
     assert all(length <= step for _, length in parts)  # also of huge pages, where there are any
     segment.memory = memoryview(b"")
     segment.close()
+
+
+@needs_its_garbage
+def test_a_folder_among_segments_is_no_garbage() -> None:
+    folder = SHM_FOLDER / f"prpc.{os.getuid()}.0.{2**22 + 1}.2.folder"
+    folder.mkdir()
+    try:
+        assert f"/{folder.name}" not in find_garbage()
+        assert f"/{folder.name}" not in collect_garbage()
+    finally:
+        folder.rmdir()

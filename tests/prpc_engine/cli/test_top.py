@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -197,6 +198,20 @@ def test_one_look_as_json_has_every_process_of_the_job(master: Master) -> None:
         assert found["rank 0"]["process"] == server.pid
         assert found["rank 1"]["process"] == os.getpid()
         assert set(found["rank 0"]) == {name for name, _ in HEADINGS} | {"error"}
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_listed_though_its_lease_ends_meanwhile(
+    master: Master,
+) -> None:
+    with ServerProcess(master.address, "test", "shm,tcp") as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            found = {row["who"]: row for row in json.loads(one_look(master, "--json"))["rows"]}
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+    assert found["rank 0"]["error"]
+    assert found["master"]["error"] == ""
 
 
 @pytest.mark.slow

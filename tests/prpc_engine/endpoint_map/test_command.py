@@ -323,3 +323,21 @@ def test_many_are_asked_at_a_time_and_told_in_order(listening: int) -> None:
     answers = probe_all(addresses, 5.0, connect=True)
     assert list(answers) == addresses
     assert [answer.ok for answer in answers.values()] == [True] + [False] * 199
+
+
+def test_what_is_no_file_is_written_to_and_a_link_stays_one(here: Path) -> None:
+    make = ["endpoint-map", "make", "--ps-hosts", "a:1", "-o"]
+    (here / "link").symlink_to(here / "real")
+    os.mkfifo(here / "pipe")
+    assert cli.main([*make, "link"]) == cli.OK
+    assert (here / "link").is_symlink()
+    written = (here / "real").read_text()
+    assert cli.main([*make, "pipe"]) == cli.WRONG_USAGE  # nobody reads it
+    reader = os.open(here / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert cli.main([*make, "pipe"]) == cli.OK
+        assert os.read(reader, 1 << 16).decode() == written
+    finally:
+        os.close(reader)
+    assert (here / "pipe").is_fifo()
+    assert sorted(path.name for path in here.iterdir()) == ["link", "pipe", "real"]
