@@ -77,11 +77,16 @@ def _take_torch_apart(value: Any) -> tuple[NDArray[np.uint8], Spec, tuple[int, .
     plain, spec = plain_torch(value)
     if value.device.type != "cpu":
         raise ValueError(f"it is a torch tensor on {value.device}: send value.cpu()")
+    return plain_bytes(plain).numpy(), spec, tuple(value.shape)
+
+
+def plain_bytes(plain: Any) -> Any:
+    """The uint8[n] of a torch tensor from plain_torch(), in its memory."""
     torch = sys.modules["torch"]
-    block: NDArray[np.uint8] = (
-        plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.empty(0, np.uint8)
-    )
-    return block, spec, tuple(value.shape)
+    if not plain.numel():
+        return torch.empty(0, dtype=torch.uint8, device=plain.device)
+    # one element is in C order whatever its strides are, and reshape(-1) would keep them
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def plain_torch(value: Any) -> tuple[Any, str]:
@@ -89,6 +94,8 @@ def plain_torch(value: Any) -> tuple[Any, str]:
     Raises ValueError with the reason.
     """
     torch = sys.modules["torch"]
+    if getattr(value, "is_nested", False):
+        raise ValueError("it is a nested torch tensor: send value.unbind(), its parts")
     if value.layout != torch.strided:
         raise ValueError(
             f"it is a torch tensor of layout {value.layout}: send value.to_dense(), or its parts"

@@ -143,7 +143,9 @@ class Optimizer:
     """The parameters of `model` and the embeddings in it, kept on the servers: the values are those
     of the worker that comes first, or of the checkpoint that was restored, and every model takes
     them here (parameters.py). Later changes of a parameter become the servers', for all workers: by
-    load_state_dict() at once, others with the next step(). One worker's are enough.
+    load_state_dict() at once, others with the next step(). One worker's are enough. Parameters that
+    are frozen when this is made (requires_grad=False) and buffers stay with each worker: load the
+    same in all. Tables are of float32: parameters of float64 are rounded to it, also here.
 
     more: of TableWorker.create_dense (compression, consistency, split_bytes_min, timeout_s).
     Parameters are bound to arrays that all of them share; do not move the model to another device
@@ -165,6 +167,12 @@ class Optimizer:
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         }
+        for name, parameter in self._model.items():
+            if not parameter.dtype.is_floating_point:
+                raise BadArguments(
+                    f"parameter {name!r} is of {parameter.dtype}; floating numbers are allowed: "
+                    "keep a complex one as two"
+                )
         start = {
             name: parameter.detach().to("cpu", torch.float32).numpy()
             for name, parameter in self._model.items()
@@ -186,7 +194,7 @@ class Optimizer:
                 parameter.data = self._values[name]
             else:
                 self._copied.append(name)
-        self._versions: dict[str, int] = {}
+        self._states: dict[str, tuple[int, int]] = {}  # as they were handed out
         self._hand_out()
         self.zero_grad()
         model.register_load_state_dict_post_hook(lambda module, keys: self.assign())
@@ -210,7 +218,7 @@ class Optimizer:
         changed = [
             name
             for name, parameter in self._model.items()
-            if parameter._version != self._versions[name]
+            if _state_of(parameter) != self._states[name]
         ]
         # load_state_dict(assign=True) puts others in their place
         replaced = dict(self._root.named_parameters())
@@ -251,4 +259,11 @@ class Optimizer:
         with torch.no_grad():
             for name in self._copied:
                 self._model[name].copy_(self._values[name])
-        self._versions = {name: parameter._version for name, parameter in self._model.items()}
+        self._states = {name: _state_of(parameter) for name, parameter in self._model.items()}
+
+
+def _state_of(parameter: torch.nn.Parameter) -> tuple[int, int]:
+    """Another one after a change in place, or when its `.data` was assigned, which counts as none
+    of those.
+    """
+    return parameter._version, parameter.data_ptr()

@@ -33,7 +33,7 @@ from ray.util import get_node_ip_address
 from prpc_engine import errors
 from prpc_engine.archive import DECODE_ERRORS
 from prpc_engine.archive.dtypes import Spec, dtype_of
-from prpc_engine.archive.tensors import make_torch, take_apart
+from prpc_engine.archive.tensors import make_torch, plain_bytes, take_apart
 from prpc_engine.ray.held_arrays import Fetch, HeldArrays, HolderProcess
 from prpc_engine.settings.address import Address
 from prpc_engine.settings.node_config import NodeConfig
@@ -274,7 +274,7 @@ class TorchTransport(PrpcTransport):
             return make_torch(block, spec, shape)
         with torch.no_grad():
             if target.device.type == "cpu" and target.is_contiguous() and target.numel():
-                room = target.detach().reshape(-1).view(torch.uint8).numpy()
+                room = plain_bytes(target.detach()).numpy()
                 if room.nbytes != block.nbytes:
                     raise ValueError(
                         f"a target of shape {tuple(target.shape)} and {target.dtype} for a tensor "

@@ -37,10 +37,14 @@ def _checked(state: object) -> dict[str, NDArray[Any]]:
                 f"weights have the key {name!r:.100} of type {type(name).__name__}: names, of type "
                 "str, are expected"
             )
-        if not isinstance(array, np.ndarray) or array.dtype.hasobject:
+        if not isinstance(array, np.ndarray):
             raise BadArguments(
-                f"weights[{name!r:.100}] is of type {type(array).__name__}: arrays of numbers by "
-                "names are expected"
+                f"weights[{name!r:.100}] is of type {type(array).__name__}: numpy arrays by names "
+                "are expected, of a torch tensor its .numpy()"
+            )
+        if array.dtype.hasobject:
+            raise BadArguments(
+                f"weights[{name!r:.100}] is an array of Python objects: one without is expected"
             )
         if isinstance(array, np.ma.MaskedArray):
             raise BadArguments(

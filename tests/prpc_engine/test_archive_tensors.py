@@ -49,6 +49,20 @@ def torch() -> Any:
     return pytest.importorskip("torch")
 
 
+def test_one_element_of_any_stride_comes_back(torch: Any) -> None:
+    wide = torch.arange(24, dtype=torch.float32).reshape(1, 4, 6)
+    for one in (wide[:, 1, 2], wide[:, -1:, 0], wide[0, ::4, ::6], wide[:, 3, 5].bfloat16()[::2]):
+        assert one.numel() == 1
+        back = there_and_back(one)
+        assert (back.shape, back.dtype, back.item()) == (one.shape, one.dtype, one.item())
+
+
+def test_a_nested_tensor_is_refused_with_advice(torch: Any) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(BadArguments, match=r"nested torch tensor: send value.unbind\(\)"):
+        encode(nested)
+
+
 @pytest.mark.parametrize("name", TORCH_DTYPES)
 def test_torch_tensors_of_every_dtype_come_back(torch: Any, name: str) -> None:
     dtype = getattr(torch, name, None)

@@ -232,3 +232,21 @@ def test_a_parameter_that_is_changed_in_place_is_kept_by_the_next_step() -> None
         model[2].bias.fill_(5.0)
     optimizer.step()
     assert model[2].bias.item() == 5.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_parameter_whose_data_is_replaced_is_trained_from_there(dtype: torch.dtype) -> None:
+    model = torch.nn.Linear(4, 1, bias=False).to(dtype)
+    optimizer = kv_torch.Optimizer(model, local_kv(), "net", SGD)
+    torch.nn.utils.vector_to_parameters(torch.zeros(4, dtype=dtype), model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4, dtype=dtype)).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(model.weight.detach(), torch.full((1, 4), -0.3, dtype=dtype))
+
+
+def test_parameters_that_are_no_floating_numbers_are_refused_by_name() -> None:
+    model = torch.nn.ParameterDict({"p": torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))})
+    with pytest.raises(BadArguments, match=r"'p' is of torch\.complex64; floating numbers"):
+        kv_torch.Optimizer(model, local_kv(), "net", SGD)

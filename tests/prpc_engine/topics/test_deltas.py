@@ -77,12 +77,12 @@ def test_strides_do_not_matter_and_nan_that_stays_is_no_change() -> None:
     ("state", "text"),
     [
         ([1], "dict of arrays"),
-        ({"w": [1.0]}, r"weights\['w'\] is of type list: arrays of numbers"),
+        ({"w": [1.0]}, r"weights\['w'\] is of type list: numpy arrays by names"),
         ({5: np.zeros(3)}, "the key 5 of type int: names"),
         ({"other": np.zeros(3)}, "changed_since=0"),
         ({"w": np.zeros(4)}, "changed_since=0"),
         ({"w": np.zeros(3, np.float32)}, "changed_since=0"),
-        ({"w": np.array([object()] * 3)}, "arrays of numbers"),
+        ({"w": np.array([object()] * 3)}, "is an array of Python objects"),
     ],
 )
 def test_other_weights_are_refused_by_name(state: Any, text: str) -> None:
