@@ -293,6 +293,7 @@ class Members:
 
     def leave(self) -> None:
         """Not to be among them any more."""
+        self.is_leaving = True  # who hears that its own node is gone would join again
         if self._tree is not None:
             self._tree.tree_node_del(self._path)
         self._members = {
