@@ -91,7 +91,7 @@ class Rounds:
     asked_of: what requests call the tables that a server must have for its part of a checkpoint to
     be whole. lost_s: for how many seconds servers that were lost are waited for, where that is less
     than what is left. restoring: is told the id of each restore before servers are. began_again: is
-    told what a server said of a table that began again.
+    called with the message of each Outdated error.
     """
 
     def __init__(
@@ -127,12 +127,14 @@ class Rounds:
         )
 
     def _save_now(self, folder: str, step: int, keep: int | None, full_every: int) -> None:
-        """_save() of the tables as they are, also of those that another worker began again."""
+        """_save(), and again with the new epoch where another worker has reset or restored a table.
+        Each try learns of one such table; the deadline bounds them.
+        """
         while True:
             try:
                 return self._save(folder, step, keep, full_every)
             except RemoteError as error:
-                if not is_remote(error, Outdated):
+                if not is_remote(error, Outdated) or runtime.monotonic() >= self._until:
                     raise
                 self._began_again(error.remote_message)
 
