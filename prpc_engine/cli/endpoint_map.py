@@ -231,8 +231,8 @@ def _cluster_of_nodes(options: ClusterOptions, environ: Mapping[str, str]) -> Cl
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it at once: a task that starts meanwhile reads the old map or the new one. What is
-    there and no file, a pipe say, is written to.
+    """Replace the file at once: a task that starts meanwhile reads the old map or the new one. A
+    pipe or a device is written to instead.
     """
     if not path.name:
         raise ConfigError(
@@ -240,7 +240,8 @@ def _write(path: Path, text: str) -> None:
         )
     try:
         if path.exists() and not path.is_file():
-            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY  # of a pipe that nobody reads: ENXIO
+            # a pipe without a reader raises ENXIO, and does not block
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
             with open(path, "w", opener=lambda name, _: os.open(name, flags)) as file:
                 file.write(text)
             return

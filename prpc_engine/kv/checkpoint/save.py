@@ -276,11 +276,11 @@ def _named(
 
 
 class _Created:
-    """`async with` it: the file, created. Closed at the end; after an error before it is told, as
-    an open file keeps its room on the disk when it is removed.
+    """An async context manager: creates the file on entry, and closes it on exit. An OSError is
+    raised after the file is closed, because a removed file keeps its disk space while it is open.
 
-    No generator: one that is collected together with the task that it is suspended in may end
-    first, and the task then with an error of its own.
+    A class and no generator: the garbage collector may end a generator before the suspended task
+    that uses it, and the task then ends with an unrelated error.
     """
 
     def __init__(self, background: Background, file: TensorFile) -> None:

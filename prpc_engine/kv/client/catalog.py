@@ -266,8 +266,9 @@ class Catalog:
                 runtime.sleep(HEAL_PAUSE_S)
 
     def _begin_anew(self, beginnings: Beginnings, table: str, until: float) -> bool:
-        """Begin the next epoch of that table on all of its servers. False: one of them ended
-        meanwhile, and others have begun it: nobody can use the table until one more has begun.
+        """Begin the next epoch of that table on all of its servers. False when a server ended
+        meanwhile: the other servers hold the new epoch and that one does not, so the table cannot
+        be used until a later epoch begins on all of them.
         """
         specs, epoch = self._specs[table], self._next_epoch(beginnings, table, until)
         lives = {index: life for index, (life, _) in self._standing(specs, until).items()}

@@ -108,8 +108,8 @@ class ElasticServer:
     replicas    copies of each beside the primary's: so many servers may die at once, and nothing
                 replicated is lost
     servers     the first placement waits for so many, so that nothing moves while they start
-    checkpoint  a folder that all servers see, an absolute path: what is held by nobody any more
-                comes from its newest whole checkpoint
+    checkpoint  the absolute path of a folder that all servers see: a partition that no server holds
+                any more is loaded from its newest whole checkpoint
     checkpoint_root  workers may save to folders below it only, and `checkpoint` is below it; None:
                      wherever this process may write
 

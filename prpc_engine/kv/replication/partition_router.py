@@ -299,7 +299,9 @@ class PartitionRouter:
 
 
 def _of_partition(method: Callable[..., Any]) -> Callable[..., Any]:
-    """method(partition, epoch, ...), where a worker that names none is told why: ConfigError."""
+    """Wrap a method that takes (partition, epoch, ...). A request without these comes from a worker
+    that was made without elastic=True, and raises ConfigError.
+    """
 
     def answer(*arguments: Any) -> Any:
         if len(arguments) < 2 or not isinstance(arguments[0], int):
