@@ -29,7 +29,6 @@ loading runs no code.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -166,9 +165,11 @@ def _opened(name: str, flags: int) -> int:
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """At once or not: a disk that is full takes a part, and what would follow a part is damage."""
-    if os.write(fd, data) < len(data):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """Raises OSError where a part is all that there is room for; the next write says why: a full
+    disk, a quota, RLIMIT_FSIZE."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
 def replay(transactions: Iterable[Transaction], tree: NodeTree, name: str, data: bytes) -> None:
@@ -305,9 +306,16 @@ class Journal:
         """Of this number: replayed into the tree, or made anew where that is None."""
         path = self.folder / f"journal-{self._number}"
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        is_old = tree is not None and path.exists()
         fd = os.open(path, flags if tree is not None else flags | os.O_TRUNC, FILE_MODE)
         try:
             data = path.read_bytes()
+            if is_old and not data:
+                logger.warning(
+                    "%s is empty: a master that was killed while it made it leaves that; where it "
+                    "had records, somebody has cut it off, and they are lost",
+                    path,
+                )
             transactions, good_bytes = decode(data, str(path))
             if tree is not None:
                 replay(transactions, tree, str(path), data)
@@ -342,7 +350,7 @@ class Journal:
                 self._broken = error
         raise JournalError(
             f"the journal in {self.folder} cannot be written: {self._broken.strerror}; "
-            "make room and start the master again: "
+            "make room or raise the limit, and start the master again: "
             "it answers nothing until then; nothing that it answered is lost"
         )
 

@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -414,7 +415,7 @@ def test_a_disk_that_is_full_ends_it_and_what_was_answered_stays(tmp_path: Path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, hard))
     try:
         for _ in range(2):
-            with pytest.raises(JournalError, match=r"cannot be written: .*; make room"):
+            with pytest.raises(JournalError, match="cannot be written: File too large; make"):
                 journal.append(tree.version + 1, [change])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -422,6 +423,18 @@ def test_a_disk_that_is_full_ends_it_and_what_was_answered_stays(tmp_path: Path)
         journal.append(tree.version + 1, [change])
     journal.close()
     assert state(restored(path.read_bytes())) == states[-1]
+
+
+def test_an_empty_journal_is_taken_as_new_and_said_to_be_empty(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 3)
+    assert "is empty" not in caplog.text
+    path = tmp_path / "journal-0"
+    os.truncate(path, 0)
+    with contextlib.closing(Journal(tmp_path)) as journal:
+        journal.load(NodeTree())
+    assert f"{path} is empty" in caplog.text
 
 
 def test_a_folder_that_cannot_be_used_is_named() -> None:

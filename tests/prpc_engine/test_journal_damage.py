@@ -169,7 +169,7 @@ def test_a_disk_that_takes_half_a_header_loses_nothing_that_is_answered_later(
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5, hard))
         try:
-            with pytest.raises(JournalError, match="cannot be read or written: No space left"):
+            with pytest.raises(JournalError, match="cannot be read or written: File too large"):
                 journal.load(tree)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
