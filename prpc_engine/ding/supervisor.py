@@ -194,10 +194,11 @@ class Supervisor:
         room for leaves while somebody waits in recv() or recv_all(). A child that has died is
         started again; the request runs there, unless it is the first to hear of that: then it is
         answered with NotSent. Arrays may be changed once this returns. Raises Closed before
-        start_link(), BadArguments for arguments that cannot be pickled.
+        start_link(), BadArguments for a child that there is not, and for arguments that cannot be
+        pickled.
         """
         self._check_running()
-        self._children[payload.proc_id].send(payload)
+        self._child(payload.proc_id).send(payload)
 
     def recv(self, ignore_err: bool = False, timeout: float | None = None) -> Any:
         """The next answer of any child: a RecvPayload. Raises what its method raised, MaybeExecuted
@@ -244,6 +245,15 @@ class Supervisor:
                     callback(answer, remain)
         return [found[payload.req_id] for payload in send_payloads]
 
+    def _child(self, proc_id: int) -> Any:
+        """The list alone would take -1 for the last, whose answers have another number."""
+        if proc_id not in range(len(self._children)):
+            raise errors.BadArguments(
+                f"proc_id={proc_id!r:.100}: children are numbered from 0 in the order of "
+                f"register(), and {len(self._children)} are registered"
+            )
+        return self._children[proc_id]
+
     @staticmethod
     def _time_left(
         remain: dict[str, Any], deadlines: dict[str, float], timeout: float | None
@@ -282,9 +292,11 @@ class Supervisor:
         return f"{payload.method} of {child} (request {payload.req_id})"
 
     def restart(self, proc_id: int) -> None:
-        """End that child and start it anew; what it had in flight is answered with an error."""
+        """End that child and start it anew; what it had in flight is answered with an error.
+        Raises Closed before start_link(), BadArguments for a child that there is not.
+        """
         self._check_running()
-        self._children[proc_id].restart()
+        self._child(proc_id).restart()
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End all children: the idle at once, others by SIGTERM after half a second and SIGKILL
@@ -314,7 +326,7 @@ class Supervisor:
             SendPayload(proc_id=each, method=ReserveMethod.GETATTR, args=[key]) for each in proc_ids
         ]
         for one in asked:
-            self._children[one.proc_id].send(one)
+            self._child(one.proc_id).send(one)
         return [answer.data for answer in self.recv_all(asked)]
 
     def __getattr__(self, key: str) -> Any:

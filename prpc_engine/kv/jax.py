@@ -86,6 +86,12 @@ class Tree:
                     f"{what} of {self.parameters.table!r}: {path} has shape {jnp.shape(leaf)}; "
                     f"its parameter has {ours.shape}"
                 )
+            if jnp.iscomplexobj(leaf):
+                raise BadArguments(
+                    f"{what} of {self.parameters.table!r}: {path} is {leaf.dtype}, its parameter "
+                    "is real: an imaginary part would be lost; pass jnp.real(...) where that is "
+                    "meant"
+                )
         for ours, leaf in zip(into.values(), leaves, strict=True):
             ours[...] = leaf
 

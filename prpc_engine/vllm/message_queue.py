@@ -234,9 +234,14 @@ class MessageQueue:
         external_writer_handle  the group's writer reads that queue, as all others do
         blocking                wait until all ends are there
 
-        Raises as MessageQueue() and create_from_handle(), in each process.
+        Raises as MessageQueue() and create_from_handle(), in each process; ConfigError for what is
+        no group, or a `writer_rank` that it has not.
         """
         group = process_groups.group_of(pg)
+        if writer_rank not in range(group.world_size):
+            raise errors.ConfigError(
+                f"writer_rank={writer_rank!r:.100}: the group has ranks 0 to {group.world_size - 1}"
+            )
         places = process_groups.hosts_of(group)
         if group.rank != writer_rank:
             handle = process_groups.shared(group, None, writer_rank)

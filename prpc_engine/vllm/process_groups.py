@@ -83,7 +83,12 @@ class StoreGroup:
         return found if self.rank == reader else []
 
     def rank_of(self, global_rank: int) -> int:
-        """See ProcessGroup: such a group has no others."""
+        """See ProcessGroup: such a group has no others. Raises ConfigError where it is not."""
+        if global_rank not in range(self.world_size):
+            raise errors.ConfigError(
+                f"rank {global_rank!r:.100} is not in the group, which has 0 to "
+                f"{self.world_size - 1}"
+            )
         return global_rank
 
 

@@ -217,6 +217,20 @@ def test_children_killed_at_any_instant_never_leave_a_request_unanswered(seed: i
         assert len(set(pids_of(supervisor))) == 2
 
 
+@pytest.mark.parametrize("proc_id", [2, -1, "0", None])
+def test_a_child_that_there_is_not_is_named(proc_id: Any) -> None:
+    with supervising(2, type_=ChildType.THREAD) as supervisor:
+        calls: list[Callable[[], object]] = [
+            lambda: send(supervisor, proc_id, "add"),
+            lambda: supervisor.get_child_attr(proc_id, "count"),
+            lambda: supervisor.restart(proc_id),
+        ]
+        for one in calls:
+            with pytest.raises(BadArguments, match=f"proc_id={proc_id!r}: .*2 are registered"):
+                one()
+        assert call(supervisor, 1, "add", 5) == 5
+
+
 @pytest.mark.parametrize("type_", BOTH)
 def test_a_restart_makes_the_object_anew(type_: ChildType, fifo: str) -> None:
     with supervising(1, type_=type_) as supervisor:

@@ -66,6 +66,8 @@ def test_trees_that_do_not_fit_are_refused() -> None:
         tree.step({"layers": []})
     with pytest.raises(BadArguments, match=r"has shape \(2,\); its parameter has \(3,\)"):
         tree.step(params() | {"out": jnp.ones(2)})
+    with pytest.raises(BadArguments, match=r"\['out'\] is complex64, its parameter is real"):
+        tree.step(params() | {"out": 1j * jnp.ones(3)})
     with pytest.raises(BadArguments, match=r"leaf \['n'\] of 'counts' is int32"):
         kv_jax.Tree(kv, "counts", {"n": jnp.arange(3)}, SGD)
     with pytest.raises(ConfigError, match="other names, shapes"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -91,6 +92,17 @@ def test_where_the_writer_can_make_no_queue_all_are_told() -> None:
     found = in_each(2, lambda pg: MessageQueue.create_from_process_group(pg, 1 << 20, 0))
     assert [type(error) for error in found] == [errors.ConfigError] * 2
     assert all("max_chunks=0" in str(error) for error in found)
+
+
+@pytest.mark.parametrize("rank", [2, -1, "0"])
+def test_a_rank_that_the_group_has_not_is_refused_by_all(rank: Any) -> None:
+    for make in (
+        lambda pg: MessageQueue.create_from_process_group(pg, 1 << 20, 4, rank),
+        lambda pg: MessageQueue.create_from_process_group_single_reader(pg, 1 << 20, 4, rank),
+    ):
+        found = in_each(2, make)
+        assert [type(error) for error in found] == [errors.ConfigError] * 2
+        assert all(re.search(f"rank[= ]{rank!r}", str(error)) for error in found)
 
 
 def test_what_is_no_group_is_refused() -> None:
