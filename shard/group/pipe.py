@@ -24,7 +24,9 @@ Each end's state is its shard's own, found by the pipe's number:
     inlet   closed, and all was read    its number is noted among those that have ended, and it goes
     outlet  its inlet has gone          it goes, once what it has to tell of its items was told; the
                                         last UNTOLD_MAX wait for that
-    either  the other shard is lost     its calls end with PeerLostError, and so does the next send
+    outlet  the reading shard is lost   its calls end with PeerLostError, and so does the next send
+    inlet   a shard that has sent is    queued behind its items: who reads gets PeerLostError there,
+            lost, before close          once, and then what others send
 
 So a reading shard holds `capacity` items, and as many more for each shard that sends. Pipes of one
 process to one shard are numbered one by one, so those that have ended are few ranges of numbers.
@@ -37,10 +39,10 @@ import itertools
 import os
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from shard.checks import is_count
-from shard.errors import ClosedError, ShardError
+from shard.errors import ClosedError, PeerLostError, ShardError
 from shard.group.number_set import NumberSet
 from shard.group.process import this_shard
 from shard.loop.future import ERROR, VALUE, Future
@@ -113,7 +115,8 @@ class Pipe:
 
     async def receive(self) -> Any:
         """The next item. Raises ClosedError after the last, and ShardError in another shard than
-        `to`.
+        `to`. Raises PeerLostError behind the items of a shard that is lost and may have had more,
+        once: the next call goes on with what others send.
         """
         inlet = self._inlet()
         await inlet.changed.wait(lambda: bool(inlet.items) or inlet.closed)
@@ -123,6 +126,8 @@ class Pipe:
         return inlet.take(self.capacity)
 
     def __aiter__(self) -> AsyncIterator[Any]:
+        """What receive() gives, to the end. Raises PeerLostError as that does: begin again for what
+        others send."""
         return self._items()
 
     async def _items(self) -> AsyncIterator[Any]:
@@ -187,6 +192,12 @@ def _end_of(future: Future) -> Future:
     return ended
 
 
+class _Lost(NamedTuple):
+    """In the place of the items that a lost shard has not sent."""
+
+    text: str
+
+
 class _Inlet:
     """The end in the shard that reads."""
 
@@ -215,11 +226,22 @@ class _Inlet:
         self._answers.append(answer)
         return answer
 
+    def lose(self, sender: tuple[int, int], error: ShardError) -> None:
+        """That shard has gone; all that came from it is here."""
+        if sender in self.senders and not self.closed:
+            self.senders.remove(sender)
+            self.items.append(
+                _Lost(f"shard {sender[0]}, which sent to this pipe, is gone: {error}")
+            )
+            self.changed.notify()
+
     def take(self, capacity: int) -> Any:
-        """The oldest item; one more is answered."""
+        """The oldest item; one more is answered. Raises PeerLostError."""
         item = self.items.popleft()
         while self._answers and not self._answers.popleft().set_result(None):
             pass  # whoever sent that is gone
+        if type(item) is _Lost:
+            raise PeerLostError(item.text)
         return item
 
     def end(self) -> None:

@@ -237,7 +237,7 @@ class Shard:
             self._tally,
             self.tasks,
             self.stop,
-            partial(self._lane_lost, other),
+            partial(self._lane_lost, other, end.incarnation),
         )
         if other == APPLICATION:
             connection.notes.on_handover = self._on_handover
@@ -267,7 +267,11 @@ class Shard:
         while notes.read():
             pass
 
-    def _lane_lost(self, other: int, lane: ShardChannel, error: ShardError) -> None:
+    def _lane_lost(
+        self, other: int, incarnation: int, lane: ShardChannel, error: ShardError
+    ) -> None:
+        for inlet in tuple(self.inlets.values()):
+            inlet.lose((other, incarnation), error)
         self._traffic_of_ended += lane.connection.traffic()
         self._ended_lanes = [each for each in [*self._ended_lanes, lane] if each.tasks()]
         if self._lanes.get(other) is not lane:

@@ -143,6 +143,34 @@ def test_senders_are_told_when_the_shard_that_reads_dies_waiting_or_not(
     assert "what was sent before is lost" in told
 
 
+@pytest.mark.parametrize("capacity", [1, 3, 64])
+def test_who_reads_is_told_of_a_lost_sender_behind_its_items_and_goes_on(
+    group: ShardGroup, capacity: int
+) -> None:
+    pipe = Pipe(to=1, capacity=capacity)
+    reading = group.submit_to(1, functions.read_and_hear, pipe)
+    group.submit_to(0, functions.send_all, pipe, 0, 3, False).result(PATIENCE_S)
+    with pytest.raises(PeerLostError):
+        group.submit_to(0, functions.die).result(PATIENCE_S)
+    group.wait_up(PATIENCE_S)
+    group.submit_to(0, functions.send_all, pipe, 3, 1, False).result(PATIENCE_S)
+    group.submit_to(0, functions.settle, pipe).result(PATIENCE_S)
+    group.submit_to(2, functions.send_all, pipe, 4, 2, True).result(PATIENCE_S)
+    *items, last = reading.result(PATIENCE_S)
+    assert [*items[:3], *items[4:], last] == [0, 1, 2, 3, 4, 5]
+    assert "shard 0, which sent to this pipe, is gone" in items[3]
+
+
+def test_a_sender_that_is_lost_after_the_end_is_not_missed(group: ShardGroup) -> None:
+    pipe = Pipe(to=1)
+    group.submit_to(0, functions.send_all, pipe, 0, 3, True).result(PATIENCE_S)
+    with pytest.raises(PeerLostError):
+        group.submit_to(0, functions.die).result(PATIENCE_S)
+    group.wait_up(PATIENCE_S)
+    reading = group.submit_to(1, functions.read_and_hear, pipe)
+    assert reading.result(PATIENCE_S) == [0, 1, 2]
+
+
 def test_arrays_arrive_as_they_were(group: ShardGroup) -> None:
     pipe = Pipe(to=1)
     arrays = [np.arange(100_000, dtype=np.float32) * each for each in range(5)]
