@@ -13,7 +13,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from prpc_engine.errors import ConfigError, NodeExists, NoSuchNode, RpcError, VersionMismatch
+from prpc_engine.errors import (
+    ConfigError,
+    MaybeExecuted,
+    NodeExists,
+    NoSuchNode,
+    RpcError,
+    VersionMismatch,
+)
 from prpc_engine.kv.schema.tree import MasterTree
 from prpc_engine.master.namespace import component
 from prpc_engine.master.watch import TreeEvent
@@ -98,15 +105,19 @@ class Beginnings:
         self, table: str, beginning: Beginning, version: int | None, timeout_s: float
     ) -> bool:
         """Change the node that had that version, or add one (None); False: somebody else was
-        faster.
+        faster, or this one was, and the session was lost meanwhile: read().
         """
-        text = _json(beginning).decode()
+        text, until = _json(beginning).decode(), runtime.monotonic() + timeout_s
         try:
             if version is not None:
                 self._tree.tree_node_set(self._node(table), text, version, timeout_s=timeout_s)
             else:
                 self._add(self._node(table), text, timeout_s)
         except (NodeExists, NoSuchNode, VersionMismatch):
+            return False
+        except MaybeExecuted:
+            if runtime.monotonic() >= until:
+                raise
             return False
         return True
 

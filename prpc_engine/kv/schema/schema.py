@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from prpc_engine.errors import NodeExists, NoSuchNode, VersionMismatch
+from prpc_engine.errors import MaybeExecuted, NodeExists, NoSuchNode, VersionMismatch
 from prpc_engine.kv.schema.beginnings import as_read
 from prpc_engine.kv.schema.layout import sliced, spread
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec, from_dict
@@ -65,23 +65,33 @@ class Schemas:
 
     def note(self, specs: Mapping[int, TableSpec], until: float, is_agreed: bool) -> None:
         """There is, or is to be, that table. is_agreed: whatever is noted. until: seconds of
-        runtime.monotonic().
+        runtime.monotonic(); what may have been done before that is looked at again.
         """
         schema, path = schema_of(specs), self._node(specs[min(specs)].table)
-        text = msgspec.json.encode(schema).decode()
-        while True:
+        is_noted = False
+        while not is_noted:
             left_s = max(0.001, until - runtime.monotonic())
             try:
-                found = self._tree.tree_node_get(path, timeout_s=left_s)
-                if is_agreed and msgspec.json.decode(found.value, type=Schema) != schema:
-                    self._tree.tree_node_set(path, text, found.version, timeout_s=left_s)
-                return
-            except NoSuchNode:
-                with contextlib.suppress(NodeExists):
-                    self._add(path, text, left_s)
-                    return
-            except VersionMismatch:
-                continue
+                is_noted = self._try_note(path, schema, is_agreed, left_s)
+            except MaybeExecuted:  # the session was lost meanwhile
+                if runtime.monotonic() >= until:
+                    raise
+
+    def _try_note(self, path: str, schema: Schema, is_agreed: bool, timeout_s: float) -> bool:
+        """False: somebody else was faster."""
+        text = msgspec.json.encode(schema).decode()
+        try:
+            found = self._tree.tree_node_get(path, timeout_s=timeout_s)
+            if is_agreed and msgspec.json.decode(found.value, type=Schema) != schema:
+                self._tree.tree_node_set(path, text, found.version, timeout_s=timeout_s)
+        except NoSuchNode:
+            try:
+                self._add(path, text, timeout_s)
+            except NodeExists:
+                return False
+        except VersionMismatch:
+            return False
+        return True
 
     def find(self, table: str, timeout_s: float) -> Mapping[int, TableSpec] | None:
         """What is noted of that table; None: nothing."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,22 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService
-from prpc_engine.errors import BadArguments, ConfigError, DeadlineExceeded, RpcError
+from prpc_engine.errors import (
+    BadArguments,
+    ConfigError,
+    DeadlineExceeded,
+    MaybeExecuted,
+    RpcError,
+)
 from prpc_engine.kv import Constant, EpochChanged, RowsLost, TableServer, TableShard, TableWorker
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.client.local import LocalService, run_to_end
 from prpc_engine.kv.consistency.epochs import asked_as, outdated, parsed, read_outdated
-from prpc_engine.kv.schema.beginnings import Beginnings
+from prpc_engine.kv.schema.beginnings import Beginning, Beginnings
 from prpc_engine.kv.schema.layout import spread
+from prpc_engine.kv.schema.schema import Schemas
 from prpc_engine.kv.schema.table_spec import SparseSpec
+from prpc_engine.master.client import MasterClient
 from prpc_engine.master.watch import TreeEvent
 from tests.faults.zygote import Life
 from tests.ports import address_of, hold_port
@@ -398,6 +408,54 @@ def test_what_a_master_has_forgotten_is_told_until_it_has_heard_it() -> None:
     for path in ("/_epochs_/kv/b", "/_epochs_/kv/a", "/_epochs_/kv", "/_epochs_/kv/unknown"):
         tree.tell(TreeEvent(path, None, 0, 2))
     assert sorted(tree.added) == ["/_epochs_/kv/a A", "/_epochs_/kv/b B"]
+
+
+class Interrupted:
+    """The tree of a master whose session is lost with the write of that number, which it does
+    before that, or not."""
+
+    def __init__(self, tree: MasterClient, at: int, is_done: bool) -> None:
+        self._tree, self._at, self._is_done = tree, at, is_done
+        self.tree_node_get = tree.tree_node_get
+
+    def tree_node_add(self, path: str, value: str = "", timeout_s: float = PATIENCE_S) -> None:
+        self._write(partial(self._tree.tree_node_add, path, value, timeout_s=timeout_s))
+
+    def tree_node_set(self, path: str, value: str, version: int, timeout_s: float) -> None:
+        self._write(partial(self._tree.tree_node_set, path, value, version, timeout_s=timeout_s))
+
+    def _write(self, write: Callable[[], object]) -> None:
+        self._at -= 1
+        if self._is_done or self._at:
+            write()
+        if not self._at:
+            raise MaybeExecuted("the session expired meanwhile")
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_what_may_have_been_noted_when_a_session_was_lost_is_looked_at_again(
+    master: Master, at: int, is_done: bool
+) -> None:
+    with RpcService(master.address) as service:
+        tree: Any = Interrupted(service.master_client, at, is_done)
+        schemas, until = Schemas(tree, "kv"), time.monotonic() + PATIENCE_S
+        for dim in (1, 2):
+            specs = spread(SparseSpec("t", 0, 2, ADD, Constant(), dim), 2)  # type: ignore[arg-type]
+            schemas.note(specs, until, True)
+            assert schemas.find("t", PATIENCE_S) == specs
+        tree = Interrupted(service.master_client, at, is_done)
+        beginnings = Beginnings(tree, "kv")
+        for epoch in (1, 2):
+            begun, version = Beginning(epoch, -1, {}, {}), None
+            while not beginnings.try_put("t", begun, version, PATIENCE_S):
+                found = beginnings.read("t", PATIENCE_S)
+                if found is not None and found[0] == begun:
+                    break
+                version = None if found is None else found[1]
+            found = beginnings.read("t", PATIENCE_S)
+            assert found is not None
+            assert found[0] == begun
 
 
 def test_a_restore_that_a_reset_has_overtaken_changes_nothing(tmp_path: Path) -> None:
