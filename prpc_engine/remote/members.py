@@ -6,7 +6,8 @@
 
 All watch it: who joins, who wants to leave, who has left or died. So no worker asks anybody who is
 there, and shutdown() waits for those alone that live. A worker that was silent for longer than its
-lease finds itself missing, and joins again: as the same, with the values that it has.
+lease, or whose master began anew without a journal, finds itself missing, and joins again: as the
+same, with the values that it has.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ TREE = "/_remote_"
 # There once all of a group of a fixed size have joined: who finds it before it joins has come to a
 # group that is about to end, or that it has no place in.
 COMPLETE = "/_remote_complete_"
+AGAIN_S = 1.0  # between two attempts to join again
 FIND_S = 5.0  # for the master to say whether a worker has joined, or to tell of those that have
 logger = logging.getLogger("prpc")
 
@@ -142,13 +144,38 @@ class Members:
     def _join_again(self) -> None:
         assert self._tree is not None, "it has joined"
         logger.warning(
-            "this worker, %r (rank %d), was silent for longer than its lease: the others took it "
-            "for dead; it joins again",
+            "this worker, %r (rank %d), was silent for longer than its lease, or its master began "
+            "anew: the others took it for dead; it joins again",
             self.name,
             self.rank,
         )
-        with contextlib.suppress(errors.RpcError):  # this side is closed
-            self._tree.submit("tree_node_add", self._path, self._said("up"), True)
+        self._add_again()
+
+    def _add_again(self) -> None:
+        """To the group's folder, which a master that began anew has not. As often as it takes:
+        the others find this worker there, and the master may be away for long.
+        """
+        if self._tree is None or self.is_leaving:
+            return
+        try:
+            self._tree.submit("tree_node_add", TREE, "", False)
+            asked = self._tree.submit("tree_node_add", self._path, self._said("up"), True)
+        except errors.Closed:
+            return
+        except errors.RpcError as error:  # too much waits for the master's answers
+            self._try_later(error)
+        else:
+            asked.when_done(self._added_again)
+
+    def _added_again(self, asked: Future) -> None:
+        error = asked.error()
+        if error is not None and not isinstance(error, errors.NodeExists | errors.Closed):
+            self._try_later(error)
+
+    def _try_later(self, error: BaseException) -> None:
+        logger.warning("%r could not join its group again yet: %s", self.name, error)
+        reactor = self._driver.reactor
+        reactor.call_soon(lambda: reactor.call_later(AGAIN_S, self._add_again))
 
     def wait_for(self, size: int, deadline: float) -> None:
         """Until the master has told of so many workers, which are there or were; at most until that

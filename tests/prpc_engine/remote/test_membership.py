@@ -19,7 +19,8 @@ from prpc_engine import remote as rpc
 from prpc_engine.master.client import MasterClient
 from prpc_engine.remote import worker
 from shard import ForkedError
-from tests.program import Program, halt, wait_until
+from tests.ports import address_of, hold_port
+from tests.program import PATIENCE_S, Program, halt, wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
 
@@ -574,6 +575,24 @@ def test_a_worker_that_was_silent_for_longer_than_its_lease_joins_again_as_the_s
     assert rpc.rpc_sync("there", there.here) == "there"
     assert rref.rpc_sync().times(3) == 9
     assert rpc.remote("there", there.add, args=(1, 2)).to_here() == 3
+
+
+def test_workers_of_a_master_that_begins_anew_without_a_journal_join_again(group: Group) -> None:
+    with hold_port() as port:
+        method = f"prpc://{address_of(port)}"
+        with Master(address_of(port)):
+            rpc.init_rpc("here", init_method=method)
+            assert group.start("there", None, None, method).read_line() == "up"
+            rref = rpc.remote("there", there.Model, args=(3,))
+            assert rref.rpc_sync().times(2) == 6
+        with Master(address_of(port)) as master, MasterClient(master.address) as client:
+            for name in ("here", "there"):
+                client.tree_wait(f"/_remote_/{name}", PATIENCE_S)
+            wait_until(lambda: len(rpc.get_worker_infos()) == 2)
+            assert rref.rpc_sync().times(3) == 9
+            assert group.start("late", None, None, method).read_line() == "up"
+            assert rpc.rpc_sync("late", there.here) == "late"
+            rpc.shutdown()
 
 
 @pytest.mark.slow
