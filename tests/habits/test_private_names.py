@@ -143,7 +143,7 @@ PATCHED: dict[str, int] = {
     "tests/prpc_engine/kv/test_consistency_over_the_wire.py": 2,
     "tests/prpc_engine/kv/test_divided_pushes.py": 1,
     "tests/prpc_engine/kv/test_elastic.py": 2,
-    "tests/prpc_engine/kv/test_epochs.py": 1,
+    "tests/prpc_engine/kv/test_epochs.py": 2,
     "tests/prpc_engine/kv/test_replicas_are_equal.py": 1,
     "tests/prpc_engine/remote/test_membership.py": 1,
     "tests/prpc_engine/test_archive_compression.py": 1,

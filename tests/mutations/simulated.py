@@ -128,10 +128,10 @@ DEFECTS = (
     Defect(
         "of two that reset a table at a time one gets an inner error",
         "prpc_engine/kv/client/catalog.py",
-        "if is_remote(error, Outdated):  # of two",
-        "if False:  # of two",
+        "if not is_remote(error, Outdated):  # of two",
+        "if True:  # of two",
         "tables.plain",
-        2,
+        29,
     ),
     Defect(
         "a lock that comes too late for who waited is held all the same",

@@ -211,13 +211,15 @@ class Catalog:
         }
         return self._coming
 
-    def _next_epoch(self, beginnings: Beginnings, table: str, until: float) -> int:
+    def _next_epoch(self, beginnings: Beginnings, table: str, until: float, held: int = 0) -> int:
+        """held: the newest that its servers have."""
         known = beginnings.read(table, _left(until))
         layout = self.layouts.get(table)
         return next_epoch(
             max(
                 known[0].epoch if known is not None else 0,
                 layout.epoch if layout is not None else 0,
+                held,
             )
         )
 
@@ -260,18 +262,22 @@ class Catalog:
             while not self._begin_anew(self._beginnings, table, until):
                 if _left(until) <= HEAL_PAUSE_S:
                     raise RowsLost(
-                        f"reset of table {table!r} of {self._name!r}: a server ended meanwhile; "
-                        "reset again"
+                        f"reset of table {table!r} of {self._name!r}: a server ended meanwhile, "
+                        "or another worker's reset did not reach all; reset again"
                     )
                 runtime.sleep(HEAL_PAUSE_S)
 
     def _begin_anew(self, beginnings: Beginnings, table: str, until: float) -> bool:
         """Begin the next epoch of that table on all of its servers. False when a server ended
-        meanwhile: the other servers hold the new epoch and that one does not, so the table cannot
-        be used until a later epoch begins on all of them.
+        meanwhile, or another worker's reset came between and has not reached all: some servers
+        hold an epoch that others do not, so the table cannot be used until a later one begins on
+        all of them.
         """
-        specs, epoch = self._specs[table], self._next_epoch(beginnings, table, until)
-        lives = {index: life for index, (life, _) in self._standing(specs, until).items()}
+        specs = self._specs[table]
+        standing = self._standing(specs, until)
+        held = max(tables.get(table, 0) for _, tables in standing.values())
+        epoch = self._next_epoch(beginnings, table, until, held)
+        lives = {index: life for index, (life, _) in standing.items()}
         try:
             made = self._made(specs, Beginning(epoch, -1, {}, lives), _left(until))
         except RemoteError as error:
@@ -279,15 +285,24 @@ class Catalog:
                 raise CheckpointError(
                     f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
                 ) from error
-            if is_remote(error, Outdated):  # of two that reset it at a time one is later
-                raise self.began_again(error.remote_message) from error
-            raise
+            if not is_remote(error, Outdated):  # of two that reset it at a time one is later
+                raise
+            runtime.sleep(HEAL_PAUSE_S)  # the later one reaches the other servers about now
+            if not self._has_begun(specs, read_outdated(error.remote_message)[1], until):
+                return False
+            raise self.began_again(error.remote_message) from error
         if None in made:
             return False
         self._take(table, specs, epoch, getattr(self.layouts.get(table), "cache", None))
         self._session.begin_anew(table, range(self._partitions))
         self._tell_master(table, specs, epoch, -1, until)
         return True
+
+    def _has_begun(self, specs: Specs, epoch: int, until: float) -> bool:
+        """Whether all servers of the table hold that epoch of it, or a later one."""
+        table = _table(specs)
+        standing = self._standing(specs, until)
+        return all(tables.get(table, 0) >= epoch for _, tables in standing.values())
 
     def _tell_master(self, table: str, specs: Specs, epoch: int, step: int, until: float) -> None:
         if self._beginnings is None:

@@ -4,6 +4,7 @@ it, and all are told.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -335,6 +336,30 @@ def test_a_reset_that_a_servers_end_cut_short_is_made_again(
         ended.extend([True] * 10_000)
         with pytest.raises(RowsLost, match=r"reset of table 'clicks'.*ended meanwhile.*again"):
             worker.reset("clicks", timeout_s=0.3)
+
+
+def test_a_reset_beside_one_that_did_not_reach_all_servers_ends_that(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, others = TableShard.create_table, list[int]()
+
+    def created(self: TableShard, spec: dict[str, Any], epoch: int, life: int) -> bool | None:
+        if others and spec["partition"] == 1:  # another worker's, which is later, comes first
+            create(self, spec, epoch + others.pop(), life)
+        return create(self, spec, epoch, life)
+
+    monkeypatch.setattr(TableShard, "create_table", created)
+    with contextlib.ExitStack() as stack:
+        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
+        for number, service in enumerate(services[:2]):
+            TableServer(service, server_id=number)
+        worker = TableWorker(services[2], expected_servers=2)
+        create_tables(worker)
+        train(worker)
+        others.append(1)
+        worker.reset("clicks")
+        assert not others
+        assert not worker.pull("clicks", KEYS).any()
 
 
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
