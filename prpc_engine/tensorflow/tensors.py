@@ -42,7 +42,8 @@ def pack(tensor: Any) -> Any:
     if kind in "OSU":
         return _pack_strings(array)
     name = dtypes.as_dtype(array.dtype).name
-    return name, np.ascontiguousarray(array).view(_UNSIGNED[array.dtype.itemsize])
+    raw = np.ascontiguousarray(array).view(_UNSIGNED[array.dtype.itemsize])
+    return name, raw.reshape(array.shape)  # of a scalar, ascontiguousarray() makes a vector
 
 
 def _pack_strings(array: NDArray[Any]) -> tuple[list[int], NDArray[np.int64], NDArray[np.uint8]]:

@@ -315,6 +315,7 @@ def values(task: Task) -> Any:
             "complex64": np.array([1 + 2j], np.complex64),
             "half": np.array([0.5], np.float16),
             "bfloat": np.array([1.5, -2.0], tf.bfloat16.as_numpy_dtype),
+            "scalar_bfloat": tf.bfloat16.as_numpy_dtype(1.5),
             "empty": np.zeros((0, 3), np.float32),
             "strings": np.array([[b"x", b""], [b"\xc3\xa9\0", b"z"]], object),
             "large": np.arange(300000, dtype=np.float32),

@@ -46,6 +46,20 @@ def test_all_come_back_as_they_were_in_their_places(tensors: Any, values: list[A
             assert after.flags.aligned
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 2)])
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2", "int4"])
+def test_types_that_numpy_lacks_keep_their_shape(tensors: Any, name: str, shape: Any) -> None:
+    kind = tensors.dtypes.as_dtype(name).as_numpy_dtype
+    before = np.full(shape, 1.0).astype(kind)
+    for after in (
+        *tensors.unpack_all(tensors.pack_all([before])),
+        tensors.from_array(tensors.to_array(before), name),
+    ):
+        assert after.shape == shape
+        assert after.dtype == kind
+        assert (after == before).all()
+
+
 def test_small_ones_are_one_block_and_large_ones_stay_what_they_are(tensors: Any) -> None:
     large = np.ones(100_000)
     packed = tensors.pack_all([np.arange(3), large, np.float32(1.0), np.arange(4, dtype=np.int8)])
