@@ -269,6 +269,11 @@ class Rewriter:
             self._add_call(part, call, source, before, sends.get(_alike(call.stage), ()))
         part.fetches = [_numbered(source(edge)) for edge in plan.fetches]
         part.targets = controls(plan.targets)
+        if not part.fetches and not part.targets:
+            # constants and handles that are run as ops do nothing here, and TensorFlow runs no part
+            # without an end
+            part.graph.node.add(name="prpc_nothing", op="NoOp")
+            part.targets = ["prpc_nothing"]
         self._add_functions(part)
         return part
 

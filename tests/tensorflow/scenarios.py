@@ -512,6 +512,10 @@ def feeding(task: Task) -> Any:
             found.append(session.make_callable(out, [x])([1.0, 1.0]))
             found.append(session.run(out, {x: [1.0, 1.0], v.value(): [0.0, 0.0]}))
             found.append(session.run([], {}))
+            with v1.device(r.device):
+                constant = tf.constant(1.0)
+            # of each, nothing is left to run
+            found += [session.run(one) for one in (constant.op, r.op, v.handle.op)]
         with task.session() as session:
             found.append(session.run([v, r]))
         return found
