@@ -276,12 +276,12 @@ def _session_partial_run_setup(self: Any, fetches: Any, feeds: Any = None) -> An
 def _session_make_callable(
     self: Any, fetches: Any, feed_list: Any = None, accept_options: bool = False
 ) -> Any:
-    if "_prpc" not in self.__dict__:
+    if "_prpc" not in self.__dict__ or feed_list is not None:
+        # of one that is fed, TensorFlow's own leads to run()
         return _before[_Session, "make_callable"](self, fetches, feed_list, accept_options)
-    fed = list(feed_list or ())
 
-    def run(*values: Any, **options: Any) -> Any:
-        return self.run(fetches, dict(zip(fed, values, strict=True)), **options)
+    def run(**options: Any) -> Any:
+        return self.run(fetches, **options)
 
     return run
 

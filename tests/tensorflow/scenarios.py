@@ -509,7 +509,9 @@ def feeding(task: Task) -> Any:
                 session.run(out, {middle: [1.0, 1.0]}),
                 session.run({"o": [out, (v, r)]}, {x: [0.0, 1.0]})["o"][0],
             ]
-            found.append(session.make_callable(out, [x])([1.0, 1.0]))
+            fed = session.make_callable(out, [x])
+            found += [fed([1.0, 1.0]), error_of(fed)[0], fed([1.0, 1.0], "one too many")]
+            found.append(error_of(lambda: session.make_callable(r)(1.0))[0])
             found.append(session.run(out, {x: [1.0, 1.0], v.value(): [0.0, 0.0]}))
             found.append(session.run([], {}))
             with v1.device(r.device):
