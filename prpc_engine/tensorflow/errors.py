@@ -37,7 +37,7 @@ KEPT_MAX = 4096
 _OURS = re.compile(r"prpc_[gh]\d+/")
 _NUMBER = re.compile(r"prpc-error-(\d+)\b")
 _numbers = itertools.count(1)
-_kept: dict[int, Exception] = {}
+_kept: dict[int, BaseException] = {}
 
 _CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Any], ...] = (
     # In this order: the first that fits.
@@ -86,15 +86,22 @@ class KeptError(StopIteration):
     PyFunc raises, but for a StopIteration, which is how its own generators end."""
 
 
-def keep(error: Exception) -> KeptError:
-    """What to raise in an op, for `error` to be what its step ends with."""
+def keep(error: BaseException) -> KeptError:
+    """What to raise in an op for what was raised in it, which its step is to end with, as an error
+    of TensorFlow when it is the engine's. Of a KeyboardInterrupt TensorFlow would make an error
+    like any other, which a script that tries again takes for one of the cluster.
+    """
+    if isinstance(error, KeptError):
+        return error
+    if isinstance(error, (errors.RpcError, ShardError)):
+        error = from_engine(error)
     number = next(_numbers)
     _kept[number] = error
     _kept.pop(number - KEPT_MAX, None)
     return KeptError(f"prpc-error-{number}")
 
 
-def of_step(error: Exception) -> Exception:
+def of_step(error: BaseException) -> BaseException:
     """What a step that ended with `error` of TensorFlow is to raise."""
     text = error.message if isinstance(error, tf_errors.OpError) else str(error)
     found = [_kept.pop(int(number), None) for number in _NUMBER.findall(text)]
@@ -104,3 +111,13 @@ def of_step(error: Exception) -> Exception:
     if isinstance(error, tf_errors.OpError):
         error._message = clean(text)
     return error
+
+
+def for_others(error: BaseException) -> Exception:
+    """What ends whatever else belongs to a step that ended with `error`."""
+    if isinstance(error, Exception):
+        return error
+    interrupted: Exception = tf_errors.CancelledError(
+        None, None, f"the step was interrupted by {type(error).__name__}"
+    )
+    return interrupted

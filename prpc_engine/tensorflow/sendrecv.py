@@ -92,7 +92,7 @@ class _Ops:
                 send(key, tensors.to_array(value), to=self._peer, step=step)
             for key in self._keys[len(values) :]:
                 send(key, None, to=self._peer, step=step, is_dead=True)
-        except _ENGINE_ERRORS as error:
+        except BaseException as error:  # Ctrl-C, too
             raise errors.keep(self._plane.failure(step, error)) from None
 
     def receive(self, number: Any) -> list[Any]:
@@ -100,7 +100,7 @@ class _Ops:
         step = int(number)
         try:
             arrays = self._plane.under_way[step].receipts[self._index].result()
-        except _ENGINE_ERRORS as error:
+        except BaseException as error:  # Ctrl-C, too
             raise errors.keep(self._plane.failure(step, error)) from None
         return [
             tensors.from_array(array, kind)
@@ -305,7 +305,7 @@ class SendRecvPlane(StarPlane):
                 if trace is not None:
                     for metadata in call.result()[1:]:
                         trace.add(task, metadata)
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too
             raise self._given_up(going, error) from None
         finally:
             this.ends.clear()  # they hold what was received, and each other
@@ -347,8 +347,10 @@ class SendRecvPlane(StarPlane):
         if going.error is not None:
             going.fail(going.error)  # again: it may have come before they were asked for
 
-    def failure(self, number: int, error: Exception) -> Exception:
+    def failure(self, number: int, error: BaseException) -> BaseException:
         """What a step that an op of it failed with `error` is to raise."""
+        if not isinstance(error, _ENGINE_ERRORS):
+            return error
         going = self.under_way.get(number)
         return (
             going.error
@@ -356,10 +358,10 @@ class SendRecvPlane(StarPlane):
             else errors.from_engine(error)
         )
 
-    def _given_up(self, going: _UnderWay, error: Exception) -> Exception:
+    def _given_up(self, going: _UnderWay, error: BaseException) -> BaseException:
         """The error to raise, once all have given up."""
         typed = errors.of_step(error)
-        going.fail(typed)
+        going.fail(errors.for_others(typed))
         found = [typed if going.error is None else going.error, typed]
         for task in [task for task, call in going.calls.items() if not call.done()]:
             self._tell(task, [going.number])
@@ -371,6 +373,8 @@ class SendRecvPlane(StarPlane):
                 continue
             if outcome is not None:
                 found.append(outcome)
+        if not isinstance(typed, Exception):
+            return typed
         return next((one for one in found if not isinstance(one, tf_errors.CancelledError)), typed)
 
     def _tell(self, task: str, steps: list[int]) -> None:

@@ -15,14 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 from tensorflow.python.framework import errors_impl as tf_errors
 
-from prpc_engine import errors as engine_errors
 from prpc_engine.cluster.names import device
 from prpc_engine.tensorflow import errors, stages, tensors
 from prpc_engine.tensorflow.deal import device_of
 from prpc_engine.tensorflow.partition import Stage
 from prpc_engine.tensorflow.tracing import Trace
 from prpc_engine.tensorflow.traffic import StepTraffic
-from shard import Future, ShardError
+from shard import Future
 
 
 class _HasRun(Protocol):
@@ -90,15 +89,15 @@ class CalledStage:
         """Send, and wait. Raises what errors.keep() makes."""
         try:
             return self._result(*self._submit(values))
-        except (engine_errors.RpcError, ShardError) as error:
-            raise errors.keep(errors.from_engine(error)) from None
+        except BaseException as error:  # Ctrl-C, too
+            raise errors.keep(error) from None
 
     def send(self, *values: Any) -> np.int64:
         """Send; a number for wait()."""
         try:
             sent = self._submit(values)
-        except (engine_errors.RpcError, ShardError) as error:
-            raise errors.keep(errors.from_engine(error)) from None
+        except BaseException as error:  # Ctrl-C, too
+            raise errors.keep(error) from None
         self._sent[id(sent[0])] = sent
         return np.int64(id(sent[0]))
 
@@ -106,8 +105,8 @@ class CalledStage:
         """Wait for what was sent."""
         try:
             return self._result(*self._sent.pop(int(number)))
-        except (engine_errors.RpcError, ShardError) as error:
-            raise errors.keep(errors.from_engine(error)) from None
+        except BaseException as error:  # Ctrl-C, too
+            raise errors.keep(error) from None
 
     def forget(self, run: Run) -> None:
         """Nobody will wait for what it sent."""

@@ -329,7 +329,7 @@ class StarPlane:
                 values = step.run_checked(feeds, said, metadata)
         except Exception as error:
             typed = errors.of_step(error)
-            run.failed(typed)
+            run.failed(errors.for_others(typed))
             if isinstance(typed, tf_errors.AbortedError) or (
                 step.has_shards and isinstance(typed, tf_errors.UnavailableError)
             ):

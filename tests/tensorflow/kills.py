@@ -52,6 +52,22 @@ def kill_in_step(task: Task, floats: int, victim: int, moment: str, ps: int = 0)
             session.run(op.op)
 
 
+def interrupted(task: Task, name: str) -> Any:
+    """A step that waits at a ps, until Ctrl-C; and what is put there then is there for the next."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with task.graph(), v1.device("/job:ps/task:0"), task.session() as session:
+            line = v1.FIFOQueue(3, [tf.float32], [[]], shared_name=name)
+            put, item = line.enqueue([5.0]), line.dequeue()
+            try:
+                session.run(item)
+            except KeyboardInterrupt:
+                session.run(put)
+            return float(session.run(item))
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def add_one(task: Task, floats: int) -> Any:
     """A step as that one, in which nobody is killed; the sum of what is there after it."""
     with task.graph(), task.setter():

@@ -79,6 +79,18 @@ def test_what_a_dead_worker_waited_for_is_left_to_others() -> None:
 
 
 @pytest.mark.parametrize("plane", ["star", "sendrecv"])
+def test_ctrl_c_in_a_step_is_a_keyboard_interrupt(plane: str) -> None:
+    places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
+    with contextlib.ExitStack() as ending:
+        ps, worker = started(ending, places, "ps 0", "worker 0")
+        worker.begin("in_plane", "prpc", plane=plane, fuse=False, which="interrupted", name="line")
+        wait_until(lambda: ps.do("running", "prpc") == 1, "the wait at the ps")
+        os.kill(worker.pid, signal.SIGINT)
+        assert worker.answer() == 5.0
+        wait_until(lambda: worker.do("held", "prpc") == NOTHING, "the end of what the worker held")
+
+
+@pytest.mark.parametrize("plane", ["star", "sendrecv"])
 def test_a_ps_killed_while_the_worker_computes_ends_the_step(plane: str) -> None:
     places = {"prpc": clusters(secrets.randbits(32), ps=1, worker=1)["prpc"]}
     with contextlib.ExitStack() as ending:
