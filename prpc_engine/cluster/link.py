@@ -333,8 +333,9 @@ class Link:
         return errand.set_error(
             errors.DeadlineExceeded(
                 f"{errand.what} did not come from {self._text} in time: "
-                "look whether that task sends it, and for this step and "
-                f"task, or allow a larger timeout_s ({error})"
+                "look what that task does (whether it sends the tensor, for this step and this "
+                "task), or allow a larger timeout_s, which is timeout_in_ms of a TensorFlow step "
+                f"({error})"
             )
         )
 
