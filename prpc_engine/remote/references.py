@@ -199,8 +199,7 @@ class References(Generic[ValueT]):
 
     def worker_gone(self, worker: int) -> list[ValueT]:
         """A worker has left or died. Those values that it was to create, and never will."""
-        self._gone.add(worker)
-        self._created.pop(worker, None)
+        self._gone.add(worker)  # its numbers stay: if it is back, they tell what was freed
         orphans = []
         for value_id, entry in list(self._entries.items()):
             if value_id[0] == worker and not entry.created:

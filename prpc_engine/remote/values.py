@@ -300,8 +300,9 @@ class Values:
             creator, number = value_id
             raise ValueGone(
                 f"value {number} of {self._members.named(creator)} is not at "
-                f"{self._members.describe(self._members.rank)} any more: nobody referred to it, or "
-                "its creator died before it was made"
+                f"{self._members.describe(self._members.rank)} any more: nobody referred to it (a "
+                "worker that is silent for longer than its lease does not), or its creator died "
+                "before it was made"
             )
         return future
 

@@ -135,6 +135,22 @@ def test_what_a_dead_worker_was_to_create_is_told() -> None:
     assert table.claimed((A, 1), (A, 2), B, 0.0) is False
 
 
+def test_what_was_freed_while_its_creator_was_taken_for_dead_is_not_waited_for() -> None:
+    """Who asks for a value that was freed meanwhile is told so, and keeps none that never comes."""
+    table = references()
+    value = created(table)
+    table.worker_gone(A)
+    table.worker_back(A)
+    assert value.freed
+    assert table.find((A, 1)) is None
+    assert not table.passed((A, 1), (A, 2), B, 0.0)
+    assert (len(table), table.forks) == (0, 0)
+    assert table.create((A, 1), (A, 1), A, 0.0) is None
+    again = created(table, (A, 2), (A, 3))
+    assert table.find((A, 2)) is again
+    assert not again.freed
+
+
 def test_a_creation_that_comes_again_creates_nothing() -> None:
     table = references()
     created(table)
