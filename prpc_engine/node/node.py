@@ -147,7 +147,7 @@ class Node:
             secret_name=USER_SECRET if isinstance(secret, UserSecret) else JOB_SECRET,
         )
         self._memory = MemoryTransport(identity, slab)
-        self._advertise = node.advertise
+        self.advertise = node.advertise
         self._transports: list[Transport] = [self._memory]
         self._listeners: list[Listener] = []
         self._known = known = make_transports(identity, slab, config.tls, config.transport)
@@ -190,12 +190,12 @@ class Node:
 
     def _advertised(self, bound: str) -> str:
         scheme = bound.partition("://")[0]
-        if self._advertise is None or scheme not in BETWEEN_HOSTS:
+        if self.advertise is None or scheme not in BETWEEN_HOSTS:
             return bound
         port = int(bound.rpartition(":")[2])
         if scheme == "tcp":
-            port = self._advertise.port or port
-        return f"{scheme}://{Address(self._advertise.host, port)}"
+            port = self.advertise.port or port
+        return f"{scheme}://{Address(self.advertise.host, port)}"
 
     def address(self, scheme: str) -> str:
         """Where one transport listens, without its scheme. Raises Closed when the node is,

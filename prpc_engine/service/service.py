@@ -53,6 +53,7 @@ from prpc_engine.service.shard_statistics import NodeFigures, ShardFigures
 from prpc_engine.service.starting import asked_for_shards, refuse_in_import
 from prpc_engine.settings import layers
 from prpc_engine.settings.config import (
+    IPV4_WILDCARD,
     WILDCARDS,
     address_facing,
     check_environment,
@@ -151,13 +152,9 @@ class RpcService:
         **arguments: Unpack[NodeArguments],
     ) -> None:
         check_environment()
-        master_host, master_port = host_and_port(master)
+        host_and_port(master)
         self._arguments = arguments if config is None else None  # to read them again with a role
         config = NodeConfig.load(**arguments) if config is None else _changed(config, arguments)
-        bind = config.node.bind
-        if config.node.advertise is None and bind.host in WILDCARDS:
-            facing = address_facing(master_host, master_port)
-            config = config.listening_at(bind, advertise=facing)
         self.config = config
         self._log(config.notes)
         self.shards = config.shards.count
@@ -206,9 +203,29 @@ class RpcService:
         started = runtime.monotonic()
         try:
             self._session.opened.result()
+            self._advertise_what_faces_the_master()
             self._session.join(self._node.addresses, timeout_s=timeout_s).result()
         except errors.RpcError as error:
             raise master_error(self._master, error, started) from error
+
+    def _advertise_what_faces_the_master(self) -> None:
+        """Where this node listens at every address. Once the master is reached: its name may have
+        been unknown before.
+        """
+        bind = self.config.node.bind
+        if self.config.node.advertise is not None or bind.host not in WILDCARDS:
+            return
+        facing = address_facing(*host_and_port(self._master), bind.host)
+        if facing is None:
+            self._log(
+                [
+                    f"bind={str(bind)!r}: no such address of this host faces the master at "
+                    f"{self._master}, so others cannot be told where to connect; say advertise="
+                    + (", or bind='[::]:0' for IPv6" if bind.host == IPV4_WILDCARD else "")
+                ]
+            )
+        self.config = self.config.listening_at(bind, advertise=facing)
+        self._node.advertise = facing
 
     @staticmethod
     def _log(lines: Iterable[str]) -> None:

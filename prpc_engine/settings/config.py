@@ -4,6 +4,7 @@ with what is allowed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import os
@@ -200,7 +201,8 @@ def check_exposure(host: str, secret: bytes) -> None:
         )
 
 
-WILDCARDS = ("0.0.0.0", "::")
+IPV4_WILDCARD = "0.0.0.0"
+WILDCARDS = (IPV4_WILDCARD, "::")  # the second takes IPv4, too
 
 
 def advertise_from(given: object, where: str) -> Address:
@@ -221,21 +223,22 @@ def advertise_from(given: object, where: str) -> Address:
     return address
 
 
-def address_facing(host: str, port: int) -> Address | None:
-    """This host's own address on its way to that one: what nodes are told that bind every address.
-    None where there is no way.
+def address_facing(host: str, port: int, bound: str) -> Address | None:
+    """This host's own address on its way to that one: what nodes are told that bind every address,
+    of IPv4 where that is all that `bound`, one of WILDCARDS, takes. None where there is no way.
 
     Nothing is sent: a datagram socket that is connected has looked its route up.
     """
+    family = socket.AF_INET if bound == IPV4_WILDCARD else socket.AF_UNSPEC
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(
-            host, port or 1, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind, protocol) as sock:
-            sock.connect(where)
-            return Address(sock.getsockname()[0], 0)
+        found = socket.getaddrinfo(host, port or 1, family, socket.SOCK_DGRAM)
     except OSError:
         return None
+    for one, kind, protocol, _, where in found:
+        with contextlib.suppress(OSError), socket.socket(one, kind, protocol) as sock:
+            sock.connect(where)
+            return Address(sock.getsockname()[0], 0)
+    return None
 
 
 def check_number(name: str, value: object, least: int, most: int) -> int:

@@ -5,9 +5,11 @@ with a named error in time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
+import socket
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -97,6 +99,45 @@ def test_who_binds_every_address_tells_the_one_that_faces_the_master(bind: str, 
         assert entry.addresses[-1] == f"tcp://{told}:{service.address.rpartition(':')[2]}"
         with RpcService(master.address, secret=SECRET, transports=["tcp"]) as other:
             assert other.create_client("works").call("one") == 1
+
+
+@pytest.mark.parametrize("unknown", [0, 3], ids=["known", "known_later"])
+def test_a_name_of_both_families_or_not_known_at_first_is_faced_by_what_listens(
+    unknown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """IPv6 comes first in what names stand for, and 0.0.0.0 takes none of it."""
+    look_up, asked = socket.getaddrinfo, itertools.count()
+
+    def found(host: object, port: Any, family: int = 0, *others: Any, **named: Any) -> list[Any]:
+        if host != "both.test":
+            return look_up(host, port, family, *others, **named)
+        if next(asked) < unknown:
+            raise socket.gaierror(socket.EAI_AGAIN, "not known yet")
+        return [
+            each
+            for one in ("::1", "127.0.0.1")
+            for each in look_up(one, port, 0, *others, **named)
+            if family in (0, each[0])
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with Master(secret=SECRET) as master:
+        name = f"both.test:{master.address.rpartition(':')[2]}"
+        with RpcService(name, bind="0.0.0.0:0", secret=SECRET, transports=["tcp"]) as service:
+            service.create_server("works", {"one": lambda: 1})
+            (entry,) = entries_of(service, "works", 1, PATIENCE_S)
+            assert entry.addresses[-1] == f"tcp://127.0.0.1:{service.address.rpartition(':')[2]}"
+
+
+def test_who_binds_every_ipv4_address_under_a_master_of_ipv6_is_told_what_to_bind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with (
+        Master("[::1]:0", secret=SECRET) as master,
+        RpcService(master.address, bind="0.0.0.0:0", secret=SECRET),
+    ):
+        (line,) = [text for text in caplog.messages if "faces the master" in text]
+        assert "bind='[::]:0'" in line
 
 
 @pytest.mark.parametrize(

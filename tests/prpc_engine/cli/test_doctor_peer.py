@@ -125,7 +125,7 @@ def test_a_service_that_sends_others_to_every_address_is_bad_and_what_to_do_is_s
     master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # no way to the master is known
-    monkeypatch.setattr("prpc_engine.service.service.address_facing", lambda host, port: None)
+    monkeypatch.setattr("prpc_engine.service.service.address_facing", lambda *_: None)
     with RpcService(master.address, bind="0.0.0.0:0", secret=SECRET) as service:
         port = service.address.rpartition(":")[2]
         report = found(f"127.0.0.1:{port}", 1)
