@@ -46,7 +46,7 @@ from prpc_engine.service.cores import take_cores
 from prpc_engine.service.shard_statistics import ShardFigures
 from prpc_engine.service.starting import asked_for_shards, refuse_in_import
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import check_environment
+from prpc_engine.settings.config import check_environment, wildcard_for
 from prpc_engine.settings.node_config import NodeConfig
 from shard import Driver, pin, restore
 
@@ -258,4 +258,4 @@ def _listening_host(host: str) -> str:
     """
     if host == "localhost" or host.startswith("127.") or host == "::1":
         return host
-    return "::" if ":" in host else "0.0.0.0"
+    return wildcard_for(host)

@@ -13,6 +13,7 @@ import re
 from prpc_engine import errors
 from prpc_engine.master.client import MasterClient
 from prpc_engine.master.master import Master
+from prpc_engine.master.protocol import host_and_port
 from prpc_engine.remote.agent_store import AgentStore
 from prpc_engine.remote.attendance import missing_text
 from prpc_engine.remote.calls import RemoteCalls, as_runtime_error
@@ -28,7 +29,7 @@ from prpc_engine.remote.values import Values
 from prpc_engine.rpc.server import Bounds
 from prpc_engine.service.service import RpcService
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds
+from prpc_engine.settings.config import TIMEOUT_S_MAX, check_seconds, wildcard_for
 from prpc_engine.settings.sections import NodeArguments
 from shard import ClosedError, runtime
 
@@ -203,9 +204,10 @@ class Worker:
             "timeout_s": min(max(0.001, timeout_s), TIMEOUT_S_MAX),
             "lease_s": options.lease_s if options.config is None else None,
         }
-        host = address.rpartition(":")[0]
-        if options.config is None and not host.startswith(("127.", "localhost", "[::1]")):
-            arguments["bind"] = "0.0.0.0:0"  # the address that faces the master is told to others
+        host = host_and_port(address)[0]
+        if options.config is None and not host.startswith(("127.", "localhost", "::1")):
+            # the address that faces the master is told to others
+            arguments["bind"] = str(Address(wildcard_for(host), 0))
         return arguments
 
     def join(self) -> None:

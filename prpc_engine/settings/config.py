@@ -202,7 +202,8 @@ def check_exposure(host: str, secret: bytes) -> None:
 
 
 IPV4_WILDCARD = "0.0.0.0"
-WILDCARDS = (IPV4_WILDCARD, "::")  # the second takes IPv4, too
+IPV6_WILDCARD = "::"  # takes IPv4, too
+WILDCARDS = (IPV4_WILDCARD, IPV6_WILDCARD)
 
 
 def advertise_from(given: object, where: str) -> Address:
@@ -239,6 +240,20 @@ def address_facing(host: str, port: int, bound: str) -> Address | None:
             sock.connect(where)
             return Address(sock.getsockname()[0], 0)
     return None
+
+
+def wildcard_for(host: str) -> str:
+    """Every address, for those who reach that host: of IPv4 alone, which a host always has, unless
+    the host is known by IPv6 alone.
+    """
+    if ":" in host:
+        return IPV6_WILDCARD
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return IPV4_WILDCARD
+    families = {each[0] for each in found}
+    return IPV6_WILDCARD if families == {socket.AF_INET6} else IPV4_WILDCARD
 
 
 def check_number(name: str, value: object, least: int, most: int) -> int:

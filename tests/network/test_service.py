@@ -15,6 +15,7 @@ import pytest
 
 from prpc_engine import Master, RetryPolicy, RpcClient, RpcService, errors, idempotent
 from prpc_engine.rpc.message import HEADER
+from prpc_engine.settings.config import wildcard_for
 from tests.network.caller import HANDSHAKE_BYTES
 from tests.network.faults import Action, Fault, Pace, Plan, one_way
 from tests.network.proxy import Proxy
@@ -138,6 +139,31 @@ def test_who_binds_every_ipv4_address_under_a_master_of_ipv6_is_told_what_to_bin
     ):
         (line,) = [text for text in caplog.messages if "faces the master" in text]
         assert "bind='[::]:0'" in line
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses", "wildcard"),
+    [
+        ("fd00::1", [], "::"),
+        ("10.0.0.1", ["10.0.0.1"], "0.0.0.0"),
+        ("six.test", ["fd00::1"], "::"),
+        ("both.test", ["fd00::1", "10.0.0.1"], "0.0.0.0"),
+        ("unknown.test", [], "0.0.0.0"),
+    ],
+)
+def test_who_is_reached_by_ipv6_alone_listens_at_every_address_of_it(
+    host: str, addresses: list[str], wildcard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def found(asked: str, *others: Any, **named: Any) -> list[Any]:
+        assert asked == host
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+        return [each for one in addresses for each in look_up(one, *others, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    assert wildcard_for(host) == wildcard
 
 
 @pytest.mark.parametrize(
