@@ -290,7 +290,7 @@ class Driver:
         self, future: Future, deadline: float | None, serves: bool, spins: bool = True
     ) -> None:
         """Turn until the future is done or the time is over, or somebody else has to."""
-        self._check_usable()
+        self._check_usable(future)
         reactor = self.reactor
         poll, spin = reactor.poll, reactor.spin
         clock = runtime.monotonic
@@ -408,7 +408,7 @@ class Driver:
         return on_duty
 
     def _follow(self, future: Future, deadline: float | None, serves: bool) -> None:
-        self._check_usable()
+        self._check_usable(future)
         # this thread sleeps, until it is called to lead or has its result
         turn = runtime.Semaphore(0)
 
@@ -588,13 +588,14 @@ class Driver:
             self._wanted += 1
             self.reactor.wake()
 
-    def _check_usable(self) -> None:
+    def _check_usable(self, awaited: Future | None = None) -> None:
+        """What `awaited` ended with is had after close(), too, which first ends all that waits."""
         if self._pid != os.getpid():
             raise ForkedError(
                 f"made in process {self._pid}, used in its fork {os.getpid()}: "
                 "start processes by spawn and make it there"
             )
-        if self.closing:
+        if self.closing and (awaited is None or not awaited.finished):
             raise ClosedError("already closed")
 
     # -- the progress thread -----------------------------------------------------------------------

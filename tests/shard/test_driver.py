@@ -237,6 +237,33 @@ def test_a_wait_after_close_says_closed_and_a_second_close_does_nothing(driver: 
     assert done.result() == 3, "what is done can still be read"
 
 
+class DoneMeanwhile:
+    """A future that was done, and its driver closed, since its waiter looked."""
+
+    looks = 0
+
+    @property
+    def finished(self) -> bool:
+        self.looks += 1
+        return self.looks > 1
+
+    def when_done(self, callback: Callable[[Any], object]) -> None:
+        callback(self)
+
+    def remove_done_callback(self, callback: object) -> None:
+        """It was called at once."""
+
+
+def test_what_ended_just_before_close_is_had(driver: Driver) -> None:
+    driver.close()
+    one, other = DoneMeanwhile(), DoneMeanwhile()
+    assert driver.wait(one, PATIENCE_S)  # type: ignore[arg-type]
+    with held_lead(driver):
+        in_threads(1, lambda _: driver.wait(other, PATIENCE_S))  # type: ignore[arg-type]
+    assert one.looks > 1
+    assert other.looks > 1
+
+
 def test_a_callback_may_close_the_driver(driver: Driver) -> None:
     ended = threading.Event()
 
