@@ -348,10 +348,9 @@ class ChildProcess(SupervisedChild):
     def _reap(self, timeout: float) -> str:
         """Wait for its end, kill it where that takes longer, and say how it ended."""
         process, channel = self._process, self.channel
-        process.join(timeout)
-        if process.exitcode is None:
+        if not _has_ended(self.pidfd, timeout):
             process.kill()
-            process.join()
+        process.join()
         code = process.exitcode
         process.close()
         os.close(self.pidfd)
@@ -377,8 +376,7 @@ class ChildProcess(SupervisedChild):
             self.ask_to_end()
             text = f"{self.describe()} was shut down"
             limit = TERMINATE_S if timeout is None else timeout
-            self._process.join(min(IDLE_END_S, limit))
-            if self._process.exitcode is None:
+            if not _has_ended(self.pidfd, min(IDLE_END_S, limit)):
                 self._process.terminate()
             self._reap(limit)
             self.fail_all(text)
@@ -391,10 +389,13 @@ class ChildProcess(SupervisedChild):
             self.pidfd = -1
 
 
-def _has_ended(pidfd: int) -> bool:
+def _has_ended(pidfd: int, timeout: float = 0.0) -> bool:
+    """Whether that process has, or does within so many seconds. Process.join(timeout) looks at a
+    pipe instead, which a process may close long before its end, and its own children keep open.
+    """
     look = select.poll()
     look.register(pidfd, select.POLLIN)
-    return bool(look.poll(0))
+    return bool(look.poll(timeout * 1000))
 
 
 def _arguments(payload: Any) -> Any:

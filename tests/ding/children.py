@@ -69,6 +69,12 @@ class Counter:
     def leave(self, code: int) -> None:
         os._exit(code)
 
+    def shut_files(self) -> None:
+        """As a process does that becomes a daemon."""
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        while True:
+            signal.pause()
+
     def block_sigterm(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:

@@ -368,12 +368,15 @@ def is_running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("hold", ["block_sigterm", "stopped"])
+@pytest.mark.parametrize("hold", ["block_sigterm", "shut_files", "stopped"])
 def test_a_child_that_does_not_end_is_killed(hold: str) -> None:
     with supervising(1) as supervisor:
         pid = supervisor.pid[0]
         if hold == "stopped":
             halt(pid)
+        elif hold == "shut_files":
+            send(supervisor, 0, hold)
+            wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= 3, "that it has shut them")
         else:
             send(supervisor, 0, hold)
             ignored = 1 << (signal.SIGTERM - 1)
