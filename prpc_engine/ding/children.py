@@ -428,6 +428,17 @@ class ChildThread(SupervisedChild):
                 self._thread.start()
 
     def _serve(self, requests: queue.SimpleQueue[Any]) -> None:
+        try:
+            self._answer_all(requests)
+        except BaseException as error:  # SystemExit, say: what a process would end by
+            with self._lock:
+                if requests is self._requests:
+                    self._thread, self._requests = None, queue.SimpleQueue()
+                    text = f"{self.describe()} was ended by {type(error).__name__}"
+                    logger.warning("%s; the next request to it starts it again", text)
+                    self.fail_all(text)
+
+    def _answer_all(self, requests: queue.SimpleQueue[Any]) -> None:
         handler = Handler(self.proc_id, self._init, None, None)
         while (payload := requests.get()) is not None:
             given = partial(_arguments, payload)

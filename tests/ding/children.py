@@ -69,6 +69,9 @@ class Counter:
     def leave(self, code: int) -> None:
         os._exit(code)
 
+    def exit(self, code: int) -> None:
+        raise SystemExit(code)
+
     def shut_files(self) -> None:
         """As a process does that becomes a daemon."""
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))

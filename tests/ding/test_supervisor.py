@@ -181,6 +181,26 @@ def test_a_child_that_dies_is_named_with_what_was_in_flight(
     assert "child 1 is started again" in caplog.text
 
 
+def test_a_thread_that_ends_in_a_method_is_named_and_another_takes_its_place(
+    fifo: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with supervising(2, type_=ChildType.THREAD) as supervisor:
+        before = send(supervisor, 1, "wait_for", fifo)
+        doomed = [send(supervisor, 1, "exit", 3), send(supervisor, 1, "add")]
+        with open(fifo, "w"):
+            pass
+        assert supervisor.recv_all([before], timeout=LONG_S)[0].err is None
+        text = (
+            r"child 1 \(a thread\) was ended by SystemExit with 2 requests in flight: exit\(\).*add"
+        )
+        for one in doomed:
+            with pytest.raises(MaybeExecuted, match=text):
+                supervisor.recv_all([one], timeout=LONG_S)
+        assert call(supervisor, 0, "add") == 1, "the other one goes on"
+        assert call(supervisor, 1, "add") == 1, "it was started again"
+    assert "child 1 (a thread) was ended by SystemExit" in caplog.text
+
+
 def test_a_child_that_dies_idle_is_named_to_the_next_request() -> None:
     with supervising(1) as supervisor:
         call(supervisor, 0, "add", 5)
