@@ -81,6 +81,7 @@ awaited, and `held_at()` holds that coroutine, not its thread.
     snapshot.closing          a server of counters is closed, and has not begun to
     snapshot.retiring         it is closed: no other snapshot than the last one begins
     snapshot.saving           a snapshot is about to be written
+    subscriber.reading        an item is decoded, and its weights are not made
     watches.changed           changes of the tree have come, and are not applied
     watches.queued            a callback, or the end of what waits for those, was put in the queue
     window.waiting            there is no credit for an item, and no future of it

@@ -79,6 +79,7 @@ class _Publisher:
     listings: int = 0  # how often the master has said so, and how often when it was last asked
     asked_at: int = 0
     weights: dict[str, NDArray[Any]] | None = None
+    readings: int = 0  # threads that make an item of what was in the inbox
     is_far: bool = False  # it is on another host
     is_direct: bool = False  # what was to be fetched is asked for itself
     held: dict[Key, _Held] = field(default_factory=dict)  # for others
@@ -179,10 +180,11 @@ class Subscriber:
         return True
 
     def _forget_weights(self, server_id: int, known: _Publisher) -> None:
-        """Of a publisher that is not listed, once nothing in the inbox is based on them: should it
-        be listed again, it gives all of them. With the guard held.
+        """Of a publisher that is not listed, once nothing is based on them that is in the inbox,
+        taken out of it or asked for, as it may be reached all the same: should it be listed again,
+        it gives all of them. With the guard held.
         """
-        if known.weights is None or known.is_listed:
+        if known.weights is None or known.is_listed or known.readings or known.call is not None:
             return
         if not any(one.server_id == server_id for one in self._inbox):
             known.weights = None
@@ -217,12 +219,18 @@ class Subscriber:
                     server_id, "take", self._id, self._name, *has, timeout_s=None
                 )
         except (errors.RpcError, ClosedError):
-            known.call = None
+            self._end_question(server_id, known)
             self._ask_later(server_id)
             return True
         known.call = call
         call.when_done(partial(self._answered, server_id, known))
         return True
+
+    def _end_question(self, server_id: int, known: _Publisher) -> None:
+        """The question has not left, or has no item for an answer."""
+        with self._guard:
+            known.call = None
+            self._forget_weights(server_id, known)
 
     def _is_full(self) -> bool:
         """With the guard held."""
@@ -245,7 +253,7 @@ class Subscriber:
     def _answered(self, server_id: int, known: _Publisher, call: Future) -> None:
         error = call.error()
         if error is not None:
-            known.call = None
+            self._end_question(server_id, known)
             if not self._closed and not isinstance(error, errors.Closed | ClosedError):
                 with self._guard:
                     if known.asked_at == known.listings and isinstance(
@@ -270,7 +278,7 @@ class Subscriber:
 
     def _arrived(self, server_id: int, known: _Publisher, answer: Any) -> None:
         if answer is None:  # it was closed
-            known.call = None
+            self._end_question(server_id, known)
             if known.asked_at != known.listings:  # and another one is there already
                 self._ask_later(server_id)
             return
@@ -462,6 +470,7 @@ class Subscriber:
         if not self._inbox:
             return []
         first = self._inbox.popleft()
+        self._publishers[first.server_id].readings += 1
         found = [first]
         if first.is_latest:
             found += [one for one in self._inbox if one.server_id == first.server_id]
@@ -480,22 +489,30 @@ class Subscriber:
             yield self.receive()
 
     def _item(self, entries: list[_Received]) -> Item:
-        value: Any = None
-        for entry in entries:
-            try:
-                (value,) = self._archive.decode(entry.body, list(entry.blocks))
-            except DECODE_ERRORS as error:
-                raise errors.BadArguments(
-                    f"item {entry.version} of topic {self.topic!r} cannot be read: {error}"
-                ) from error
-            with self._guard:
-                known = self._publishers[entry.server_id]
-            value = self._with_weights(known, entry.base, entry.version, value)
-            with self._guard:
-                self._forget_weights(entry.server_id, known)
         last = entries[-1]
+        with self._guard:
+            known = self._publishers[last.server_id]
+        value: Any = None
+        try:
+            for entry in entries:
+                value = self._decoded(entry)
+                # failpoint: subscriber.reading
+                value = self._with_weights(known, entry.base, entry.version, value)
+        finally:
+            with self._guard:
+                known.readings -= 1
+                self._forget_weights(last.server_id, known)
         skipped = sum(entry.skipped for entry in entries) + len(entries) - 1
         return Item(value, last.version, last.server_id, skipped)
+
+    def _decoded(self, entry: _Received) -> Any:
+        try:
+            (value,) = self._archive.decode(entry.body, list(entry.blocks))
+        except DECODE_ERRORS as error:
+            raise errors.BadArguments(
+                f"item {entry.version} of topic {self.topic!r} cannot be read: {error}"
+            ) from error
+        return value
 
     def _with_weights(self, known: _Publisher, base: int, version: int, value: Any) -> Any:
         if not base:

@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 
 from prpc_engine import Master, RpcService, errors, topics
+from prpc_engine.master.registry import DEFAULT_API
+from prpc_engine.topics.publisher import SERVICE
 from shard import ForkedError
+from tests.held import at
 from tests.program import Program, halt, wait_until
 
 PATIENCE_S = 20.0
@@ -43,6 +46,11 @@ class World:
 def world(master: Master) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
         yield World(master, stack)
+
+
+def unlist(service: RpcService, topic: str) -> None:
+    """The master has the one publisher of a topic no more, which goes on."""
+    service.master_client.deregister_server(DEFAULT_API, SERVICE + topic, 0)
 
 
 def test_each_reader_gets_each_item_in_order(world: World) -> None:
@@ -134,6 +142,54 @@ def test_changes_are_read_as_weights_though_their_publisher_has_gone(
             wait_until(lambda: [one.behind for one in publisher.readers()] == [0])
         wait_until(lambda: "has gone" in caplog.text, "the reader knows")
         np.testing.assert_array_equal(reader.receive(PATIENCE_S).value["w"], weights)
+
+
+def test_changes_come_of_a_publisher_that_the_master_alone_takes_for_dead(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The link between the publisher and the reader, who has asked it for the next, is whole."""
+    caplog.set_level("INFO", "prpc")
+    weights = np.zeros(500_000)
+    with (
+        RpcService(master.address) as there,
+        RpcService(master.address) as here,
+        topics.Publisher(there, "weights", mode="latest") as publisher,
+        topics.Subscriber(here, "weights") as reader,
+    ):
+        version = publisher.publish({"w": weights}, changed_since=0)
+        assert reader.receive(PATIENCE_S).version == version
+        wait_until(lambda: [one.behind for one in publisher.readers()] == [0], "it asks again")
+        unlist(there, "weights")
+        wait_until(lambda: "has gone" in caplog.text, "the reader knows")
+        weights[:100] = 1.0
+        publisher.publish({"w": weights}, changed_since=version)
+        np.testing.assert_array_equal(reader.receive(PATIENCE_S).value["w"], weights)
+
+
+def test_weights_that_are_being_read_as_their_publisher_goes_are_whole(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "prpc")
+    weights = np.zeros(500_000)
+
+    def go() -> None:
+        publisher.close()
+        wait_until(lambda: "has gone" in caplog.text, "the reader knows")
+
+    with (
+        RpcService(master.address) as there,
+        RpcService(master.address) as here,
+        topics.Publisher(there, "weights", mode="latest") as publisher,
+        topics.Subscriber(here, "weights") as reader,
+    ):
+        version = publisher.publish({"w": weights}, changed_since=0)
+        assert reader.receive(PATIENCE_S).version == version
+        weights[:100] = 1.0
+        publisher.publish({"w": weights}, changed_since=version)
+        wait_until(lambda: [one.behind for one in publisher.readers()] == [0])
+        with at("subscriber.reading", go) as passed:
+            np.testing.assert_array_equal(reader.receive(PATIENCE_S).value["w"], weights)
+        assert passed.count == 1
 
 
 def test_a_publisher_that_was_stopped_until_its_lease_was_over_is_read_on_without_a_repeat(
