@@ -155,7 +155,7 @@ class Watches:
                     logger.info(
                         "watches of the master at %s wait for it: %s",
                         self._session.address,
-                        str(error),
+                        str(error).partition("\n")[0],
                     )
                 except Exception:
                     logger.exception(
@@ -413,7 +413,9 @@ class Watches:
 
     async def _unwatch(self, path: str) -> None:
         if not self._is_watched(path):
-            await self._session.direct(self._peer, "unwatch", path)
+            # else the master tells of it until the session ends, and nobody listens
+            with suppress(errors.RpcError):
+                await self._session.direct(self._peer, "unwatch", path)
 
     def close(self) -> None:
         """No callback begins after this. One that runs is not waited for long. In a fork: does
