@@ -90,6 +90,7 @@ from shard.transport.shared_port import DistributedPort, SocketDistributor
 from shard.transport.shm import ShmTransport
 from shard.transport.tcp import TcpListener, TcpTransport
 from shard.transport.unix import UnixTransport
+from shard.transport.unix_rendezvous import is_bound
 from shard.transport.verbs import VerbsTransport
 from shard.transport.verbs_device import (
     VerbsPort,
@@ -207,6 +208,7 @@ __all__ = [
     "held_by_this_process",
     "huge_page_policy",
     "in_class",
+    "is_bound",
     "is_count",
     "is_device",
     "is_finite",

@@ -368,7 +368,8 @@ class Exchange:
 
     def unsubscribe(self, pattern: str) -> None:
         """No events of that topic any more, or of those that a pattern such as "task.*" means; one
-        that is not known: does nothing.
+        that is not known: does nothing. Those that come in a worker's first `start_s` seconds are
+        kept all the same, for who subscribes again.
         """
         with self._guard:
             if not self._inlet.unsubscribe(pattern):

@@ -4,19 +4,24 @@ is here.
     {"addresses": ["shm://...", "unix://..."]}
 
 It is written under another name and moved into place, mode 0600, and removed by the node that wrote
-it. A connection is authenticated as any other: the file is no secret.
+it. A connection is authenticated as any other: the file is no secret. One that a node that was
+killed has left is replaced; so is one of a node that lives, with a warning, as what that node has
+forked may outlive it and look the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 
 import msgspec
 
 from prpc_engine.errors import ConfigError, NotSent
+from shard import is_bound
 
+logger = logging.getLogger("prpc")
 FILE_BYTES_MAX = 64 << 10
 
 
@@ -28,6 +33,13 @@ class RendezvousFile(msgspec.Struct):
 
 def write(path: str, addresses: list[str]) -> None:
     """Raises ConfigError."""
+    with contextlib.suppress(NotSent):
+        if any(map(is_bound, read(path))):
+            logger.warning(
+                "ipc://%s is another node's, which lives, or has left processes that it forked: "
+                "others that attach there find this node from now on; give each its own listen_to",
+                path,
+            )
     file = Path(path)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:

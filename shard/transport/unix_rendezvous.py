@@ -65,6 +65,19 @@ def cannot_reach(address: str) -> str | None:
     return None
 
 
+def is_bound(address: str) -> bool:
+    """Whether that process of this host listens, or one that it has forked has its socket yet.
+    False for what is no address of this host. Does not connect.
+    """
+    try:
+        if cannot_reach(address) is not None:
+            return False
+        names = Path("/proc/net/unix").read_text(errors="replace")
+    except (UnreachableError, OSError):
+        return False
+    return f"@prpc.{_parts(address)[2]}" in names
+
+
 def listen(scheme: str) -> tuple[socket.socket, str]:
     """A listening socket under a new name, and its address. Raises ShardError."""
     token = secrets.token_hex(16)

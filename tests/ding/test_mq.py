@@ -459,6 +459,25 @@ def test_a_queue_that_never_listened_stops(places: list[str]) -> None:
     assert mq.recv() is None
 
 
+def test_who_takes_the_file_of_a_node_that_lives_says_so(
+    here: PrpcMQ, places: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "0.ipc"
+    of_here = file.read_bytes()
+    other = PrpcMQ(listen_to=places[0])
+    other.listen()
+    other.stop()
+    (line,) = [text for text in caplog.messages if "another node's" in text]
+    assert f"{file} is another node's, which lives" in line
+    caplog.clear()
+    here.stop()
+    file.write_bytes(of_here)  # as one that was killed leaves it
+    again = PrpcMQ(listen_to=places[0])
+    again.listen()
+    again.stop()
+    assert not caplog.messages
+
+
 def test_a_queue_that_is_dropped_hangs_up_and_takes_its_file_away(
     places: list[str], tmp_path: Path
 ) -> None:
