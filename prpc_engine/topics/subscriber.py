@@ -495,40 +495,15 @@ class Subscriber:
         value: Any = None
         try:
             for entry in entries:
-                value = self._decoded(entry)
+                value = _decoded(self._archive, self.topic, entry)
                 # failpoint: subscriber.reading
-                value = self._with_weights(known, entry.base, entry.version, value)
+                value = _with_weights(known, self.topic, entry, value)
         finally:
             with self._guard:
                 known.readings -= 1
                 self._forget_weights(last.server_id, known)
         skipped = sum(entry.skipped for entry in entries) + len(entries) - 1
         return Item(value, last.version, last.server_id, skipped)
-
-    def _decoded(self, entry: _Received) -> Any:
-        try:
-            (value,) = self._archive.decode(entry.body, list(entry.blocks))
-        except DECODE_ERRORS as error:
-            raise errors.BadArguments(
-                f"item {entry.version} of topic {self.topic!r} cannot be read: {error}"
-            ) from error
-        return value
-
-    def _with_weights(self, known: _Publisher, base: int, version: int, value: Any) -> Any:
-        if not base:
-            if isinstance(value, dict) and all(type(one) is np.ndarray for one in value.values()):
-                known.weights = value
-            return value
-        if known.weights is None:
-            raise errors.BadArguments(
-                f"item {version} of topic {self.topic!r} is what has changed since item {base}, "
-                "which did not come"
-            )
-        for name, array in known.weights.items():
-            if not array.flags.writeable:  # as they came
-                known.weights[name] = np.array(array, order="C")
-        deltas.apply(value, known.weights)
-        return {name: _read_only(array) for name, array in known.weights.items()}
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -592,6 +567,33 @@ def _checked(value: object) -> tuple[bytes, list[Any]]:
 def _name_of(incarnation: int, reader_id: int, key: Key) -> str:
     """Of what a reader holds. Nobody knows an incarnation whom that publisher has not answered."""
     return f"{incarnation:x}.{reader_id:x}.{key.version}.{key.base}"
+
+
+def _decoded(archive: Archive, topic: str, entry: _Received) -> Any:
+    try:
+        (value,) = archive.decode(entry.body, list(entry.blocks))
+    except DECODE_ERRORS as error:
+        raise errors.BadArguments(
+            f"item {entry.version} of topic {topic!r} cannot be read: {error}"
+        ) from error
+    return value
+
+
+def _with_weights(known: _Publisher, topic: str, entry: _Received, value: Any) -> Any:
+    if not entry.base:
+        if isinstance(value, dict) and all(type(one) is np.ndarray for one in value.values()):
+            known.weights = value
+        return value
+    if known.weights is None:
+        raise errors.BadArguments(
+            f"item {entry.version} of topic {topic!r} is what has changed since item {entry.base}, "
+            "which did not come"
+        )
+    for name, array in known.weights.items():
+        if not array.flags.writeable:  # as they came
+            known.weights[name] = np.array(array, order="C")
+    deltas.apply(value, known.weights)
+    return {name: _read_only(array) for name, array in known.weights.items()}
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
