@@ -287,7 +287,7 @@ class Exchange:
     def publish(self, topic: str, data: bytes | bytearray | memoryview) -> None:
         """Send an event to each node that has subscribed to its topic. Waits while one that is up
         has no room for it; never for one that is not there. Raises why listen() has failed, and
-        TypeError for data that is none.
+        TypeError for a topic or data that is none.
         """
         if self._failure is not None:
             raise self._failure
@@ -577,6 +577,8 @@ def _in_memory(payload: bytes, for_this_host: bool) -> Any:
 
 
 def _encoded(topic: str) -> bytes:
+    if not isinstance(topic, str):
+        raise errors.BadArguments(f"topic {topic!r:.100}: the name of one is expected, a str")
     return topic.encode("utf-8", "surrogatepass")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class _Field:
             is_allowed = False
         if not is_allowed:
             raise BadArguments(f"{name} of dtype {dtype!r:.100}: {DTYPES_ALLOWED}")
-        sizes = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
         if not all(isinstance(one, int | np.integer) and one >= 0 for one in sizes):
             raise BadArguments(f"{name} of shape {shape!r:.100}: sizes of 0 and more are allowed")
         self.name = name

@@ -39,6 +39,7 @@ from prpc_engine.ding.children import (
     ReserveMethod,
     SendPayload,
 )
+from prpc_engine.settings.config import check_seconds
 from shard import runtime
 
 NAMED_MAX = 8  # requests that an error names
@@ -203,8 +204,9 @@ class Supervisor:
     def recv(self, ignore_err: bool = False, timeout: float | None = None) -> Any:
         """The next answer of any child: a RecvPayload. Raises what its method raised, MaybeExecuted
         or NotSent where the child died first, or with `ignore_err` has that in `err`. Raises
-        queue.Empty when none came within `timeout` seconds.
+        queue.Empty when none came within `timeout` seconds, ConfigError for what is no time.
         """
+        check_seconds("timeout", timeout, or_none=True)
         payload = self._recv_queue.get(timeout=timeout)
         if payload.err is not None and not ignore_err:
             raise payload.err
@@ -225,6 +227,7 @@ class Supervisor:
         timeout     seconds for each request, from when it is waited for; with `ignore_err` its
                     answer is dropped when it comes later
         """
+        check_seconds("timeout", timeout, or_none=True)
         if not send_payloads:
             raise errors.BadArguments("recv_all() of no requests: at least one is expected")
         found: dict[str, Any] = {}
@@ -303,6 +306,7 @@ class Supervisor:
         `timeout` seconds later (None: 5); threads that do not end are left behind. start_link()
         starts them again.
         """
+        check_seconds("timeout", timeout, or_none=True)
         if not self._running:
             return
         self._running = False

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from prpc_engine.ding import PrpcMQ
-from prpc_engine.errors import AddressInUse, Closed, ConfigError
+from prpc_engine.errors import AddressInUse, BadArguments, Closed, ConfigError
 from tests.ding.nodes import NodeProcess, data_of, number_in
 from tests.held import held_at
 from tests.network.proxy import Proxy
@@ -449,6 +449,12 @@ def test_stop_ends_a_receiver_and_everything_after_it_does_nothing(here: PrpcMQ)
     here.unsubscribe("*")
     with pytest.raises(Closed, match="stopped"):
         here.listen()
+
+
+@pytest.mark.parametrize("topic", [None, 5, b"news"])
+def test_a_topic_is_a_str(here: PrpcMQ, topic: Any) -> None:
+    with pytest.raises(BadArguments, match=f"topic {topic!r}: the name of one"):
+        here.subscribe(topic)
 
 
 def test_a_queue_that_never_listened_stops(places: list[str]) -> None:

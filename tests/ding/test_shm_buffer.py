@@ -189,6 +189,7 @@ def test_what_does_not_fit_is_named_and_changes_nothing(given: Any, text: str) -
 @pytest.mark.parametrize(
     ("dtype", "shape", "text"),
     [
+        (np.float32, None, "of shape None"),
         (np.complex128, (2,), "complex128.*bool, int8 to int64"),
         ("O", (2,), "of dtype 'O'"),
         (">f4", (2,), "of dtype '>f4'"),

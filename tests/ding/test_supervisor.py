@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from prpc_engine.ding import ChildType, SendPayload, ShmBufferContainer, Supervisor
-from prpc_engine.errors import BadArguments, Closed, MaybeExecuted, NotSent
+from prpc_engine.errors import BadArguments, Closed, ConfigError, MaybeExecuted, NotSent
 from tests.ding.children import Counter, move_images, no_counter
 from tests.program import halt, wait_until
 
@@ -235,6 +235,19 @@ def test_children_killed_at_any_instant_never_leave_a_request_unanswered(seed: i
                 else:
                     assert isinstance(answer.err, MaybeExecuted | NotSent)
         assert len(set(pids_of(supervisor))) == 2
+
+
+@pytest.mark.parametrize("timeout", ["1", float("nan"), -1, True])
+def test_a_timeout_that_is_none_is_named(timeout: Any) -> None:
+    with supervising(1, type_=ChildType.THREAD) as supervisor:
+        calls: list[Callable[[], object]] = [
+            lambda: supervisor.recv(timeout=timeout),
+            lambda: supervisor.recv_all([SendPayload(proc_id=0, method="add")], timeout=timeout),
+            lambda: supervisor.shutdown(timeout),
+        ]
+        for one in calls:
+            with pytest.raises(ConfigError, match=f"timeout={timeout!r}: 0 to"):
+                one()
 
 
 @pytest.mark.parametrize("proc_id", [2, -1, "0", None])
