@@ -15,6 +15,7 @@ import socket
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.address import Address
+from prpc_engine.settings.config import wildcard_for
 from prpc_engine.settings.user_secret import UserSecret
 
 LOOPBACK = "127.0.0.1"
@@ -30,8 +31,7 @@ def listening_address(address: Address, secret: bytes) -> Address:
         return address
     is_own = is_own_host(address.host)
     if secret and not isinstance(secret, UserSecret):
-        every = "::" if ":" in address.host else "0.0.0.0"
-        return address if is_own else Address(every, address.port)
+        return address if is_own else Address(wildcard_for(address.host), address.port)
     if not is_own:
         raise ConfigError(
             f"{address} is no address of this host, and listening to others: {REMEDY}"
