@@ -167,7 +167,7 @@ class References(Generic[ValueT]):
         before.
         """
         creator, number = value_id
-        created = self._created.setdefault(creator, _Numbers())
+        created = self._numbers_of(creator)
         if number in created:
             return None
         created.add(number)
@@ -191,11 +191,21 @@ class References(Generic[ValueT]):
         """From the holder. False: there is no such value any more."""
         return self._tell(value_id, fork_id, ForkEvent.CLAIM, now, holder)
 
-    def dropped(self, value_id: ValueId, fork_id: ForkId) -> None:
-        """From the holder, or from a parent that could not pass it on."""
+    def dropped(self, value_id: ValueId, fork_id: ForkId) -> ValueT | None:
+        """From the holder, or from a parent that could not pass it on. The value that is not to be
+        created any more: others referred to it, and its creator has given up, whose call failed.
+        """
         entry = self._entries.get(value_id)
         if entry is not None and fork_id in entry.forks:
             self._follow(value_id, entry, fork_id, ForkEvent.DROP)
+            return None
+        if fork_id[0] != value_id[0] or self._is_past(value_id):
+            return None
+        # The owner has heard of each fork that is passed on before it is dropped: this one is the
+        # creator's own, and the call to create the value was lost, or is still to come.
+        self._numbers_of(value_id[0]).add(value_id[1])
+        self._entries.pop(value_id, None)
+        return None if entry is None else entry.value
 
     def worker_gone(self, worker: int) -> list[ValueT]:
         """A worker has left or died. Those values that it was to create, and never will."""
@@ -241,6 +251,9 @@ class References(Generic[ValueT]):
     def _is_past(self, value_id: ValueId) -> bool:
         creator, number = value_id
         return creator in self._gone or number in self._created.get(creator, ())
+
+    def _numbers_of(self, creator: int) -> _Numbers:
+        return self._created.setdefault(creator, _Numbers())
 
     def _entry(self, value_id: ValueId) -> _Entry[ValueT]:
         entry = self._entries.get(value_id)

@@ -1,7 +1,7 @@
 """The RRefs of one worker: what becomes of them here, and what their owners are told.
 
     an RRef                      here                              the owner is told
-    is made by remote()          numbered; its creation is a call  create, of value and fork
+    is made by remote()          numbered; kept until it is made   create, of value and fork
     is put into a message        kept until the owner has heard    passed, of a new fork
     is taken from a message      kept until the owner has heard    claimed
     was put into one that is     noted, once the owner has heard   dropped, in the end
@@ -180,7 +180,7 @@ class Values:
         header = (*address.value_id, *fork_id)
         with self._numbering.sending(address):
             created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
-        return RRef.made(self, address, fork_id, created)
+        return _kept_created(RRef.made(self, address, fork_id, created))
 
     def _check_open(self) -> None:
         if self._is_over:
@@ -283,7 +283,7 @@ class Values:
             created = self._calls.submit(
                 owner, "create_by_method", header, None, args, kwargs, timeout
             )
-        return RRef.made(self, made, fork_id, _kept_until(created, rref))
+        return _kept_created(RRef.made(self, made, fork_id, _kept_until(created, rref)))
 
     # -- as the owner ------------------------------------------------------------------------------
 
@@ -332,9 +332,14 @@ class Values:
 
     def dropped(self, forks: Sequence[Sequence[int]]) -> None:
         """From a holder: creator, number, parent and number of each."""
-        with self._guard:
-            for creator, number, parent, fork in forks:
-                self._references.dropped((creator, number), (parent, fork))
+        for creator, number, parent, fork in forks:
+            with self._guard:
+                orphan = self._references.dropped((creator, number), (parent, fork))
+            if orphan is not None:
+                named = self._members.named(creator)
+                orphan.set_error(
+                    ValueGone(f"the call by which {named} was to have this value made has failed")
+                )
 
     def worker_gone(self, incarnation: int, named: str) -> None:
         """That worker has left or died: its references count no longer, in GRACE_S seconds."""
@@ -377,6 +382,15 @@ class Values:
 
 def _forget(future: Future) -> None:
     """Nobody refers to that value any more: it goes with its future."""
+
+
+def _kept_created(rref: RRef[Any]) -> RRef[Any]:
+    """The RRef to what is being made, kept until it is: its owner, which may be this worker, would
+    otherwise hear first that it was dropped.
+    """
+    assert rref.created is not None, "this worker has it made"
+    _kept_until(rref.created, rref)
+    return rref
 
 
 def _kept_until(answered: Future, rref: RRef[Any]) -> Future:

@@ -160,6 +160,24 @@ def test_a_creation_that_comes_again_creates_nothing() -> None:
     assert len(table) == 0
 
 
+def test_a_value_that_its_creator_drops_before_the_creation_comes_is_never_created() -> None:
+    table = references()
+    assert table.dropped((A, 1), (A, 1)) is None
+    assert table.create((A, 1), (A, 1), A, 0.0) is None
+    assert table.find((A, 1)) is None
+    assert (len(table), table.forks) == (0, 0)
+
+
+def test_who_waits_for_a_value_hears_that_its_creator_has_given_it_up() -> None:
+    table = references()
+    assert table.passed((A, 1), (A, 2), B, 0.0)
+    waited_for = table.find((A, 1))
+    assert table.dropped((A, 1), (A, 1)) is waited_for
+    assert not table.claimed((A, 1), (A, 2), B, 0.0)
+    assert table.create((A, 1), (A, 1), A, 0.0) is None
+    assert (len(table), table.forks) == (0, 0)
+
+
 def test_numbers_may_come_in_any_order() -> None:
     table = references()
     for number in (3, 1, 2):
