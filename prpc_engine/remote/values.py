@@ -196,19 +196,21 @@ class Values:
         self._check_open()
         limit_s = self._calls.timeout(timeout)
         give_up_at = None if limit_s is None else runtime.monotonic() + limit_s
-        self._wait_created(rref, limit_s)
+        self._wait_created(rref, rref.created, limit_s)
         owner, incarnation, value_id = rref.address
         if self.is_own(rref.address):
-            return self.find(value_id).result(_left(give_up_at))
+            value = self.find(value_id)  # another worker has it made, perhaps
+            self._wait_created(rref, value, _left(give_up_at))
+            return value.result()
         return self._calls.ask(owner, "fetch", incarnation, *value_id, timeout_s=_left(give_up_at))
 
-    def _wait_created(self, rref: RRef[Any], limit_s: float | None) -> None:
-        if rref.created is None:
+    def _wait_created(self, rref: RRef[Any], created: Future | None, limit_s: float | None) -> None:
+        if created is None:
             return
         try:
-            rref.created.result(limit_s)
+            created.result(limit_s)
         except TimeoutError:
-            if rref.created.done():
+            if created.done():
                 raise
             late = f"{rref!r} is still being made after {limit_s:.3g} s"
             raise as_runtime_error(errors.DeadlineExceeded(late)) from None
@@ -260,7 +262,7 @@ class Values:
     ) -> Any:
         """See RRef.rpc_sync()."""
         self._check_open()
-        self._wait_created(rref, self._calls.timeout(timeout))
+        self._wait_created(rref, rref.created, self._calls.timeout(timeout))
         owner, incarnation, value_id = rref.address
         header = (incarnation, *value_id, name)
         return self._calls.call(owner, "method", header, None, args, kwargs, timeout)
@@ -275,7 +277,7 @@ class Values:
     ) -> RRef[Any]:
         """See RRef.remote()."""
         self._check_open()
-        self._wait_created(rref, self._calls.timeout(timeout))
+        self._wait_created(rref, rref.created, self._calls.timeout(timeout))
         owner, incarnation, value_id = rref.address
         made, fork_id = self._numbering.address(owner, incarnation), self._numbering.fork()
         header = (incarnation, *value_id, name, *made.value_id, *fork_id)

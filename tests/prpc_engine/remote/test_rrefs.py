@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -333,3 +334,21 @@ def test_a_reference_pickled_by_hand_is_good_for_this_group_alone(pair: Group) -
     rpc.shutdown(graceful=False)
     with pytest.raises(rpc.NoWorker):
         pickle.loads(data)
+
+
+def test_a_reference_to_a_value_of_this_worker_that_is_dropped_at_once_is_over(
+    group: Group,
+) -> None:
+    group.join()
+    for number in range(20):
+        rpc.remote("here", there.same, args=(number,))
+    freed_at("here")
+
+
+def test_a_value_of_this_worker_that_is_still_being_made_is_late_as_any_other(pair: Group) -> None:
+    rref = rpc.rpc_sync("there", rpc.remote, args=("here", time.sleep, (1.0,)))
+    assert rref.is_owner()
+    with pytest.raises(errors.DeadlineExceeded, match="still being made") as caught:
+        rref.to_here(timeout=0.05)
+    assert isinstance(caught.value, RuntimeError)
+    assert rref.to_here() is None
