@@ -59,6 +59,7 @@ class Served:
 
     def create(
         self,
+        owner: int,
         creator: int,
         number: int,
         parent: int,
@@ -71,6 +72,7 @@ class Served:
         a value here: until then the deadline counts. Raised where it was not called.
         """
         try:
+            self._check_owner(owner, creator, number)
             name, call = self._find(function)
         except Exception as error:
             return self._raised(error)
@@ -215,6 +217,10 @@ class Served:
         *arguments: Any,
     ) -> Any:
         """As create(), of what that method of the value returns."""
+        try:
+            self._check_owner(owner, creator, number)
+        except ValueGone as error:
+            return self._raised(error)
         value = self._values.enter((new_creator, new_number), (parent, fork))
         if value is None:
             return None
@@ -222,13 +228,19 @@ class Served:
         return _once_made(value)
 
     def _value(self, owner: int, creator: int, number: int) -> Future:
+        self._check_owner(owner, creator, number)
+        return self._values.find((creator, number))
+
+    def _check_owner(self, owner: int, creator: int, number: int) -> None:
+        """The numbers of values are those of one owner, and begin again with the next worker that
+        has its rank. Raises ValueGone.
+        """
         members = self._members
         if owner != members.incarnation:
             raise ValueGone(
                 f"value {number} of {members.named(creator)} went with its owner: "
                 f"{members.describe(members.rank)} was started again since"
             )
-        return self._values.find((creator, number))
 
     def _call_method(
         self, value: Any, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]

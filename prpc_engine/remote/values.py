@@ -177,7 +177,7 @@ class Values:
         """Have a worker make a value, without waiting for it."""
         address = self._numbering.address(owner, self._members.incarnation_of(owner))
         fork_id = self._numbering.fork()
-        header = (*address.value_id, *fork_id)
+        header = (address.incarnation, *address.value_id, *fork_id)
         with self._numbering.sending(address):
             created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
         return _kept_created(RRef.made(self, address, fork_id, created))
