@@ -25,6 +25,7 @@ from shard import Driver
 from shard import Future as EngineFuture
 
 Passed = tuple[ValueAddress, ForkId]
+OF_FUNCTIONS = frozenset({"run", "create"})  # verbs; the others are of methods
 
 
 class _Destination(threading.local):
@@ -123,7 +124,7 @@ class RemoteCalls:
         """What the function returns there; `function` None: the header says which. Raises what it
         raised, and the errors of a call.
         """
-        arguments = self._packed(rank, header, function, args, kwargs)
+        arguments = self._packed(rank, verb, header, function, args, kwargs)
         limit_s = self._limit_s if timeout is None else self.timeout(timeout)
         client = self.client or self._open_client()
         sent_verb, keywords = verb, len(header) + (function is not None)
@@ -158,7 +159,7 @@ class RemoteCalls:
     ) -> Future:
         """The future of that."""
         outcome = Future(self.driver)
-        arguments = self._packed(rank, header, function, args, kwargs)
+        arguments = self._packed(rank, verb, header, function, args, kwargs)
         limit_s = self.timeout(timeout)
         client = self.client or self._open_client()
         sent_verb, keywords = verb, len(header) + (function is not None)
@@ -277,13 +278,14 @@ class RemoteCalls:
     def _packed(
         self,
         rank: int,
+        verb: str,
         header: tuple[Any, ...],
         function: Any,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
     ) -> tuple[Any, ...]:
         if function is None:
-            if not header:  # else it says which
+            if verb in OF_FUNCTIONS:  # else the header says which method
                 raise errors.BadArguments("None is not callable: a function is expected")
             return (*header, kwargs or None, *args)
         name = functions.name_of(function)

@@ -143,6 +143,13 @@ def get_worker_infos() -> list[WorkerInfo]:
     return _current().members.infos()
 
 
+def _name(to: To) -> str:
+    """Whom a call is meant for; "": whoever has that rank."""
+    if type(to) is str:
+        return to
+    return to.name if isinstance(to, WorkerInfo) else ""
+
+
 def rpc_sync(
     to: To,
     func: Callable[..., Any],
@@ -160,9 +167,8 @@ def rpc_sync(
     BadArguments, each a RuntimeError but the last.
     """
     worker = _worker or _current()
-    return worker.calls.call(
-        worker.members.rank_of(to, timeout), "run", (), func, args or (), kwargs, timeout
-    )
+    rank = worker.members.rank_of(to, timeout)
+    return worker.calls.call(rank, "run", (_name(to),), func, args or (), kwargs, timeout)
 
 
 def rpc_async(
@@ -174,9 +180,8 @@ def rpc_async(
 ) -> Future:
     """As rpc_sync(), without waiting: the Future of it."""
     worker = _worker or _current()
-    return worker.calls.submit(
-        worker.members.rank_of(to, timeout), "run", (), func, args or (), kwargs, timeout
-    )
+    rank = worker.members.rank_of(to, timeout)
+    return worker.calls.submit(rank, "run", (_name(to),), func, args or (), kwargs, timeout)
 
 
 def remote(

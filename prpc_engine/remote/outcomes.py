@@ -14,6 +14,7 @@ from typing import Any
 from prpc_engine import errors
 from prpc_engine.archive import register
 from prpc_engine.remote.functions import UnknownFunction, ValueGone, builtin_error
+from prpc_engine.remote.members import UnknownWorker
 from prpc_engine.rpc.failure_codes import told
 from shard import RemoteTraceback
 
@@ -21,7 +22,12 @@ ARGUMENTS_MAX, TEXT_MAX = 16, 4096  # of an exception that travels by name
 # Those that need no more than a text.
 _OWN = {
     f"{kind.__module__}.{kind.__qualname__}": kind
-    for kind in (*map(vars(errors).get, errors.__all__), UnknownFunction, ValueGone)
+    for kind in (
+        *map(vars(errors).get, errors.__all__),
+        UnknownFunction,
+        UnknownWorker,
+        ValueGone,
+    )
     if kind is not None and kind is not errors.RemoteError
 }
 _PLAIN = (type(None), bool, int, float, str, bytes)

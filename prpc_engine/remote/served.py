@@ -11,7 +11,7 @@ from prpc_engine.remote import functions
 from prpc_engine.remote.devices import VERBS, Devices
 from prpc_engine.remote.functions import ValueGone
 from prpc_engine.remote.future import Future, followed
-from prpc_engine.remote.members import Members
+from prpc_engine.remote.members import Members, UnknownWorker
 from prpc_engine.remote.outcomes import Raised
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.values import Values
@@ -46,8 +46,18 @@ class Served:
 
     # -- functions ---------------------------------------------------------------------------------
 
-    def run(self, function: Any, keywords: Any, *arguments: Any) -> Any:
-        """What the function returns, or Raised."""
+    def run(self, meant: str, function: Any, keywords: Any, *arguments: Any) -> Any:
+        """What the function returns, or Raised. `meant`: the name of the worker that it is for; "":
+        whoever has this rank.
+        """
+        members = self._members
+        if meant and meant != members.name:
+            return self._raised(
+                UnknownWorker(
+                    f"worker {meant!r} has left or died: {members.name!r} has its rank, "
+                    f"{members.rank}, now"
+                )
+            )
         name = function
         call = self._found.get(function) if type(function) is str else None
         if call is None:

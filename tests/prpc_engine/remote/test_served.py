@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from prpc_engine.remote.functions import ValueGone
-from prpc_engine.remote.members import Members
+from prpc_engine.remote.members import Members, UnknownWorker
 from prpc_engine.remote.outcomes import Raised
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.served import Served
@@ -43,3 +43,16 @@ def raised(answer: Any, may_pickle: bool = True) -> BaseException:
 def test_a_value_is_not_made_by_the_next_worker_of_its_owners_rank(answer: Any) -> None:
     """It would have the number of a value that its creator has this one make."""
     assert isinstance(raised(answer(served())), ValueGone)
+
+
+@pytest.mark.parametrize("only_exposed", [False, True])
+def test_a_function_is_not_run_by_the_next_worker_of_a_rank(only_exposed: bool) -> None:
+    answer = served(only_exposed).run("before", "builtins:len", None, "four")
+    refused = raised(answer, not only_exposed)
+    assert isinstance(refused, UnknownWorker)
+    assert "'now' has its rank" in str(refused)
+
+
+def test_a_function_is_run_by_the_worker_of_that_name_or_whoever_has_the_rank() -> None:
+    assert served().run("now", "builtins:len", None, "four") == 4
+    assert served().run("", "builtins:len", None, "four") == 4
