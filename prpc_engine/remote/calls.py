@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,13 @@ from prpc_engine.remote.current import ValueAddress
 from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.devices import Devices
 from prpc_engine.remote.future import Future
-from prpc_engine.remote.members import Members
+from prpc_engine.remote.members import AGAIN_S, Members
 from prpc_engine.remote.options import timeout_of
 from prpc_engine.remote.outcomes import Raised
 from prpc_engine.remote.references import NOBODY, ForkId
 from prpc_engine.rpc.call import Call
 from prpc_engine.settings.config import check_seconds
-from shard import Driver
+from shard import CONTEXT, Driver
 from shard import Future as EngineFuture
 
 Passed = tuple[ValueAddress, ForkId]
@@ -256,19 +257,39 @@ class RemoteCalls:
         return as_runtime_error(error) if type(error) is errors.RemoteError else error
 
     def tell(self, rank: int, verb: str, *arguments: Any) -> EngineFuture:
-        """News of a reference, repeated until it is answered, while that worker is there. Raises
-        Closed.
-        """
+        """News of a reference, sent again over connections that are lost. Raises Closed."""
         mark = object()
         self._under_way.add(mark)
         self.begun += 1
+        # told in the middle of a handler, it would be given up with the call that is handled
+        outer, CONTEXT.value = CONTEXT.value, None
         try:
             sent = self._open_client().submit_to(rank, verb, *arguments, timeout_s=None)
         except BaseException:
             self._under_way.discard(mark)
             raise
+        finally:
+            CONTEXT.value = outer
         sent.when_done(lambda _: self._under_way.discard(mark))
         return sent
+
+    def tell_until_heard(self, rank: int, incarnation: int, verb: str, *arguments: Any) -> None:
+        """News of that very worker's references that may be heard twice: told again until it is
+        answered, while that worker is there. Raises Closed.
+        """
+
+        def again() -> None:
+            with contextlib.suppress(errors.RpcError):  # this side is closed
+                self.tell_until_heard(rank, incarnation, verb, *arguments)
+
+        def heard(answer: EngineFuture) -> None:
+            error = answer.error()
+            is_there = self.members.incarnations.get(rank) == incarnation
+            if error is not None and is_there and not isinstance(error, errors.Closed):
+                reactor = self.driver.reactor
+                reactor.call_soon(lambda: reactor.call_later(AGAIN_S, again))
+
+        self.tell(rank, verb, incarnation, *arguments).when_done(heard)
 
     def _open_client(self) -> RpcClient:
         if self.client is None:

@@ -9,8 +9,9 @@
     is collected as garbage      noted; told by the reactor        dropped, some at a time
 
 What is told is told again over connections that are lost, and heard once: `passed` and `claimed`
-are `once`, and of a fork that is over nothing is left to drop. `dropped` follows the answer to what
-was told of the same fork before, as the RRef is kept so long.
+are `once`, and of a fork that is over nothing is left to drop: that is told until it is answered,
+while the owner is there. `dropped` follows the answer to what was told of the same fork before, as
+the RRef is kept so long.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class Values:
                 self.dropped(forks)
             else:
                 try:
-                    self._calls.tell(owner, "dropped", incarnation, forks)
+                    self._calls.tell_until_heard(owner, incarnation, "dropped", forks)
                 except errors.RpcError:
                     return  # this side is closed: its owners hear that it has left
 
