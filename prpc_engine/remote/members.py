@@ -255,7 +255,7 @@ class Members:
             limit_s = min(FIND_S, timeout) if timeout and errors.is_number(timeout) else FIND_S
             try:
                 found = self._tree.tree_node_get(f"{TREE}/{component(name)}", max(0.0, limit_s))
-            except (errors.DeadlineExceeded, errors.NotSent) as error:
+            except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted) as error:
                 raise UnknownWorker(
                     f"worker {name!r} is not known here, and the group's master has not said "
                     f"within {limit_s:.3g} s whether it has joined; there are {self._there()}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prpc_engine import Master, RpcService
+from prpc_engine import Master, RpcService, errors
 from prpc_engine import remote as rpc
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.remote.attendance import Attendant
@@ -118,3 +118,32 @@ def test_who_has_left_is_still_known_with_its_world_size(
         Attendant("here", 0, None, True),
         Attendant("there", 1, 4, False),
     ]
+
+
+class Silent:
+    """A master's client: the master does not say who has joined."""
+
+    def __init__(self, error: errors.RpcError) -> None:
+        self._error = error
+
+    def tree_node_add(self, *_: object, **__: object) -> None:
+        """Done."""
+
+    tree_watch = tree_node_add
+
+    def tree_node_get(self, *_: object) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.DeadlineExceeded, errors.MasterUnreachable, errors.MaybeExecuted]
+)
+def test_a_worker_that_the_master_cannot_be_asked_for_is_unknown(
+    kind: type[errors.RpcError],
+) -> None:
+    nobody: Any = None
+    members = Members("here", HERE, nobody, _ignore, _ignore)
+    silent: Any = Silent(kind("the master was lost"))
+    members.join(silent, 0, "nowhere")
+    with pytest.raises(rpc.UnknownWorker, match="has not said"):
+        members.rank_of("there")
