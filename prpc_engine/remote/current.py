@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from prpc_engine import errors
 from prpc_engine.remote.future import Future
 from prpc_engine.remote.references import ForkId, ValueId
+from shard import runtime
 
 
 class WorkerInfo(NamedTuple):
@@ -85,7 +86,7 @@ class Home(Protocol):
         """An RRef to that."""
 
 
-_home: Home | None = None
+_home: Home | None = None  # None in a simulation, as group.py's worker
 
 
 class NoWorker(errors.Closed, RuntimeError):
@@ -94,15 +95,28 @@ class NoWorker(errors.Closed, RuntimeError):
 
 def home() -> Home:
     """Raises NoWorker."""
-    if _home is None:
+    found: Home | None = _home or simulated("remote home")
+    if found is None:
         raise no_worker()
-    return _home
+    return found
 
 
 def set_home(values: Home | None) -> None:
     """From now on it is that one, or none."""
     global _home
-    _home = values
+    if runtime.shares_process:
+        runtime.put("remote home", values)
+    else:
+        _home = values
+
+
+def simulated(key: str) -> Any:
+    """What the process of a simulation that asks has put there; None: nothing, or it is real."""
+    return runtime.own(key, _nothing) if runtime.shares_process else None
+
+
+def _nothing() -> None:
+    """Has not been put yet."""
 
 
 def no_worker() -> NoWorker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,22 +16,31 @@ from prpc_engine.remote.rendezvous import parse
 from prpc_engine.remote.rref import RRef
 from prpc_engine.remote.worker import Worker
 from prpc_engine.rpc.context import is_asked
-from shard import ForkedError
+from shard import ForkedError, runtime
 
 To = str | WorkerInfo | int
 
-_worker: Worker | None = None
+_worker: Worker | None = None  # None in a simulation, where each process has one of its own
+
+
+def _here() -> Worker | None:
+    found: Worker | None = _worker or current.simulated("remote worker")
+    return found
 
 
 def _current() -> Worker:
-    if _worker is None:
+    worker = _here()
+    if worker is None:
         raise current.no_worker()
-    return _worker
+    return worker
 
 
 def _set_current(worker: Worker | None) -> None:
     global _worker
-    _worker = worker
+    if runtime.shares_process:
+        runtime.put("remote worker", worker)
+    else:
+        _worker = worker
     current.set_home(None if worker is None else worker.values)
 
 
@@ -65,14 +73,15 @@ def init_rpc(
         raise errors.ConfigError(
             f"options={options!r:.100}: prpc_engine.remote.Options(...) is expected"
         )
-    if _worker is not None and _worker.is_of_parent:
+    before = _here()
+    if before is not None and before.is_of_parent:
         raise ForkedError(
-            f"init_rpc({name!r:.100}): this process was forked from worker {_worker.name!r}, whose "
+            f"init_rpc({name!r:.100}): this process was forked from worker {before.name!r}, whose "
             "engine does not work here: start processes by spawn or forkserver"
         )
-    if _worker is not None:
+    if before is not None:
         raise errors.ConfigError(
-            f"init_rpc({name!r:.100}): this process is worker {_worker.name!r} already; "
+            f"init_rpc({name!r:.100}): this process is worker {before.name!r} already; "
             "call shutdown() first"
         )
     where = parse(init_method or options.init_method or "env://", rank, world_size, os.environ)
@@ -85,7 +94,7 @@ def init_rpc(
         _set_current(None)
         worker.close()
         raise
-    atexit.register(_leave_at_exit, worker)
+    runtime.at_exit(_leave_at_exit, worker)
 
 
 def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
@@ -102,7 +111,7 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
     still in the group; and ConfigError in a function that another worker called, which waited for
     its own end, where graceful. In a process that is no worker, does nothing.
     """
-    worker = _worker
+    worker = _here()
     if worker is None:
         return
     if graceful and is_asked():
@@ -119,7 +128,7 @@ def shutdown(graceful: bool = True, timeout: float | None = None) -> None:
 
 
 def _end(worker: Worker, graceful: bool) -> None:
-    atexit.unregister(_leave_at_exit)
+    runtime.not_at_exit(_leave_at_exit)
     try:
         worker.close(graceful)
     finally:
@@ -128,7 +137,7 @@ def _end(worker: Worker, graceful: bool) -> None:
 
 def _leave_at_exit(worker: Worker) -> None:
     """The program ends without shutdown(): the others hear of it at once."""
-    if _worker is worker and not worker.closed:
+    if _here() is worker and not worker.closed:
         worker.close()
         _set_current(None)
 

@@ -511,5 +511,5 @@ def _ended(process: Process) -> None:
     """In the place of a process's function, once its simulation is over."""
 
 
-def void(_: object) -> None:
+def void(*_: object) -> None:
     """Nothing is said."""

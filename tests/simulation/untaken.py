@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prpc_engine.remote.references import FORKS
-from shard.state_table import word
-
 Pair = tuple[str, str]
 
 LIFE = "tests/shard/test_connection_life.py takes it"
 CALL = "tests/prpc_engine/test_call_state.py takes it"
 ROLE = "tests/prpc_engine/kv/test_replica_role.py takes it"
 SESSION = "tests/prpc_engine/test_session_states.py takes it"
+FORK = "tests/prpc_engine/remote/test_references.py takes it"
 PENDING = "tests/prpc_engine/test_pending.py takes it"
 
 
@@ -190,13 +188,18 @@ QUEUES: dict[Pair, str] = {
 }
 
 REFERENCES: dict[Pair, str] = {
-    (word(state), word(event)): (
-        "a group has one worker a process, whose verbs are the process's: no scenario has one; "
-        "tests/prpc_engine/remote/test_references.py takes it"
-    )
-    for state, event in FORKS.transitions
+    **_all(("passed", "held"), ("pass",), f"each parent tells once; {FORK}"),
+    **_all(("claimed", "held", "dropped"), ("claim",), f"each holder tells once; {FORK}"),
+    ("dropped", "drop"): f"each holder tells once; {FORK}",
+    ("passed", "drop"): f"needs a message that cannot be sent once its references are told; {FORK}",
+    ("claimed", "drop"): f"needs a claim and a drop before the word of the parent; {FORK}",
+    ("dropped", "pass"): f"needs a claim and a drop before the word of the parent; {FORK}",
+    **_all(
+        ("claimed", "dropped"),
+        ("holder gone", "parent gone"),
+        f"needs a claim that comes before the word of its parent, and a death; {FORK}",
+    ),
 }
-
 _REAL = "no scenario has such queues; tests/prpc_engine/vllm/test_message_queue.py takes it"
 QUEUE_READERS: dict[Pair, str] = {
     ("awaited", "joined"): _REAL,
