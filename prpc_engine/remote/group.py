@@ -153,9 +153,7 @@ def get_worker_infos() -> list[WorkerInfo]:
 
 
 def _name(to: To) -> str:
-    """Whom a call is meant for; "": whoever has that rank."""
-    if type(to) is str:
-        return to
+    """Whom a call is meant for that is given otherwise than by name; "": whoever has that rank."""
     return to.name if isinstance(to, WorkerInfo) else ""
 
 
@@ -177,7 +175,8 @@ def rpc_sync(
     """
     worker = _worker or _current()
     rank = worker.members.rank_of(to, timeout)
-    return worker.calls.call(rank, "run", (_name(to),), func, args or (), kwargs, timeout)
+    meant = to if type(to) is str else _name(to)
+    return worker.calls.call(rank, "run", (meant,), func, args or (), kwargs, timeout)
 
 
 def rpc_async(
@@ -190,7 +189,8 @@ def rpc_async(
     """As rpc_sync(), without waiting: the Future of it."""
     worker = _worker or _current()
     rank = worker.members.rank_of(to, timeout)
-    return worker.calls.submit(rank, "run", (_name(to),), func, args or (), kwargs, timeout)
+    meant = to if type(to) is str else _name(to)
+    return worker.calls.submit(rank, "run", (meant,), func, args or (), kwargs, timeout)
 
 
 def remote(
