@@ -45,7 +45,7 @@ from prpc_engine.errors import (
     UnknownService,
 )
 from prpc_engine.kv.consistency.consistency import WorkersBehind
-from prpc_engine.kv.consistency.epochs import Behind, is_remote, parsed
+from prpc_engine.kv.consistency.epochs import Behind, RowsLost, is_remote, parsed
 from prpc_engine.kv.consistency.ledger import WINDOW
 from prpc_engine.kv.schema.services import TableClient
 from prpc_engine.rpc.pending import PendingRequests
@@ -602,8 +602,13 @@ class PartitionClient:
 
     def _late(
         self, request: PartitionRequest, error: DeadlineExceeded | None = None
-    ) -> DeadlineExceeded:
-        """What a lost request ends with at its deadline; `error`: of the attempt under way then."""
+    ) -> DeadlineExceeded | RowsLost:
+        """What a lost request ends with at its deadline; `error`: of the attempt under way then.
+        RowsLost: its server did answer, and still holds an older epoch of the table.
+        """
+        if error is None and self._reason is not None and is_remote(self._reason, Behind):
+            # who began the table again has died half way, as far as can be seen from here
+            return RowsLost(f"{request.method} to {self}: {self._reason}")
         said = self._unanswered(request, "at its deadline")
         last = self._reason if error is None else f"{error}; before that: {self._reason}"
         return DeadlineExceeded(

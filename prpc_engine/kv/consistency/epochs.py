@@ -14,7 +14,7 @@ nothing. What is answered then:
     the server holds of that name  answers   the worker then
     nothing                        RowsLost  raises it, until somebody restores or resets the table
     an older epoch                 Behind    asks again until its deadline: a restore or a reset is
-                                             under way
+                                             under way; RowsLost then: its worker has died, say
     a newer epoch                  Outdated  takes the new epoch, and raises EpochChanged
 """
 
@@ -31,8 +31,9 @@ _OUTDATED = re.compile(
 
 
 class RowsLost(Rejected):
-    """A server process began without the rows of a table that were on the one before it: nothing
-    was read or changed there.
+    """A server process began without the rows of a table that were on the one before it, or a
+    restore or a reset was cut short, and until the deadline did not reach this server: nothing was
+    read or changed there.
 
     Restore a checkpoint (TableWorker.restore) to go on from it, or accept the loss
     (TableWorker.reset): the table begins empty.

@@ -362,6 +362,32 @@ def test_a_reset_beside_one_that_did_not_reach_all_servers_ends_that(
         assert not worker.pull("clicks", KEYS).any()
 
 
+def test_a_table_that_began_again_on_some_servers_only_is_lost_until_it_is_reset(
+    master: Master,
+) -> None:
+    with contextlib.ExitStack() as stack:
+        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
+        for number, service in enumerate(services[:2]):
+            TableServer(service, server_id=number)
+        worker = TableWorker(services[2], expected_servers=2)
+        create_tables(worker)
+        train(worker)
+        whole = SparseSpec("clicks", 0, 2, ADD, Constant(), 1)  # type: ignore[arg-type]
+        client = services[2].create_client("kv", 2, PATIENCE_S)
+        life, epochs = client.submit_to(0, "standing").result()
+        spec = spread(whole, 2)[0].to_dict()
+        # all that a worker did which was killed as it reset or restored the table
+        client.submit_to(0, "create_table", spec, epochs["clicks"] + 1, life).result()
+        with pytest.raises(EpochChanged):
+            worker.pull("clicks", KEYS)
+        for verb in (worker.pull, worker.push, worker.push_pull):
+            arrays = (KEYS,) if verb == worker.pull else (KEYS, ONES)
+            with pytest.raises(RowsLost, match=r"partition 1 .*not on this server yet.*reset\(\)"):
+                verb("clicks", *arrays, timeout_s=0.3)
+        worker.reset("clicks")
+        assert not worker.pull("clicks", KEYS).any()
+
+
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
     shard, other = TableShard(), TableShard()
     spec = {
