@@ -242,8 +242,8 @@ class Catalog:
         """Begin these tables, or all that are known, anew and empty; the master is told.
 
         Raises ConfigError where tables have no epochs, BadArguments for a table that is not known,
-        CheckpointError where a server says so, RowsLost when a server ends meanwhile, EpochChanged
-        when another worker has begun a table anew meanwhile.
+        CheckpointError where a save holds pushes until the deadline, RowsLost when a server ends
+        meanwhile, EpochChanged when another worker has begun a table anew meanwhile.
         """
         if self._beginnings is None:
             raise ConfigError(
@@ -269,9 +269,9 @@ class Catalog:
 
     def _begin_anew(self, beginnings: Beginnings, table: str, until: float) -> bool:
         """Begin the next epoch of that table on all of its servers. False when a server ended
-        meanwhile, or another worker's reset came between and has not reached all: some servers
-        hold an epoch that others do not, so the table cannot be used until a later one begins on
-        all of them.
+        meanwhile, or holds pushes for a save, or another worker's reset came between and has not
+        reached all: some servers hold an epoch that others do not, so the table cannot be used
+        until a later one begins on all of them.
         """
         specs = self._specs[table]
         standing = self._standing(specs, until)
@@ -282,6 +282,8 @@ class Catalog:
             made = self._made(specs, Beginning(epoch, -1, {}, lives), _left(until))
         except RemoteError as error:
             if is_remote(error, CheckpointError):
+                if _left(until) > HEAL_PAUSE_S:
+                    return False
                 raise CheckpointError(
                     f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
                 ) from error

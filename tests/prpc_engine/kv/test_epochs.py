@@ -388,6 +388,42 @@ def test_a_table_that_began_again_on_some_servers_only_is_lost_until_it_is_reset
         assert not worker.pull("clicks", KEYS).any()
 
 
+class HeldForASave(TableShard):
+    """Its save is over once it has refused a reset, the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_id, self.refusals = "0" * 16, 0
+
+    def create_table(self, spec: dict[str, Any], epoch: int = 0, life: int = 0) -> bool | None:
+        try:
+            return super().create_table(spec, epoch, life)
+        except CheckpointError:
+            self.refusals += 1
+            if self.refusals == 1:
+                self.checkpoint_release(self.save_id)
+            raise
+
+
+def test_a_reset_waits_for_a_save_that_holds_pushes(master: Master, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
+        TableServer(services[0], server_id=0)
+        held = HeldForASave()
+        services[1].create_server("kv", held, server_id=1, inline=True)
+        worker = TableWorker(services[2], expected_servers=2)
+        create_tables(worker)
+        train(worker)
+        client = services[2].create_client("kv", 2, PATIENCE_S)
+        client.submit_to(1, "checkpoint_enter", held.save_id, str(tmp_path)).result()
+        worker.reset("clicks")
+        assert held.refusals == 1
+        assert not worker.pull("clicks", KEYS).any()
+        client.submit_to(1, "checkpoint_enter", held.save_id, str(tmp_path)).result()
+        with pytest.raises(CheckpointError, match=r"reset of table 'clicks'.*a save is about to"):
+            worker.reset("clicks", timeout_s=0.04)
+
+
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
     shard, other = TableShard(), TableShard()
     spec = {
