@@ -159,7 +159,7 @@ class Catalog:
             if known is not None and is_this and known != before:
                 return known
             standing = self._standing(specs, until)
-            held = max(tables.get(table, 0) for _, tables in standing.values())
+            held = _newest([tables for _, tables in standing.values()], table)
             if known is not None and is_this and held <= known.epoch:
                 return known
             if known is not None and held and known.spec != whole:
@@ -205,8 +205,13 @@ class Catalog:
         if self._beginnings is None:
             return {}
         until = runtime.monotonic() + timeout_s
+        # of a restore or a reset that was cut short servers have more than the master knows
+        standing = [tables for _, tables in self._standing(found, until).values()]
         self._coming = {
-            table: (self._next_epoch(self._beginnings, table, until), step)
+            table: (
+                self._next_epoch(self._beginnings, table, until, _newest(standing, table)),
+                step,
+            )
             for table in _by_table(found)
         }
         return self._coming
@@ -275,7 +280,7 @@ class Catalog:
         """
         specs = self._specs[table]
         standing = self._standing(specs, until)
-        held = max(tables.get(table, 0) for _, tables in standing.values())
+        held = _newest([tables for _, tables in standing.values()], table)
         epoch = self._next_epoch(beginnings, table, until, held)
         lives = {index: life for index, (life, _) in standing.items()}
         try:
@@ -365,6 +370,11 @@ class Catalog:
 
 def _left(until: float) -> float:
     return max(0.001, until - runtime.monotonic())
+
+
+def _newest(standing: Iterable[Mapping[str, int]], table: str) -> int:
+    """The newest epoch of the table that a server has; 0: none has any."""
+    return max(tables.get(table, 0) for tables in standing)
 
 
 def _table(specs: Specs) -> str:

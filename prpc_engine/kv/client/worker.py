@@ -323,7 +323,11 @@ class TableWorker:
         with self.alone("restore", timeout_s):
             left_s = max(0.001, until - runtime.monotonic())
             step = self._rounds(left_s).restore(
-                folder, layout, lambda step: self._catalog.next_epochs(step, found, left_s)
+                folder,
+                layout,
+                lambda step: self._catalog.next_epochs(
+                    step, found, max(0.001, until - runtime.monotonic())
+                ),
             )
             self._catalog.restored(found, step, max(0.001, until - runtime.monotonic()))
         return step

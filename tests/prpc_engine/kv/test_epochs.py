@@ -424,6 +424,27 @@ def test_a_reset_waits_for_a_save_that_holds_pushes(master: Master, tmp_path: Pa
             worker.reset("clicks", timeout_s=0.04)
 
 
+def test_a_restore_begins_later_than_all_that_its_servers_have(
+    master: Master, tmp_path: Path
+) -> None:
+    with contextlib.ExitStack() as stack:
+        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
+        for number, service in enumerate(services[:2]):
+            TableServer(service, server_id=number)
+        worker = TableWorker(services[2], expected_servers=2)
+        create_tables(worker)
+        train(worker)
+        worker.save(tmp_path, step=7)
+        whole = SparseSpec("clicks", 0, 2, ADD, Constant(), 1)  # type: ignore[arg-type]
+        client = services[2].create_client("kv", 2, PATIENCE_S)
+        # of a worker whose clock is an hour ahead, and which died as it reset the table
+        life, epochs = client.submit_to(1, "standing").result()
+        spec, ahead = spread(whole, 2)[1].to_dict(), 3600 * 10**9
+        client.submit_to(1, "create_table", spec, epochs["clicks"] + ahead, life).result()
+        assert worker.restore(tmp_path) == 7
+        assert worker.pull("clicks", KEYS).min() == 1
+
+
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
     shard, other = TableShard(), TableShard()
     spec = {
