@@ -135,8 +135,9 @@ class CheckpointMethods:
         """
         return {}
 
-    def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
+    def _take_extras(self, saved: Sequence[dict[str, Array]], are_all: bool) -> None:
         """Put back what _extras() gave, at the moment that the restored tables take their place.
+        are_all: no other tables stay, of which what is known now still holds.
 
         saved: one dict, this partition's own, when as many partitions saved as there are now; else
         those of all of them, as keys have changed hands; empty when the checkpoint has none. Who
@@ -371,7 +372,7 @@ class CheckpointMethods:
                     f"another restore or reset of table {name!r} came between: restore again"
                 )
         self._loaded = self._known = self._cut_at = None
-        self._take_extras(extras)
+        self._take_extras(extras, self._specs.keys() <= specs.keys())
         self._specs.update(specs)
         self._sparse.update(
             {name: table for name, table in tables.items() if isinstance(table, SparseTable)}

@@ -173,9 +173,10 @@ class TableShard(CheckpointMethods):
         self.durable.cut(self._save_id)
         return self.ledger.arrays() if len(self.ledger) else {}
 
-    def _take_extras(self, saved: Sequence[dict[str, Array]]) -> None:
+    def _take_extras(self, saved: Sequence[dict[str, Array]], are_all: bool) -> None:
         self.durable.fail(CheckpointError("a checkpoint was restored before the push was in one"))
-        self.ledger = Ledger(pusher=self.ledger.pusher)
+        if are_all:
+            self.ledger = Ledger(pusher=self.ledger.pusher)
         for arrays in saved:
             self.ledger.load(arrays)
 

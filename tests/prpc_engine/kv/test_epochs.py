@@ -445,6 +445,21 @@ def test_a_restore_begins_later_than_all_that_its_servers_have(
         assert worker.pull("clicks", KEYS).min() == 1
 
 
+def test_a_push_to_a_table_that_a_restore_leaves_alone_is_still_known(tmp_path: Path) -> None:
+    service = LocalService()
+    TableServer(service)
+    worker, (shard,) = TableWorker(service), service.servers["kv"]
+    assert isinstance(shard, TableShard)
+    worker.create_sparse("saved", 1, ADD)
+    worker.push("saved", KEYS, ONES)
+    worker.save(tmp_path, step=1)
+    worker.create_sparse("newer", 1, ADD)
+    for _ in range(2):  # the first answer is lost
+        shard.apply(77, 1, "push", "newer", KEYS, ONES)
+        worker.restore(tmp_path)
+    assert worker.pull("newer", KEYS).max() == 1
+
+
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
     shard, other = TableShard(), TableShard()
     spec = {

@@ -41,7 +41,7 @@ class CountingShard(TableShard):
         ]
         return {"client": counted[0], "pushes": counted[1], "window": self.window}
 
-    def _take_extras(self, saved: Sequence[dict[str, np.ndarray]]) -> None:
+    def _take_extras(self, saved: Sequence[dict[str, np.ndarray]], are_all: bool) -> None:
         self.counts, self.window = {}, np.zeros((2, 3), np.uint8)
         for each in saved:
             self.window = np.maximum(self.window, each["window"])
