@@ -103,6 +103,7 @@ PRIVATE: dict[str, int] = {
     "tests/shard/test_timers.py": 1,
     "tests/shard/test_transport_memory.py": 2,
     "tests/shard/test_transport_tcp.py": 1,
+    "tests/simulation/scenarios_recovery.py": 1,  # no verb names the epochs of tables
     "tests/tensorflow/exchanges.py": 5,
     "tests/tensorflow/imports.py": 1,
     "tests/tensorflow/kills.py": 1,
