@@ -39,6 +39,7 @@ class Served:
     ) -> None:
         self._devices = devices
         self._members = members
+        self._name = members.name
         self._values = values
         self._runner = runner
         self._only_exposed = only_exposed
@@ -50,12 +51,11 @@ class Served:
         """What the function returns, or Raised. `meant`: the name of the worker that it is for; "":
         whoever has this rank.
         """
-        members = self._members
-        if meant and meant != members.name:
+        if meant != self._name and meant:
             return self._raised(
                 UnknownWorker(
-                    f"worker {meant!r} has left or died: {members.name!r} has its rank, "
-                    f"{members.rank}, now"
+                    f"worker {meant!r} has left or died: {self._name!r} has its rank, "
+                    f"{self._members.rank}, now"
                 )
             )
         name = function
