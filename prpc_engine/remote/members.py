@@ -23,7 +23,7 @@ from prpc_engine.master.client import MasterClient
 from prpc_engine.master.namespace import component, name_of
 from prpc_engine.master.watch import TreeEvent
 from prpc_engine.remote.attendance import Attendant
-from prpc_engine.remote.current import WorkerInfo
+from prpc_engine.remote.current import NoWorker, WorkerInfo
 from prpc_engine.settings.address import NAME_LENGTH_MAX
 from shard import Driver, Future, runtime
 
@@ -259,6 +259,11 @@ class Members:
                 raise UnknownWorker(
                     f"worker {name!r} is not known here, and the group's master has not said "
                     f"within {limit_s:.3g} s whether it has joined; there are {self._there()}"
+                ) from error
+            except errors.Closed as error:
+                raise NoWorker(
+                    f"worker {name!r} is not known here, and this one, {self.name!r}, has left the "
+                    "group"
                 ) from error
             except errors.NoSuchNode:
                 gone = name in self._names.values()

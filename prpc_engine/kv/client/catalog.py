@@ -32,7 +32,13 @@ from prpc_engine.kv.client.partition_client import PartitionRequest
 from prpc_engine.kv.client.session import EpochChanged, Session
 from prpc_engine.kv.consistency.cache import RowCache
 from prpc_engine.kv.consistency.epochs import Outdated, RowsLost, asked_as, is_remote, read_outdated
-from prpc_engine.kv.schema.beginnings import Beginning, Beginnings, as_read, next_epoch
+from prpc_engine.kv.schema.beginnings import (
+    Beginning,
+    Beginnings,
+    as_read,
+    left_s,
+    next_epoch,
+)
 from prpc_engine.kv.schema.layout import Dense, Sparse, layout_of, sliced
 from prpc_engine.kv.schema.schema import Schemas
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec
@@ -84,7 +90,7 @@ class Catalog:
                 if self._beginnings is not None:
                     beginning = self._begun(self._beginnings, specs, beginning, until)
                 made = self._made(
-                    specs, beginning, _left(until) if beginning is not None else timeout_s
+                    specs, beginning, left_s(until) if beginning is not None else timeout_s
                 )
                 break
             except RemoteError as error:
@@ -92,7 +98,7 @@ class Catalog:
                     raise ConfigError(f"{self._name!r} refused: {error.remote_message}") from error
                 if not is_remote(error, Outdated):
                     raise
-                if _left(until) <= HEAL_PAUSE_S:
+                if left_s(until) <= HEAL_PAUSE_S:
                     raise DeadlineExceeded(
                         f"table {_table(specs)!r} of {self._name!r} began again on some of its "
                         f"servers, and not on all within {timeout_s:g} s: reset() or restore() "
@@ -116,7 +122,9 @@ class Catalog:
         """create(): cut over the partitions or not, except where the table is there, of this spec,
         and lies otherwise: as after a restore of what another number of partitions saved."""
         wanted, other = (sliced(whole, self._partitions, cut) for cut in (is_cut, not is_cut))
-        self.create(other if self._is_there(whole.table, other, timeout_s) else wanted, timeout_s)
+        until = runtime.monotonic() + timeout_s
+        is_other = self._is_there(whole.table, other, timeout_s)
+        self.create(other if is_other else wanted, left_s(until))
 
     def _is_there(self, table: str, specs: Specs, timeout_s: float) -> bool:
         if self._schemas is not None:
@@ -151,7 +159,7 @@ class Catalog:
         """
         table, whole = _table(specs), _whole(specs)
         while True:
-            found = beginnings.read(table, _left(until))
+            found = beginnings.read(table, left_s(until))
             known, version = found if found is not None else (None, None)
             is_this = (
                 known is not None and known.spec == whole and known.lives.keys() == specs.keys()
@@ -186,14 +194,14 @@ class Catalog:
                 begun = Beginning(
                     next_epoch(known.epoch if known is not None else 0), -1, whole, lives
                 )
-            if beginnings.try_put(table, begun, version, _left(until)):
+            if beginnings.try_put(table, begun, version, left_s(until)):
                 return begun
 
     def _standing(
         self, specs: Iterable[int], until: float
     ) -> dict[int, tuple[int, dict[str, int]]]:
         """Of each partition: the life of its server, and the epochs that it holds."""
-        parts = {index: self._ask(index, "standing", _left(until)) for index in specs}
+        parts = {index: self._ask(index, "standing", left_s(until)) for index in specs}
         return {index: part.result() for index, part in parts.items()}
 
     # What begins again
@@ -218,7 +226,7 @@ class Catalog:
 
     def _next_epoch(self, beginnings: Beginnings, table: str, until: float, held: int = 0) -> int:
         """held: the newest that its servers have."""
-        known = beginnings.read(table, _left(until))
+        known = beginnings.read(table, left_s(until))
         layout = self.layouts.get(table)
         return next_epoch(
             max(
@@ -265,7 +273,7 @@ class Catalog:
             )
         for table in names:
             while not self._begin_anew(self._beginnings, table, until):
-                if _left(until) <= HEAL_PAUSE_S:
+                if left_s(until) <= HEAL_PAUSE_S:
                     raise RowsLost(
                         f"reset of table {table!r} of {self._name!r}: a server ended meanwhile, "
                         "or another worker's reset did not reach all; reset again"
@@ -284,10 +292,10 @@ class Catalog:
         epoch = self._next_epoch(beginnings, table, until, held)
         lives = {index: life for index, (life, _) in standing.items()}
         try:
-            made = self._made(specs, Beginning(epoch, -1, {}, lives), _left(until))
+            made = self._made(specs, Beginning(epoch, -1, {}, lives), left_s(until))
         except RemoteError as error:
             if is_remote(error, CheckpointError):
-                if _left(until) > HEAL_PAUSE_S:
+                if left_s(until) > HEAL_PAUSE_S:
                     return False
                 raise CheckpointError(
                     f"reset of table {table!r} of {self._name!r}: {error.remote_message}"
@@ -316,11 +324,11 @@ class Catalog:
             return
         begun = Beginning(epoch, step, _whole(specs), dict.fromkeys(specs, 0))
         while True:
-            known = self._beginnings.read(table, _left(until))
+            known = self._beginnings.read(table, left_s(until))
             if known is not None and known[0].epoch >= epoch:
                 return
             if self._beginnings.try_put(
-                table, begun, known[1] if known is not None else None, _left(until)
+                table, begun, known[1] if known is not None else None, left_s(until)
             ):
                 return
 
@@ -366,10 +374,6 @@ class Catalog:
             for table, specs in self._specs.items()
             if index in specs and self.layouts[table].epoch
         ]
-
-
-def _left(until: float) -> float:
-    return max(0.001, until - runtime.monotonic())
 
 
 def _newest(standing: Iterable[Mapping[str, int]], table: str) -> int:

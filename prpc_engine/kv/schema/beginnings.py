@@ -54,6 +54,11 @@ def next_epoch(before: int) -> int:
     return max(before + 1, runtime.time_ns())
 
 
+def left_s(until: float) -> float:
+    """For one of several questions that all have that time, of runtime.monotonic()."""
+    return max(0.001, until - runtime.monotonic())
+
+
 def as_read(spec: dict[str, Any]) -> dict[str, Any]:
     """A plain spec as it comes back from the master: to be compared with one that did."""
     read: dict[str, Any] = msgspec.json.decode(_json(spec))
@@ -112,7 +117,7 @@ class Beginnings:
             if version is not None:
                 self._tree.tree_node_set(self._node(table), text, version, timeout_s=timeout_s)
             else:
-                self._add(self._node(table), text, timeout_s)
+                self._add(self._node(table), text, until)
         except (NodeExists, NoSuchNode, VersionMismatch):
             return False
         except MaybeExecuted:
@@ -124,14 +129,14 @@ class Beginnings:
     def _node(self, table: str) -> str:
         return f"{self.path}/{component(table)}"
 
-    def _add(self, path: str, text: str, timeout_s: float) -> None:
+    def _add(self, path: str, text: str, until: float) -> None:
         try:
-            self._tree.tree_node_add(path, text, timeout_s=timeout_s)
+            self._tree.tree_node_add(path, text, timeout_s=left_s(until))
         except NoSuchNode:
             for folder in (FOLDER, self.path):
                 with contextlib.suppress(NodeExists):
-                    self._tree.tree_node_add(folder, timeout_s=timeout_s)
-            self._tree.tree_node_add(path, text, timeout_s=timeout_s)
+                    self._tree.tree_node_add(folder, timeout_s=left_s(until))
+            self._tree.tree_node_add(path, text, timeout_s=left_s(until))
 
     def remember(self) -> None:
         """Add what the master forgets again, from now on and as long as its client lives."""
@@ -148,7 +153,7 @@ class Beginnings:
                 missing.add(event.path)
             for path in sorted(missing):
                 try:
-                    self._add(path, known[path], WATCH_TIMEOUT_S)
+                    self._add(path, known[path], runtime.monotonic() + WATCH_TIMEOUT_S)
                 except NodeExists:  # another process was faster
                     pass
                 except RpcError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from prpc_engine.errors import MaybeExecuted, NodeExists, NoSuchNode, VersionMismatch
-from prpc_engine.kv.schema.beginnings import as_read
+from prpc_engine.kv.schema.beginnings import as_read, left_s
 from prpc_engine.kv.schema.layout import sliced, spread
 from prpc_engine.kv.schema.table_spec import DenseSpec, TableSpec, from_dict
 from prpc_engine.kv.schema.tree import ASK_TIMEOUT_S, MasterTree
@@ -70,23 +70,22 @@ class Schemas:
         schema, path = schema_of(specs), self._node(specs[min(specs)].table)
         is_noted = False
         while not is_noted:
-            left_s = max(0.001, until - runtime.monotonic())
             try:
-                is_noted = self._try_note(path, schema, is_agreed, left_s)
+                is_noted = self._try_note(path, schema, is_agreed, until)
             except MaybeExecuted:  # the session was lost meanwhile
                 if runtime.monotonic() >= until:
                     raise
 
-    def _try_note(self, path: str, schema: Schema, is_agreed: bool, timeout_s: float) -> bool:
+    def _try_note(self, path: str, schema: Schema, is_agreed: bool, until: float) -> bool:
         """False: somebody else was faster."""
         text = msgspec.json.encode(schema).decode()
         try:
-            found = self._tree.tree_node_get(path, timeout_s=timeout_s)
+            found = self._tree.tree_node_get(path, timeout_s=left_s(until))
             if is_agreed and msgspec.json.decode(found.value, type=Schema) != schema:
-                self._tree.tree_node_set(path, text, found.version, timeout_s=timeout_s)
+                self._tree.tree_node_set(path, text, found.version, timeout_s=left_s(until))
         except NoSuchNode:
             try:
-                self._add(path, text, timeout_s)
+                self._add(path, text, until)
             except NodeExists:
                 return False
         except VersionMismatch:
@@ -122,8 +121,8 @@ class Schemas:
     def _node(self, table: str) -> str:
         return f"{self.path}/{component(table)}"
 
-    def _add(self, path: str, text: str, timeout_s: float) -> None:
+    def _add(self, path: str, text: str, until: float) -> None:
         for folder in (FOLDER, self.path):
             with contextlib.suppress(NodeExists):
-                self._tree.tree_node_add(folder, timeout_s=timeout_s)
-        self._tree.tree_node_add(path, text, timeout_s=timeout_s)
+                self._tree.tree_node_add(folder, timeout_s=left_s(until))
+        self._tree.tree_node_add(path, text, timeout_s=left_s(until))

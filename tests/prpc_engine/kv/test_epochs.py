@@ -5,6 +5,7 @@ it, and all are told.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 import threading
 import time
@@ -23,6 +24,7 @@ from prpc_engine.errors import (
     ConfigError,
     DeadlineExceeded,
     MaybeExecuted,
+    NoSuchNode,
     RpcError,
 )
 from prpc_engine.kv import Constant, EpochChanged, RowsLost, TableServer, TableShard, TableWorker
@@ -579,6 +581,33 @@ def test_what_may_have_been_noted_when_a_session_was_lost_is_looked_at_again(
             found = beginnings.read("t", PATIENCE_S)
             assert found is not None
             assert found[0] == begun
+
+
+def test_all_questions_of_one_note_have_its_time_together() -> None:
+    class Forgetful:
+        """A master's tree in which nothing is yet."""
+
+        def __init__(self) -> None:
+            self.nodes, self.times = set[str](), list[float]()
+
+        def tree_node_get(self, path: str, timeout_s: float) -> None:
+            self.times.append(timeout_s)
+            raise NoSuchNode(path)
+
+        def tree_node_add(self, path: str, value: str = "", timeout_s: float = 0.0) -> None:
+            self.times.append(timeout_s)
+            if path.rpartition("/")[0] not in {"", *self.nodes}:
+                raise NoSuchNode(path)
+            self.nodes.add(path)
+
+    specs = spread(SparseSpec("t", 0, 2, ADD, Constant(), 1), 2)  # type: ignore[arg-type]
+    one, other = Forgetful(), Forgetful()
+    Schemas(one, "kv").note(specs, time.monotonic() + PATIENCE_S, True)  # type: ignore[arg-type]
+    begun = Beginning(1, -1, {}, {})
+    assert Beginnings(other, "kv").try_put("t", begun, None, PATIENCE_S)  # type: ignore[arg-type]
+    for tree in (one, other):
+        assert len(tree.times) == 4
+        assert all(after < before for before, after in itertools.pairwise(tree.times))
 
 
 def test_a_restore_that_a_reset_has_overtaken_changes_nothing(tmp_path: Path) -> None:

@@ -136,14 +136,20 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    "kind", [errors.DeadlineExceeded, errors.MasterUnreachable, errors.MaybeExecuted]
+    ("kind", "raised", "text"),
+    [
+        (errors.DeadlineExceeded, rpc.UnknownWorker, "has not said"),
+        (errors.MasterUnreachable, rpc.UnknownWorker, "has not said"),
+        (errors.MaybeExecuted, rpc.UnknownWorker, "has not said"),
+        (errors.Closed, rpc.NoWorker, "this one, 'here', has left"),
+    ],
 )
 def test_a_worker_that_the_master_cannot_be_asked_for_is_unknown(
-    kind: type[errors.RpcError],
+    kind: type[errors.RpcError], raised: type[errors.RpcError], text: str
 ) -> None:
     nobody: Any = None
     members = Members("here", HERE, nobody, _ignore, _ignore)
     silent: Any = Silent(kind("the master was lost"))
     members.join(silent, 0, "nowhere")
-    with pytest.raises(rpc.UnknownWorker, match="has not said"):
+    with pytest.raises(raised, match=text):
         members.rank_of("there")
