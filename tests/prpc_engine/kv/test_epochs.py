@@ -123,6 +123,19 @@ def train(worker: TableWorker) -> None:
     worker.push("head", DENSE)
 
 
+@contextmanager
+def trained(master: Master) -> Iterator[tuple[TableWorker, RpcService]]:
+    """A worker of two servers, all in this process, that has trained; and its service."""
+    with contextlib.ExitStack() as stack:
+        first, second, ours = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
+        for number, service in enumerate((first, second)):
+            TableServer(service, server_id=number)
+        worker = TableWorker(ours, expected_servers=2)
+        create_tables(worker)
+        train(worker)
+        yield worker, ours
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_created_anew", [False, True])
 def test_a_server_in_the_place_of_a_killed_one_never_answers_zeros_and_takes_no_push(
@@ -351,13 +364,7 @@ def test_a_reset_beside_one_that_did_not_reach_all_servers_ends_that(
         return create(self, spec, epoch, life)
 
     monkeypatch.setattr(TableShard, "create_table", created)
-    with contextlib.ExitStack() as stack:
-        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
-        for number, service in enumerate(services[:2]):
-            TableServer(service, server_id=number)
-        worker = TableWorker(services[2], expected_servers=2)
-        create_tables(worker)
-        train(worker)
+    with trained(master) as (worker, _):
         others.append(1)
         worker.reset("clicks")
         assert not others
@@ -367,15 +374,9 @@ def test_a_reset_beside_one_that_did_not_reach_all_servers_ends_that(
 def test_a_table_that_began_again_on_some_servers_only_is_lost_until_it_is_reset(
     master: Master,
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
-        for number, service in enumerate(services[:2]):
-            TableServer(service, server_id=number)
-        worker = TableWorker(services[2], expected_servers=2)
-        create_tables(worker)
-        train(worker)
+    with trained(master) as (worker, ours):
         whole = SparseSpec("clicks", 0, 2, ADD, Constant(), 1)  # type: ignore[arg-type]
-        client = services[2].create_client("kv", 2, PATIENCE_S)
+        client = ours.create_client("kv", 2, PATIENCE_S)
         life, epochs = client.submit_to(0, "standing").result()
         spec = spread(whole, 2)[0].to_dict()
         # all that a worker did which was killed as it reset or restored the table
@@ -429,16 +430,10 @@ def test_a_reset_waits_for_a_save_that_holds_pushes(master: Master, tmp_path: Pa
 def test_a_restore_begins_later_than_all_that_its_servers_have(
     master: Master, tmp_path: Path
 ) -> None:
-    with contextlib.ExitStack() as stack:
-        services = [stack.enter_context(RpcService(master.address)) for _ in range(3)]
-        for number, service in enumerate(services[:2]):
-            TableServer(service, server_id=number)
-        worker = TableWorker(services[2], expected_servers=2)
-        create_tables(worker)
-        train(worker)
+    with trained(master) as (worker, ours):
         worker.save(tmp_path, step=7)
         whole = SparseSpec("clicks", 0, 2, ADD, Constant(), 1)  # type: ignore[arg-type]
-        client = services[2].create_client("kv", 2, PATIENCE_S)
+        client = ours.create_client("kv", 2, PATIENCE_S)
         # of a worker whose clock is an hour ahead, and which died as it reset the table
         life, epochs = client.submit_to(1, "standing").result()
         spec, ahead = spread(whole, 2)[1].to_dict(), 3600 * 10**9

@@ -144,12 +144,11 @@ def test_changes_are_read_as_weights_though_their_publisher_has_gone(
         np.testing.assert_array_equal(reader.receive(PATIENCE_S).value["w"], weights)
 
 
-def test_changes_come_of_a_publisher_that_the_master_alone_takes_for_dead(
-    master: Master, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The link between the publisher and the reader, who has asked it for the next, is whole."""
-    caplog.set_level("INFO", "prpc")
-    weights = np.zeros(500_000)
+@contextlib.contextmanager
+def reading(
+    master: Master, weights: Any
+) -> Iterator[tuple[RpcService, topics.Publisher, topics.Subscriber, int]]:
+    """The publisher of these weights with its service, and a reader that has that version."""
     with (
         RpcService(master.address) as there,
         RpcService(master.address) as here,
@@ -158,6 +157,16 @@ def test_changes_come_of_a_publisher_that_the_master_alone_takes_for_dead(
     ):
         version = publisher.publish({"w": weights}, changed_since=0)
         assert reader.receive(PATIENCE_S).version == version
+        yield there, publisher, reader, version
+
+
+def test_changes_come_of_a_publisher_that_the_master_alone_takes_for_dead(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The link between the publisher and the reader, who has asked it for the next, is whole."""
+    caplog.set_level("INFO", "prpc")
+    weights = np.zeros(500_000)
+    with reading(master, weights) as (there, publisher, reader, version):
         wait_until(lambda: [one.behind for one in publisher.readers()] == [0], "it asks again")
         unlist(there, "weights")
         wait_until(lambda: "has gone" in caplog.text, "the reader knows")
@@ -176,14 +185,7 @@ def test_weights_that_are_being_read_as_their_publisher_goes_are_whole(
         publisher.close()
         wait_until(lambda: "has gone" in caplog.text, "the reader knows")
 
-    with (
-        RpcService(master.address) as there,
-        RpcService(master.address) as here,
-        topics.Publisher(there, "weights", mode="latest") as publisher,
-        topics.Subscriber(here, "weights") as reader,
-    ):
-        version = publisher.publish({"w": weights}, changed_since=0)
-        assert reader.receive(PATIENCE_S).version == version
+    with reading(master, weights) as (_, publisher, reader, version):
         weights[:100] = 1.0
         publisher.publish({"w": weights}, changed_since=version)
         wait_until(lambda: [one.behind for one in publisher.readers()] == [0])
