@@ -47,7 +47,7 @@ from prpc_engine.kv.client.snapshot import kept
 from prpc_engine.kv.consistency.cache import Cache, CacheStatistics, RowCache
 from prpc_engine.kv.consistency.consistency import Consistency
 from prpc_engine.kv.consistency.skew import Balance, WorkerLooks, balance_of, share_of
-from prpc_engine.kv.schema.beginnings import beginnings_of
+from prpc_engine.kv.schema.beginnings import beginnings_of, left_s
 from prpc_engine.kv.schema.layout import (
     DENSE_SPLIT_BYTES_MIN,
     Dense,
@@ -321,15 +321,12 @@ class TableWorker:
         until = runtime.monotonic() + timeout_s
         # of two that come together, the tables would be of both
         with self.alone("restore", timeout_s):
-            left_s = max(0.001, until - runtime.monotonic())
-            step = self._rounds(left_s).restore(
+            step = self._rounds(left_s(until)).restore(
                 folder,
                 layout,
-                lambda step: self._catalog.next_epochs(
-                    step, found, max(0.001, until - runtime.monotonic())
-                ),
+                lambda step: self._catalog.next_epochs(step, found, left_s(until)),
             )
-            self._catalog.restored(found, step, max(0.001, until - runtime.monotonic()))
+            self._catalog.restored(found, step, left_s(until))
         return step
 
     def _rounds(self, timeout_s: float) -> Rounds:
