@@ -413,7 +413,7 @@ class Watches:
 
     async def _unwatch(self, path: str) -> None:
         if not self._is_watched(path):
-            # else the master tells of it until the session ends, and nobody listens
+            # where this fails, the master sends changes until the session ends, to no callback
             with suppress(errors.RpcError):
                 await self._session.direct(self._peer, "unwatch", path)
 

@@ -153,7 +153,7 @@ def get_worker_infos() -> list[WorkerInfo]:
 
 
 def _name(to: To) -> str:
-    """Whom a call is meant for that is given otherwise than by name; "": whoever has that rank."""
+    """The name of the worker, for a call that checks it; "" where `to` is a rank."""
     return to.name if isinstance(to, WorkerInfo) else ""
 
 

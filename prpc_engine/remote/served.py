@@ -48,8 +48,8 @@ class Served:
     # -- functions ---------------------------------------------------------------------------------
 
     def run(self, meant: str, function: Any, keywords: Any, *arguments: Any) -> Any:
-        """What the function returns, or Raised. `meant`: the name of the worker that it is for; "":
-        whoever has this rank.
+        """What the function returns, or Raised. `meant`: the name of the worker that the caller
+        means, which this one checks; "": the caller gave a rank alone.
         """
         if meant != self._name and meant:
             return self._raised(

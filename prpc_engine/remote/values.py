@@ -8,10 +8,10 @@
      not sent
     is collected as garbage      noted; told by the reactor        dropped, some at a time
 
-What is told is told again over connections that are lost, and heard once: `passed` and `claimed`
-are `once`, and of a fork that is over nothing is left to drop: that is told until it is answered,
-while the owner is there. `dropped` follows the answer to what was told of the same fork before, as
-the RRef is kept so long.
+All three are sent again when a connection is lost, and count once: `passed` and `claimed` are calls
+marked `once`; a second `dropped` of a fork changes nothing, so it is sent until the owner answers
+or has left. `dropped` follows the answer to `passed` or `claimed` of the same fork: the RRef is
+kept until then.
 """
 
 from __future__ import annotations
@@ -303,9 +303,9 @@ class Values:
             creator, number = value_id
             raise ValueGone(
                 f"value {number} of {self._members.named(creator)} is not at "
-                f"{self._members.describe(self._members.rank)} any more: nobody referred to it (a "
-                "worker that is silent for longer than its lease does not), or its creator died "
-                "before it was made"
+                f"{self._members.describe(self._members.rank)} any more: no worker referred to "
+                "it (references of a worker that is silent for longer than its lease do not "
+                "count), or its creator died before it was made"
             )
         return future
 
