@@ -18,8 +18,8 @@
     restore               the newest that was answered, or a newer  the step; what its tables hold
                            one, on all servers
     reset                 all servers begin empty                   the same
-    a table that the      is in its checkpoint as it is on each     not checked
-     saver does not know   server
+    a table that the      is in its checkpoint, as one beginning    what a table holds that began
+     saver does not know   of it                                     with that step
     another's restore,    told once, by EpochChanged, with the      no verb is answered in another
      or reset              step                                      epoch than it was asked in; all
                                                                      are told of the same step
@@ -84,9 +84,6 @@ class World:
 
     must: Columns = EMPTY
     may: Columns = EMPTY
-
-
-ANYTHING = World(EMPTY, frozenset(range(COLUMNS)))
 
 
 @dataclass
@@ -176,7 +173,7 @@ class Ledger:
             return nothing
         save = self.saves[step]
         if table not in save.first:
-            return {ANYTHING}
+            return self.saved_unknown(table, save, below) | nothing
         last = save.last.get(table, below - 1)
         least = last if save.was_answered else save.first[table]
         found = {
@@ -187,6 +184,11 @@ class Ledger:
         }
         # its saver was killed, and so may be who had reset the table
         return found if save.last else found | nothing
+
+    def saved_unknown(self, table: str, save: Save, below: int) -> set[World]:
+        """What a checkpoint may have of a table that its saver does not know: of one beginning."""
+        lives = [each for each in self.lives.values() if each.table == table and each.epoch < below]
+        return {world for each in lives for world in self.worlds(each, save.begun_s, save.ended_s)}
 
     def newest_answered(self) -> int:
         """The step of the save that ended last of those answered."""

@@ -2,6 +2,8 @@
 in, at a time.
 
     save  worker asks all                    this server
+          standing                           which tables it has, where they have epochs: enter is
+                                             told, and refuses when they have begun again meanwhile
           checkpoint_newest, of one server   what the folder's next checkpoint may lie over
                                              (chain.py), when not all are full
           checkpoint_enter                   pushes wait from now on, pulls go on; first of one
@@ -67,7 +69,7 @@ from prpc_engine.kv.checkpoint.manifest import (
 )
 from prpc_engine.kv.checkpoint.read import ChainLink
 from prpc_engine.kv.checkpoint.save import commit, discard, in_background, write_part
-from prpc_engine.kv.consistency.epochs import asked_as
+from prpc_engine.kv.consistency.epochs import Standing, asked_as
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.kv.table.changes import Changed, Changes
 from prpc_engine.kv.table.table import DenseTable, SparseTable
@@ -165,13 +167,18 @@ class CheckpointMethods:
         return base
 
     def checkpoint_enter(
-        self, save_id: str, folder: str, tables: Sequence[str] = ()
+        self,
+        save_id: str,
+        folder: str,
+        tables: Sequence[str] = (),
+        standing: Sequence[Any] | None = None,
     ) -> dict[str, Any] | None:
         """Hold pushes, for HOLD_S_MAX at most: the checkpoint in `folder` since which changes are
         known, a Base.
 
-        tables: what requests call those that must be here (epochs.py). Busy: another save is under
-        way. RowsLost: one of the tables is not here, and a checkpoint would lack its rows.
+        tables: what requests call those that must be here (epochs.py). standing: what was here when
+        the worker looked. Busy: another save is under way, or something else is here now. RowsLost:
+        one of the tables is not here, and a checkpoint would lack its rows.
         """
         path = checked_folder(folder, self._checkpoint_root)
         for asked in tables:
@@ -179,6 +186,8 @@ class CheckpointMethods:
                 raise self._absent("such", asked)
         if self._save_id:
             raise Busy("another save of these tables is under way")
+        if standing is not None and tuple(standing) != self.standing():
+            raise Busy("tables were created, restored or reset just now")
         _unfinished_name(save_id)
         self._save_id = save_id
         waiting = self._waiting = deque()
@@ -393,6 +402,10 @@ class CheckpointMethods:
                     f"saved was {spec.to_dict()}; restore before creating it, "
                     "or create it as it was"
                 )
+
+    @abstractmethod
+    def standing(self) -> Standing:
+        """(life, {table that is here: its epoch}); see epochs.py."""
 
     @abstractmethod
     def _absent(self, kind: str, asked: str) -> Exception:

@@ -22,16 +22,23 @@ holds what, and from which restore (placement.py), and the master is told which 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from prpc_engine.errors import BadArguments, ConfigError, DeadlineExceeded, RemoteError
-from prpc_engine.kv.checkpoint.manifest import CheckpointError
+from prpc_engine.kv.checkpoint.manifest import Busy, CheckpointError
 from prpc_engine.kv.client.partition_client import PartitionRequest
 from prpc_engine.kv.client.session import EpochChanged, Session
 from prpc_engine.kv.consistency.cache import RowCache
-from prpc_engine.kv.consistency.epochs import Outdated, RowsLost, asked_as, is_remote, read_outdated
+from prpc_engine.kv.consistency.epochs import (
+    Outdated,
+    RowsLost,
+    Standing,
+    asked_as,
+    is_remote,
+    read_outdated,
+)
 from prpc_engine.kv.schema.beginnings import (
     Beginning,
     Beginnings,
@@ -114,7 +121,7 @@ class Catalog:
                 "verbs raise RowsLost until restore() or reset()",
                 table,
                 self._name,
-                ", ".join(map(str, lost)),
+                _told(lost),
             )
         self._take(table, specs, beginning.epoch if beginning is not None else 0, cache)
 
@@ -365,6 +372,41 @@ class Catalog:
             -1,
         )
 
+    @property
+    def check_whole(self) -> Callable[[Sequence[Standing], float], None] | None:
+        """What a save asks before it holds pushes; None: tables have no epochs."""
+        return self._check_whole if self._beginnings is not None else None
+
+    def _check_whole(self, standing: Sequence[Standing], timeout_s: float) -> None:
+        """Raises Busy, RowsLost where servers, each of which has what `standing` says, do not all
+        have the same beginning of a table, whether this worker knows it or not.
+        """
+        assert self._beginnings is not None
+        until = runtime.monotonic() + timeout_s
+        for table in sorted({name for _, tables in standing for name in tables}):
+            held = {i: tables[table] for i, (_, tables) in enumerate(standing) if table in tables}
+            if len(set(held.values())) > 1:
+                raise Busy(
+                    f"table {table!r} of {self._name!r} began again on partitions "
+                    f"{_told(i for i, epoch in held.items() if epoch == max(held.values()))} only "
+                    "(reset() or restore() ends that)"
+                )
+            if len(held) == len(standing) or table in self._specs:  # which asked_of() names
+                continue
+            found = self._beginnings.read(table, left_s(until))
+            if found is None:
+                raise Busy(
+                    f"the master does not know where table {table!r} of {self._name!r} is, having "
+                    "come back without its journal: servers tell it"
+                )
+            lives = found[0].lives  # those that may begin it empty are about to create it
+            lost = [i for i in lives if i not in held and lives[i] != standing[i][0]]
+            if lost:
+                raise RowsLost(
+                    f"partitions {_told(lost)} of table {table!r} of {self._name!r} are not on the "
+                    "servers that are there now: restore() or reset() it before it is saved"
+                )
+
     def asked_of(self, index: int) -> list[str]:
         """What requests call the tables, of those that this worker knows, that are to be in that
         partition.
@@ -379,6 +421,10 @@ class Catalog:
 def _newest(standing: Iterable[Mapping[str, int]], table: str) -> int:
     """The newest epoch of the table that a server has; 0: none has any."""
     return max(tables.get(table, 0) for tables in standing)
+
+
+def _told(partitions: Iterable[int]) -> str:
+    return ", ".join(map(str, partitions))
 
 
 def _table(specs: Specs) -> str:

@@ -8,8 +8,8 @@ still writes.
     a round failed because                             then
     a partition moved, is copied, is saved by another  the whole attempt is made again, until the
                                                        deadline
-    another worker begins a table again                the same; where it has, a save goes on with
-                                                       the table as it is now
+    another worker begins a table again, or creates    the same; where it has, a save goes on with
+    one                                                the table as it is now
     a server of elastic tables was lost                the same: another server comes to hold its
                                                        partitions
     a server of other tables was lost                  the same, for lost_s: it may only have been
@@ -56,7 +56,8 @@ from prpc_engine.kv.checkpoint.manifest import (
 )
 from prpc_engine.kv.client.future import PartFuture
 from prpc_engine.kv.client.partition_client import is_moved
-from prpc_engine.kv.consistency.epochs import Behind, Outdated, RowsLost, is_remote
+from prpc_engine.kv.consistency.epochs import Behind, Outdated, RowsLost, Standing, is_remote
+from prpc_engine.kv.schema.beginnings import left_s
 from prpc_engine.kv.schema.table_spec import TableSpec, from_dict
 from prpc_engine.rpc.backoff import Backoff
 from shard import runtime
@@ -89,9 +90,11 @@ class Rounds:
     partitions are now.
 
     asked_of: what requests call the tables that a server must have for its part of a checkpoint to
-    be whole. lost_s: for how many seconds servers that were lost are waited for, where that is less
-    than what is left. restoring: is told the id of each restore before servers are. began_again: is
-    called with the message of each Outdated error.
+    be whole. check_whole: raises Busy or RowsLost where a checkpoint of what servers have would not
+    be one beginning of each table; None: tables have no epochs. lost_s: for how many seconds
+    servers that were lost are waited for, where that is less than what is left. restoring: is told
+    the id of each restore before servers are. began_again: is called with the message of each
+    Outdated error.
     """
 
     def __init__(
@@ -101,13 +104,14 @@ class Rounds:
         timeout_s: float,
         locate: Callable[[], object],
         asked_of: Callable[[int], list[str]] = lambda server_id: [],
+        check_whole: Callable[[Sequence[Standing], float], object] | None = None,
         lost_s: float = 0.0,
         restoring: Callable[[str], object] = lambda load_id: None,
         began_again: Callable[[str], object] = lambda message: None,
     ) -> None:
         self._submit, self._locate, self._asked_of = submit, locate, asked_of
         self._server_ids, self._lost_s, self._restoring = server_ids, lost_s, restoring
-        self._began_again = began_again
+        self._began_again, self._check_whole = began_again, check_whole
         self._timeout_s, self._until = timeout_s, runtime.monotonic() + timeout_s
         self._warned: set[tuple[str, int, type[Exception]]] = set()  # of what was not undone
         # of the commit that was not answered: the save's id, the manifest's CRC-32
@@ -208,8 +212,16 @@ class Rounds:
     def _enter(self, save_id: str, folder: str) -> list[Base | None]:
         """Hold pushes everywhere: the checkpoint since which each server knows what changed. The
         first server is asked first, by all who save: so of two one goes on, and the other waits
-        without holding anything."""
-        enter = [(save_id, folder, self._asked_of(server_id)) for server_id in self._server_ids]
+        without holding anything. Tables are as they were looked at before, or a server is Busy."""
+        standing: list[Any] = [()] * len(self._server_ids)
+        if self._check_whole is not None:  # it may ask the master: before pushes are held
+            standing = self._ask_all("standing")
+            self._check_whole(standing, left_s(self._until))
+            standing = [(each,) for each in standing]
+        enter = [
+            (save_id, folder, self._asked_of(server_id), *looked_at)
+            for server_id, looked_at in zip(self._server_ids, standing, strict=True)
+        ]
         ends = self._ask("checkpoint_enter", self._server_ids[:1], enter[:1])
         try:
             ends += self._ask("checkpoint_enter", self._server_ids[1:], enter[1:])
@@ -360,13 +372,13 @@ class Rounds:
     def _ask(
         self, method: str, server_ids: Sequence[int], arguments: Sequence[tuple[Any, ...]]
     ) -> list[Any]:
-        left_s = max(0.001, self._until - runtime.monotonic())
+        timeout_s = left_s(self._until)
         asked, answers = list[PartFuture](), []
         failed: Exception | None = None
         refused: Exception | None = None
         for each, args in zip(server_ids, arguments, strict=True):
             try:
-                asked.append(self._submit(each, method, left_s, *args))
+                asked.append(self._submit(each, method, timeout_s, *args))
             except RpcError as error:  # it is gone, say; those before it work
                 refused = error
                 break

@@ -289,8 +289,9 @@ class TableWorker:
         for partitions that are being copied, and, where a server was lost, for the one in its place
         (of tables that are not elastic for call_timeout_s). Which pushes under way are in it:
         checkpoint/methods.py. Raises CheckpointError, those before it are as they were then; of its
-        kind TooLate (a DeadlineExceeded, too) when timeout_s was not enough; ConfigError: a folder,
-        step, keep or full_every is not allowed.
+        kind TooLate (a DeadlineExceeded, too) when timeout_s was not enough; RowsLost: a server
+        came back without its rows of a table; ConfigError: a folder, step, keep or full_every is
+        not allowed.
         """
         self._rounds(timeout_s).save(folder, step, keep, full_every)
 
@@ -347,6 +348,7 @@ class TableWorker:
             timeout_s,
             locate,
             asked_of,
+            self._catalog.check_whole,
             lost_s,
             restoring,
             began_again,

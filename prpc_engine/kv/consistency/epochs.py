@@ -21,9 +21,12 @@ nothing. What is answered then:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from prpc_engine.errors import Rejected, RemoteError, RpcError
 
+# what a server has: its life, and of each table the epoch; 0: of one without
+Standing = tuple[int, Mapping[str, int]]
 _ASKED = re.compile(r"(.*)@([0-9a-f]{16})", re.DOTALL)
 _OUTDATED = re.compile(
     r"table asked for as (.*) began again as epoch ([0-9a-f]{16}), step (-?\d+)", re.DOTALL

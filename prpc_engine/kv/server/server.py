@@ -38,7 +38,7 @@ from prpc_engine.kv.checkpoint.gate import HeldTable
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.consistency.durable import Durable
-from prpc_engine.kv.consistency.epochs import Behind, RowsLost, outdated, parsed
+from prpc_engine.kv.consistency.epochs import Behind, RowsLost, Standing, outdated, parsed
 from prpc_engine.kv.consistency.ledger import WINDOW, Ledger, LedgerNode
 from prpc_engine.kv.consistency.paced_table import Paced
 from prpc_engine.kv.consistency.versions import with_version
@@ -233,7 +233,7 @@ class TableShard(CheckpointMethods):
             self._epochs[name] = epoch, -1
         self._name_tables()
 
-    def standing(self) -> tuple[int, dict[str, int]]:
+    def standing(self) -> Standing:
         """(life, {table that it has: the epoch}); see epochs.py."""
         return self.life, {name: self._epochs.get(name, (0, -1))[0] for name in self._specs}
 
