@@ -74,6 +74,7 @@ SUCCESS = 0  # IBV_WC_SUCCESS
 # IBV_WC_, as what they mean to a user
 _STATUS = {
     1: "a message was longer than its slot",
+    2: "the device could not carry out a request: its network device is gone, say",
     4: "memory that is not registered here was used",
     5: "the queue pair was in error already",
     9: "the peer refused a request as none that it takes",

@@ -5,8 +5,10 @@ becomes of those that wait.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,16 +22,21 @@ from shard.transport.verbs_device import chosen_port
 from tests.program import Program
 from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
+from tests.rdma.guest import GUEST
 from tests.rdma.inside import (
     CALLS,
     client_of,
     connection_of,
+    connections_of,
     fail,
     registrations_of,
     transports_of,
 )
 
 MIB = 1 << 20
+needs_guest = pytest.mark.skipif(
+    GUEST not in os.environ, reason="it makes and removes a device: python -m tests.rdma.guest run"
+)
 
 # what a process begins once, at the first calls, is not of the test that happens to be first
 pytestmark = pytest.mark.usefixtures("server")
@@ -161,6 +168,54 @@ def test_tcp_takes_over_once_verbs_has_failed_too_often(
         assert transports_of(service) == {"tcp"}
 
 
+@pytest.fixture
+def spare(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The network device of an RDMA device of its own, which processes made from now on use."""
+    kind, network = os.environ[GUEST], "spare0"
+    for command in (
+        f"ip link add {network} type dummy",
+        f"ip link set {network} address 02:00:0a:4d:09:01 mtu 4200 up",
+        f"ip addr add 10.77.9.1/24 dev {network}",
+        f"rdma link add spare type {kind} netdev {network}",
+    ):
+        subprocess.run(command.split(), check=True)
+    monkeypatch.setenv("PRPC_VERBS_DEVICE", "spare")
+    return network
+
+
+@needs_guest
+def test_a_device_that_is_removed_ends_its_calls_by_name_and_tcp_takes_over(
+    master: Master, spare: str
+) -> None:
+    """Its removal waits until nobody uses it."""
+    removal = call_while_removed(master, spare)
+    gc.collect()
+    assert removal.wait(PATIENCE_S) == 0
+
+
+def call_while_removed(master: Master, network: str) -> subprocess.Popen[bytes]:
+    both = ("verbs", "tcp")
+    with (
+        ServerProcess(master.address, "removed", ",".join(both)),
+        client_of(master, "removed", both) as (service, client),
+    ):
+        array = np.ones(4 * MIB, np.uint8)
+        assert np.array_equal(client.call("echo", array), array)
+        assert [rail.port for rail in connection_of(service).rails()] == ["spare:1"]
+        futures = [client.submit("echo", array) for _ in range(4)]
+        removal = subprocess.Popen(["ip", "link", "del", network])
+        for future in futures:  # of which some may have been answered
+            with contextlib.suppress(MaybeExecuted, NotSent):
+                assert np.array_equal(future.result(PATIENCE_S), array)
+        wait_until(lambda: not connections_of(service), "the end of the connection")
+        assert np.array_equal(client.call("echo", array), array)
+        assert transports_of(service) == {"tcp"}
+        del array
+        slab = node_of(service).slab
+        wait_until(lambda: not slab.statistics().leases, "leases that came back")
+        return removal
+
+
 def test_a_fork_takes_nothing_from_its_parent(master: Master, server: ServerProcess) -> None:
     with client_of(master) as (service, client):
         array = np.arange(MIB, dtype=np.float32)
@@ -171,8 +226,6 @@ def test_a_fork_takes_nothing_from_its_parent(master: Master, server: ServerProc
                 client.call("echo", 1, timeout_s=1.0)
             # as an interpreter ends: what is left is collected
             del client, service
-            import gc
-
             gc.collect()
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
