@@ -10,6 +10,7 @@
     a process ends otherwise            all of the rest gets them; its exit code is the job's
     the time limit passes               the same; the job's exit code is 124, as timeout(1) has it
     this process ends, or Ctrl-C        the same; a kill -9 too: the kernel sends them SIGTERM then
+    Ctrl-C again, in these seconds      all that are left get SIGKILL at once
 
 The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process
 group of its own, which is what the signals go to: what a process started ends with it. Where the
@@ -226,13 +227,19 @@ class LocalJob:
         self._start(next_one)
 
     def _end(self) -> None:
+        self._tell_all(signal.SIGTERM, GRACE_S)
+        self._kill()
+
+    def _kill(self) -> None:
+        self._tell_all(signal.SIGKILL, KILL_TIMEOUT_S)
+
+    def _tell_all(self, number: int, patience_s: float) -> None:
         self._is_ending = True
-        for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, KILL_TIMEOUT_S)):
-            for _, process in self._running.values():
-                self._signal(process, number)
-            deadline = time.monotonic() + patience_s
-            while self._running and time.monotonic() < deadline:
-                self._wait(deadline)
+        for _, process in self._running.values():
+            self._signal(process, number)
+        deadline = time.monotonic() + patience_s
+        while self._running and time.monotonic() < deadline:
+            self._wait(deadline)
 
     @staticmethod
     def _signal(process: subprocess.Popen[bytes], number: int) -> None:
@@ -243,14 +250,19 @@ class LocalJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
-        self._watched.close()
+        try:
+            self._end()
+        finally:  # also where a second Ctrl-C has cut the grace short
+            with _signals_held():
+                self._kill()
+                self._watched.close()
 
 
 @contextlib.contextmanager
 def _signals_held() -> Iterator[None]:
     """Ctrl-C and SIGTERM wait for the end of the block. What their handlers raise within a start
-    would be lost, in what Python calls around a fork, or leave a process that is in no table."""
+    would be lost, in what Python calls around a fork, or leave a process that is in no table; in
+    the last kill it would leave whom that had not reached."""
     came: list[int] = []
     held: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

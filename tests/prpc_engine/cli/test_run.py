@@ -178,6 +178,45 @@ def test_a_signal_that_comes_as_a_process_is_started_ends_the_job(when: str, nam
     assert (done.stdout, done.stderr) == ("interrupted, and left none: True\n", "")
 
 
+IMPATIENT = '''
+import os, signal, sys, threading
+from prpc_engine.settings.local_job import LocalJob
+
+def interrupt():
+    for _ in words:  # one as the process is there, another as it has got SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+
+path = sys.argv[1]
+os.mkfifo(path)
+words = os.fdopen(os.open(path, os.O_RDWR))
+stubborn = f"""
+exec > {path} 2> /dev/null
+trap 'echo told' TERM
+echo started
+while kill -0 $PPID; do sleep 0.1; done  # as long as its launcher lives
+"""
+try:
+    with LocalJob() as job:
+        job.start("it", ["sh", "-c", stubborn], os.environ)
+        threading.Thread(target=interrupt, daemon=True).start()
+        job.run()
+except KeyboardInterrupt:
+    print("interrupted, and left none:", not job._running)
+'''
+
+
+def test_a_second_ctrl_c_leaves_no_process_that_ignores_sigterm(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPATIENT, str(tmp_path / "words")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("interrupted, and left none: True\n", "")
+
+
 def test_a_launcher_that_is_killed_while_it_starts_a_process_leaves_none() -> None:
     command = [sys.executable, "-c", LAUNCHER]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=TIMEOUT_S, check=False)
