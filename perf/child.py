@@ -2,9 +2,9 @@
 
 A benchmark is three processes deep: the one that compares, a child that measures, and its child
 that serves. A child ends when it is told to, when its parent's `with` ends, and when its parent
-dies for whatever reason (PR_SET_PDEATHSIG); Ctrl-C reaches only the one at the top, which ends the
-others. The others ignore it, and until they can, while their interpreter starts and imports, it is
-blocked.
+dies for whatever reason (PR_SET_PDEATHSIG); Ctrl-C, and SIGTERM of `prpc bench`, reaches only the
+one at the top, which ends the others. The others ignore Ctrl-C, and until they can, while their
+interpreter starts and imports, it is blocked.
 """
 
 from __future__ import annotations
@@ -219,6 +219,16 @@ def _wait_and_die() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+@contextlib.contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM in the block is a SIGINT, and waits where that does; for the process at the top."""
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class StopRequest:

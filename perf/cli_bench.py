@@ -15,6 +15,7 @@ from typing import Any
 from prpc_engine.errors import ConfigError
 
 from . import change, harness, history_file, machine, plot, report, table
+from .child import sigterm_as_ctrl_c
 from .targets import judge
 from .timing import FULL, QUICK, Effort
 
@@ -78,7 +79,7 @@ def main(
     folder: Path = history_file.FOLDER,
 ) -> int:
     """Run a benchmark; the exit code: 0, 1 when a candidate of ours failed or no plot can be drawn,
-    130 after Ctrl-C.
+    130 after Ctrl-C or SIGTERM.
 
     `plot_path` is where curves go, of a benchmark that has some: its module has a draw(results,
     path). `case` keeps only cases with that text in their name. A target that is missed is shown,
@@ -159,14 +160,15 @@ def measure(
     if not json and not markdown:
         table.show_machine(facts)
     try:
-        for each in chosen:
-            with harness.progress_line() as progress:
-                measured = bench.run(each, effort, progress=progress, pinned=pinned)
-            results += measured
-            if json:
-                _print_records(report.result_record(result, facts, stamp) for result in measured)
-            elif not markdown:
-                table.show_case(measured)
+        with sigterm_as_ctrl_c():
+            for each in chosen:
+                with harness.progress_line() as progress:
+                    measured = bench.run(each, effort, progress=progress, pinned=pinned)
+                results += measured
+                if json:
+                    _print_records(report.result_record(one, facts, stamp) for one in measured)
+                elif not markdown:
+                    table.show_case(measured)
     except KeyboardInterrupt:
         print("interrupted: all processes of the benchmark have ended", file=sys.stderr)
         return EXIT_INTERRUPTED, []

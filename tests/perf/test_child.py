@@ -10,7 +10,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from perf.child import START_METHOD, Child
+from perf.child import START_METHOD, Child, sigterm_as_ctrl_c
 
 PATIENCE_S = 30.0
 
@@ -51,6 +51,17 @@ def test_ctrl_c_while_a_process_is_started_leaves_none(monkeypatch: pytest.Monke
         Child(wait_for_ever)
     left = set(psutil.Process().children()) - before
     assert not [each for each in left if "spawn_main" in " ".join(each.cmdline())]
+
+
+def test_sigterm_ends_the_processes_of_a_benchmark_as_ctrl_c_does() -> None:
+    """By itself it would end the one at the top alone, with its folder of this run left behind."""
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_ctrl_c(), Child(wait_for_ever) as child:
+        child.receive(PATIENCE_S)
+        process = psutil.Process(child.pid)
+        signal.raise_signal(signal.SIGTERM)
+    assert not process.is_running()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 class InterruptsAsItIsSent:
