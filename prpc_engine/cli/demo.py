@@ -153,7 +153,7 @@ def run(
         if json_file == "-":
             sys.stdout.write(text + "\n")
         else:
-            Path(json_file).write_text(text + "\n")
+            _write(json_file, text + "\n")
     if not report.agrees:
         console.print(
             (
@@ -177,12 +177,18 @@ def _check_file(name: str | None) -> None:
     done.
     """
     if name is not None and name != "-":
-        try:
-            Path(name).open("a").close()
-        except OSError as error:
-            raise ConfigError(
-                f"prpc demo --json {name}: it cannot be written: {error.strerror}"
-            ) from error
+        _write(name, "", "a")
+
+
+def _write(name: str, text: str, mode: str = "w") -> None:
+    """Raises ConfigError, which names the file: of a full disk Python's own error does not."""
+    try:
+        with Path(name).open(mode) as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"prpc demo --json {name}: it cannot be written: {error.strerror}"
+        ) from error
 
 
 def _check_copies(copies: int, servers: int, shards: int, kill_server: bool) -> None:

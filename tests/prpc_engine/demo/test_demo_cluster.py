@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from prpc_engine import Master, RpcClient, RpcService
+from prpc_engine.cli.demo import _write
 from prpc_engine.demo.cluster import Cluster, Role
 from prpc_engine.demo.director import (
     AUC_TOLERANCE,
@@ -32,7 +33,7 @@ from prpc_engine.demo.director import (
 from prpc_engine.demo.recovery import DemoServers
 from prpc_engine.demo.roles import DIRECTOR, DemoJob, run_worker
 from prpc_engine.demo.settings import DemoSettings
-from prpc_engine.errors import NotSent
+from prpc_engine.errors import ConfigError, NotSent
 from tests.program import run_to_end, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -174,6 +175,12 @@ def test_what_does_not_go_together_is_refused_in_a_line(
     ran = run_to_end("prpc_engine.cli", "demo", *options, env=os.environ, timeout_s=PATIENCE_S)
     assert ran.returncode == 2
     assert says in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_a_disk_that_is_full_when_the_report_is_there_is_named_by_its_file() -> None:
+    _write("/dev/full", "", "a")  # as it is looked at before the demo
+    with pytest.raises(ConfigError, match="--json /dev/full: it cannot be written: No space left"):
+        _write("/dev/full", "{}")
 
 
 @pytest.mark.slow
@@ -343,6 +350,7 @@ def test_a_killed_demo_takes_its_processes_with_it(few_flights: dict[str, str]) 
 
 FIRST_CHILD = """
 import os, signal
+from prpc_engine.errors import ConfigError
 from prpc_engine.demo.cluster import Cluster
 
 if __name__ == "__main__":
