@@ -27,7 +27,7 @@ from prpc_engine.node.node import Node
 from prpc_engine.rpc.method import ENGINE
 from prpc_engine.rpc.server import ServedObject
 from prpc_engine.settings.address import Address
-from prpc_engine.settings.config import TlsSettings, check_seconds
+from prpc_engine.settings.config import TlsSettings, check_environment, check_seconds
 from prpc_engine.settings.node_config import NodeConfig
 from shard import Driver, Future, Limits, Slab, gather, runtime
 
@@ -76,6 +76,7 @@ class Master:
         tls: TlsSettings | None = None,
         stall_budget_s: float | None = None,
     ) -> None:
+        check_environment()
         config = NodeConfig.load(
             secret=secret, limits=limits, tls=tls, stall_budget_s=stall_budget_s
         ).listening_at(Address.parse(address, port_min=0), ("tcp",))

@@ -5,6 +5,8 @@ are refused by name.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from prpc_engine.settings.config import (
 from prpc_engine.settings.node_config import NodeConfig
 from shard import DEFAULT_LIMITS
 from tests.certificates import Authority, Files
+from tests.program import PATIENCE_S, ROOT
 from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.settings_of import load_limits, tls_of
 
@@ -127,8 +130,23 @@ def test_a_bad_variable_of_the_engine_is_a_setting_that_is_not_allowed(
 ) -> None:
     check_environment()
     monkeypatch.setenv(variable, "perhaps")
-    with pytest.raises(ConfigError, match=f"{variable}='perhaps'"):
-        check_environment()
+    for refuses in (check_environment, Master):
+        with pytest.raises(ConfigError, match=f"{variable}='perhaps'"):
+            refuses()
+
+
+@pytest.mark.parametrize("variable", ["PRPC_HUGE_PAGES", "PRPC_DEBUG_LEASES"])
+def test_a_bad_variable_of_memory_is_so_for_a_first_array_too(variable: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import prpc_engine; prpc_engine.empty(5)"],
+        cwd=ROOT,
+        env={**os.environ, variable: "perhaps"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert f"\nprpc_engine.errors.ConfigError: {variable}='perhaps': " in done.stderr
 
 
 def test_a_job_whose_nodes_all_have_tls_works_and_who_has_none_is_kept_out(
