@@ -350,7 +350,6 @@ def test_a_killed_demo_takes_its_processes_with_it(few_flights: dict[str, str]) 
 
 FIRST_CHILD = """
 import os, signal
-from prpc_engine.errors import ConfigError
 from prpc_engine.demo.cluster import Cluster
 
 if __name__ == "__main__":
