@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import click
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from prpc_engine.cli.checks.limits import NOFILE_TOO_SMALL
 from prpc_engine.cli.commands import command, path
 from prpc_engine.cli.console import make_console
 from prpc_engine.errors import ConfigError
@@ -128,6 +130,7 @@ def run(
     from prpc_engine.demo.settings import DemoSettings
 
     copies = int(kill_server) if replicas is None else replicas
+    _check_descriptors()
     _check_file(json_file)
     _check_copies(copies, servers, shards, kill_server)
     console = make_console(stderr=json_file == "-")
@@ -170,6 +173,16 @@ def run(
             )
         )
     return 0 if report.agrees else 1
+
+
+def _check_descriptors() -> None:
+    """Raises ConfigError where its processes would wait for each other until their deadlines."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < NOFILE_TOO_SMALL:
+        raise ConfigError(
+            f"prpc demo: a process may have {soft} files open (ulimit -n), and needs up to "
+            f"{NOFILE_TOO_SMALL}: ulimit -n 1024"
+        )
 
 
 def _check_file(name: str | None) -> None:

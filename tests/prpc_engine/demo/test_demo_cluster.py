@@ -177,6 +177,15 @@ def test_what_does_not_go_together_is_refused_in_a_line(
     assert says in ran.stderr and "Traceback" not in ran.stderr
 
 
+def test_too_few_descriptors_are_refused_before_anything_waits_for_them() -> None:
+    command = f"ulimit -n 100; exec {sys.executable} -m prpc_engine.cli demo"
+    ran = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert "may have 100 files open (ulimit -n), and needs up to 128: ulimit -n 1024" in ran.stderr
+
+
 def test_a_disk_that_is_full_when_the_report_is_there_is_named_by_its_file() -> None:
     _write("/dev/full", "", "a")  # as it is looked at before the demo
     with pytest.raises(ConfigError, match="--json /dev/full: it cannot be written: No space left"):
