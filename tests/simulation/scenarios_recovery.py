@@ -177,13 +177,17 @@ class Ledger:
         last = save.last.get(table, below - 1)
         least = last if save.was_answered else save.first[table]
         found = {
-            world
+            World(world.must | self.durable(each, below), world.may)
             for each in self.lives.values()
             if each.table == table and least <= each.epoch <= min(last, below - 1)
             for world in self.worlds(each, save.begun_s, save.ended_s)
         }
         # its saver was killed, and so may be who had reset the table
         return found if save.last else found | nothing
+
+    def durable(self, life: Life, below: int) -> Columns:
+        """Of that life: what the one of that epoch has, if it began with a checkpoint of it."""
+        return EMPTY
 
     def saved_unknown(self, table: str, save: Save, below: int) -> set[World]:
         """What a checkpoint may have of a table that its saver does not know: of one beginning."""
@@ -220,21 +224,35 @@ class Jobs:
 
     def __init__(self, simulation: Simulation, folder: str) -> None:
         self.simulation, self.folder = simulation, folder
-        self.ledger = Ledger(simulation)
+        self.ledger = self.new_ledger()
         self.deadlines = Deadlines(simulation)
         self.steps = 0
         self.done: set[str] = set()
 
+    def new_ledger(self) -> Ledger:
+        return Ledger(self.simulation)
+
+    def new_worker(self, ours: RpcService, process: Process, tables: Sequence[str]) -> Worker:
+        return Worker(self, ours, process, tables)
+
     def work(self, ours: RpcService, process: Process) -> None:
-        Worker(self, ours, process, TABLES).run()
+        self.new_worker(ours, process, TABLES).run()
 
     def come_late(self, ours: RpcService, process: Process) -> None:
         runtime.sleep(max(0.0, LATE_S - self.simulation.now))
-        Worker(self, ours, process, (LATE, *TABLES)).run()
+        self.new_worker(ours, process, (LATE, *TABLES)).run()
 
     def are_done(self) -> bool:
         """Whether all workers have got on."""
         return self.done.issuperset([*(f"worker{each}" for each in range(WORKERS)), "late"])
+
+    def begin_workers(self) -> list[str]:
+        """Their names."""
+        workers = [f"worker{each}" for each in range(WORKERS)]
+        for name in workers:
+            begin(self.simulation, name, self.work)
+        begin(self.simulation, "late", self.come_late)
+        return [*workers, "late"]
 
     def run(self, has_journal: bool = True, disk: str | None = None) -> None:
         simulation = self.simulation
@@ -245,11 +263,8 @@ class Jobs:
                 begin(simulation, name, serve, host=None if disk is None else "storage")
             if disk is not None:
                 simulation.disk("storage", disk)
-            workers = [f"worker{each}" for each in range(WORKERS)]
-            for name in workers:
-                begin(simulation, name, self.work)
-            begin(simulation, "late", self.come_late)
-            simulation.let_loose(RATES, UNTIL_S, [*servers, *workers, "late", "master"])
+            workers = self.begin_workers()
+            simulation.let_loose(RATES, UNTIL_S, [*servers, *workers, "master"])
             ended = simulation.run(lambda: "late at the end" in self.done, END_S)
             assert ended, f"only {sorted(self.done)} have got on {END_S:g} s after all began"
         assert not self.deadlines.late, self.deadlines.late
@@ -263,6 +278,11 @@ def keys_of(table: str) -> tuple[Keys, ...]:
 class Worker:
     """One process of a worker."""
 
+    ack = "applied"
+    timeout_s = TIMEOUT_S  # of verbs
+    patience_s = TIMEOUT_S  # after which they are late
+    columns = COLUMNS
+
     def __init__(
         self, jobs: Jobs, ours: RpcService, process: Process, tables: Sequence[str]
     ) -> None:
@@ -275,7 +295,9 @@ class Worker:
     def run(self) -> None:
         while True:
             try:
-                self.kv = TableWorker(self.ours, expected_servers=SERVERS, timeout_s=TIMEOUT_S)
+                self.kv = TableWorker(
+                    self.ours, expected_servers=SERVERS, timeout_s=TIMEOUT_S, ack=self.ack
+                )
                 break
             except errors.RpcError as error:
                 self.note("no tables", error)
@@ -298,7 +320,11 @@ class Worker:
                 while not self.read(table):  # what a save has found is told first
                     runtime.sleep(0.2)
         self.jobs.done.add(f"{self.name} at the end")
-        while True:  # not that a process ends which others would notice
+        self.rest()
+
+    def rest(self) -> None:
+        """Not that a process ends which others would notice."""
+        while True:
             runtime.sleep(10.0)
 
     def note(self, what: str, error: BaseException) -> None:
@@ -341,24 +367,27 @@ class Worker:
     def create(self, table: str) -> bool:
         try:
             with self.jobs.deadlines.watch(f"create of {self.name}", TIMEOUT_S):
-                if table in SPARSE:
-                    self.kv.create_sparse(table, COLUMNS, Add(), timeout_s=TIMEOUT_S)
-                else:
-                    self.kv.create_dense(
-                        table, (SERVERS, COLUMNS), Add(), split_bytes_min=1, timeout_s=TIMEOUT_S
-                    )
+                self.make(table)
         except errors.RpcError as error:
             self.note(f"no {table}", error)
             return False
         self.ledger.life(table, self.epoch(table))
         return True
 
-    def ask(self, table: str, verb: Any, *arguments: Any, timeout_s: float = TIMEOUT_S) -> Any:
+    def make(self, table: str) -> None:
+        if table in SPARSE:
+            self.kv.create_sparse(table, self.columns, Add(), timeout_s=TIMEOUT_S)
+        else:
+            self.kv.create_dense(
+                table, (SERVERS, self.columns), Add(), split_bytes_min=1, timeout_s=TIMEOUT_S
+            )
+
+    def ask(self, table: str, verb: Any, *arguments: Any) -> Any:
         """What it answered; None: it has failed, and what is to be done then was done."""
         before, owed = self.epoch(table), self.owed
         try:
-            with self.jobs.deadlines.watch(f"{verb.__name__} of {self.name}", timeout_s):
-                answer = verb(table, *arguments, timeout_s=timeout_s)
+            with self.jobs.deadlines.watch(f"{verb.__name__} of {self.name}", self.patience_s):
+                answer = verb(table, *arguments, timeout_s=self.timeout_s)
             assert self.epoch(table) == before, f"{self.name} was not told of {table}"
             assert not owed, f"{self.name} was not told of what a save has found"
             return True if answer is None else answer
@@ -382,10 +411,10 @@ class Worker:
     def write(self, table: str) -> bool:
         life = self.ledger.life(table, self.epoch(table))
         write = Write(self.ledger.number(table), self.simulation.now)
-        if write.number >= COLUMNS:
+        if write.number >= self.columns:
             return True
         life.writes.append(write)
-        values = np.zeros((SERVERS, COLUMNS), np.float32)
+        values = np.zeros((SERVERS, self.columns), np.float32)
         values[:, write.number] = 1.0
         asked_s = self.simulation.now
         keys = keys_of(table)

@@ -4,7 +4,8 @@
     applied       a save cuts the tables                   cut: in that save
     cut           that save, or a later one, is committed  answered
     cut           the save fails                           cut: the next one holds it, too
-    applied, cut  the tables are restored, or go           failed: the caller is told why
+    applied, cut  the tables are restored, or go, or its   failed: the caller is told why
+                  own one begins again
     applied, cut  its caller gives it up, at its deadline  forgotten: what waits is bounded as calls
                                                            in flight are
 
@@ -33,7 +34,8 @@ class Durable:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Deferred, Any]] = {}  # by their numbers, which grow
+        # by their numbers, which grow: the answer, its value, the table
+        self._waiting: dict[int, tuple[Deferred, Any, str]] = {}
         self._pushes = 0
         self._cuts: OrderedDict[str, int] = OrderedDict()  # save -> how many pushes there had been
 
@@ -41,11 +43,11 @@ class Durable:
         """Pushes that wait."""
         return len(self._waiting)
 
-    def wait(self, value: Any) -> Deferred:
-        """The answer of a push that was applied, with `value`."""
+    def wait(self, value: Any, table: str) -> Deferred:
+        """The answer of a push to that table that was applied, with `value`."""
         answer = Deferred()
         self._pushes += 1
-        self._waiting[self._pushes] = answer, value
+        self._waiting[self._pushes] = answer, value, table
         answer.when_done(partial(self._ended, self._pushes))
         return answer
 
@@ -61,7 +63,7 @@ class Durable:
     def committed(self, save: str) -> None:
         """That save is on the disk."""
         count = self._cuts.pop(save, 0)
-        for number, (answer, value) in list(self._waiting.items()):
+        for number, (answer, value, _) in list(self._waiting.items()):
             if number > count:
                 break
             answer.reply(value)
@@ -69,5 +71,11 @@ class Durable:
     def fail(self, error: BaseException) -> None:
         """None of those that wait will be saved as it was."""
         self._cuts.clear()
-        for answer, _ in list(self._waiting.values()):
+        for answer, _, _ in list(self._waiting.values()):
             answer.fail(error)
+
+    def fail_of(self, table: str, error: BaseException) -> None:
+        """None of those that wait will be saved that were pushed to that table."""
+        for answer, _, whose in list(self._waiting.values()):
+            if whose == table:
+                answer.fail(error)

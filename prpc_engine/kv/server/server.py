@@ -221,6 +221,7 @@ class TableShard(CheckpointMethods):
         """An empty table, in the place of what is there."""
         table, name = spec.make(self._clock), spec.table
         if name in self._specs:
+            self.durable.fail_of(name, _began_again(name))
             self._known = self._cut_at = None
             self._sparse.pop(name, None)
             self._dense.pop(name, None)
@@ -270,20 +271,30 @@ class TableShard(CheckpointMethods):
         return answer
 
     def apply_durable(self, *push: Any) -> Deferred:
-        """apply(), answered when a checkpoint that holds the push is on the disk."""
-        value = self.apply(*push)
+        """apply(), answered when a checkpoint that holds the push is on the disk; CheckpointError
+        where its table begins again before.
+        """
+        value, asked = self.apply(*push), push[3]
         if type(value) is not Deferred:
-            return self.durable.wait(value)
+            return self._durable_answer(asked, value)
         answer = Deferred()
-        value.when_done(lambda done: self._applied_later(done, answer))
+        value.when_done(lambda done: self._applied_later(done, asked, answer))
         return answer
 
-    def _applied_later(self, done: Future, answer: Deferred) -> None:
+    def _applied_later(self, done: Future, asked: str, answer: Deferred) -> None:
         error = done.error()
         if error is None:
-            follow(self.durable.wait(done.result()), answer)
+            follow(self._durable_answer(asked, done.result()), answer)
         else:
             answer.fail(error)
+
+    def _durable_answer(self, asked: str, value: Any) -> Deferred:
+        """That of a push which has been applied, now or before."""
+        if asked in self._asked_sparse or asked in self._asked_dense:
+            return self.durable.wait(value, self._name_of(asked))
+        answer = Deferred()  # of a beginning that is over: no save to come has the push
+        answer.fail(_began_again(parsed(asked)[0]))
+        return answer
 
     def checkpoint_durable(self, save_id: str) -> None:
         """The checkpoint that this server has cut for that save is on the disk."""
@@ -436,6 +447,10 @@ class TableShard(CheckpointMethods):
             f"no {kind} table {name!r} here; there are: {', '.join(sorted(there)) or 'none'}; "
             "create it first"
         )
+
+
+def _began_again(table: str) -> CheckpointError:
+    return CheckpointError(f"table {table!r} began again before the push was in a checkpoint")
 
 
 def pushing_node() -> LedgerNode:

@@ -546,15 +546,7 @@ def test_a_push_to_a_table_that_a_restore_leaves_alone_is_still_known(tmp_path: 
 
 def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() -> None:
     shard, other = TableShard(), TableShard()
-    spec = {
-        "name": "sparse",
-        "table": "t",
-        "partition": 0,
-        "partitions": 1,
-        "optimizer": ADD,
-        "initializer": {"name": "constant"},
-    }
-    spec = {**spec, "dim": 1}
+    spec = spec_of("t")
     assert other.create_table(spec, 5, shard.life) is None
     assert shard.create_table(spec, 5, shard.life) is True
     assert shard.create_table(spec, 5, other.life) is False
@@ -566,6 +558,35 @@ def test_an_epoch_of_a_table_is_made_by_the_server_that_it_was_given_to_alone() 
             shard.apply(1, 2, "push", asked_as("t", asked), KEYS, ONES)
     assert shard.pull(asked_as("t", 5), KEYS).max() == 1
     assert shard.standing() == (shard.life, {"t": 5})
+
+
+def spec_of(table: str) -> dict[str, Any]:
+    """Of a sparse one, whole on one server."""
+    where = {"name": "sparse", "table": table, "partition": 0, "partitions": 1, "dim": 1}
+    return {**where, "optimizer": ADD, "initializer": {"name": "constant"}}
+
+
+def test_a_durable_push_fails_where_its_table_is_reset_before_it_is_saved(tmp_path: Path) -> None:
+    shard = TableShard()
+    for table in ("reset", "other"):
+        shard.create_table(spec_of(table), 1, shard.life)
+    over, other = (
+        shard.apply_durable(1, number, "push", asked_as(table, 1), KEYS, ONES)
+        for number, table in enumerate(("reset", "other"), start=1)
+    )
+    shard.create_table(spec_of("reset"), 2, shard.life)
+    # its answer was lost, and it comes again
+    again = shard.apply_durable(1, 1, "push", asked_as("reset", 1), KEYS, ONES)
+    for each in (over, again):
+        with pytest.raises(CheckpointError, match="'reset' began again before the push was in"):
+            each.result()
+    new = shard.apply_durable(1, 3, "push", asked_as("reset", 2), KEYS, ONES)
+    save = "5a5e5a5e5a5e5a5e"
+    shard.checkpoint_enter(save, str(tmp_path))
+    run_to_end(shard.checkpoint_save(save, str(tmp_path), 1, 0, None, False))
+    assert not (other.done() or new.done())
+    shard.checkpoint_durable(save)
+    assert other.result() == 1 and new.result() == 1
 
 
 @pytest.mark.parametrize("table", ["t", "a@b", "a@0123456789abcdef", "line\nline"])
