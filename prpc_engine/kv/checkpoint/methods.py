@@ -380,6 +380,11 @@ class CheckpointMethods:
                 raise CheckpointError(
                     f"another restore or reset of table {name!r} came between: restore again"
                 )
+        replaced = [
+            (name, table, self._epochs.get(name, (0, -1))[0])
+            for name, table in (self._bare_sparse() | self._bare_dense()).items()
+            if name in specs
+        ]
         self._loaded = self._known = self._cut_at = None
         self._take_extras(extras, self._specs.keys() <= specs.keys())
         self._specs.update(specs)
@@ -391,6 +396,11 @@ class CheckpointMethods:
         )
         self._epochs.update({name: (epoch, step) for name, (epoch, step) in (epochs or {}).items()})
         self._name_tables()
+        for name, table, epoch in replaced:
+            self._replaced(name, table, epoch)
+
+    def _replaced(self, name: str, table: SparseTable | DenseTable, epoch: int) -> None:
+        """Called with a table, and its epoch, once another one of its name is in its place."""
 
     def _check_specs(self, wanted: Mapping[str, TableSpec]) -> None:
         for table, spec in wanted.items():

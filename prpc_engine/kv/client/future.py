@@ -185,7 +185,8 @@ class KVFuture(Generic[Value]):
             for part in self._parts:
                 other = part.error()
                 if part.sequence and isinstance(other, RpcError) and not part.is_taken_back():
-                    return other  # it may have run there
+                    # it may have run there
+                    return self._named(other) if isinstance(other, RemoteError) else other
             return WorkersBehind(error.remote_message)
         if failed and is_remote(error, RowsLost):
             return RowsLost(f"{failed[0].lane}: {error.remote_message}")

@@ -12,13 +12,14 @@
                                                        (ssp); a pull is dropped
     waits    WAIT_SHARE of its caller's time is over   is taken back, and fails with WorkersBehind
     waits    its caller gives it up                    is taken back: it has not run
+    waits    the table is restored or reset            the same, and fails with what says so
 
 A worker that has lost its connections is gone after GRACE_S: it may be back. Where its process is
 seen to have ended it is gone at once; so each is asked which process it is when it is first met. Of
 another host nobody sees that here.
 
 Nobody polls: what lets a verb go on is a push, or the loss of a worker, and both look at the
-queues. What waits in a table that a restore replaces goes on waiting there, until its time is over.
+queues.
 """
 
 from __future__ import annotations
@@ -219,6 +220,12 @@ class BarrierScheduler:
             f"{self.clocks.behind()}; it has not run: "
             "see what they do, or give a larger timeout_s"
         )
+
+    def begin_again(self, error: Exception) -> None:
+        """Another table takes the place of this one: nobody will come to what waits here."""
+        for queue in list(self._queues.values()):
+            for verb in list(queue):
+                verb.answer.fail(error)
 
     def _taken_back(self, worker: int, verb: Waiting) -> None:
         assert verb.queue is not None

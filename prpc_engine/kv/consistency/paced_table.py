@@ -42,6 +42,10 @@ class Paced:
         """A push of the calling worker has come again: it is present, over this connection."""
         self._pace.enter()
 
+    def begin_again(self, error: Exception) -> None:
+        """Another table takes the place of this one: verbs that wait fail with that."""
+        self._pace.begin_again(error)
+
     def lags(self) -> dict[int, tuple[str, Lag]]:
         """{present worker: its name, its lag}."""
         return self._pace.lags.lags(self._pace.clock())

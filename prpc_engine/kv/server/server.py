@@ -38,7 +38,14 @@ from prpc_engine.kv.checkpoint.gate import HeldTable
 from prpc_engine.kv.checkpoint.manifest import CheckpointError
 from prpc_engine.kv.checkpoint.methods import CheckpointMethods
 from prpc_engine.kv.consistency.durable import Durable
-from prpc_engine.kv.consistency.epochs import Behind, RowsLost, Standing, outdated, parsed
+from prpc_engine.kv.consistency.epochs import (
+    Behind,
+    RowsLost,
+    Standing,
+    asked_as,
+    outdated,
+    parsed,
+)
 from prpc_engine.kv.consistency.ledger import WINDOW, Ledger, LedgerNode
 from prpc_engine.kv.consistency.paced_table import Paced
 from prpc_engine.kv.consistency.versions import with_version
@@ -220,7 +227,9 @@ class TableShard(CheckpointMethods):
     def _put(self, spec: TableSpec, epoch: int) -> None:
         """An empty table, in the place of what is there."""
         table, name = spec.make(self._clock), spec.table
-        if name in self._specs:
+        _, replaced = self.tables.get(name, (None, None))
+        held, _ = self._epochs.get(name, (0, -1))
+        if replaced is not None:
             self.durable.fail_of(name, _began_again(name))
             self._known = self._cut_at = None
             self._sparse.pop(name, None)
@@ -233,6 +242,17 @@ class TableShard(CheckpointMethods):
         if epoch:
             self._epochs[name] = epoch, -1
         self._name_tables()
+        if replaced is not None:
+            self._replaced(name, replaced, held)
+
+    def _replaced(self, name: str, table: SparseTable | DenseTable, epoch: int) -> None:
+        if isinstance(table, Paced):
+            now, step = self._epochs.get(name, (0, -1))
+            table.begin_again(
+                outdated(asked_as(name, epoch), now, step)
+                if now
+                else CheckpointError(f"table {name!r} was restored: this verb has not run")
+            )
 
     def standing(self) -> Standing:
         """(life, {table that it has: the epoch}); see epochs.py."""
