@@ -9,8 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prpc_engine import Master, RpcService
-from prpc_engine.kv import Consistency, EpochChanged, Ssp, Sync, TableServer, TableWorker
+from prpc_engine import Master, RpcClient, RpcService
+from prpc_engine.kv import (
+    Add,
+    Consistency,
+    Constant,
+    EpochChanged,
+    Ssp,
+    Sync,
+    TableServer,
+    TableWorker,
+)
+from prpc_engine.kv.schema.layout import spread
+from prpc_engine.kv.schema.table_spec import SparseSpec
 from tests.prpc_engine.processes import PATIENCE_S, wait_until
 
 ADD = {"name": "add"}
@@ -18,25 +29,29 @@ KEYS = np.arange(200)
 ONES = np.ones((200, 1), np.float32)
 CONSISTENCIES = [Sync(workers=2, reduce="sum"), Ssp(workers=2, bound=0)]
 Workers = tuple[TableWorker, TableWorker]
+Job = tuple[Workers, RpcClient]
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    """Two, of two servers."""
+def job() -> Iterator[Job]:
+    """Two workers of two servers, and a client of these."""
     with ExitStack() as stack:
         master = stack.enter_context(Master())
         for _ in range(2):
             TableServer(stack.enter_context(RpcService(master.address)))
+        services = [stack.enter_context(RpcService(master.address)) for _ in range(2)]
         one, two = (
             TableWorker(
-                stack.enter_context(RpcService(master.address)),
-                expected_servers=2,
-                timeout_s=PATIENCE_S,
-                call_timeout_s=PATIENCE_S,
+                service, expected_servers=2, timeout_s=PATIENCE_S, call_timeout_s=PATIENCE_S
             )
-            for _ in range(2)
+            for service in services
         )
-        yield one, two
+        yield (one, two), services[0].create_client("kv", 2, PATIENCE_S)
+
+
+@pytest.fixture
+def workers(job: Job) -> Workers:
+    return job[0]
 
 
 def pushed_by_both(workers: Workers, consistency: Consistency) -> None:
@@ -79,13 +94,15 @@ def test_who_waits_in_a_table_that_begins_again_is_told_at_once(
 
 
 def test_a_worker_that_waits_at_one_server_is_told_what_another_one_said(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prpc_engine.kv.consistency.barrier_scheduler.WAIT_SHARE", 0.02)
-    one, _ = workers
+    workers, client = job
     pushed_by_both(workers, CONSISTENCIES[0])
-    life, tables = one._ask(1, "standing", None).result()
-    spec = one._catalog._specs["rows"][1].to_dict()  # a reset that did not reach partition 0
-    one._ask(1, "create_table", None, spec, tables["rows"] + 1, life).result()
+    life, epochs = client.submit_to(1, "standing").result()
+    whole = SparseSpec("rows", 0, 2, Add(), Constant(), 1, consistency=CONSISTENCIES[0])
+    spec = spread(whole, 2)[1].to_dict()
+    # a reset that did not reach partition 0
+    client.submit_to(1, "create_table", spec, epochs["rows"] + 1, life).result()
     with pytest.raises(EpochChanged, match="was reset"):
-        one.push("rows", KEYS, ONES, timeout_s=PATIENCE_S)
+        workers[0].push("rows", KEYS, ONES, timeout_s=PATIENCE_S)
