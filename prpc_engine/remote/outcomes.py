@@ -18,7 +18,7 @@ from prpc_engine.remote.members import UnknownWorker
 from prpc_engine.rpc.failure_codes import told
 from shard import RemoteTraceback
 
-ARGUMENTS_MAX, TEXT_MAX = 16, 4096  # of an exception that travels by name
+ARGUMENTS_MAX, TEXT_MAX, INT_BITS_MAX = 16, 4096, 8191  # of an exception that travels by name
 # Those that need no more than a text.
 _OWN = {
     f"{kind.__module__}.{kind.__qualname__}": kind
@@ -30,7 +30,7 @@ _OWN = {
     )
     if kind is not None and kind is not errors.RemoteError
 }
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_PLAIN = (type(None), bool, float, bytes)
 
 
 class Raised:
@@ -58,7 +58,7 @@ class Raised:
             kind.__module__ == "builtins"
             and builtin_error(kind.__name__) is kind
             and len(error.args) <= ARGUMENTS_MAX
-            and all(type(one) in _PLAIN and len(repr(one)) <= TEXT_MAX for one in error.args)
+            and all(map(_is_plain, error.args))
         ):
             arguments = list(error.args)
         return cls(list(told(error)), arguments, pickled)
@@ -90,6 +90,20 @@ class Raised:
             remote_traceback=trace,
             where=where,
         )
+
+
+def _is_plain(argument: object) -> bool:
+    """Whether the archive takes it, and it is short: not so long whole numbers, nor text that is
+    no valid Unicode, as that of a UnicodeEncodeError.
+    """
+    if type(argument) is int:
+        return argument.bit_length() <= INT_BITS_MAX
+    if type(argument) is str:
+        try:
+            return len(argument.encode()) <= TEXT_MAX
+        except UnicodeEncodeError:
+            return False
+    return type(argument) in _PLAIN and len(repr(argument)) <= TEXT_MAX
 
 
 def _unpack(fields: Any) -> Raised:

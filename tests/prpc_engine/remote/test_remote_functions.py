@@ -108,6 +108,9 @@ def test_an_exception_arrives_as_it_was_raised_with_its_traceback_as_the_cause(
         ValueError("a", 1),
         KeyError("k"),
         OSError(2, "No such file"),
+        KeyError(10**5000),  # of more digits than Python writes
+        KeyError(-(2**8192) + 1),
+        UnicodeEncodeError("utf-8", "\udc80", 0, 1, "surrogates not allowed"),
         there.TwoThings(1, "two"),
     ):
         with subtests.test(error=error):
