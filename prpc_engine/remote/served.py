@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from inspect import iscoroutine, isgenerator
+from inspect import isasyncgen, iscoroutine, isgenerator
 from typing import Any
 
 from prpc_engine import errors
@@ -135,8 +135,9 @@ class Served:
             return value
         if iscoroutine(value):
             return self._awaited(value)
-        if isgenerator(value):
-            value.close()
+        if isgenerator(value) or isasyncgen(value):
+            if isgenerator(value):
+                value.close()
             return self._raised(
                 TypeError(f"{name!r} yields its results: return a list, or an RRef to an iterator")
             )

@@ -186,6 +186,11 @@ async def fails() -> None:
     raise TwoThings(1, "two")
 
 
+async def counts_async(count: int) -> Any:
+    for number in range(count):
+        yield number
+
+
 def counts(count: int) -> Any:
     yield from range(count)
 

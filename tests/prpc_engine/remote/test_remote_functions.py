@@ -216,6 +216,8 @@ def test_a_coroutine_function_runs_as_a_task(pair: Group) -> None:
 def test_a_generator_is_refused_by_name(pair: Group) -> None:
     with pytest.raises(TypeError, match="counts' yields its results"):
         rpc.rpc_sync("there", there.counts, args=(3,))
+    with pytest.raises(TypeError, match="counts_async' yields its results: return a list"):
+        rpc.rpc_sync("there", there.counts_async, args=(3,))
 
 
 def test_calls_may_nest_back_and_forth_fifty_deep(three: Group) -> None:
