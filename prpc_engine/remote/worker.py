@@ -305,13 +305,21 @@ class Worker:
             return
         except errors.NoSuchNode:  # silent for longer than its lease: the others are without it
             return
-        except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted):
+        except (errors.DeadlineExceeded, errors.NotSent, errors.MaybeExecuted) as error:
             silent_s = runtime.monotonic() - self._asked
             if not self._where.is_apart and silent_s >= MASTER_GONE_S:
                 self._tell_master_gone(silent_s)
                 return
-            if self._where.is_apart or limit_s < MASTER_GONE_S:
-                raise
+            if self._where.is_apart:
+                raise as_runtime_error(error) from None
+            if limit_s < MASTER_GONE_S:
+                raise as_runtime_error(
+                    errors.DeadlineExceeded(
+                        f"shutdown() of {self.name!r} has waited for {limit_s:.3g} s: rank 0, "
+                        "which has the group's master, does not answer: it has died, or stands "
+                        "still; shutdown(graceful=False) waits for nobody"
+                    )
+                ) from error
         if self._where.world_size is None or self._termination.is_over:
             return
         missing = self._termination.waits_for()

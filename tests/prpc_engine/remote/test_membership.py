@@ -152,6 +152,21 @@ def test_without_rank_0_a_worker_that_is_not_known_is_refused_in_time_and_shutdo
     assert "counts as dead: leaving without waiting" in caplog.text
 
 
+def test_shutdown_that_is_over_before_rank_0_counts_as_dead_says_that_it_does_not_answer(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MASTER_LOOK_S", 0.1)
+    group.start("there", 0, 2)
+    rpc.init_rpc("here", 1, 2, group.init_method)
+    assert group.programs["there"].read_line() == "up"
+    group.programs["there"].kill()
+    with pytest.raises(RuntimeError, match="rank 0, which has the group's master") as caught:
+        rpc.shutdown(timeout=1.0)
+    assert isinstance(caught.value, errors.DeadlineExceeded)
+    assert "--journal" not in str(caught.value)  # nobody starts that master again
+    rpc.shutdown(graceful=False)
+
+
 @pytest.mark.slow  # longer than a rank 0 that has died is waited for
 def test_a_rank_0_that_stands_still_for_less_than_its_lease_is_waited_for(group: Group) -> None:
     group.start("first", 0, 2, lease_s=300.0)
