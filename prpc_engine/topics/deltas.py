@@ -37,6 +37,13 @@ def _checked(state: object) -> dict[str, NDArray[Any]]:
                 f"weights have the key {name!r:.100} of type {type(name).__name__}: names, of type "
                 "str, are expected"
             )
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise BadArguments(
+                f"weights have the key {name!r:.100}, which is no valid Unicode: names that can be "
+                "encoded as UTF-8 are expected"
+            ) from error
         if not isinstance(array, np.ndarray):
             raise BadArguments(
                 f"weights[{name!r:.100}] is of type {type(array).__name__}: numpy arrays by names "

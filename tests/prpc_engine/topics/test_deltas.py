@@ -79,6 +79,7 @@ def test_strides_do_not_matter_and_nan_that_stays_is_no_change() -> None:
         ([1], "dict of arrays"),
         ({"w": [1.0]}, r"weights\['w'\] is of type list: numpy arrays by names"),
         ({5: np.zeros(3)}, "the key 5 of type int: names"),
+        ({"w\udc80": np.zeros(3)}, r"the key 'w\\udc80', which is no valid Unicode"),
         ({"other": np.zeros(3)}, "changed_since=0"),
         ({"w": np.zeros(4)}, "changed_since=0"),
         ({"w": np.zeros(3, np.float32)}, "changed_since=0"),
