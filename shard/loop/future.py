@@ -91,6 +91,10 @@ class Future(msgspec.Struct, eq=False):
             f"{self._outcome!r:.200}>"
         )
 
+    # msgspec's own makes one of another process that nobody completes
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} is no value: send what it brings, its result()")
+
     def done(self) -> bool:
         """Whether there is a value or an error."""
         return self.finished != PENDING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import pickle
 import sys
 import threading
 from types import FrameType
@@ -25,6 +26,16 @@ def test_a_value_is_there_for_all_who_ask() -> None:
     assert future.done()
     assert future.result() == future.result(0.0) == 42
     assert future.error() is None
+
+
+def test_it_cannot_be_pickled_whether_it_is_done_or_not() -> None:
+    """What would arrive would be completed by nobody."""
+    failed, done = Future(), Future()
+    failed.set_error(ValueError("mine"))
+    done.set_result(42)
+    for future in (Future(), failed, done):
+        with pytest.raises(TypeError, match=r"a Future is no value: send what it brings"):
+            pickle.dumps(future)
 
 
 def test_an_error_is_raised_and_can_be_looked_at() -> None:

@@ -213,6 +213,14 @@ def test_a_coroutine_function_runs_as_a_task(pair: Group) -> None:
     assert rpc.remote("there", there.sleeps, (5,)).to_here() == 10
 
 
+def test_a_future_is_no_argument(pair: Group) -> None:
+    future = rpc.rpc_async("there", there.add, args=(1, 2))
+    for one in (future, rpc.Future()):
+        with pytest.raises(errors.BadArguments, match=r"args\[0\] .* a Future is no value: send"):
+            rpc.rpc_sync("there", there.same, args=(one,))
+    assert future.wait() == 3
+
+
 def test_a_generator_is_refused_by_name(pair: Group) -> None:
     with pytest.raises(TypeError, match="counts' yields its results"):
         rpc.rpc_sync("there", there.counts, args=(3,))
