@@ -47,15 +47,17 @@ class Future(shard.Future):
 
     def then(self, callback: Callable[[Future], Any]) -> Future:
         """The future of callback(this one), which is called once this one is done, where done
-        callbacks are; its error is that of the new future.
+        callbacks are; its error, of any kind, is that of the new future.
         """
         after = Future(self.waiter)
 
         def run(done: Future) -> None:
             try:
                 value = callback(done)
-            except Exception as error:
+            except BaseException as error:  # that of a future that was cancelled, too
                 after.set_error(error)
+                if isinstance(error, KeyboardInterrupt):
+                    raise  # Ctrl-C: see shard/loop/callback.py
             else:
                 after.set_result(value)
 

@@ -123,6 +123,9 @@ class Served:
                     value = function(*arguments, **keywords)
                 except Exception as error:
                     value = self._raised(error)
+                except BaseException as error:  # sys.exit(), or a wait for what was cancelled
+                    answer.fail(error)
+                    return
                 self._settle(value, answer)
 
             if runner.begin(name, work):
@@ -279,7 +282,14 @@ class Served:
 
         def go_on(done: Future) -> None:
             value = self._outcome(done)
-            self._settle(value if type(value) is Raised else then(value), answer)
+            try:
+                value = value if type(value) is Raised else then(value)
+            except BaseException as error:  # of a method, sys.exit() for one
+                answer.fail(error)
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                return
+            self._settle(value, answer)
 
         future.add_done_callback(go_on)
         return answer

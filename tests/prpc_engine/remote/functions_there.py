@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import gc
 import os
+import sys
 import threading
 import time
 from typing import Any, ClassVar
@@ -86,6 +87,38 @@ def raise_odd() -> None:
 
 def wait_for_event() -> bool:
     return event.wait(PATIENCE_S)
+
+
+def wait_and_end(how: str) -> None:
+    """By what is no Exception."""
+    event.wait(PATIENCE_S)
+    if how == "exit":
+        sys.exit(3)
+    given_up = rpc.Future()
+    given_up.cancel()
+    given_up.wait()
+
+
+class Exits:
+    """Made late, and its method exits."""
+
+    def __init__(self) -> None:
+        event.wait(PATIENCE_S)
+
+    def exit(self) -> None:
+        sys.exit(3)
+
+
+exits: list[rpc.Future] = []
+
+
+def exit_of(rref: rpc.RRef[Exits]) -> rpc.Future:
+    exits.append(rref.rpc_async().exit())
+    return exits[-1]
+
+
+def asking_to_exit() -> bool:
+    return bool(exits)
 
 
 async def await_event() -> bool:

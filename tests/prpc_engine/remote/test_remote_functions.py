@@ -9,6 +9,7 @@ import operator
 import os
 import pickle
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 
 from prpc_engine import errors
 from prpc_engine import remote as rpc
+from shard import CancelledError
 from tests.program import wait_until
 from tests.prpc_engine.remote import functions_there as there
 from tests.prpc_engine.remote.conftest import Group
@@ -144,6 +146,43 @@ def test_an_exception_of_a_future_is_raised_by_wait(pair: Group) -> None:
         future.value()
     with pytest.raises(KeyError):
         future.then(lambda done: done.wait()).wait()
+
+
+def test_then_of_a_future_that_was_cancelled_ends(pair: Group) -> None:
+    """A CancelledError is no Exception, nor is what sys.exit() raises."""
+    future = rpc.rpc_async("there", there.wait_for_event)
+    after = future.then(lambda done: done.wait())
+    exits = future.then(lambda _: sys.exit(3))
+    assert future.cancel()
+    rpc.rpc_sync("there", there.set_event)
+    with pytest.raises(CancelledError):
+        after.result(there.PATIENCE_S)
+    with pytest.raises(SystemExit):
+        exits.result(there.PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"), [("exit", "raised SystemExit: 3"), ("wait", "CancelledError: cancelled here")]
+)
+def test_a_function_that_blocks_and_ends_by_what_is_no_exception_is_told_as_another_is(
+    pair: Group, how: str, text: str
+) -> None:
+    for _ in range(2):  # in the engine's thread, and as it blocks there, in one of its own
+        future = rpc.rpc_async("there", there.wait_and_end, args=(how,))
+        rpc.rpc_sync("there", there.set_event)
+        with pytest.raises(errors.RemoteError, match=text):
+            future.result(there.PATIENCE_S)
+
+
+def test_a_method_of_a_value_that_is_made_later_may_exit(three: Group) -> None:
+    exits = rpc.remote("there", there.Exits)
+    future = rpc.rpc_async("elsewhere", there.exit_of, args=(exits,))
+    wait_until(lambda: bool(rpc.rpc_sync("elsewhere", there.asking_to_exit)))
+    # over the same connection, so it was asked there
+    assert rpc.rpc_sync("elsewhere", there.add_elsewhere, args=("there", 1, 2, 3)) == 6
+    rpc.rpc_sync("there", there.set_event)
+    with pytest.raises(errors.RemoteError, match="raised SystemExit: 3"):
+        future.result(there.PATIENCE_S)
 
 
 @pytest.mark.parametrize(
