@@ -23,6 +23,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from prpc_engine.kv.checkpoint.manifest import CheckpointError, TooLate
 from prpc_engine.kv.client.future import KVFuture
 from prpc_engine.kv.client.parameters import Parameters
 from prpc_engine.kv.client.partition_client import RequestStatistics
@@ -96,6 +97,7 @@ __all__ = [
     "Cache",
     "CacheStatistics",
     "Cast",
+    "CheckpointError",
     "Compressor",
     "Consistency",
     "Constant",
@@ -136,6 +138,7 @@ __all__ = [
     "TableShard",
     "TableStatistics",
     "TableWorker",
+    "TooLate",
     "TopK",
     "Uniform",
     "Versioned",

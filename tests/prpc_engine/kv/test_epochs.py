@@ -27,9 +27,17 @@ from prpc_engine.errors import (
     NoSuchNode,
     RpcError,
 )
-from prpc_engine.kv import Constant, EpochChanged, RowsLost, TableServer, TableShard, TableWorker
+from prpc_engine.kv import (
+    CheckpointError,
+    Constant,
+    EpochChanged,
+    RowsLost,
+    TableServer,
+    TableShard,
+    TableWorker,
+    TooLate,
+)
 from prpc_engine.kv.checkpoint import latest
-from prpc_engine.kv.checkpoint.manifest import CheckpointError, TooLate
 from prpc_engine.kv.client.local import LocalService, run_to_end
 from prpc_engine.kv.consistency.epochs import asked_as, outdated, parsed, read_outdated
 from prpc_engine.kv.schema.beginnings import Beginning, Beginnings
