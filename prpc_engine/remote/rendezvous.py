@@ -170,19 +170,46 @@ def _whole(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else text
 
 
-def write_address(file: Path, address: str) -> None:
-    """Tell those that read_address() of that file. Raises ConfigError."""
-    part = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        part.write_text(address)
-        part.replace(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise ConfigError(
-            f"rank 0 cannot write {file}, by which the others find it: {error.strerror or error}; "
-            "init_method=file:///path names a file that is not there yet, in a directory that is"
-        ) from error
+class AddressFile:
+    """The file of rank 0 that tells the others of a file:///path the address. Made by writing it;
+    in the place of what a run before has left there. Raises ConfigError.
+    """
+
+    def __init__(self, path: Path, address: str) -> None:
+        self._path, self._address = path, address
+        self._was_there = path.exists()
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            part.write_text(address)
+            part.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise ConfigError(
+                f"rank 0 cannot write {path}, by which the others find it: "
+                f"{error.strerror or error}; init_method=file:///path names a file that is not "
+                "there yet, in a directory that is"
+            ) from error
+
+    @property
+    def _is_ours(self) -> bool:
+        try:
+            return self._path.read_text() == self._address
+        except (OSError, ValueError):
+            return False
+
+    def doubt(self) -> str:
+        """Why the others may not have come, for the end of a sentence; "": nothing says so."""
+        if not self._is_ours:
+            return f"; {self._path} was written by another rank 0, or removed, since this one did"
+        if self._was_there:
+            return f"; {self._path} was there before: of a run before, or of another rank 0"
+        return ""
+
+    def remove(self) -> None:
+        """Unless it is another one's by now."""
+        if self._is_ours:
+            self._path.unlink(missing_ok=True)
 
 
 def _without_waiting(path: str, flags: int) -> int:

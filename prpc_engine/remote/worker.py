@@ -21,7 +21,7 @@ from prpc_engine.remote.device_maps import DeviceMap
 from prpc_engine.remote.devices import check_devices
 from prpc_engine.remote.members import COMPLETE, FIND_S, Members
 from prpc_engine.remote.options import Options
-from prpc_engine.remote.rendezvous import LOOK_S, GroupAddress, read_address, write_address
+from prpc_engine.remote.rendezvous import LOOK_S, AddressFile, GroupAddress, read_address
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.served import Served
 from prpc_engine.remote.termination import Termination
@@ -77,7 +77,7 @@ class Worker:
         self._options = options
         self._pid = os.getpid()
         self._master: Master | None = None
-        self._has_written = False  # by which file the others find it
+        self._file: AddressFile | None = None  # of rank 0, by which the others find it
         self._store: AgentStore | None = None  # by which they do under torchrun
         self._deadline = deadline = runtime.monotonic() + options.init_timeout_s
         self._asked = 0.0  # when the master was last asked for something that shutdown() needs
@@ -186,8 +186,7 @@ class Worker:
                     'torchrun "env://", which shares the port with its store)'
                 ) from error
             if where.file is not None:
-                write_address(where.file, self._master.address)
-                self._has_written = True
+                self._file = AddressFile(where.file, self._master.address)
             return self._master.address
         if where.file is not None:
             return read_address(where.file, deadline)
@@ -266,6 +265,8 @@ class Worker:
         elif is_lost:  # rank 0 has the master: nobody hears of its end from there
             ended = ", and rank 0 has given up, or died: what it says tells why"
             came = [one._replace(is_there=one.is_there and one.rank != 0) for one in came]
+        elif self._file is not None:
+            ended = self._file.doubt()
         text, advice = missing_text(came, world_size, self._where.named)
         raise errors.DeadlineExceeded(
             f"init_rpc() of {member}: {text}; waited for {limit_s:.3g} s{ended}. {advice}"
@@ -415,9 +416,9 @@ class Worker:
         self._remove_file()
 
     def _remove_file(self) -> None:
-        if self._has_written and self._where.file is not None:
-            self._has_written = False
-            self._where.file.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.remove()
+            self._file = None
 
 
 def _seconds_to(deadline: float) -> float:

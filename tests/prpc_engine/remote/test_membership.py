@@ -368,6 +368,25 @@ def test_who_does_not_come_is_missed_by_name(tmp_path: Path) -> None:
         rpc.init_rpc("here", 1, 2, "tcp://127.0.0.1:1", options)
 
 
+def test_two_ranks_0_of_one_file_hear_of_each_other(tmp_path: Path) -> None:
+    meet, other = tmp_path / "meet", "127.0.0.1:1"
+    meet.write_text(other)
+    with pytest.raises(errors.DeadlineExceeded, match=r"meet was there before: .* another rank 0"):
+        rpc.init_rpc("here", 0, 2, f"file://{meet}", rpc.Options(init_timeout_s=0.2))
+    assert not meet.exists()
+
+    def come() -> None:
+        wait_until(meet.exists, "the first rank 0")
+        meet.write_text(other)
+
+    second = threading.Thread(target=come)
+    second.start()
+    with pytest.raises(errors.DeadlineExceeded, match="meet was written by another rank 0, or"):
+        rpc.init_rpc("here", 0, 2, f"file://{meet}", rpc.Options(init_timeout_s=1.0))
+    second.join()
+    assert meet.read_text() == other
+
+
 @pytest.mark.slow  # rank 0 gives up after 3 s
 def test_who_comes_late_hears_who_has_come_and_that_rank_0_has_given_up(group: Group) -> None:
     group.start("there", 0, 3, init_timeout_s=3.0)
