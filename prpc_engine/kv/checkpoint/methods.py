@@ -10,7 +10,8 @@ in, at a time.
                                              server, where savers queue
           checkpoint_save, once all entered  its tables are cut; pushes that waited run, training
                                              goes on; the cut is written
-          checkpoint_commit, of one server   once all have written: the checkpoint counts
+          checkpoint_commit, of one server   once all have written: the checkpoint counts, unless
+                                             one that was cut later does already
           checkpoint_committed               changes are counted from this one on, when not all are
                                              full
           checkpoint_release                 instead, when one failed: pushes that still wait run
@@ -44,7 +45,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ from shard import runtime
 # A worker that is there needs one round to all servers between enter and cut; this is for one that
 # is stopped or far away.
 HOLD_S_MAX = 2.0
+SAVES_MAX = 16  # that have cut and are not committed, as saves whose workers died are not
 LOADED_S_MAX = 600.0  # a worker swaps once the slowest server has loaded
 Array = npt.NDArray[Any]
 logger = logging.getLogger("prpc")
@@ -123,6 +125,9 @@ class CheckpointMethods:
         self._committing = set[str]()  # the ids of the saves that this server commits
         # one after the other: each takes the number after the newest
         self._commits = runtime.Lock()
+        # of saves that are not committed yet: the number of their cut, which grows
+        self._cuts: OrderedDict[str, int] = OrderedDict()
+        self._cut_last = self._committed_last = 0
         # of the save that is not committed yet: its id, its folder
         self._cut_at: tuple[str, Path, Epochs] | None = None
         # the checkpoint since which changes are known
@@ -242,6 +247,10 @@ class CheckpointMethods:
                 )
                 cuts.append((self._specs[name], TableCut(table, *changed)))
             self._cut_at = save_id, path, epochs
+            self._cut_last += 1
+            self._cuts[save_id] = self._cut_last
+            if len(self._cuts) > SAVES_MAX:
+                self._cuts.popitem(last=False)
             extras = {name: array.copy() for name, array in self._extras().items()}
             self._let_pushes_run()
             written = await write_part(
@@ -265,7 +274,9 @@ class CheckpointMethods:
         keep: int | None,
         base: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
-        """Make the parts that all servers have written a checkpoint: as a Base."""
+        """Make the parts that all servers have written a checkpoint: as a Base. Busy: one that was
+        cut later is one already, and would be brought back no more.
+        """
         path = checked_folder(folder, self._checkpoint_root)
         unfinished = path / _unfinished_name(save_id)
         try:
@@ -273,17 +284,25 @@ class CheckpointMethods:
             over = None if base is None else msgspec.convert(base, Base)
             settings = check_step(step), found, check_keep(keep), over
             self._committing.add(save_id)
-            return _plain(await in_background(self._commit, path, unfinished, *settings))
+            cut = self._cuts.get(save_id, 0)
+            return _plain(await in_background(self._commit, cut, path, unfinished, *settings))
         except msgspec.ValidationError as error:
             raise ConfigError(f"the parts of the checkpoint are malformed: {error}") from error
         except OSError as error:
             raise _unwritable(folder, error) from error
         finally:
             self._committing.discard(save_id)
+            self._cuts.pop(save_id, None)
 
-    def _commit(self, *settings: Any) -> Base:
+    def _commit(self, cut: int, *settings: Any) -> Base:
         with self._commits:
-            return commit(self._files, *settings)
+            if not cut:
+                raise Busy("these tables were not cut here for this save, or long ago")
+            if cut <= self._committed_last:
+                raise Busy("another save, which cut these tables later, counts already")
+            saved = commit(self._files, *settings)
+            self._committed_last = cut
+            return saved
 
     def checkpoint_committed(self, save_id: str, saved: Mapping[str, Any]) -> None:
         """The checkpoint that this server has cut last is on the disk as `saved`: the next one may

@@ -75,6 +75,33 @@ def test_what_a_save_has_left_goes_when_nothing_was_written_there_for_long(tmp_p
     assert [finding.fault for finding in verify(tmp_path)] == ["", ""]
 
 
+def test_a_save_does_not_count_after_one_of_the_same_tables_that_was_cut_later(
+    tmp_path: Path,
+) -> None:
+    """It would be the newest, without what was acknowledged as durable by the other one."""
+    one = Saver(tmp_path, 1)
+    first, second = "1" * 16, "2" * 16
+    parts = []
+    for step, save_id in enumerate((first, second)):
+        one.shard.checkpoint_enter(save_id, one.folder)
+        saving = one.shard.checkpoint_save(save_id, one.folder, step, 0, None, False)
+        parts.append(run_to_end(saving))
+
+    def count(step: int, save_id: str) -> None:
+        commit = one.shard.checkpoint_commit
+        run_to_end(commit(save_id, one.folder, step, parts[step : step + 1], None, None))
+
+    count(1, second)
+    with pytest.raises(Busy, match="another save, which cut these tables later, counts already"):
+        count(0, first)
+    with pytest.raises(Busy, match="these tables were not cut here for this save"):
+        count(0, "3" * 16)
+    assert latest(tmp_path).step == 1
+    one.write()
+    one.count()
+    assert latest(tmp_path).step == 7
+
+
 class Overtaken(Files):
     """Just before a save's rename, `meanwhile` is called once."""
 
