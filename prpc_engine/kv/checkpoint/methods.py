@@ -33,9 +33,9 @@ in, at a time.
              checkpoint_settled              again and again, until all say so: every replica has
                                              it, too
 
-From enter to cut is one message to every server: pushes wait for some 100 us. A worker that dies
-between makes them wait for HOLD_S_MAX, and its save is off; what one has loaded and not swapped in
-is dropped after LOADED_S_MAX.
+From enter to cut is one message to every server: pushes wait for some 0.1 to 1 ms. A worker that
+dies between makes them wait for HOLD_S_MAX, and its save is off; what one has loaded and not
+swapped in is dropped after LOADED_S_MAX.
 
 Folders and ids come from whoever may call: a folder is checked against checkpoint_root, an id must
 be 16 hexadecimal digits.
