@@ -279,13 +279,23 @@ class Catalog:
                 f"{', '.join(sorted(self._specs)) or 'none'}"
             )
         for table in names:
-            while not self._begin_anew(self._beginnings, table, until):
+            cut_short = RowsLost(
+                f"reset of table {table!r} of {self._name!r}: a server ended meanwhile, "
+                "or another worker's reset did not reach all; reset again"
+            )
+            is_again = False
+            while True:
+                try:
+                    if self._begin_anew(self._beginnings, table, until):
+                        break
+                except DeadlineExceeded as error:
+                    if is_again:  # there was too little time left to try it again
+                        raise cut_short from error
+                    raise
                 if left_s(until) <= HEAL_PAUSE_S:
-                    raise RowsLost(
-                        f"reset of table {table!r} of {self._name!r}: a server ended meanwhile, "
-                        "or another worker's reset did not reach all; reset again"
-                    )
+                    raise cut_short
                 runtime.sleep(HEAL_PAUSE_S)
+                is_again = True
 
     def _begin_anew(self, beginnings: Beginnings, table: str, until: float) -> bool:
         """Begin the next epoch of that table on all of its servers. False when a server ended

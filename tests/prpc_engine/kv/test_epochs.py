@@ -9,7 +9,7 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -367,7 +367,41 @@ def test_a_reset_that_a_servers_end_cut_short_is_made_again(
         assert not worker.pull("clicks", KEYS).any()
         ended.extend([True] * 10_000)
         with pytest.raises(RowsLost, match=r"reset of table 'clicks'.*ended meanwhile.*again"):
-            worker.reset("clicks", timeout_s=0.3)
+            worker.reset("clicks", timeout_s=1.0)
+
+
+class Halting(TableShard):
+    """It ends as it is reset, and another one in its place stands still until `go_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_reset, self.go_on = False, threading.Event()
+
+    def create_table(self, spec: dict[str, Any], epoch: int = 0, life: int = 0) -> bool | None:
+        is_first = not self.tables
+        made = super().create_table(spec, epoch, life)
+        self.is_reset = not is_first
+        return made if is_first else None
+
+    def standing(self) -> tuple[int, Mapping[str, int]]:
+        if self.is_reset:
+            self.go_on.wait(PATIENCE_S)
+        return super().standing()
+
+
+def test_a_reset_that_was_cut_short_and_has_no_time_for_another_try_says_so(
+    master: Master,
+) -> None:
+    with RpcService(master.address) as service, RpcService(master.address) as ours:
+        shard = Halting()
+        service.create_server("kv", shard, inline=True)
+        worker = TableWorker(ours)
+        worker.create_sparse("clicks", 1, ADD)
+        try:
+            with pytest.raises(RowsLost, match=r"reset of table 'clicks'.*ended meanwhile.*again"):
+                worker.reset("clicks", timeout_s=0.5)
+        finally:
+            shard.go_on.set()
 
 
 def test_a_reset_beside_one_that_did_not_reach_all_servers_ends_that(
