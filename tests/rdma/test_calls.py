@@ -34,6 +34,7 @@ from tests.rdma.inside import (
 )
 
 MIB = 1 << 20
+# on a machine with real adapters none is removed; in the guest, which .ci/run makes, it runs
 needs_guest = pytest.mark.skipif(
     GUEST not in os.environ, reason="it makes and removes a device: python -m tests.rdma.guest run"
 )

@@ -25,8 +25,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from prpc_engine import RpcService, errors
 from prpc_engine.kv import EpochChanged, RowsLost
 from prpc_engine.simulation import Process, Simulation
@@ -34,7 +32,6 @@ from tests.simulation import scenarios_recovery as recovery
 from tests.simulation.jobs import begin
 from tests.simulation.scenarios_recovery import (
     DENSE,
-    SERVERS,
     SUMS,
     TIMEOUT_S,
     UNTIL_S,
@@ -133,12 +130,10 @@ class Careful(Worker):
     def write(self, table: str) -> bool:
         before = self.epoch(table)
         life = self.ledger.life(table, before)
-        write = Write(self.ledger.number(table), self.simulation.now)
-        if write.number >= self.columns:
+        begun = self.next_write(life)
+        if begun is None:
             return True
-        life.writes.append(write)
-        values = np.zeros((SERVERS, self.columns), np.float32)
-        values[:, write.number] = 1.0
+        write, values = begun
         try:
             push = self.kv.submit_push(table, *keys_of(table), values, timeout_s=TIMEOUT_S)
             if self.draw() < SAVE_CHANCE or self.simulation.now >= UNTIL_S:

@@ -408,14 +408,22 @@ class Worker:
         if match[1] == table and self.epoch(table) != before:
             self.ledger.began(table, self.epoch(table), error.step)
 
-    def write(self, table: str) -> bool:
-        life = self.ledger.life(table, self.epoch(table))
-        write = Write(self.ledger.number(table), self.simulation.now)
+    def next_write(self, life: Life) -> tuple[Write, Any] | None:
+        """One more, and its values; None: the table has no column left."""
+        write = Write(self.ledger.number(life.table), self.simulation.now)
         if write.number >= self.columns:
-            return True
+            return None
         life.writes.append(write)
         values = np.zeros((SERVERS, self.columns), np.float32)
         values[:, write.number] = 1.0
+        return write, values
+
+    def write(self, table: str) -> bool:
+        life = self.ledger.life(table, self.epoch(table))
+        begun = self.next_write(life)
+        if begun is None:
+            return True
+        write, values = begun
         asked_s = self.simulation.now
         keys = keys_of(table)
         if table == WEIGHTS:

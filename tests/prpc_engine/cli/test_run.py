@@ -163,12 +163,10 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("when", ["before", "after_in_parent"])
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_that_comes_as_a_process_is_started_ends_the_job(when: str, name: str) -> None:
-    code = INTERRUPTED.format(name=name, when=when)
+def left_none(code: str, *arguments: str) -> None:
+    """That program was interrupted, and says that none of its job's processes is left."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -176,6 +174,13 @@ def test_a_signal_that_comes_as_a_process_is_started_ends_the_job(when: str, nam
         check=False,
     )
     assert (done.stdout, done.stderr) == ("interrupted, and left none: True\n", "")
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_that_comes_as_a_process_is_started_ends_the_job(when: str, name: str) -> None:
+    code = INTERRUPTED.format(name=name, when=when)
+    left_none(code)
 
 
 IMPATIENT = '''
@@ -206,15 +211,7 @@ except KeyboardInterrupt:
 
 
 def test_a_second_ctrl_c_leaves_no_process_that_ignores_sigterm(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IMPATIENT, str(tmp_path / "words")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("interrupted, and left none: True\n", "")
+    left_none(IMPATIENT, str(tmp_path / "words"))
 
 
 def test_a_launcher_that_is_killed_while_it_starts_a_process_leaves_none() -> None:
