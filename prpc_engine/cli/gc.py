@@ -20,7 +20,7 @@ def run(dry_run: bool) -> int:
     """Do it; a name a line."""
     names = shard.find_garbage() if dry_run else shard.collect_garbage()
     for name in names:
-        print(shard.escaped(name))  # whoever may write there may name it
+        print(shard.escaped(name))  # any user may have chosen the name
     what = "would be removed" if dry_run else "removed"
     print(f"{len(names)} segment{'' if len(names) == 1 else 's'} {what}")
     return cli.OK

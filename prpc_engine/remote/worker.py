@@ -318,7 +318,7 @@ class Worker:
                     errors.DeadlineExceeded(
                         f"shutdown() of {self.name!r} has waited for {limit_s:.3g} s: rank 0, "
                         "which has the group's master, does not answer: it has died, or stands "
-                        "still; shutdown(graceful=False) waits for nobody"
+                        "still; shutdown(graceful=False) does not wait for the others"
                     )
                 ) from error
         if self._where.world_size is None or self._termination.is_over:

@@ -91,7 +91,7 @@ class Future(msgspec.Struct, eq=False):
             f"{self._outcome!r:.200}>"
         )
 
-    # msgspec's own makes one of another process that nobody completes
+    # a Struct can be pickled: the copy in another process would never be completed
     def __reduce__(self) -> Any:
         raise TypeError(f"a {type(self).__name__} is no value: send what it brings, its result()")
 

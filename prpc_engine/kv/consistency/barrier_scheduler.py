@@ -222,7 +222,7 @@ class BarrierScheduler:
         )
 
     def begin_again(self, error: Exception) -> None:
-        """Another table takes the place of this one: nobody will come to what waits here."""
+        """Another table takes the place of this one: verbs that wait here fail with that error."""
         for queue in list(self._queues.values()):
             for verb in list(queue):
                 verb.answer.fail(error)

@@ -4,8 +4,8 @@
     applied       a save cuts the tables                   cut: in that save
     cut           that save, or a later one, is committed  answered
     cut           the save fails                           cut: the next one holds it, too
-    applied, cut  the tables are restored, or go, or its   failed: the caller is told why
-                  own one begins again
+    applied, cut  the tables are restored or dropped, or   failed: the caller gets the reason
+                  the push's own table is reset
     applied, cut  its caller gives it up, at its deadline  forgotten: what waits is bounded as calls
                                                            in flight are
 
