@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +37,8 @@ class _Destination(threading.local):
         self.passed: list[Passed] = []
 
 
-def _ignore(passed: Sequence[Passed]) -> None:
-    """Before there are values."""
+def _ignore(_: object) -> None:
+    """Nobody asks for it, or not yet."""
 
 
 class RemoteCalls:
@@ -257,7 +256,7 @@ class RemoteCalls:
         return as_runtime_error(error) if type(error) is errors.RemoteError else error
 
     def tell(self, rank: int, verb: str, *arguments: Any) -> EngineFuture:
-        """News of a reference, sent again over connections that are lost. Raises Closed."""
+        """News of a reference, or of a device's memory, sent once. Raises Closed."""
         mark = object()
         self._under_way.add(mark)
         self.begun += 1
@@ -273,23 +272,37 @@ class RemoteCalls:
         sent.when_done(lambda _: self._under_way.discard(mark))
         return sent
 
-    def tell_until_heard(self, rank: int, incarnation: int, verb: str, *arguments: Any) -> None:
+    def tell_until_heard(
+        self,
+        rank: int,
+        incarnation: int,
+        verb: str,
+        *arguments: Any,
+        then: Callable[[bool], object] = _ignore,
+    ) -> None:
         """News of that very worker's references that may be heard twice: told again until it is
-        answered, while that worker is there. Raises Closed.
+        answered, while that worker is there and this side open. then() is told in the end whether
+        it was.
         """
 
         def again() -> None:
-            with contextlib.suppress(errors.RpcError):  # this side is closed
-                self.tell_until_heard(rank, incarnation, verb, *arguments)
+            self.tell_until_heard(rank, incarnation, verb, *arguments, then=then)
 
-        def heard(answer: EngineFuture) -> None:
+        def answered(answer: EngineFuture) -> None:
             error = answer.error()
             is_there = self.members.incarnations.get(rank) == incarnation
             if error is not None and is_there and not isinstance(error, errors.Closed):
                 reactor = self.driver.reactor
                 reactor.call_soon(lambda: reactor.call_later(AGAIN_S, again))
+            else:
+                then(error is None)
 
-        self.tell(rank, verb, incarnation, *arguments).when_done(heard)
+        try:
+            told = self.tell(rank, verb, incarnation, *arguments)
+        except errors.RpcError:  # this side is closed
+            then(False)
+        else:
+            told.when_done(answered)
 
     def _open_client(self) -> RpcClient:
         if self.client is None:

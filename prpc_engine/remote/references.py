@@ -6,8 +6,10 @@ Each RRef object stands for one fork. A fork is numbered by the worker that pass
 of its own, so in any order; what a holder says comes in order, as it waits for each answer. The
 states are drawn in docs/reference/states.md.
 
-Each says a thing once (served.py): a fork that is over is forgotten, and heard of again would be a
-new one.
+Each says a thing until it is answered, and so twice at times. A fork that is over is forgotten; the
+numbers of a parent's forks for one owner being 1, 2, ..., the owner remembers of which it has heard
+from the parent: said again, that is no news, and it makes no new one. A holder says nothing of a
+fork any more once it has told that it dropped it.
 
 A value is kept while one of its forks is PASSED, CLAIMED or HELD. When a worker has left or died,
 its forks are over, and of those that it passed on nothing more is expected from it. Who receives a
@@ -129,6 +131,10 @@ class _Numbers:
         self.below = 1
         self._above: set[int] = set()
 
+    @property
+    def apart(self) -> int:
+        return len(self._above)
+
     def add(self, number: int) -> None:
         self._above.add(number)
         while self.below in self._above:
@@ -151,6 +157,8 @@ class References(Generic[ValueT]):
         self._freed = freed
         self._entries: dict[ValueId, _Entry[ValueT]] = {}
         self._created: dict[int, _Numbers] = {}  # by creator
+        # By parent: its forks for which nothing is expected from it any more.
+        self._heard: dict[int, _Numbers] = {}
         self._gone: set[int] = set()  # workers that have left or died
 
     def __len__(self) -> int:
@@ -161,6 +169,11 @@ class References(Generic[ValueT]):
     def forks(self) -> int:
         """How many forks are known, dropped ones whose parents are to be heard included."""
         return sum(len(entry.forks) for entry in self._entries.values())
+
+    @property
+    def numbers_apart(self) -> int:
+        """How many numbers are remembered one by one, as others before them have not come."""
+        return sum(each.apart for each in (*self._created.values(), *self._heard.values()))
 
     def create(self, value_id: ValueId, fork_id: ForkId, holder: int, now: float) -> ValueT | None:
         """Its creator refers to it by that fork: the value, to be filled; None where it was created
@@ -204,6 +217,7 @@ class References(Generic[ValueT]):
         # The owner has heard of each fork that is passed on before it is dropped: this one is the
         # creator's own, and the call to create the value was lost, or is still to come.
         self._numbers_of(value_id[0]).add(value_id[1])
+        self._hear(fork_id)
         self._entries.pop(value_id, None)
         return None if entry is None else entry.value
 
@@ -220,8 +234,10 @@ class References(Generic[ValueT]):
             for fork_id, fork in list(entry.forks.items()):
                 if fork.holder == worker:
                     self._follow(value_id, entry, fork_id, ForkEvent.HOLDER_GONE)
-                if fork_id[0] == worker and fork_id in entry.forks:
-                    self._follow(value_id, entry, fork_id, ForkEvent.PARENT_GONE)
+                if fork_id[0] == worker:
+                    self._hear(fork_id)  # it may be back, and say what is known
+                    if fork_id in entry.forks:
+                        self._follow(value_id, entry, fork_id, ForkEvent.PARENT_GONE)
         return orphans
 
     def worker_back(self, worker: int) -> None:
@@ -255,6 +271,19 @@ class References(Generic[ValueT]):
     def _numbers_of(self, creator: int) -> _Numbers:
         return self._created.setdefault(creator, _Numbers())
 
+    def _hear(self, fork_id: ForkId) -> bool:
+        """Its parent has said what it had to; whether it had before."""
+        parent, number = fork_id
+        heard = self._heard.setdefault(parent, _Numbers())
+        if number in heard:
+            return True
+        heard.add(number)
+        return False
+
+    def _was_heard(self, fork_id: ForkId) -> bool:
+        parent, number = fork_id
+        return number in self._heard.get(parent, ())
+
     def _entry(self, value_id: ValueId) -> _Entry[ValueT]:
         entry = self._entries.get(value_id)
         if entry is None:
@@ -264,12 +293,17 @@ class References(Generic[ValueT]):
     def _tell(
         self, value_id: ValueId, fork_id: ForkId, event: ForkEvent, now: float, holder: int
     ) -> bool:
+        was_heard = self._hear(fork_id) if event is ForkEvent.PASS else self._was_heard(fork_id)
         if value_id not in self._entries and self._is_past(value_id):
             return False
         entry = self._entry(value_id)
         fork = entry.forks.get(fork_id)
+        if fork is None and was_heard and event is ForkEvent.PASS:
+            return entry.value is not None  # it is over
         if fork is None:
             fork = entry.forks[fork_id] = _Fork(now)
+            if was_heard:  # its holder was taken for dead, and is back
+                self._follow(value_id, entry, fork_id, ForkEvent.PASS)
         if holder != NOBODY:
             fork.holder = holder
         self._follow(value_id, entry, fork_id, event)

@@ -16,7 +16,7 @@ from prpc_engine.remote.outcomes import Raised
 from prpc_engine.remote.running import Runner
 from prpc_engine.remote.values import Values
 from prpc_engine.rpc.deferred import Deferred
-from prpc_engine.rpc.method import idempotent, once
+from prpc_engine.rpc.method import idempotent
 
 # results that are neither futures nor coroutines, which most are
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict})
@@ -329,7 +329,7 @@ class Served:
 
     # -- references --------------------------------------------------------------------------------
 
-    @once  # heard again after its holder has dropped it, it would be a new one that never ends
+    @idempotent
     def passed(
         self, owner: int, creator: int, number: int, parent: int, fork: int, holder: int
     ) -> bool:
@@ -338,7 +338,7 @@ class Served:
             return False
         return self._values.passed((creator, number), (parent, fork), holder)
 
-    @once
+    @idempotent
     def claimed(
         self, owner: int, creator: int, number: int, parent: int, fork: int, holder: int
     ) -> bool:

@@ -8,9 +8,8 @@
      not sent
     is collected as garbage      noted; told by the reactor        dropped, some at a time
 
-All three are sent again when a connection is lost, and count once: `passed` and `claimed` are calls
-marked `once`; a second `dropped` of a fork changes nothing, so it is sent until the owner answers
-or has left. `dropped` follows the answer to `passed` or `claimed` of the same fork: the RRef is
+All three are sent until the owner answers or has left, and heard twice they change nothing
+(references.py). `dropped` follows the answer to `passed` or `claimed` of the same fork: the RRef is
 kept until then.
 """
 
@@ -56,9 +55,9 @@ class Values:
         self._guard = runtime.RLock()
         self._references: References[Future] = References(calls.future, _forget)
         self._numbering = Numbering(self._me)
-        # RRefs whose owner has not answered yet, by fork
-        self._telling: dict[ForkId, RRef[Any]] = {}
-        self._taken_back: set[ForkId] = set()  # of these
+        # RRefs whose owner has not answered yet, by the owner's incarnation and fork
+        self._telling: dict[tuple[int, ForkId], RRef[Any]] = {}
+        self._taken_back: set[tuple[int, ForkId]] = set()  # of these
         self._drops: deque[tuple[ValueAddress, ForkId]] = deque()
         self._gone: set[int] = set()  # workers, but for those that came back
         self._looks = False  # at answers that nobody has claimed
@@ -69,7 +68,7 @@ class Values:
     def own(self, value: Any) -> tuple[ValueAddress, ForkId]:
         """A value of this worker's own."""
         address = self._numbering.address(self._members.rank, self._me)
-        fork_id = self._numbering.fork()
+        fork_id = self._numbering.fork(self._me)
         future = self.enter(address.value_id, fork_id)
         assert future is not None, "the number is new"
         future.set_result(value)
@@ -91,14 +90,14 @@ class Values:
 
     def pass_on(self, rref: RRef[Any]) -> list[int]:
         """What stands for it in a message. Tells the owner, without waiting."""
-        fork_id = self._numbering.fork()
         holder = self._calls.destination
         address = rref.address
+        fork_id = self._numbering.fork(address.incarnation)
         self._calls.passed(address, fork_id)
         if self.is_own(address):
             self.passed(address.value_id, fork_id, holder)
         else:
-            self._telling[fork_id] = rref
+            self._telling[address.incarnation, fork_id] = rref
             self._tell(rref, fork_id, "passed", holder)
         return [address.owner, address.incarnation, *address.value_id, *fork_id]
 
@@ -109,38 +108,38 @@ class Values:
             self.claimed(address.value_id, fork_id, self._me)
         else:
             rref.is_known = False
-            self._telling[fork_id] = rref
+            self._telling[address.incarnation, fork_id] = rref
             self._reactor.call_soon(lambda: self._tell(rref, fork_id, "claimed", self._me))
         return rref
 
     def _tell(self, rref: RRef[Any], fork_id: ForkId, verb: str, holder: int) -> None:
-        def heard(answer: Any) -> None:
+        owner, incarnation, value_id = rref.address
+        key = incarnation, fork_id
+
+        def ended(is_heard: bool) -> None:
             with self._guard:
-                self._telling.pop(fork_id, None)
-                is_over = fork_id in self._taken_back
-                self._taken_back.discard(fork_id)
+                self._telling.pop(key, None)
+                is_over = key in self._taken_back
+                self._taken_back.discard(key)
             if is_over:
                 self.drop_soon(rref.address, fork_id)
-            if verb == "claimed" and answer.error() is None:
+            if verb == "claimed" and is_heard:
                 rref.is_known = True
 
-        owner, incarnation, value_id = rref.address
-        try:
-            told = self._calls.tell(owner, verb, incarnation, *value_id, *fork_id, holder)
-        except errors.RpcError:  # this side is closed
-            self._telling.pop(fork_id, None)
-        else:
-            told.when_done(heard)
+        self._calls.tell_until_heard(
+            owner, incarnation, verb, *value_id, *fork_id, holder, then=ended
+        )
 
     def _take_back(self, passed: Sequence[tuple[ValueAddress, ForkId]]) -> None:
         """These were passed on, and not sent. An owner that has not heard of one yet would not know
         what is dropped.
         """
         for address, fork_id in passed:
+            key = address.incarnation, fork_id
             with self._guard:
-                is_told = fork_id not in self._telling
+                is_told = key not in self._telling
                 if not is_told:
-                    self._taken_back.add(fork_id)
+                    self._taken_back.add(key)
             if is_told:
                 self.drop_soon(address, fork_id)
 
@@ -160,10 +159,7 @@ class Values:
             if incarnation == self._me:
                 self.dropped(forks)
             else:
-                try:
-                    self._calls.tell_until_heard(owner, incarnation, "dropped", forks)
-                except errors.RpcError:
-                    return  # this side is closed: its owners hear that it has left
+                self._calls.tell_until_heard(owner, incarnation, "dropped", forks)
 
     # -- verbs of RRefs ----------------------------------------------------------------------------
 
@@ -177,9 +173,9 @@ class Values:
     ) -> RRef[Any]:
         """Have a worker make a value, without waiting for it."""
         address = self._numbering.address(owner, self._members.incarnation_of(owner))
-        fork_id = self._numbering.fork()
+        fork_id = self._numbering.fork(address.incarnation)
         header = (address.incarnation, *address.value_id, *fork_id)
-        with self._numbering.sending(address):
+        with self._numbering.sending(address, fork_id):
             created = self._calls.submit(owner, "create", header, function, args, kwargs, timeout)
         return _kept_created(RRef.made(self, address, fork_id, created))
 
@@ -280,9 +276,10 @@ class Values:
         self._check_open()
         self._wait_created(rref, rref.created, self._calls.timeout(timeout))
         owner, incarnation, value_id = rref.address
-        made, fork_id = self._numbering.address(owner, incarnation), self._numbering.fork()
+        made = self._numbering.address(owner, incarnation)
+        fork_id = self._numbering.fork(incarnation)
         header = (incarnation, *value_id, name, *made.value_id, *fork_id)
-        with self._numbering.sending(made):
+        with self._numbering.sending(made, fork_id):
             created = self._calls.submit(
                 owner, "create_by_method", header, None, args, kwargs, timeout
             )

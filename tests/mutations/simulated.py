@@ -324,6 +324,14 @@ DEFECTS = (
         "elastic.replicated",
         46,
     ),
+    Defect(
+        "what an owner is told of a reference is lost with its connection",
+        "prpc_engine/remote/calls.py",
+        "if error is not None and is_there and not isinstance(error, errors.Closed):",
+        'if error is not None and is_there and verb == "dropped":',
+        "remote.remotes_that_live",
+        193,
+    ),
 )
 
 

@@ -188,9 +188,13 @@ QUEUES: dict[Pair, str] = {
 }
 
 REFERENCES: dict[Pair, str] = {
-    **_all(("passed", "held"), ("pass",), f"each parent tells once; {FORK}"),
-    **_all(("claimed", "held", "dropped"), ("claim",), f"each holder tells once; {FORK}"),
-    ("dropped", "drop"): f"each holder tells once; {FORK}",
+    **_all(("passed", "held"), ("pass",), f"needs an answer to its parent that is lost; {FORK}"),
+    **_all(
+        ("claimed", "held", "dropped"),
+        ("claim",),
+        f"needs an answer to its holder that is lost; {FORK}",
+    ),
+    ("dropped", "drop"): f"needs an answer to its holder that is lost; {FORK}",
     ("passed", "drop"): f"needs a message that cannot be sent once its references are told; {FORK}",
     ("claimed", "drop"): f"needs a claim and a drop before the word of the parent; {FORK}",
     ("dropped", "pass"): f"needs a claim and a drop before the word of the parent; {FORK}",

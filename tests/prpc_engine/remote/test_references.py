@@ -19,7 +19,6 @@ from prpc_engine.remote.references import (
     ForkState,
     References,
 )
-from prpc_engine.remote.served import Served
 
 OWNER, A, B, C = 1, 2, 3, 4
 
@@ -219,23 +218,73 @@ def test_every_state_of_a_fork_answers_to_what_may_come_late() -> None:
             FORKS.after(state, event)
 
 
-@pytest.mark.parametrize("verb", [Served.passed, Served.claimed])
-def test_a_reference_is_spoken_of_once_however_often_the_connection_is_lost(verb: Any) -> None:
-    """Heard once more after its holder has dropped it, it would keep the value for good."""
-    assert verb.prpc_once
+@pytest.mark.parametrize("to", [A, B, NOBODY])
+def test_what_a_parent_says_again_of_a_reference_that_is_over_makes_no_new_one(to: int) -> None:
+    """Its answer was lost with the connection, say. A new one would keep the value for good."""
     table = references()
     value = created(table)
+    table.passed((A, 1), (A, 2), to, 0.0)
     table.claimed((A, 1), (A, 2), B, 0.0)
     table.dropped((A, 1), (A, 2))
+    assert table.passed((A, 1), (A, 2), to, 0.0)  # the value is there
+    assert table.forks == 1
+    table.dropped((A, 1), (A, 1))
+    assert value.freed
+    assert not table.passed((A, 1), (A, 2), to, 0.0)
+    assert (len(table), table.forks) == (0, 0)
+
+
+def test_a_holder_that_was_taken_for_dead_may_claim_what_it_was_passed() -> None:
+    table = references()
+    value = created(table)
     table.passed((A, 1), (A, 2), B, 0.0)
-    table.passed((A, 1), (A, 2), B, 0.0)  # what must not come: a new one
+    table.worker_gone(B)
+    table.worker_back(B)
+    assert table.forks == 1  # A's
+    assert table.claimed((A, 1), (A, 2), B, 0.0)
     table.dropped((A, 1), (A, 1))
     assert not value.freed
+    table.dropped((A, 1), (A, 2))
+    assert value.freed
+    assert (len(table), table.forks) == (0, 0)
+
+
+def test_a_parent_that_was_taken_for_dead_says_nothing_new_of_what_is_over() -> None:
+    table = references()
+    value = table.create((C, 1), (C, 1), C, 0.0)
+    assert value is not None
+    table.claimed((C, 1), (A, 1), B, 0.0)
+    table.worker_gone(A)
+    table.worker_back(A)
+    table.dropped((C, 1), (A, 1))
+    assert table.passed((C, 1), (A, 1), B, 0.0)
+    table.dropped((C, 1), (C, 1))
+    assert value.freed
+    assert (len(table), table.forks) == (0, 0)
+
+
+def test_an_owner_remembers_one_number_for_all_references_that_it_has_heard_of() -> None:
+    """However many were passed on, and whether or not their values were there."""
+    table = references()
+    value = created(table)
+    for number in range(2, 1000):
+        table.passed((A, 1), (A, number), B, 0.0)
+        table.dropped((A, 1), (A, number))
+    table.dropped((A, 1), (A, 1))
+    assert value.freed
+    assert not table.passed((A, 1), (A, 1000), B, 0.0)
+    assert table.dropped((A, 2), (A, 1001)) is None  # its creation was lost
+    assert table.numbers_apart == 0
+    table.passed((A, 3), (A, 1003), B, 0.0)
+    assert table.numbers_apart == 1  # until the one before it comes
+    table.passed((A, 3), (A, 1002), B, 0.0)
+    assert table.numbers_apart == 0
 
 
 class Job(RuleBasedStateMachine):
-    """Workers pass references to one value of an owner; news of each pair comes in order, of
-    different ones in any, and dies with its worker. Drops may be repeated; the rest is heard once.
+    """Workers pass references to one value of an owner; news comes in any order and any number of
+    times until its answer does, and dies with its worker. A reference is kept until what was said
+    of it, and of those that were made of it, was answered.
     """
 
     def __init__(self) -> None:
@@ -243,7 +292,12 @@ class Job(RuleBasedStateMachine):
         self.table = references()
         self.value = created(self.table)
         self.held: dict[tuple[int, int], int] = {(A, 1): A}  # fork -> holder
-        self.news: dict[int, list[tuple[str, tuple[int, int], int]]] = {A: [], B: [], C: []}
+        # by worker: what, fork, holder, and the fork that is kept until it is answered
+        self.news: dict[int, list[tuple[str, tuple[int, int], int, tuple[int, int]]]] = {
+            A: [],
+            B: [],
+            C: [],
+        }
         self.under_way: list[tuple[tuple[int, int], int]] = []
         self.alive = {A, B, C}
         self.dead: list[int] = []  # and the owner has not noticed it
@@ -263,7 +317,7 @@ class Job(RuleBasedStateMachine):
         parent = self.held[source]
         to = data.draw(st.sampled_from([A, B, C]))
         fork = (parent, next(self.numbers))
-        self.news[parent].append(("pass", fork, to))
+        self.news[parent].append(("pass", fork, to, source))
         self.under_way.append((fork, to))
 
     @precondition(lambda self: self.under_way)
@@ -272,39 +326,41 @@ class Job(RuleBasedStateMachine):
         fork, to = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
         if to in self.alive:
             self.held[fork] = to
-            self.news[to].append(("claim", fork, to))
+            self.news[to].append(("claim", fork, to, fork))
 
     @rule()
     def wait(self) -> None:
         """There is always something to do."""
 
     def _can_drop(self) -> list[tuple[int, int]]:
-        # a reference is kept until its owner has heard what was said of it
-        waiting = {worker for worker, news in self.news.items() if news}
+        kept = {fork for news in self.news.values() for _, _, _, fork in news}
         return [
-            fork
-            for fork, holder in self.held.items()
-            if holder in self.alive and holder not in waiting
+            fork for fork, holder in self.held.items() if holder in self.alive and fork not in kept
         ]
 
     @precondition(lambda self: self._can_drop())
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
         fork = data.draw(st.sampled_from(self._can_drop()))
-        self.news[self.held.pop(fork)].append(("drop", fork, 0))
+        self.news[self.held.pop(fork)].append(("drop", fork, 0, fork))
 
     @precondition(lambda self: any(self.news.values()))
-    @rule(data=st.data(), again=st.booleans())
-    def hear(self, data: st.DataObject, again: bool) -> None:
+    @rule(data=st.data(), answered=st.booleans())
+    def hear(self, data: st.DataObject, answered: bool) -> None:
         worker = data.draw(st.sampled_from([each for each, news in self.news.items() if news]))
-        what, fork, to = self.news[worker].pop(0)
-        for _ in range(1 + (again and what == "drop")):
-            if what == "pass":
-                self.table.passed((A, 1), fork, to, 0.0)
-            elif what == "claim":
-                self.table.claimed((A, 1), fork, to, 0.0)
-            else:
-                self.table.dropped((A, 1), fork)
+        news = self.news[worker]
+        at = data.draw(st.integers(0, len(news) - 1))
+        self.tell(*news[at])
+        if answered:
+            del news[at]
+
+    def tell(self, what: str, fork: tuple[int, int], to: int, _: tuple[int, int]) -> None:
+        if what == "pass":
+            self.table.passed((A, 1), fork, to, 0.0)
+        elif what == "claim":
+            self.table.claimed((A, 1), fork, to, 0.0)
+        else:
+            self.table.dropped((A, 1), fork)
 
     @precondition(lambda self: len(self.alive) > 1)
     @rule(data=st.data())
@@ -319,7 +375,7 @@ class Job(RuleBasedStateMachine):
     def _noticeable(self) -> list[int]:
         """Those of whom nothing is under way, for the owner is late to notice a death."""
         late = {fork[0] for fork, to in self.under_way if to in self.alive}
-        late |= {fork[0] for news in self.news.values() for _, fork, _ in news}
+        late |= {fork[0] for news in self.news.values() for _, fork, _, _ in news}
         return [worker for worker in self.dead if worker not in late]
 
     @precondition(lambda self: self._noticeable())
@@ -331,13 +387,8 @@ class Job(RuleBasedStateMachine):
 
     @invariant()
     def nobody_holds_what_is_gone(self) -> None:
-        """A fork that arrived, and whose parent's or holder's word was heard, keeps the value."""
-        heard = [
-            fork
-            for fork, holder in self.held.items()
-            if not any(one == fork for news in self.news.values() for _, one, _ in news)
-        ]
-        if heard:
+        """A fork that arrived keeps the value, heard of or not: the one it was made of is kept."""
+        if self.held:
             assert not self.value.freed
 
     def teardown(self) -> None:
@@ -346,15 +397,10 @@ class Job(RuleBasedStateMachine):
             fork, to = self.under_way.pop()
             if to in self.alive:
                 self.held[fork] = to
-                self.news[to].append(("claim", fork, to))
-        for worker in (A, B, C):
-            for what, fork, to in self.news[worker]:
-                if what == "pass":
-                    self.table.passed((A, 1), fork, to, 0.0)
-                elif what == "claim":
-                    self.table.claimed((A, 1), fork, to, 0.0)
-                else:
-                    self.table.dropped((A, 1), fork)
+                self.news[to].append(("claim", fork, to, fork))
+        for news in self.news.values():
+            for each in news:
+                self.tell(*each)
         for fork, holder in list(self.held.items()):
             if holder in self.alive:
                 self.table.dropped((A, 1), fork)
