@@ -228,9 +228,10 @@ class Counters:
         first = FIRST_ROW_WORD + ROW_WORDS * row + CLASSES_WORD
         found = []
         for at in range(first, first + CLASSES_MAX * CLASS_WORDS, CLASS_WORDS):
-            name = NAME.pack(*self._words[at : at + CLASS_NAME_WORDS])
+            # the name last, as write() has it first: where there are shares, there is a name
             figures = self._words[at + CLASS_NAME_WORDS : at + CLASS_WORDS].tolist()
             if figures[0]:  # its shares
+                name = NAME.pack(*self._words[at : at + CLASS_NAME_WORDS])
                 text = name.rstrip(b"\0").decode(errors="ignore")
                 found.append(ClassStatistics(text, *figures))
         return tuple(found)
