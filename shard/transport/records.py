@@ -27,13 +27,13 @@ PREFIX_BYTES, DESCRIPTOR_BYTES = PREFIX.size, DESCRIPTOR.size
 assert (PREFIX_BYTES, DESCRIPTOR_BYTES, ONE_BLOCK.size) == (8, 32, 40)  # the table above
 LEASE = struct.Struct("<Q")
 LEASE_BYTES = LEASE.size
-pack_prefix, pack_descriptor, unpack_descriptor, pack_lease, pack_one_block = (
+pack_prefix, pack_descriptor, unpack_descriptor, pack_lease = (
     PREFIX.pack,
     DESCRIPTOR.pack,
     DESCRIPTOR.unpack_from,
     LEASE.pack,
-    ONE_BLOCK.pack,
 )
+pack_one_block, unpack_one_block = ONE_BLOCK.pack, ONE_BLOCK.unpack_from
 
 
 # made in C, at a third of what a NamedTuple takes

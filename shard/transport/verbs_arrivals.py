@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from shard.errors import RemoteProtocolError, ShardError, ShmFull
 from shard.memory.arena import BLOCK_BYTES_MIN
-from shard.memory.device_memory import DEVICE_NUMBERS, DeviceBlock, bytes_of
+from shard.memory.device_memory import DEVICE_NUMBERS, DeviceBlock
 from shard.memory.limits import Limits
 from shard.memory.slab import Slab
 from shard.memory.unheld import Unheld, empty_block
@@ -39,9 +39,11 @@ from shard.transport.laned_connection import BULK_BYTES_MIN
 from shard.transport.records import (
     DESCRIPTOR_BYTES,
     MESSAGE,
+    ONE_BLOCK,
     PREFIX,
     PREFIX_BYTES,
     unpack_descriptor,
+    unpack_one_block,
 )
 from shard.transport.socket_lane import ANNOUNCED_BYTES_MAX
 from shard.transport.verbs_device import NoVerbs
@@ -104,6 +106,7 @@ class _Reading:
         self,
         arrival: _Arrival,
         target: NDArray[np.uint8],
+        nbytes: int,
         segment: int,
         address: int,
         far_address: int,
@@ -112,16 +115,16 @@ class _Reading:
     ) -> None:
         self.arrival = arrival
         self.target = target
-        self.nbytes = bytes_of(target)
+        self.nbytes = nbytes
         self.segment = segment  # of our slab or a device, where it is registered; -1: it is not
         self.address = address  # of the target, where it is registered
         self.far_address, self.rkeys = far_address, rkeys
         self.taken = 0  # bytes of it for which a read was posted
-        # for all rails to have a part in it
-        part = -(-self.nbytes // rails)
-        whole_pages = -(-part // mmap.PAGESIZE) * mmap.PAGESIZE
-        most = BOUNCE_BYTES if segment < 0 else READ_BYTES_MAX
-        self.piece_bytes = min(most, max(PIECE_BYTES_MIN, whole_pages))
+        self.piece_bytes = BOUNCE_BYTES if segment < 0 else READ_BYTES_MAX
+        if rails > 1:  # for all to have a part in it
+            part = -(-self.nbytes // rails)
+            whole_pages = -(-part // mmap.PAGESIZE) * mmap.PAGESIZE
+            self.piece_bytes = min(self.piece_bytes, max(PIECE_BYTES_MIN, whole_pages))
 
 
 class VerbsArrivals:
@@ -140,6 +143,7 @@ class VerbsArrivals:
     ) -> None:
         self._owner, self._slab = owner, slab
         self._readers: tuple[VerbsReader, ...] = queue.readers
+        self._only = self._readers[0] if len(self._readers) == 1 else None
         self._by_number = {reader.number: reader for reader in self._readers}
         self._width = queue.width
         self._limits: Limits = owner.limits
@@ -160,6 +164,8 @@ class VerbsArrivals:
         self._small: deque[_Arrival] = deque()
         self._bulk: deque[_Arrival] = deque()
         self._to_read: tuple[deque[_Reading], deque[_Reading]] = (deque(), deque())
+        # in those: there is something for read_on() to do, once a read completes
+        self.arrays_to_read = 0
         self._reads: dict[int, tuple[_Reading, int, int]] = {}  # in flight: from where, how many
 
     @property
@@ -171,11 +177,6 @@ class VerbsArrivals:
     def is_empty(self) -> bool:
         """Whether all that has come whole was delivered."""
         return not self._small and not self._bulk
-
-    @property
-    def wants_reads(self) -> bool:
-        """Whether there is something for read_on() to do, once a read completes."""
-        return bool(self._to_read[0] or self._to_read[1])
 
     @property
     def is_full(self) -> bool:
@@ -204,8 +205,11 @@ class VerbsArrivals:
             )
         if tag == 0:
             self._arrived(_Arrival(bytes(payload)), self._small)
-        elif tag in (MESSAGE, LENT_BODY):
-            self._read_message(payload, tag == MESSAGE)
+        elif tag == MESSAGE:
+            if not self._read_lent(payload):
+                self._read_message(payload, is_inline=True)
+        elif tag == LENT_BODY:
+            self._read_message(payload, is_inline=False)
         elif tag == EVERYWHERE:
             body = bytes(payload)
             self._arrived(_Arrival(body), self._small)
@@ -237,7 +241,8 @@ class VerbsArrivals:
 
     def _arrived(self, arrival: _Arrival, queue: deque[_Arrival]) -> None:
         queue.append(arrival)
-        self._deliver(queue)
+        if not arrival.missing:
+            self._deliver(queue)
 
     def _deliver(self, queue: deque[_Arrival]) -> None:
         """All at its front that is whole."""
@@ -246,6 +251,32 @@ class VerbsArrivals:
             for block in arrival.blocks if type(arrival.blocks) is list else ():
                 block.setflags(write=False)
             self._owner.on_message(memoryview(arrival.body), arrival.blocks)
+
+    def _read_lent(self, payload: memoryview) -> bool:
+        """The way of most messages with an array: one that is lent, beside a body. False: it is
+        another message, or not as it may be, and nothing was done.
+        """
+        if len(payload) < ONE_BLOCK.size:
+            return False
+        count, body_bytes, *descriptor = unpack_one_block(payload)
+        nbytes, _, lease, _, _ = descriptor
+        limits, end = self._limits, ONE_BLOCK.size + body_bytes
+        if (
+            count != 1
+            or not lease
+            or nbytes > limits.blocks_bytes_max
+            or body_bytes > limits.body_bytes_max
+            or end > len(payload)
+        ):
+            return False
+        arrival = _Arrival(bytes(payload[ONE_BLOCK.size : end]))
+        try:
+            reading = self._reading(descriptor, arrival)
+        except MemoryError:
+            return False
+        arrival.blocks, arrival.leases, arrival.missing = [reading.target], [lease], nbytes
+        self._announced(arrival, (reading,), body_bytes + nbytes >= BULK_BYTES_MIN)
+        return True
 
     def _read_message(self, payload: memoryview, is_inline: bool) -> None:
         """`is_inline`: the body is in the payload. Raises struct.error where it is cut short."""
@@ -258,7 +289,8 @@ class VerbsArrivals:
             unpack_descriptor(payload, PREFIX_BYTES + DESCRIPTOR_BYTES * index)
             for index in range(count + (not is_inline))
         ]
-        check_blocks([one[0] for one in descriptors[:count]], self._limits, RemoteProtocolError)
+        sizes = [one[0] for one in descriptors[:count]]
+        check_blocks(sizes, self._limits, RemoteProtocolError)
         if not is_inline:
             descriptors[-1] = (*descriptors[-1][:4], 0)  # a body is for no device
         at = PREFIX_BYTES + DESCRIPTOR_BYTES * count
@@ -269,60 +301,52 @@ class VerbsArrivals:
         ):
             raise RemoteProtocolError(f"a body of {body_bytes} bytes passes its message")
         arrival = _Arrival(bytes(payload[at : at + body_bytes]) if is_inline else b"")
-        total = body_bytes + sum(one[0] for one in descriptors[:count])
-        queue = self._bulk if total >= BULK_BYTES_MIN else self._small
+        is_bulk = body_bytes + sum(sizes) >= BULK_BYTES_MIN
         blocks: list[NDArray[np.uint8]] = []
         readings: list[_Reading] = []
         try:
             for descriptor in descriptors:
-                blocks.append(self._block(payload, descriptor, arrival, readings))
+                if descriptor[2]:
+                    reading = self._reading(descriptor, arrival)
+                    readings.append(reading)
+                    arrival.leases.append(descriptor[2])
+                    arrival.missing += reading.nbytes
+                    blocks.append(reading.target)
+                else:
+                    blocks.append(_inline_block(payload, descriptor))
         except MemoryError as error:
             if not is_inline:  # nobody knows whose message it is
                 raise ShardError(str(error)) from error
-            arrival.blocks = Unheld(count, str(error))
+            arrival.blocks, arrival.leases, arrival.missing = Unheld(count, str(error)), [], 0
             self.returned += [one[2] for one in descriptors if one[2]]
-            self._arrived(arrival, queue)
+            self._announced(arrival, (), is_bulk)
             return
         if not is_inline:
             arrival.body = blocks.pop().data
         arrival.blocks = blocks
-        arrival.leases = [one[2] for one in descriptors if one[2]]
-        arrival.missing = sum(one.nbytes for one in readings)
+        self._announced(arrival, readings, is_bulk)
+
+    def _announced(self, arrival: _Arrival, readings: Sequence[_Reading], is_bulk: bool) -> None:
+        """A message has come, of which those blocks are to be read."""
         self.arrays_waiting += len(readings)
         self.bytes_waiting += arrival.missing
-        self._to_read[queue is self._bulk].extend(readings)
-        self._arrived(arrival, queue)
+        self.arrays_to_read += len(readings)
+        self._to_read[is_bulk].extend(readings)
+        self._arrived(arrival, self._bulk if is_bulk else self._small)
 
-    def _block(
-        self,
-        payload: memoryview,
-        descriptor: tuple[int, int, int, int, int],
-        arrival: _Arrival,
-        readings: list[_Reading],
-    ) -> NDArray[np.uint8]:
-        """The array for one block. One that the peer lends is not filled yet: it is added to
-        `readings`. Raises MemoryError.
-        """
-        nbytes, offset, lease, number, device = descriptor
-        if not lease:
-            if offset + nbytes > len(payload):
-                raise RemoteProtocolError(
-                    f"array of {nbytes} bytes at {offset} passes its message of {len(payload)}"
-                )
-            block = empty_block(nbytes)
-            block.data[:] = payload[offset : offset + nbytes]
-            return block
+    def _reading(self, descriptor: Sequence[int], arrival: _Arrival) -> _Reading:
+        """Of a block that the peer lends. Raises MemoryError."""
+        nbytes, offset, _, number, device = descriptor
         address, region_bytes, rkeys = self._regions.get(number, (0, -1, ()))
         if not nbytes or offset + nbytes > region_bytes:
             raise RemoteProtocolError(
                 f"array of {nbytes} bytes at {offset} of segment {number}, which has "
                 f"{max(0, region_bytes)}"
             )
-        announced = self.bytes_waiting + nbytes + sum(one.nbytes for one in readings)
+        announced = self.bytes_waiting + arrival.missing + nbytes
         target, segment, own = self._target(nbytes, device - 1, announced)
         rails = len(self._readers)
-        readings.append(_Reading(arrival, target, segment, own, address + offset, rkeys, rails))
-        return target
+        return _Reading(arrival, target, nbytes, segment, own, address + offset, rkeys, rails)
 
     def _target(
         self, nbytes: int, device: int, announced: int
@@ -388,16 +412,17 @@ class VerbsArrivals:
             self.arrays_waiting -= len(arrival.leases)
             self.returned += arrival.leases
             self._give_back()  # before the answer: who has that may send as much again
-            self._deliver(self._small)
-            self._deliver(self._bulk)
+            for queue in (self._small, self._bulk):
+                if queue and not queue[0].missing:
+                    self._deliver(queue)
 
     def read_on(self) -> int:
         """Post reads, as many as may be in flight, those of small messages first; how many. Raises
         VerbsFailed, and ShardError without memory.
         """
-        count = 0
+        count, only = 0, self._only
         for waiting in self._to_read:
-            while waiting and (reader := self._least_busy()).free:
+            while waiting and (reader := only or self._least_busy()).free:
                 reading = waiting[0]
                 number = reader.free.pop()
                 nbytes = min(reading.nbytes - reading.taken, reading.piece_bytes)
@@ -419,6 +444,7 @@ class VerbsArrivals:
                 reading.taken += nbytes
                 if reading.taken == reading.nbytes:
                     waiting.popleft()
+                    self.arrays_to_read -= 1
                 count += 1
         return count
 
@@ -428,8 +454,7 @@ class VerbsArrivals:
 
     def _least_busy(self) -> VerbsReader:
         """The rail with the most reads to give: a slower one has fewer, and so takes fewer."""
-        readers = self._readers
-        return readers[0] if len(readers) == 1 else max(readers, key=_free_of)
+        return max(self._readers, key=_free_of)
 
     def let_go(self) -> object:
         """The connection ends, and nothing more is delivered: what the device may still write to,
@@ -437,11 +462,23 @@ class VerbsArrivals:
         """
         kept = self._reads, self._small, self._bulk
         self._reads, self._small, self._bulk = {}, deque(), deque()
-        self._to_read = deque(), deque()
+        self._to_read, self.arrays_to_read = (deque(), deque()), 0
         self._parts = bytearray()
         self._by_number = {}
-        del self._readers, self._give_back
+        del self._readers, self._only, self._give_back
         return kept
+
+
+def _inline_block(payload: memoryview, descriptor: Sequence[int]) -> NDArray[np.uint8]:
+    """A block whose bytes are in the payload. Raises MemoryError."""
+    nbytes, offset = descriptor[:2]
+    if offset + nbytes > len(payload):
+        raise RemoteProtocolError(
+            f"array of {nbytes} bytes at {offset} passes its message of {len(payload)}"
+        )
+    block = empty_block(nbytes)
+    block.data[:] = payload[offset : offset + nbytes]
+    return block
 
 
 def _free_of(reader: VerbsReader) -> int:

@@ -29,7 +29,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,7 +45,8 @@ from shard.errors import (
 from shard.loop.idle import PARK_S_MAX
 from shard.loop.reactor import Reactor
 from shard.loop.timers import Timer
-from shard.memory.device_memory import DEVICE_NUMBERS
+from shard.memory.arena import BLOCK_BYTES_MIN
+from shard.memory.device_memory import DEVICE_NUMBERS, DeviceBlock
 from shard.memory.leases import MeetingSocket
 from shard.memory.slab import Slab
 from shard.transport import Buffer, Connection, Node, Traffic
@@ -53,8 +54,10 @@ from shard.transport.laned_connection import BULK_BYTES_MIN
 from shard.transport.records import (
     LEASE,
     MESSAGE,
+    ONE_BLOCK,
     RETURN,
     pack_lease,
+    pack_one_block,
 )
 from shard.transport.silence import bound_unacknowledged, keep_alive, why_lost
 from shard.transport.verbs_arrivals import VerbsArrivals
@@ -163,6 +166,9 @@ class VerbsConnection(Connection[Outgoing]):
         self.bulk_bytes_min = BULK_BYTES_MIN
         self._slots = slots = VerbsSlots(queue, far)
         self._short_bytes_max = min(slots.payload_max, node.limits.body_bytes_max)
+        self._beside_bytes_max = min(slots.payload_max - ONE_BLOCK.size, node.limits.body_bytes_max)
+        # of an array that finds no place in a slot
+        self._lent_bytes_min = max(slots.payload_max, BLOCK_BYTES_MIN)
         self._regions_told: set[int] = set()
         self._loans = VerbsLoans(slab, self._domains, peer, node.limits, slots.payload_max)
         self._arrivals = VerbsArrivals(self, queue, slab, self._write_own)
@@ -183,25 +189,51 @@ class VerbsConnection(Connection[Outgoing]):
     # -- sending -----------------------------------------------------------------------------------
 
     def send(self, body: Buffer, blocks: Sequence[NDArray[Any]] = (), stable: bool = False) -> None:
-        """The short way for a small message alone to a peer with room; see Connection.send for the
-        rest.
+        """The short ways for a small message, alone or with one array of our slab, to a peer with
+        room; see Connection.send for the rest.
         """
-        if (
-            not blocks
-            and not self._outbox
-            and len(body) <= self._short_bytes_max
-            and self._writing.take()
+        if blocks:
+            sent = len(blocks) == 1 and not self._outbox and self._send_lent(body, blocks[0])
+        elif sent := (
+            not self._outbox and len(body) <= self._short_bytes_max and self._writing.take()
         ):
             try:
                 if sent := self._slots.has_room:
                     self._send(body, 0)
             finally:
                 self._writing.give_back()
-            if sent:
-                if self._outbox:
-                    self.drain()
-                return
-        super().send(body, blocks, stable)
+        if not sent:
+            super().send(body, blocks, stable)
+        elif self._outbox:
+            self.drain()
+
+    def _send_lent(self, body: Buffer, block: NDArray[Any]) -> bool:
+        """The way of most messages with an array: one that lies in our slab, in a segment that the
+        peer knows, beside a short body. False: it is another message, or it has to wait, and
+        nothing was done.
+        """
+        nbytes = block.nbytes
+        if (
+            nbytes < self._lent_bytes_min
+            or nbytes > self.limits.blocks_bytes_max
+            or len(body) > self._beside_bytes_max
+            or type(block) is DeviceBlock
+        ):
+            return False
+        found = self._slab.block_of(block)
+        if found is None or found[0].segment not in self._regions_told:
+            return False
+        if not self._writing.take():
+            return False
+        try:
+            if sent := self._slots.has_room and self.error is None:
+                place, offset = found
+                lease = self._loans.lendings.lend(place, nbytes)
+                beginning = pack_one_block(1, len(body), nbytes, offset, lease, place.segment, 0)
+                self._send(beginning + body, MESSAGE)
+        finally:
+            self._writing.give_back()
+        return sent
 
     def send_everywhere(self, body: Buffer) -> None:
         self._enqueue(Outgoing(bytes(body), EVERYWHERE), len(body))
@@ -216,16 +248,12 @@ class VerbsConnection(Connection[Outgoing]):
         if self._outbox and self.reactor is not None and self.reactor.parked:
             self.reactor.wake()
 
-    def _send(self, payload: Buffer, tag: int) -> None:
-        """By the writer, with room. Raises PeerLostError, and the error that ended the
-        connection.
+    def _send(self, payload: Buffer, tag: int, at_end: bool = False) -> None:
+        """By the writer, with room; `at_end`: after the connection's end, too. Raises
+        PeerLostError, and the error that ended the connection.
         """
-        if self.error is not None:
+        if self.error is not None and not at_end:
             raise self._ended()
-        self._begin(payload, tag)
-
-    def _begin(self, payload: Buffer, tag: int) -> None:
-        """The same, of a connection that has ended, too."""
         try:
             self._slots.begin(payload, tag)
         except VerbsFailed as error:
@@ -304,9 +332,9 @@ class VerbsConnection(Connection[Outgoing]):
     def _write(self, item: Outgoing) -> bool:
         if self.error is not None:
             return True  # it goes nowhere
-        return self._put(item, self._send)
+        return self._put(item)
 
-    def _put(self, item: Outgoing, send: Callable[[Buffer, int], None]) -> bool:
+    def _put(self, item: Outgoing, at_end: bool = False) -> bool:
         """Send it, with what the peer has to know for it, as far as there is room; whether all."""
         for number in item.segments:
             if number in self._regions_told:
@@ -317,11 +345,11 @@ class VerbsConnection(Connection[Outgoing]):
             for reader in self._queue.readers:
                 region = reader.domain.region(number)
                 keys[reader.number] = region.rkey
-            send(pack_region(number, region.address, region.nbytes, keys), REGION)
+            self._send(pack_region(number, region.address, region.nbytes, keys), REGION, at_end)
             self._regions_told.add(number)
         if not self._slots.has_room:
             return False
-        send(item.payload, item.tag)
+        self._send(item.payload, item.tag, at_end)
         return True
 
     def _tell_drops(self) -> None:
@@ -370,8 +398,17 @@ class VerbsConnection(Connection[Outgoing]):
             return 0
         try:
             work = self._look_at_completions()
-            if self.error is None:
-                work += self._go_on()
+            if self.error is not None:
+                return work
+            slots, arrivals = self._slots, self._arrivals
+            if arrivals.arrays_to_read:
+                work += arrivals.read_on()
+            if slots.rest is not None or arrivals.returned or slots.taken >= slots.tell_at:
+                work += self._write_own()
+            if self._outbox:
+                work += self.drain()
+            if self._why is not None:
+                self._look_at_end(self._why)
             return work
         except VerbsFailed as error:
             self._queue_failed(str(error))
@@ -387,11 +424,16 @@ class VerbsConnection(Connection[Outgoing]):
 
     def _look_at_completions(self) -> int:
         """A batch of them, or as many as the turn has time for; how many."""
-        if not self._found:
-            self._found = self._queue.poll(COMPLETIONS_PER_TURN)
-            self._found.reverse()
-        found, work = self._found, 0
-        look_at, every = 1, 0
+        found = self._found
+        if not found:
+            found = self._queue.poll(COMPLETIONS_PER_TURN)
+            if len(found) <= 1:
+                for done in found:
+                    self._complete(done)
+                return len(found)
+            found.reverse()
+            self._found = found
+        work, look_at, every = 0, 1, 0
         while found and self.error is None:
             self._complete(found.pop())
             work += 1
@@ -416,7 +458,7 @@ class VerbsConnection(Connection[Outgoing]):
                 self._pulse.came_back()
         else:
             self._arrivals.have_read(number - READ)
-            if self.error is None and not self._arrivals.is_full:
+            if self._slots.held and self.error is None and not self._arrivals.is_full:
                 self._slots.give_back_held()
 
     def _take(self, slot: int, nbytes: int) -> None:
@@ -446,19 +488,6 @@ class VerbsConnection(Connection[Outgoing]):
                 f"a message of {len(payload)} bytes is cut short: {error}"
             ) from error
 
-    def _go_on(self) -> int:
-        """What there is to do beside completions."""
-        work = 0
-        if self._arrivals.wants_reads:
-            work += self._arrivals.read_on()
-        if self._slots.has_rest or self._arrivals.returned or self._slots.owes:
-            work += self._write_own()
-        if self._outbox:
-            work += self.drain()
-        if self._why is not None:
-            self._look_at_end(self._why)
-        return work
-
     def _write_own(self) -> int:
         """The rest of a message, leases that go back, and what was taken. How many slots."""
         if not self._writing.take():
@@ -466,14 +495,13 @@ class VerbsConnection(Connection[Outgoing]):
         slots, returned = self._slots, self._arrivals.returned
         before = slots.sent
         try:
-            if slots.go_on():
+            if slots.rest is None or slots.go_on():
                 while returned and slots.has_room:
-                    leases = [
-                        returned.popleft()
-                        for _ in range(min(len(returned), slots.payload_max // LEASE.size))
-                    ]
-                    slots.fill(b"".join(map(pack_lease, leases)), RETURN)
-            if slots.owes:
+                    leases = pack_lease(returned.popleft())
+                    while returned and len(leases) <= slots.payload_max - LEASE.size:
+                        leases += pack_lease(returned.popleft())
+                    slots.fill(leases, RETURN)
+            if slots.taken >= slots.tell_at:
                 slots.tell()
         finally:
             self._writing.give_back()
@@ -581,11 +609,15 @@ class VerbsConnection(Connection[Outgoing]):
 
     def _waits_here(self) -> bool:
         """Whether something is to leave that another thread, which was writing, kept from it."""
+        slots = self._slots
         return (
             self.error is None
             and not self._failure
             and bool(
-                self._outbox or self._slots.has_rest or self._arrivals.returned or self._slots.owes
+                self._outbox
+                or slots.rest is not None
+                or self._arrivals.returned
+                or slots.taken >= slots.tell_at
             )
         )
 
@@ -616,7 +648,7 @@ class VerbsConnection(Connection[Outgoing]):
         slots, lent = self._slots, self._loans.lendings
         if self._is_broken or self._why is not None:
             return
-        if slots.all_told and not slots.has_rest and not self._outbox and not lent:
+        if slots.all_told and slots.rest is None and not self._outbox and not lent:
             return
         now = time.monotonic()
         until, last = now + self.flush_s, now + self.flush_s_max
@@ -643,11 +675,11 @@ class VerbsConnection(Connection[Outgoing]):
             return False
         while self._outbox and isinstance(self.error, ClosedError):
             item, size = self._outbox[0]
-            if not self._put(item, self._begin):
+            if not self._put(item, at_end=True):
                 return False
             self._outbox.popleft()
             self._outbox_bytes -= size
-        return not self._slots.has_rest
+        return self._slots.rest is None
 
     def _awaited(self, timeout_s: float) -> list[Any]:
         """Completions, the first one last; none within that time: none."""
@@ -674,7 +706,7 @@ class VerbsConnection(Connection[Outgoing]):
             if tag == RETURN:
                 self._read_record(payload, tag)
             slots.give_back(number)
-            if slots.owes:
+            if slots.taken >= slots.tell_at:
                 slots.tell()
         elif number == SENT:
             slots.retire()

@@ -41,9 +41,11 @@ class VerbsSlots:
         self._window = min(SLOTS, far.slots)
         self.payload_max = min(queue.slot_bytes, far.slot_bytes) - HEADER_BYTES
         self.sent = self.taken = 0
-        self._retired = self._sent_told = self._taken_told = 0
-        self._rest: tuple[memoryview, int] | None = None
-        self._held: list[int] = []
+        self._retired = self._sent_told = 0
+        # when so many are taken, the peer has to be told, if nothing else goes there
+        self.tell_at = self._window // 2
+        self.rest: tuple[memoryview, int] | None = None  # of a message that is longer than a slot
+        self.held: list[int] = []  # slots that the peer is to wait for
         self.bytes_sent = self.bytes_received = 0
 
     # -- filling -----------------------------------------------------------------------------------
@@ -55,35 +57,30 @@ class VerbsSlots:
         return (
             sent - self._sent_told < self._window - 1
             and sent - self._retired < self._window
-            and self._rest is None
+            and self.rest is None
         )
-
-    @property
-    def has_rest(self) -> bool:
-        """Whether a message has begun to leave that is longer than a slot."""
-        return self._rest is not None
 
     def begin(self, payload: Buffer, tag: int) -> None:
         """Send a payload of any length; what does not fit now leaves by go_on(). With room."""
         if len(payload) <= self.payload_max:
             self.fill(payload, tag)
         else:
-            self._rest = memoryview(payload), tag
+            self.rest = memoryview(payload), tag
             self.go_on()
 
     def go_on(self) -> bool:
         """Go on with what has begun; whether none is left."""
-        while self._rest is not None:
-            payload, tag = self._rest
-            self._rest = None
+        while self.rest is not None:
+            payload, tag = self.rest
+            self.rest = None
             if not self.has_room:
-                self._rest = payload, tag
+                self.rest = payload, tag
                 return False
             if len(payload) <= self.payload_max:
                 self.fill(payload, tag)
             else:
                 self.fill(payload[: self.payload_max], PART)
-                self._rest = payload[self.payload_max :], tag
+                self.rest = payload[self.payload_max :], tag
         return True
 
     def fill(self, payload: Buffer, tag: int) -> None:
@@ -95,13 +92,8 @@ class VerbsSlots:
         self._memory[at : at + nbytes] = pack_header(taken & COUNT_MAX, tag) + payload
         self.sent = sent + 1  # first: the peer may tell that it took it before the post returns
         self._queue.send(slot, nbytes, sent % SIGNAL_EVERY == SIGNAL_EVERY - 1)
-        self._taken_told = taken
+        self.tell_at = taken + self._window // 2
         self.bytes_sent += nbytes
-
-    @property
-    def owes(self) -> bool:
-        """Whether the peer has to be told what was taken, if nothing else goes there."""
-        return self.taken - self._taken_told >= self._window // 2
 
     def tell(self) -> None:
         """Tell it, in the slot that is kept for that, if that is free. Between parts, too."""
@@ -143,16 +135,16 @@ class VerbsSlots:
 
     def hold(self, slot: int) -> None:
         """What was in it is done with, but the peer is to wait for it, until give_back_held()."""
-        self._held.append(slot)
+        self.held.append(slot)
 
     def give_back_held(self) -> None:
         """The peer need not wait for any slot."""
-        while self._held:
-            self.give_back(self._held.pop())
+        while self.held:
+            self.give_back(self.held.pop())
 
     def let_go(self) -> None:
         """The connection has ended: keep counts alone."""
-        self._rest = None
-        self._held = []
+        self.rest = None
+        self.held = []
         self._memory = memoryview(b"")
         del self._queue
