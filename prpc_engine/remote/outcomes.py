@@ -45,7 +45,11 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException, may_pickle: bool) -> Raised:
-        """What to answer; raises nothing."""
+        """What to answer; raises nothing. What is no Exception (sys.exit() raises such) is told,
+        and not raised again.
+        """
+        if not isinstance(error, Exception):
+            return cls(list(told(error)), None, b"")
         pickled = b""
         if may_pickle:
             try:

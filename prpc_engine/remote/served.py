@@ -89,7 +89,7 @@ class Served:
         value = self._values.enter((creator, number), (parent, fork))
         if value is None:  # it came again
             return None
-        self._keep(value, self._go(name, call, arguments, keywords or _NONE))
+        self._make(value, lambda: self._go(name, call, arguments, keywords or _NONE))
         return _once_made(value)
 
     def _find(self, function: Any) -> tuple[str, Callable[..., Any]]:
@@ -121,11 +121,8 @@ class Served:
             def work() -> None:
                 try:
                     value = function(*arguments, **keywords)
-                except Exception as error:
-                    value = self._raised(error)
                 except BaseException as error:  # sys.exit(), or a wait for what was cancelled
-                    answer.fail(error)
-                    return
+                    value = self._raised(error)
                 self._settle(value, answer)
 
             if runner.begin(name, work):
@@ -170,9 +167,9 @@ class Served:
         error = done.error()
         if error is None:
             return done.result()
-        if isinstance(error, Exception):
-            return self._raised(error)
-        return self._raised(errors.Cancelled(f"{type(error).__name__}: {errors.text_of(error)}"))
+        if not isinstance(error, Exception | SystemExit):  # a future that was cancelled
+            error = errors.Cancelled(f"{type(error).__name__}: {errors.text_of(error)}")
+        return self._raised(error)
 
     async def _awaited(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         try:
@@ -180,7 +177,7 @@ class Served:
         except Exception as error:
             return self._raised(error)
 
-    def _raised(self, error: Exception) -> Raised:
+    def _raised(self, error: BaseException) -> Raised:
         return Raised.of(error, not self._only_exposed)
 
     # -- values ------------------------------------------------------------------------------------
@@ -238,7 +235,7 @@ class Served:
         value = self._values.enter((new_creator, new_number), (parent, fork))
         if value is None:
             return None
-        self._keep(value, self.method(owner, creator, number, name, keywords, *arguments))
+        self._make(value, lambda: self.method(owner, creator, number, name, keywords, *arguments))
         return _once_made(value)
 
     def _value(self, owner: int, creator: int, number: int) -> Future:
@@ -293,6 +290,17 @@ class Served:
 
         future.add_done_callback(go_on)
         return answer
+
+    def _make(self, future: Future, make: Callable[[], Any]) -> None:
+        """The value of an RRef is what make() returns. Raises what that raises, which is told to
+        all that wait for the value.
+        """
+        try:
+            value = make()
+        except BaseException as error:  # no Exception: sys.exit(), say
+            self._keep(future, self._raised(error))
+            raise
+        self._keep(future, value)
 
     def _keep(self, future: Future, value: Any) -> None:
         """The value of an RRef is that, or what it brings."""

@@ -174,6 +174,24 @@ def test_a_function_that_blocks_and_ends_by_what_is_no_exception_is_told_as_anot
             future.result(there.PATIENCE_S)
 
 
+@pytest.mark.parametrize("how", ["exit", "wait"])
+def test_a_value_whose_function_ends_by_what_is_no_exception_is_told_to_all(
+    three: Group, how: str
+) -> None:
+    """In the engine's thread, and as it blocks there, in one of its own."""
+    for _ in range(2):
+        made = rpc.remote("there", there.wait_and_end, args=(how,))
+        fetched = rpc.rpc_async("elsewhere", there.fetch, args=(made,))
+        # over the same connection, so it was asked there
+        assert rpc.rpc_sync("elsewhere", there.add_elsewhere, args=("there", 1, 2, 3)) == 6
+        rpc.rpc_sync("there", there.set_event)
+        text = "SystemExit: 3" if how == "exit" else "CancelledError: cancelled here"
+        with pytest.raises(errors.RemoteError, match=text):
+            made.to_here(there.PATIENCE_S)
+        with pytest.raises(errors.RemoteError, match=text):
+            fetched.result(there.PATIENCE_S)
+
+
 def test_a_method_of_a_value_that_is_made_later_may_exit(three: Group) -> None:
     exits = rpc.remote("there", there.Exits)
     future = rpc.rpc_async("elsewhere", there.exit_of, args=(exits,))
