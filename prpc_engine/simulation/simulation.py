@@ -15,6 +15,7 @@ the simulation's. Equal seeds give equal runs: `digest` says so.
 
 from __future__ import annotations
 
+import asyncio  # noqa: F401 - the engine turns differently once a program has imported it
 import functools
 import gc
 import logging

@@ -25,9 +25,11 @@ from prpc_engine.simulation import (
     explore,
     run_once,
 )
+from prpc_engine.simulation.explore import Scenario
 from shard import runtime, sleep
 from tests.simulation.jobs import LEASE_S, begin, begin_master
 from tests.simulation.scenarios_calls import calls
+from tests.simulation.scenarios_remote import remotes_that_live
 
 
 def add(ours: RpcService, process: Process) -> None:
@@ -65,24 +67,27 @@ def test_equal_seeds_give_equal_runs_and_others_do_not() -> None:
     assert first.digest != other.digest
 
 
-def test_a_run_is_the_same_in_another_interpreter_with_other_hashes() -> None:
+@pytest.mark.parametrize("scenario", [calls, remotes_that_live])
+def test_a_run_is_the_same_in_another_interpreter_with_other_hashes(scenario: Scenario) -> None:
+    """Whether or not the program has imported asyncio, beside which the engine turns otherwise."""
+    module, name = scenario.__module__, scenario.__name__
     program = (
         "from prpc_engine.simulation import run_once\n"
-        "from tests.simulation.scenarios_calls import calls\n"
-        "print(run_once(calls, 5).digest)\n"
+        f"from {module} import {name}\n"
+        f"print(run_once({name}, 5).digest)\n"
     )
     digests = {
         subprocess.run(
-            [sys.executable, "-c", program],
+            [sys.executable, "-c", before + program],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,
             timeout=300,
         ).stdout.strip()
-        for seed in ("1", "2")
+        for seed, before in (("1", ""), ("2", "import asyncio\n"))
     }
-    assert digests == {run_once(calls, 5).digest}
+    assert digests == {run_once(scenario, 5).digest}
 
 
 def test_chance_is_the_process_s_own_and_comes_from_the_seed() -> None:
