@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prpc_engine import errors
@@ -66,8 +67,9 @@ class RemoteCalls:
         self._limit_s = timeout_of(None, rpc_timeout)
         self._may_pickle = may_pickle
         self._destination = _Destination()
-        # told of references that were not sent after all
+        # told of references that were not sent after all, and of those in calls that failed
         self.take_back: Callable[[Sequence[Passed]], object] = _ignore
+        self.may_be_lost: Callable[[Sequence[Passed]], object] = _ignore
         self._by_value: set[tuple[int, str]] = set()
         # A mark of each call that is under way: to add one and to take it out cost no lock. `begun`
         # need not be exact where threads count at a time, but is another number after each call.
@@ -209,12 +211,16 @@ class RemoteCalls:
         keywords: int,
     ) -> Call:
         """The call, begun. Where that raises, nothing was sent: the references in it, which their
-        owners were told of, are taken back. `keywords`: their place in what is sent.
+        owners were told of, are taken back. Where it fails later, owners are told of that.
+        `keywords`: their place in what is sent.
         """
         destination = self._destination
         destination.to = self.members.incarnations.get(rank, NOBODY)
         try:
-            return begin(rank, verb, *arguments, timeout_s=limit_s)
+            sent = begin(rank, verb, *arguments, timeout_s=limit_s)
+            if destination.passed:
+                sent.when_done(partial(self._look_after, tuple(destination.passed)))
+            return sent
         except errors.RpcError as error:
             if destination.passed:
                 self.take_back(tuple(destination.passed))
@@ -225,6 +231,14 @@ class RemoteCalls:
             destination.to = NOBODY
             if destination.passed:
                 destination.passed.clear()
+
+    def _look_after(self, passed: Sequence[Passed], done: EngineFuture) -> None:
+        """A call has ended that references travelled in."""
+        error = done.error()
+        if isinstance(error, errors.NotSent):
+            self.take_back(passed)
+        elif error is not None:
+            self.may_be_lost(passed)
 
     def ask(self, rank: int, verb: str, *arguments: Any, timeout_s: float | None) -> Any:
         """The answer to a question about a value."""

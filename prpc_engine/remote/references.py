@@ -14,8 +14,9 @@ fork any more once it has told that it dropped it.
 A value is kept while one of its forks is PASSED, CLAIMED or HELD. When a worker has left or died,
 its forks are over, and of those that it passed on nothing more is expected from it. Who receives a
 reference from a worker that is dying has GRACE_S seconds to claim it: so long is the death kept
-from this table. A fork that travels in an answer has no known holder until that one claims it:
-where nobody does within UNCLAIMED_S seconds, it is over.
+from this table. A fork that travels in an answer has no known holder until that one claims it, and
+one in a call that fails, or of a parent that is gone, may have reached nobody: where nobody claims
+such a one within UNCLAIMED_S seconds, it is over.
 
 A worker is known by its incarnation, a number that no other worker ever has: one that is started
 again under the same name and rank is another one. A value's id is (creator, number), the numbers of
@@ -105,11 +106,12 @@ _COUNTS = (_S.PASSED, _S.CLAIMED, _S.HELD)
 class _Fork:
     """One of them, as its owner knows it."""
 
-    __slots__ = ("holder", "since", "state")
+    __slots__ = ("holder", "may_be_lost", "since", "state")
 
     def __init__(self, now: float) -> None:
         self.state = FORKS.initial
         self.holder = NOBODY
+        self.may_be_lost = False
         self.since = now
 
 
@@ -204,6 +206,17 @@ class References(Generic[ValueT]):
         """From the holder. False: there is no such value any more."""
         return self._tell(value_id, fork_id, ForkEvent.CLAIM, now, holder)
 
+    def may_be_lost(self, value_id: ValueId, fork_id: ForkId, now: float) -> bool:
+        """From the parent: the call that it travels in has failed. Whether it is still waited for
+        that its holder claims it.
+        """
+        entry = self._entries.get(value_id)
+        fork = None if entry is None else entry.forks.get(fork_id)
+        if fork is None or fork.state is not ForkState.PASSED:
+            return False
+        fork.may_be_lost, fork.since = True, now
+        return True
+
     def dropped(self, value_id: ValueId, fork_id: ForkId) -> ValueT | None:
         """From the holder, or from a parent that could not pass it on. The value that is not to be
         created any more: others referred to it, and its creator has given up, whose call failed.
@@ -236,6 +249,7 @@ class References(Generic[ValueT]):
                     self._follow(value_id, entry, fork_id, ForkEvent.HOLDER_GONE)
                 if fork_id[0] == worker:
                     self._hear(fork_id)  # it may be back, and say what is known
+                    fork.may_be_lost = True
                     if fork_id in entry.forks:
                         self._follow(value_id, entry, fork_id, ForkEvent.PARENT_GONE)
         return orphans
@@ -245,13 +259,13 @@ class References(Generic[ValueT]):
         self._gone.discard(worker)
 
     def give_up_unclaimed(self, now: float) -> int:
-        """End forks of answers that nobody has claimed in time; how many such are still waited
-        for.
+        """End forks of answers, of calls that failed and of parents that are gone that nobody has
+        claimed in time; how many such are still waited for.
         """
         waiting = 0
         for value_id, entry in list(self._entries.items()):
             for fork_id, fork in list(entry.forks.items()):
-                if fork.state is ForkState.PASSED and fork.holder == NOBODY:
+                if fork.state is ForkState.PASSED and (fork.may_be_lost or fork.holder == NOBODY):
                     if now - fork.since >= UNCLAIMED_S:
                         self._follow(value_id, entry, fork_id, ForkEvent.HOLDER_GONE)
                     else:
@@ -310,6 +324,7 @@ class References(Generic[ValueT]):
         if fork_id in entry.forks and fork.holder in self._gone:
             self._follow(value_id, entry, fork_id, ForkEvent.HOLDER_GONE)
         if fork_id in entry.forks and fork_id[0] in self._gone:
+            fork.may_be_lost = True
             self._follow(value_id, entry, fork_id, ForkEvent.PARENT_GONE)
         return entry.value is not None
 

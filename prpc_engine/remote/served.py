@@ -356,6 +356,12 @@ class Served:
         return self._values.claimed((creator, number), (parent, fork), holder)
 
     @idempotent
+    def may_be_lost(self, owner: int, creator: int, number: int, parent: int, fork: int) -> None:
+        """A parent has passed a reference on in a call that failed."""
+        if owner == self._members.incarnation:
+            self._values.may_be_lost((creator, number), (parent, fork))
+
+    @idempotent
     def dropped(self, owner: int, forks: Any) -> None:
         """A holder refers to these no more."""
         if owner == self._members.incarnation:

@@ -6,9 +6,11 @@
     is taken from a message      kept until the owner has heard    claimed
     was put into one that is     noted, once the owner has heard   dropped, in the end
      not sent
+    was put into a call that     noted, once the owner has heard   may_be_lost
+     failed
     is collected as garbage      noted; told by the reactor        dropped, some at a time
 
-All three are sent until the owner answers or has left, and heard twice they change nothing
+All of these are sent until the owner answers or has left, and heard twice they change nothing
 (references.py). `dropped` follows the answer to `passed` or `claimed` of the same fork: the RRef is
 kept until then.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prpc_engine import errors
@@ -36,7 +39,7 @@ from prpc_engine.remote.references import (
 from prpc_engine.remote.rref import RRef
 from shard import runtime
 
-LOOK_S = UNCLAIMED_S / 4  # between two looks at answers that nobody has claimed
+LOOK_S = UNCLAIMED_S / 4  # between two looks at references that nobody has claimed
 
 
 class Values:
@@ -57,11 +60,13 @@ class Values:
         self._numbering = Numbering(self._me)
         # RRefs whose owner has not answered yet, by the owner's incarnation and fork
         self._telling: dict[tuple[int, ForkId], RRef[Any]] = {}
-        self._taken_back: set[tuple[int, ForkId]] = set()  # of these
+        # of these: what is done once it has
+        self._afterwards: dict[tuple[int, ForkId], Callable[[ValueAddress, ForkId], None]] = {}
         self._drops: deque[tuple[ValueAddress, ForkId]] = deque()
         self._gone: set[int] = set()  # workers, but for those that came back
-        self._looks = False  # at answers that nobody has claimed
-        calls.take_back = self._take_back
+        self._looks = False  # at references that nobody has claimed
+        calls.take_back = partial(self._once_told, self.drop_soon)
+        calls.may_be_lost = partial(self._once_told, self._tell_of_loss)
 
     # -- as a holder -------------------------------------------------------------------------------
 
@@ -119,10 +124,9 @@ class Values:
         def ended(is_heard: bool) -> None:
             with self._guard:
                 self._telling.pop(key, None)
-                is_over = key in self._taken_back
-                self._taken_back.discard(key)
-            if is_over:
-                self.drop_soon(rref.address, fork_id)
+                afterwards = self._afterwards.pop(key, None)
+            if afterwards is not None:
+                afterwards(rref.address, fork_id)
             if verb == "claimed" and is_heard:
                 rref.is_known = True
 
@@ -130,18 +134,29 @@ class Values:
             owner, incarnation, verb, *value_id, *fork_id, holder, then=ended
         )
 
-    def _take_back(self, passed: Sequence[tuple[ValueAddress, ForkId]]) -> None:
-        """These were passed on, and not sent. An owner that has not heard of one yet would not know
-        what is dropped.
+    def _once_told(
+        self,
+        then: Callable[[ValueAddress, ForkId], None],
+        passed: Sequence[tuple[ValueAddress, ForkId]],
+    ) -> None:
+        """These were passed on, and not sent, or perhaps lost: an owner that has not heard of one
+        yet would not know what is meant.
         """
         for address, fork_id in passed:
             key = address.incarnation, fork_id
             with self._guard:
                 is_told = key not in self._telling
                 if not is_told:
-                    self._taken_back.add(key)
+                    self._afterwards[key] = then
             if is_told:
-                self.drop_soon(address, fork_id)
+                then(address, fork_id)
+
+    def _tell_of_loss(self, address: ValueAddress, fork_id: ForkId) -> None:
+        owner, incarnation, value_id = address
+        if self.is_own(address):
+            self.may_be_lost(value_id, fork_id)
+        else:
+            self._calls.tell_until_heard(owner, incarnation, "may_be_lost", *value_id, *fork_id)
 
     def drop_soon(self, address: ValueAddress, fork_id: ForkId) -> None:
         """An RRef is gone. From a destructor, so in any thread, in the middle of anything."""
@@ -310,10 +325,21 @@ class Values:
         """From a parent."""
         with self._guard:
             is_there = self._references.passed(value_id, fork_id, holder, runtime.monotonic())
-        if holder == NOBODY and not self._looks:
+        if holder == NOBODY:
+            self._look_for_unclaimed()
+        return is_there
+
+    def may_be_lost(self, value_id: ValueId, fork_id: ForkId) -> None:
+        """From a parent."""
+        with self._guard:
+            is_waited_for = self._references.may_be_lost(value_id, fork_id, runtime.monotonic())
+        if is_waited_for:
+            self._look_for_unclaimed()
+
+    def _look_for_unclaimed(self) -> None:
+        if not self._looks:
             self._looks = True
             self._reactor.call_soon(self._look_later)
-        return is_there
 
     def _look_later(self) -> None:
         self._reactor.call_later(LOOK_S, self._look)
@@ -362,6 +388,7 @@ class Values:
             return  # it is back
         with self._guard:
             orphans = self._references.worker_gone(incarnation)
+        self._look_for_unclaimed()
         for future in orphans:
             future.set_error(
                 ValueGone(f"{named}, which was to have this value made, has left or died")

@@ -190,7 +190,6 @@ class Group:
         self.values: list[tuple[Process, weakref.ref[Value], int]] = []
         self.taken_for_dead: set[tuple[int, int]] = set()  # by whom, who
         self.of_process: dict[Process, int] = {}  # incarnations of those that have joined
-        self.lost: Counter[int] = Counter()  # calls that passed a value, and were not answered
         self.let_go: set[str] = set()
         self.at_end: Counter[str] = Counter()
 
@@ -312,10 +311,9 @@ class Group:
         me = here().process
         if self.was_missed(here().incarnation):
             return ""
-        kept = [number for process, ref, number in self.values if process is me and ref()]
-        left = [number for number in kept if not self.lost[number]]
+        left = [number for process, ref, number in self.values if process is me and ref()]
         values = remote.statistics()["values"]
-        return f"{values} values, {left}" if left or values > len(kept) else ""
+        return f"{values} values, {left}" if left or values else ""
 
     def wait(self, limit_s: float, until: Callable[[], bool], what: str) -> None:
         give_up_s = self.simulation.now + limit_s
@@ -439,9 +437,7 @@ class Group:
     def passes(self, to: str, timeout_s: float) -> None:
         ref = self._held()
         if ref is not None:
-            self.lost[ref.number] += 1
             self.run(to, keep, tuple(ref), timeout=timeout_s)
-            self.lost[ref.number] -= 1
 
     def takes(self, to: str, timeout_s: float) -> None:
         found = remote.rpc_sync(to, give, timeout=timeout_s)

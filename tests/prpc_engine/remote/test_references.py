@@ -197,6 +197,56 @@ def test_an_answer_that_nobody_claims_is_given_up_in_time() -> None:
     assert value.freed
 
 
+def test_a_reference_in_a_call_that_failed_is_given_up_in_time_unless_it_is_claimed() -> None:
+    table = references()
+    value = created(table)
+    table.passed((A, 1), (A, 2), B, 1.0)
+    table.passed((A, 1), (A, 3), C, 1.0)
+    table.dropped((A, 1), (A, 1))
+    assert table.give_up_unclaimed(1000.0) == 0  # their calls are under way
+    assert table.may_be_lost((A, 1), (A, 2), 1000.0)
+    assert table.may_be_lost((A, 1), (A, 3), 1000.0)
+    table.claimed((A, 1), (A, 3), C, 1001.0)
+    assert not table.may_be_lost((A, 1), (A, 3), 1002.0)
+    assert table.give_up_unclaimed(999.9 + UNCLAIMED_S) == 1
+    assert table.forks == 2
+    assert table.give_up_unclaimed(1000.0 + UNCLAIMED_S) == 0
+    assert table.forks == 1
+    assert not value.freed
+    table.dropped((A, 1), (A, 3))
+    assert value.freed
+    assert not table.may_be_lost((A, 1), (A, 2), 1100.0)
+    assert not table.may_be_lost((A, 9), (A, 4), 1100.0)  # of a value that is not there
+    assert (len(table), table.forks) == (0, 0)
+
+
+def test_what_a_dead_parent_passed_on_is_given_up_in_time() -> None:
+    """Nobody else could say whether the call that it travelled in came."""
+    table = references()
+    value = created(table)
+    table.passed((A, 1), (A, 2), B, 1.0)
+    table.worker_gone(A)
+    table.passed((A, 1), (A, 3), B, 2.0)  # heard late
+    assert table.give_up_unclaimed(0.9 + UNCLAIMED_S) == 2
+    assert not value.freed
+    assert table.give_up_unclaimed(2.0 + UNCLAIMED_S) == 0
+    assert value.freed
+    assert (len(table), table.forks) == (0, 0)
+
+
+def test_who_claims_what_was_given_up_has_it_again_while_the_value_is_there() -> None:
+    table = references()
+    value = created(table)
+    table.passed((A, 1), (A, 2), B, 0.0)
+    table.may_be_lost((A, 1), (A, 2), 0.0)
+    table.give_up_unclaimed(UNCLAIMED_S)
+    assert table.claimed((A, 1), (A, 2), B, UNCLAIMED_S)
+    table.dropped((A, 1), (A, 1))
+    assert not value.freed
+    table.dropped((A, 1), (A, 2))
+    assert value.freed
+
+
 def test_an_answer_that_was_claimed_is_kept() -> None:
     table = references()
     value = created(table)
