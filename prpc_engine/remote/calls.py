@@ -219,7 +219,7 @@ class RemoteCalls:
         try:
             sent = begin(rank, verb, *arguments, timeout_s=limit_s)
             if destination.passed:
-                sent.when_done(partial(self._look_after, tuple(destination.passed)))
+                sent.when_done(partial(self._carrier_ended, tuple(destination.passed)))
             return sent
         except errors.RpcError as error:
             if destination.passed:
@@ -232,7 +232,7 @@ class RemoteCalls:
             if destination.passed:
                 destination.passed.clear()
 
-    def _look_after(self, passed: Sequence[Passed], done: EngineFuture) -> None:
+    def _carrier_ended(self, passed: Sequence[Passed], done: EngineFuture) -> None:
         """A call has ended that references travelled in."""
         error = done.error()
         if isinstance(error, errors.NotSent):

@@ -65,8 +65,8 @@ class Values:
         self._drops: deque[tuple[ValueAddress, ForkId]] = deque()
         self._gone: set[int] = set()  # workers, but for those that came back
         self._looks = False  # at references that nobody has claimed
-        calls.take_back = partial(self._once_told, self.drop_soon)
-        calls.may_be_lost = partial(self._once_told, self._tell_of_loss)
+        calls.take_back = partial(self._tell_afterwards, "dropped")
+        calls.may_be_lost = partial(self._tell_afterwards, "may_be_lost")
 
     # -- as a holder -------------------------------------------------------------------------------
 
@@ -134,29 +134,28 @@ class Values:
             owner, incarnation, verb, *value_id, *fork_id, holder, then=ended
         )
 
-    def _once_told(
-        self,
-        then: Callable[[ValueAddress, ForkId], None],
-        passed: Sequence[tuple[ValueAddress, ForkId]],
-    ) -> None:
-        """These were passed on, and not sent, or perhaps lost: an owner that has not heard of one
+    def _tell_afterwards(self, verb: str, passed: Sequence[tuple[ValueAddress, ForkId]]) -> None:
+        """These were passed on, and not sent, or perhaps lost. An owner that has not heard of one
         yet would not know what is meant.
         """
+
+        def tell(address: ValueAddress, fork_id: ForkId) -> None:
+            owner, incarnation, value_id = address
+            if verb == "dropped":
+                self.drop_soon(address, fork_id)
+            elif self.is_own(address):
+                self.may_be_lost(value_id, fork_id)
+            else:
+                self._calls.tell_until_heard(owner, incarnation, verb, *value_id, *fork_id)
+
         for address, fork_id in passed:
             key = address.incarnation, fork_id
             with self._guard:
                 is_told = key not in self._telling
                 if not is_told:
-                    self._afterwards[key] = then
+                    self._afterwards[key] = tell
             if is_told:
-                then(address, fork_id)
-
-    def _tell_of_loss(self, address: ValueAddress, fork_id: ForkId) -> None:
-        owner, incarnation, value_id = address
-        if self.is_own(address):
-            self.may_be_lost(value_id, fork_id)
-        else:
-            self._calls.tell_until_heard(owner, incarnation, "may_be_lost", *value_id, *fork_id)
+                tell(address, fork_id)
 
     def drop_soon(self, address: ValueAddress, fork_id: ForkId) -> None:
         """An RRef is gone. From a destructor, so in any thread, in the middle of anything."""
@@ -339,17 +338,14 @@ class Values:
     def _look_for_unclaimed(self) -> None:
         if not self._looks:
             self._looks = True
-            self._reactor.call_soon(self._look_later)
-
-    def _look_later(self) -> None:
-        self._reactor.call_later(LOOK_S, self._look)
+            self._reactor.call_soon(lambda: self._reactor.call_later(LOOK_S, self._look))
 
     def _look(self) -> None:
         with self._guard:
             waiting = self._references.give_up_unclaimed(runtime.monotonic())
         self._looks = waiting > 0
         if waiting:
-            self._look_later()
+            self._reactor.call_later(LOOK_S, self._look)
 
     def claimed(self, value_id: ValueId, fork_id: ForkId, holder: int) -> bool:
         """From a holder."""
@@ -371,28 +367,26 @@ class Values:
         """That worker has left or died: its references count no longer, in GRACE_S seconds."""
         if incarnation == self._me:
             return  # the others took this one for dead
+
+        def end() -> None:
+            if incarnation not in self._gone:
+                return  # it is back
+            with self._guard:
+                orphans = self._references.worker_gone(incarnation)
+            self._look_for_unclaimed()
+            for future in orphans:
+                future.set_error(
+                    ValueGone(f"{named}, which was to have this value made, has left or died")
+                )
+
         self._gone.add(incarnation)
-        reactor = self._reactor
-        reactor.call_soon(
-            lambda: reactor.call_later(GRACE_S, lambda: self._end_worker(incarnation, named))
-        )
+        self._reactor.call_soon(lambda: self._reactor.call_later(GRACE_S, end))
 
     def worker_back(self, incarnation: int) -> None:
         """It was only silent; what of its references has ended by now is told where it is used."""
         self._gone.discard(incarnation)
         with self._guard:
             self._references.worker_back(incarnation)
-
-    def _end_worker(self, incarnation: int, named: str) -> None:
-        if incarnation not in self._gone:
-            return  # it is back
-        with self._guard:
-            orphans = self._references.worker_gone(incarnation)
-        self._look_for_unclaimed()
-        for future in orphans:
-            future.set_error(
-                ValueGone(f"{named}, which was to have this value made, has left or died")
-            )
 
     def statistics(self) -> dict[str, int]:
         """How many values are here, and references to them are known."""
