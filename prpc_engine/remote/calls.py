@@ -39,7 +39,7 @@ class _Destination(threading.local):
 
 
 def _ignore(_: object) -> None:
-    """Nobody asks for it, or not yet."""
+    """The default of a callback: does nothing."""
 
 
 class RemoteCalls:
@@ -295,8 +295,8 @@ class RemoteCalls:
         then: Callable[[bool], object] = _ignore,
     ) -> None:
         """News of that very worker's references that may be heard twice: told again until it is
-        answered, while that worker is there and this side open. then() is told in the end whether
-        it was.
+        answered, while that worker is there and this side open. In the end then(True) is called
+        if it was answered, else then(False).
         """
 
         def again() -> None:

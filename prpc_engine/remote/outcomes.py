@@ -45,8 +45,8 @@ class Raised:
 
     @classmethod
     def of(cls, error: BaseException, may_pickle: bool) -> Raised:
-        """What to answer; raises nothing. What is no Exception (sys.exit() raises such) is told,
-        and not raised again.
+        """What to answer; raises nothing. The caller gets a SystemExit, or another error that is
+        no Exception, as a RemoteError.
         """
         if not isinstance(error, Exception):
             return cls(list(told(error)), None, b"")

@@ -14,9 +14,9 @@ fork any more once it has told that it dropped it.
 A value is kept while one of its forks is PASSED, CLAIMED or HELD. When a worker has left or died,
 its forks are over, and of those that it passed on nothing more is expected from it. Who receives a
 reference from a worker that is dying has GRACE_S seconds to claim it: so long is the death kept
-from this table. A fork that travels in an answer has no known holder until that one claims it, and
-one in a call that fails, or of a parent that is gone, may have reached nobody: where nobody claims
-such a one within UNCLAIMED_S seconds, it is over.
+from this table. A fork in an answer has no known holder until the holder claims it. A fork in a call
+that failed, or one whose parent has left or died, may never have reached its holder. If the holder
+does not claim such a fork within UNCLAIMED_S seconds, it is over.
 
 A worker is known by its incarnation, a number that no other worker ever has: one that is started
 again under the same name and rank is another one. A value's id is (creator, number), the numbers of
@@ -259,8 +259,8 @@ class References(Generic[ValueT]):
         self._gone.discard(worker)
 
     def give_up_unclaimed(self, now: float) -> int:
-        """End forks of answers, of calls that failed and of parents that are gone that nobody has
-        claimed in time; how many such are still waited for.
+        """End the forks in answers, in failed calls and of lost parents that their holders have not
+        claimed in time; how many of these still wait for a claim.
         """
         waiting = 0
         for value_id, entry in list(self._entries.items()):
