@@ -14,9 +14,9 @@ fork any more once it has told that it dropped it.
 A value is kept while one of its forks is PASSED, CLAIMED or HELD. When a worker has left or died,
 its forks are over, and of those that it passed on nothing more is expected from it. Who receives a
 reference from a worker that is dying has GRACE_S seconds to claim it: so long is the death kept
-from this table. A fork in an answer has no known holder until the holder claims it. A fork in a call
-that failed, or one whose parent has left or died, may never have reached its holder. If the holder
-does not claim such a fork within UNCLAIMED_S seconds, it is over.
+from this table. A fork in an answer has no known holder until the holder claims it. A fork in a
+call that failed, or one whose parent has left or died, may never have reached its holder. If the
+holder does not claim such a fork within UNCLAIMED_S seconds, it is over.
 
 A worker is known by its incarnation, a number that no other worker ever has: one that is started
 again under the same name and rank is another one. A value's id is (creator, number), the numbers of
