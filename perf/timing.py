@@ -140,6 +140,18 @@ async def time_in_turn(
     return [summary(row) for row in took_ns]
 
 
+def time_alternately(operations: Sequence[Callable[[], object]], calls: int) -> list[Sample]:
+    """As time_calls, for several operations a, b, a, b: a drift hits all alike. A sample each."""
+    took_ns = np.zeros((len(operations), calls), dtype=np.int64)
+    clock = time.perf_counter_ns
+    for index in range(calls):
+        for row, operate in enumerate(operations):
+            before = clock()
+            operate()
+            took_ns[row, index] = clock() - before
+    return [summary(row) for row in took_ns]
+
+
 def time_many(
     operate: Callable[[int], Answer], effort: Effort, first_ops: int, ops_max: int
 ) -> tuple[Sample, Answer]:
