@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import ipaddress
+import logging
 import os
 import socket
 import stat
@@ -19,6 +21,8 @@ from prpc_engine.settings.address import NAME_LENGTH_MAX, Address
 from prpc_engine.settings.user_secret import NO_SECRET, NoSecret, UserSecret, user_secret
 from shard import Slab, huge_page_policy, polling_enabled
 
+_log = logging.getLogger("prpc")
+
 TRANSPORTS = ("shm", "unix", "tcp")  # used by default, in order of preference
 ALL_TRANSPORTS = ("shm", "unix", "verbs", "tcp")  # those that may be named
 SECRET_FILE_BYTES_MAX = 4096  # far more than a key of any cipher: what is longer is another file
@@ -26,7 +30,8 @@ TLS_FILE_BYTES_MAX = 4 << 20  # a bundle of all public CAs has some 250 KB
 # bytes: 64 bits in hex digits, which nobody guesses; what is shorter is a word
 SECRET_LENGTH_MIN = 16
 NO_SECRET_TEXT = "none"  # as PRPC_SECRET
-# of a TLS key: all but 0600 and 0640, as a group may be one of this job's processes
+# all but 0600 and 0640, as a group may be one of this job's processes: a TLS key is refused, a
+# secret is used with a warning
 KEY_MODE_FORBIDDEN = 0o037
 SECRET_VARIABLES = ("PRPC_SECRET_FILE", "PRPC_SECRET")  # in order of preference
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
@@ -69,11 +74,27 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
             raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
         if not secret:
             raise ConfigError(f"{where} is empty")
+        _warn_of_others(path, where)
         return _long_enough(secret, where)
     text = os.environ.get("PRPC_SECRET")
     if text == NO_SECRET_TEXT:
         return NO_SECRET
     return _long_enough(_encoded(text, "PRPC_SECRET"), "PRPC_SECRET") if text else user_secret()
+
+
+@functools.cache  # a line for each file
+def _warn_of_others(path: str, where: str) -> None:
+    """Whoever reads the secret can call what the job serves."""
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+    except OSError:
+        return  # it was read, and is gone by now
+    if mode & KEY_MODE_FORBIDDEN:
+        _log.warning(
+            "%s has mode %04o: others on this host may read or change it; chmod 600 %s "
+            "(in Kubernetes, defaultMode: 0400 of the secret's volume)",
+            *(where, mode, path),
+        )
 
 
 def _encoded(text: str, where: str) -> bytes:

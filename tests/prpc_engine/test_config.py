@@ -96,6 +96,20 @@ def test_a_secret_that_could_be_guessed_is_refused_wherever_it_comes_from(
     assert secret_from(None) == (short + "x").encode()
 
 
+@pytest.mark.parametrize(("mode", "is_told"), [(0o600, False), (0o640, False), (0o644, True)])
+def test_a_secret_file_that_others_may_read_is_used_with_one_line_in_the_log(
+    mode: int, is_told: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef")
+    file.chmod(mode)
+    for _ in range(2):
+        assert secret_from(None, str(file)) == b"0123456789abcdef"
+    told = f"has mode {mode:04o}: others on this host may read or change it; chmod 600 {file}"
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if told in line] == lines and len(lines) == is_told
+
+
 def test_a_secret_may_be_any_bytes_a_variable_can_have_and_no_text_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

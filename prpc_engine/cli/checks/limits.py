@@ -14,7 +14,12 @@ from pathlib import Path
 from prpc_engine.cli.checks.finding import Finding
 from prpc_engine.cli.checks.host import Host
 from prpc_engine.errors import ConfigError
-from prpc_engine.settings.config import NO_SECRET_TEXT, SECRET_FILE_BYTES_MAX, SECRET_LENGTH_MIN
+from prpc_engine.settings.config import (
+    KEY_MODE_FORBIDDEN,
+    NO_SECRET_TEXT,
+    SECRET_FILE_BYTES_MAX,
+    SECRET_LENGTH_MIN,
+)
 from prpc_engine.settings.user_secret import folder_of_user, user_secret
 
 # a peer over shared memory takes some six: its socket, and segments with their mappings
@@ -143,7 +148,7 @@ def _secret_file(path: Path) -> Iterator[Finding]:
         yield Finding(
             "job secret", f"{where}: empty, too short, or not ours to read", "bad", advice
         )
-    elif stat.S_IMODE(status.st_mode) & 0o077:
+    elif stat.S_IMODE(status.st_mode) & KEY_MODE_FORBIDDEN:
         yield Finding("job secret", f"{where}: others may read it", "warn", f"chmod 600 {path}")
     else:
         yield Finding("job secret", where)

@@ -209,9 +209,15 @@ LONG = "a secret of this test"
 
 @pytest.mark.parametrize(
     ("mode", "text", "verdict"),
-    [(0o600, LONG, "ok"), (0o644, LONG, "warn"), (0o600, "", "bad"), (0o600, "short", "bad")],
+    [
+        (0o600, LONG, "ok"),
+        (0o640, LONG, "ok"),  # as of a TLS key
+        (0o644, LONG, "warn"),
+        (0o600, "", "bad"),
+        (0o600, "short", "bad"),
+    ],
 )
-def test_a_secret_file_is_for_its_owner_alone(
+def test_a_secret_file_is_for_its_owner_and_group_alone(
     tmp_path: Path, mode: int, text: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "secret"
