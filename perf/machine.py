@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +72,21 @@ def facts(cores_wanted: int = 2) -> Machine:
         cores=cores,
         cgroup_cores=quota,
         kernel=platform.release(),
-        python=sys.version.split()[0],
+        python=_python(),
         packages={name: version for name in DISTRIBUTIONS if (version := version_of(name))},
         load_1min=load,
         busy_percent=round(busy, 1),
         steal_percent=round(steal, 1),
         oversubscribed="; ".join(reasons),
     )
+
+
+def _python() -> str:
+    # not by each process that measures: it loads the command line
+    from prpc_engine.cli.checks.host import python_has_profiles
+    from prpc_engine.cli.checks.software import WITHOUT_PROFILES
+
+    return platform.python_version() + ("" if python_has_profiles() else f", {WITHOUT_PROFILES}")
 
 
 def version_of(distribution: str) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import platform
 import resource
 import socket
+import sys
+import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +25,18 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
+def python_has_profiles(options: str | None = None, base: str = sys.base_prefix) -> bool:
+    """Whether a Python was compiled with profiles of itself at work, as those of distributions,
+    conda and python.org's containers are; one of `pyenv install` or of a plain ./configure is not.
+
+    options  what its ./configure was given; None: that of this one
+    base     where it is installed. A distribution's, in /usr, does not tell of its profiles
+    """
+    if options is None:
+        options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return "--enable-optimizations" in options or base == "/usr"
+
+
 @dataclass(frozen=True)
 class Host:
     """The machine that `prpc doctor` examines: tests show it one that is not there.
@@ -35,6 +49,7 @@ class Host:
     garbage       named segments of dead processes
     listen        a socket that listens at an address
     version_of    an installed distribution's version
+    has_profiles  whether this Python was compiled with profiles
     cuda          what the CUDA driver says of each device of this process
     verbs         why this process cannot use RDMA verbs, whatever the ports are
     dmabuf        why an RDMA port registers no memory of other devices
@@ -50,6 +65,7 @@ class Host:
     garbage: Callable[[], list[str]] = find_garbage
     listen: Callable[[tuple[str, int]], socket.socket] = socket.create_server
     version_of: Callable[[str], str | None] = version_of
+    has_profiles: Callable[[], bool] = python_has_profiles
     cuda: Callable[[], list[DirectSupport]] = direct_support
     verbs: Callable[[Path], str | None] = verbs_refusal
     dmabuf: Callable[[VerbsPort], str | None] = verbs_dmabuf_refusal

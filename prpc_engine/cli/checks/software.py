@@ -18,11 +18,22 @@ NEEDED_FOR = {
     "bench": "`prpc bench` leaves out what is missing",
     "metrics": "prpc_engine.metrics serves Prometheus by it",
 }
+# said here and by `prpc bench`
+WITHOUT_PROFILES = "built without --enable-optimizations"
+WITH_PROFILES = (
+    "calls take half as long again: use the distribution's Python, or that of conda or of "
+    "python.org's containers, or PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' with "
+    "pyenv install"
+)
 
 
 def packages(host: Host) -> Iterator[Finding]:
-    """What of each extra is installed."""
-    yield Finding("python", f"{platform.python_version()} ({platform.python_implementation()})")
+    """What runs us, and what of each extra is installed."""
+    python = f"{platform.python_version()} ({platform.python_implementation()})"
+    if host.has_profiles():
+        yield Finding("python", python)
+    else:
+        yield Finding("python", f"{python}, {WITHOUT_PROFILES}", "warn", WITH_PROFILES)
     for extra, names in EXTRAS.items():
         found = {name: host.version_of(name) for name in names}
         missing = [name for name, version in found.items() if version is None]

@@ -11,7 +11,7 @@ import pytest
 
 from prpc_engine.cli.checks import cpu, devices, examine, limits, memory, software
 from prpc_engine.cli.checks.finding import Finding
-from prpc_engine.cli.checks.host import Host
+from prpc_engine.cli.checks.host import Host, python_has_profiles
 from prpc_engine.cuda.direct import DirectSupport
 from prpc_engine.cuda.driver import CudaError
 from shard import VerbsPort
@@ -457,6 +457,30 @@ def test_nvidia_smi_that_hangs_is_named_and_ended(
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert "TimeoutExpired" in only(list(devices.cuda(Host(tmp_path, patience_s=0.2)))).value
+
+
+@pytest.mark.parametrize(("has_profiles", "verdict"), [(True, "ok"), (False, "warn")])
+def test_a_python_that_was_built_without_profiles_is_told(has_profiles: bool, verdict: str) -> None:
+    host = Host(has_profiles=lambda: has_profiles)
+    python = next(finding for finding in software.packages(host) if finding.fact == "python")
+    assert python.verdict == verdict
+    assert ("--enable-optimizations" in python.value) == (not has_profiles)
+    assert ("pyenv install" in python.advice) == (not has_profiles)
+
+
+@pytest.mark.parametrize(
+    ("options", "base", "expected"),
+    [
+        ("'--enable-shared' '--enable-optimizations' '--with-lto'", "/opt/conda", True),
+        ("'--enable-shared'", "/usr", True),  # Debian's says nothing of its profiles
+        ("'--prefix=/root/.pyenv/versions/3.11.7'", "/root/.pyenv/versions/3.11.7", False),
+        ("", "/home/me/python", False),
+    ],
+)
+def test_how_a_python_was_built_is_read_from_its_configuration(
+    options: str, base: str, expected: bool
+) -> None:
+    assert python_has_profiles(options, base) is expected
 
 
 def test_missing_packages_are_named_with_the_extra_that_brings_them() -> None:
