@@ -519,6 +519,44 @@ def test_a_failure_is_made_small_to_the_fault_that_it_takes() -> None:
     assert again.error == failure.least.error and again.digest == failure.least.digest
 
 
+def test_a_failure_whose_later_faults_are_left_out_is_the_same_run() -> None:
+    def scenario(simulation: Simulation) -> None:
+        counts = [0]
+
+        def count(process: Process) -> None:
+            begin, lock = runtime.Event(), runtime.Lock()
+
+            def add_some() -> None:
+                begin.wait()
+                for _ in range(5):
+                    with lock:
+                        seen = counts[0]
+                    runtime.monotonic()  # where it may lose its turn
+                    with lock:
+                        counts[0] = seen + 1  # what another has added meanwhile is lost
+
+            threads = [runtime.Thread(target=add_some) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            runtime.sleep(1.0)
+            begin.set()
+            for thread in threads:
+                thread.join()
+
+        counter = simulation.process("counter", count)
+        simulation.let_loose(Rates(stop=1.0), 20.0)
+        simulation.run(until=counter)
+        assert counts == [15], "an update is lost"
+
+    failures = explore(scenario, range(100), failures_max=20)
+    assert len(failures) == 20
+    for failure in failures:
+        for outcome in (failure.first, failure.least):
+            again = run_once(scenario, outcome.seed, outcome.skip)
+            assert again.error == outcome.error
+            assert (again.digest, again.events) == (outcome.digest, outcome.events)
+
+
 def test_a_timeline_is_kept_as_text_and_as_a_trace(tmp_path: Path) -> None:
     outcome = run_once(calls, 5, keep=tmp_path)
     text = (tmp_path / "seed-5.txt").read_text()
