@@ -151,7 +151,7 @@ class Nemesis:
         draw = self.simulation.scheduler.stream("nemesis").random
         for each in fields(self.rates):
             rate = getattr(self.rates, each.name)
-            at_s = 0.0
+            at_s = self.simulation.now
             while rate > 0:
                 at_s += 2 * draw() / rate
                 if at_s >= self.until_s:

@@ -291,9 +291,9 @@ class Simulation:
         lasts_s: float = 2.0,
         may_kill: Callable[[Process], bool] = lambda process: True,
     ) -> Nemesis:
-        """Have faults happen until then, drawn from the seed: `rates` of each kind, on the average,
-        a second. may_end: processes that may be killed, and are started again; may_kill: asked
-        before one of them is. Raises SimulationError.
+        """Have faults happen from now until then, drawn from the seed: `rates` of each kind, on the
+        average, a second. may_end: processes that may be killed, and are started again; may_kill:
+        asked before one of them is. Raises SimulationError.
         """
         if self.nemesis is not None:
             raise SimulationError("let_loose() once in a simulation, with the rates of all faults")
@@ -304,6 +304,10 @@ class Simulation:
         for what, seconds in (("until_s", until_s), ("lasts_s", lasts_s)):
             if _seconds(f"let_loose({what})", seconds) < 0:
                 raise SimulationError(f"let_loose({what}={seconds}): 0 seconds or more")
+        if until_s < self.now:
+            raise SimulationError(
+                f"let_loose(until_s={until_s}): it is {self.now:.3f} s already; later than that"
+            )
         self.nemesis = Nemesis(self, rates, until_s, lasts_s, may_end, self._skip, may_kill)
         return self.nemesis
 

@@ -51,6 +51,25 @@ def test_a_fault_of_a_host_that_there_is_not_names_those_there_are(
         assert set(simulation.network.hosts) == {"one", "other"}
 
 
+# -- when ------------------------------------------------------------------------------------------
+
+
+def test_faults_that_are_let_loose_late_begin_then_and_not_all_at_once() -> None:
+    with Simulation(3, keep=True) as simulation:
+        simulation.process("a", nothing, host="one")
+        simulation.run(limit_s=50.0)
+        with pytest.raises(SimulationError, match=r"until_s=8.0\): it is 50.000 s already"):
+            simulation.let_loose(QUIET(clock=1.0), until_s=8.0)
+        simulation.let_loose(QUIET(clock=1.0), until_s=60.0)
+        simulation.run(limit_s=20.0)
+        happenings = simulation.timeline.happenings
+        assert happenings is not None
+        begun_s = [each.time_s for each in happenings if each.text.startswith("its clock")]
+    assert 4 <= len(begun_s) <= 20
+    assert begun_s == pytest.approx([each.begins_s for each in simulation.faults])
+    assert len(set(begun_s)) == len(begun_s)
+
+
 # -- clocks that drift -----------------------------------------------------------------------------
 
 
