@@ -164,7 +164,14 @@ class SimulatedCondition:
         self._waiters = Waiters(scheduler)
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
+    def _check_held(self, what: str) -> None:
+        lock = self._lock
+        held = lock.is_owned() if isinstance(lock, SimulatedRLock) else lock.locked()
+        if not held and not self._scheduler.is_over:
+            raise RuntimeError(f"cannot {what} on un-acquired lock")
+
     def wait(self, timeout: float | None = None) -> bool:
+        self._check_held("wait")
         lock = self._lock
         count = 0
         if isinstance(lock, SimulatedRLock):
@@ -191,10 +198,12 @@ class SimulatedCondition:
         return result
 
     def notify(self, n: int = 1) -> None:
+        self._check_held("notify")
         for _ in range(min(n, len(self._waiters))):
             self._waiters.wake_one()
 
     def notify_all(self) -> None:
+        self._check_held("notify")
         self._waiters.wake_all()
 
     def __enter__(self) -> bool:
@@ -282,6 +291,8 @@ class SimulatedThread(threading.Thread):
 
     def start_in(self, owner: Owner) -> None:
         """Begin it as a thread of that process."""
+        if self._simulated is not None:
+            raise RuntimeError("threads can only be started once")
         self._simulated = self._scheduler.start(self.name, owner, super().run, self._launch)
 
     def _launch(self, live: Callable[[], None]) -> threading.Thread:
@@ -296,7 +307,9 @@ class SimulatedThread(threading.Thread):
     def join(self, timeout: float | None = None) -> None:
         simulated, scheduler = self._simulated, self._scheduler
         me = scheduler.here()
-        if simulated is None or me is None:
+        if simulated is None:
+            raise RuntimeError("cannot join thread before it is started")
+        if me is None:
             return
         deadline = None if timeout is None else scheduler.clock() + timeout
         while not simulated.ended and not simulated.owner.is_dead:

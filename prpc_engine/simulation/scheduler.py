@@ -26,6 +26,7 @@ from __future__ import annotations
 import _thread
 import hashlib
 import heapq
+import math
 import random
 import sys
 import threading
@@ -252,6 +253,8 @@ class Scheduler:
             )
         if self.is_over:
             raise Abandoned
+        if timeout_s is not None and math.isnan(timeout_s):  # of no order: it would never be over
+            raise ValueError("Invalid value NaN (not a number)")
         me.wait += 1
         me.is_woken = False
         if timeout_s is None:

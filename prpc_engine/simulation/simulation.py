@@ -378,6 +378,11 @@ class Simulation:
                 scheduler.wait(disk.sync_s())
                 disk.end_sync(begun)
 
+        def sleep(seconds: float) -> None:
+            if seconds < 0:
+                raise ValueError("sleep length must be non-negative")
+            scheduler.wait(seconds)
+
         def gone(home: str) -> bool:
             process = self._homes.get(home)
             mine = here()
@@ -391,7 +396,7 @@ class Simulation:
         simulated: dict[str, Callable[..., Any]] = {
             "time": of_process(wall_s),
             "time_ns": of_process(lambda process: int(wall_s(process) * 1e9)),
-            "sleep": lambda seconds: void(scheduler.wait(seconds)),
+            "sleep": sleep,
             "random": of_process(lambda process: process.chance.random()),
             "Random": of_process(lambda process: Random(process.chance.getrandbits(64))),
             "randbits": of_process(lambda process, k: process.chance.getrandbits(k)),

@@ -307,3 +307,47 @@ def test_a_timeline_keeps_lines_apart_and_says_when_nothing_is_kept() -> None:
         simulation.note("one line\nand another")
         first, second = simulation.timeline.text().splitlines()
     assert first.index("one line") == second.index("and another"), "in its column"
+
+
+def not_held(process: Process) -> None:
+    """Waits for a condition whose lock another thread holds."""
+    condition = runtime.Condition()
+
+    def hold() -> None:
+        with condition:
+            runtime.sleep(2.0)
+
+    runtime.Thread(target=hold).start()
+    runtime.sleep(1.0)
+    condition.wait(1.0)
+
+
+def started_twice(process: Process) -> None:
+    """Starts one thread twice."""
+    thread = runtime.Thread(target=nap, args=(process,))
+    thread.start()
+    thread.start()
+
+
+REFUSED: dict[str, tuple[Callable[[Process], object], str]] = {
+    "wait: another holds it": (not_held, "cannot wait on un-acquired lock"),
+    "wait: nobody holds it": (lambda _: runtime.Condition().wait(1.0), "cannot wait on"),
+    "wait: a plain lock": (lambda _: runtime.Condition(runtime.Lock()).wait(1.0), "cannot wait on"),
+    "notify": (lambda _: runtime.Condition().notify(), "cannot notify on un-acquired lock"),
+    "notify_all": (lambda _: runtime.Condition().notify_all(), "cannot notify on"),
+    "start twice": (started_twice, "only be started once"),
+    "join before start": (lambda _: runtime.Thread(target=nap).join(), "before it is started"),
+    "event: nan": (lambda _: runtime.Event().wait(NAN), "NaN"),
+    "sleep: nan": (lambda _: runtime.sleep(NAN), "NaN"),
+    "sleep: negative": (lambda _: runtime.sleep(-1.0), "non-negative"),
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_the_library_refuses_is_refused_on_virtual_time_too(wrong: str) -> None:
+    function, text = REFUSED[wrong]
+    with Simulation(1, patience_s=5.0) as simulation:
+        simulation.process("wrong", function)
+        with pytest.raises(ProcessFailed, match=text) as caught:
+            simulation.run(limit_s=100.0)
+        assert isinstance(caught.value.__cause__, RuntimeError | ValueError)
