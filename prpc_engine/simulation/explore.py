@@ -41,6 +41,7 @@ class RunOutcome:
     events: int
     virtual_s: float
     digest: str
+    kind: str = ""  # of the error: its type, and that of its cause
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,15 @@ def run_once(
     keep: str | Path | None = None,
 ) -> RunOutcome:
     """One run. keep: a folder for its timeline, as text and as a trace for Perfetto."""
-    error, text, skip = "", "", frozenset(skip)
+    error, text, kind, skip = "", "", "", frozenset(skip)
     with Simulation(seed, keep=keep is not None, skip=skip) as simulation:
         try:
             scenario(simulation)
         except (Exception, SystemExit) as failed:
             error = (str(failed).splitlines() or [type(failed).__name__])[0]
             error = f"{type(failed).__name__}: {error}"
+            types = (type(each).__name__ for each in (failed, failed.__cause__) if each is not None)
+            kind = " of ".join(types)
             text = "".join(traceback.format_exception(failed))
         faults = [each for each in simulation.faults if each.number not in skip]
         outcome = RunOutcome(
@@ -88,6 +91,7 @@ def run_once(
             simulation.events,
             simulation.now,
             simulation.digest,
+            kind,
         )
         begun = tuple(each.number for each in faults if each.begins_s > simulation.now)
         if keep is not None:
@@ -115,13 +119,13 @@ def _without(outcome: RunOutcome, later: tuple[int, ...]) -> RunOutcome:
         outcome.events,
         outcome.virtual_s,
         outcome.digest,
+        outcome.kind,
     )
 
 
 def shrink(scenario: Scenario, first: RunOutcome) -> Failure:
     """A failing run with as few faults as still fail with an error of the same kind."""
     least, tries = first, 0
-    kind = first.error.partition(":")[0]
     pieces = 2
     while least.numbers and tries < TRIES_MAX:
         size = max(1, len(least.numbers) // pieces)
@@ -129,7 +133,7 @@ def shrink(scenario: Scenario, first: RunOutcome) -> Failure:
             left_out = set(least.numbers[at : at + size])
             outcome = run_once(scenario, first.seed, least.skip | left_out)
             tries += 1
-            if outcome.error.partition(":")[0] == kind:
+            if outcome.kind == first.kind:
                 least, pieces = outcome, max(2, pieces - 1)
                 break
             if tries >= TRIES_MAX:

@@ -557,6 +557,23 @@ def test_a_failure_whose_later_faults_are_left_out_is_the_same_run() -> None:
             assert (again.digest, again.events) == (outcome.digest, outcome.events)
 
 
+def test_a_failure_made_small_has_the_cause_that_it_had() -> None:
+    def scenario(simulation: Simulation) -> None:
+        def live(process: Process) -> None:
+            if process.number > 1:
+                raise KeyError("what it knew before it was killed")
+            runtime.sleep(10.0)
+            raise ValueError("it fails without any fault, too")
+
+        simulation.process("p", live)
+        simulation.let_loose(Rates(kill=1.0), 9.0, may_end=["p"])
+        simulation.run(limit_s=20.0)
+
+    (failure,) = explore(scenario, range(1), failures_max=1)
+    assert "KeyError" in failure.first.error and "KeyError" in failure.least.error
+    assert [each.split()[2] for each in failure.least.faults] == ["kill"]
+
+
 def test_a_timeline_is_kept_as_text_and_as_a_trace(tmp_path: Path) -> None:
     outcome = run_once(calls, 5, keep=tmp_path)
     text = (tmp_path / "seed-5.txt").read_text()
