@@ -468,27 +468,33 @@ class Simulation:
             logging.disable(logging.CRITICAL)
             sys.unraisablehook = void
             try:
-                self.scheduler.close()
-                self.network.close()
-                for process in self._homes.values():
-                    process.close_descriptors()
-                    for close in process.own.get("to close", ()):
-                        close()
-                    process.own.clear()
-                    process.close_slabs()
-                    process.function = _ended  # which holds what the test does
-                for disk in self.disks.values():
-                    disk.close()
-                self._homes.clear()
-                self._bells.clear()
-                # Coroutines that are dropped run their `finally`, and keep what they hold until
-                # the next time.
-                for _ in range(COLLECTIONS_MAX):
-                    if not gc.collect():
-                        break
+                try:
+                    self.scheduler.close()  # raises Stuck
+                finally:
+                    self._let_go()
             finally:
                 logging.disable(level)
                 sys.unraisablehook = hook
+
+    def _let_go(self) -> None:
+        """Close what is real, once no thread runs on."""
+        self.network.close()
+        for process in self._homes.values():
+            process.close_descriptors()
+            for close in process.own.get("to close", ()):
+                close()
+            process.own.clear()
+            process.close_slabs()
+            process.function = _ended  # which holds what the test does
+        for disk in self.disks.values():
+            disk.close()
+        self._homes.clear()
+        self._bells.clear()
+        # Coroutines that are dropped run their `finally`, and keep what they hold until
+        # the next time.
+        for _ in range(COLLECTIONS_MAX):
+            if not gc.collect():
+                break
 
 
 @functools.cache  # which counts them one by one: 25 ms of a worker of pytest

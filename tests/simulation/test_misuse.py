@@ -351,3 +351,22 @@ def test_what_the_library_refuses_is_refused_on_virtual_time_too(wrong: str) -> 
         with pytest.raises(ProcessFailed, match=text) as caught:
             simulation.run(limit_s=100.0)
         assert isinstance(caught.value.__cause__, RuntimeError | ValueError)
+
+
+def test_a_thread_that_is_stuck_at_the_end_leaves_no_descriptor(tmp_path: Path) -> None:
+    lock = threading.Lock()
+
+    def leave(process: Process) -> None:
+        try:
+            runtime.sleep(100.0)
+        finally:
+            lock.acquire(timeout=10.0)
+
+    before = len(os.listdir("/proc/self/fd"))
+    with lock:
+        simulation = Simulation(1, patience_s=0.3)
+        with pytest.raises(Stuck), simulation:
+            simulation.process("leaver", leave, host="h")
+            simulation.disk("h", tmp_path)
+            simulation.run(limit_s=1.0)
+    assert len(os.listdir("/proc/self/fd")) == before
