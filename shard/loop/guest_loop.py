@@ -97,6 +97,8 @@ class GuestLoop(asyncio.SelectorEventLoop):
         self._ends = False  # close it after this iteration
         self._threads: Any = None  # of a simulation: those of run_in_executor()
         super().__init__(self._guest_selector)
+        if runtime.shares_process:
+            self.set_debug(False)  # it looks at the clock more often: equal seeds, other runs
         # async generators that are dropped in a step are ended in an iteration of this loop
         self._firstiter = self._asyncgen_firstiter_hook  # type: ignore[attr-defined]
         self._finalizer = self._asyncgen_finalizer_hook  # type: ignore[attr-defined]

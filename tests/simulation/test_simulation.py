@@ -90,6 +90,35 @@ def test_a_run_is_the_same_in_another_interpreter_with_other_hashes(scenario: Sc
     assert digests == {run_once(scenario, 5).digest}
 
 
+def test_a_run_is_the_same_in_the_debug_mode_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    async def nap(number: int) -> int:
+        await asyncio.sleep(0.01)
+        return await asyncio.to_thread(int, number)
+
+    def serve(ours: RpcService, process: Process) -> None:
+        ours.create_server("napper", {"nap": nap})
+        ours.serve_forever()
+
+    def ask(ours: RpcService, process: Process) -> None:
+        client = ours.create_client("napper")
+        assert [client.call("nap", number) for number in range(5)] == list(range(5))
+
+    def scenario(simulation: Simulation) -> None:
+        begin_master(simulation)
+        begin(simulation, "server", serve)
+        simulation.run(until=begin(simulation, "asker", ask))
+
+    digests = set()
+    for is_on in ("", "1"):
+        monkeypatch.setenv("PYTHONASYNCIODEBUG", is_on)
+        outcome = run_once(scenario, 1)
+        assert not outcome.error, outcome.text
+        digests.add(outcome.digest)
+    assert len(digests) == 1
+
+
 def test_chance_is_the_process_s_own_and_comes_from_the_seed() -> None:
     def draw(process: Process) -> list[Any]:
         return [runtime.random(), runtime.randbits(63), runtime.token_hex(4), runtime.randbelow(9)]
