@@ -385,6 +385,22 @@ class TransportContract:
         one.connection.send(b"room again")
         world.turn_until(lambda: two.bodies[-1] == b"room again")
 
+    def test_arrays_of_refused_messages_do_not_count_as_sent(
+        self, world: World, sides: tuple[Side, Side]
+    ) -> None:
+        one, two = sides
+        array = world.calling_slab.empty((50_000,), np.uint8)
+        sent = refused = 0
+        while refused < 2000:
+            try:
+                one.connection.send(b"", [array])
+                sent += 1
+            except BackpressureError:
+                refused += 1
+        world.turn_until(lambda: len(two.messages) == sent)
+        bytes_sent = one.connection.traffic().bytes_sent
+        assert sent * array.nbytes <= bytes_sent <= sent * (array.nbytes + 1000)
+
     def test_threads_may_send_at_the_same_time_and_each_ones_order_holds(
         self, world: World, sides: tuple[Side, Side]
     ) -> None:

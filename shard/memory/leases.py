@@ -216,13 +216,21 @@ class Lendings:
         self._lent: dict[int, Entry] = {}
         self._next_lease = itertools.count(1).__next__  # atomic
         self._connection_ended = False
-        self.bytes_lent = 0  # in all
+        self._bytes_lent = self._bytes_undone = self._bytes_told = 0  # in all
         # set by a connection that has a reactor
         self.tell_drops: Callable[[], None] = _nobody_waits
         slab.open_books(self)
 
     def __len__(self) -> int:
         return len(self._lent)
+
+    @property
+    def bytes_lent(self) -> int:
+        """In all, without what was undone. A counter for who scrapes it: one that was told stays,
+        though messages that waited then be undone since.
+        """
+        told = self._bytes_told = max(self._bytes_told, self._bytes_lent - self._bytes_undone)
+        return told
 
     def lend(self, block: Block, nbytes: int) -> int:
         """The peer becomes one more user of the block, of which it sees `nbytes`; the number of its
@@ -237,7 +245,7 @@ class Lendings:
         of it.
         """
         next_lease, clock = self._next_lease, self._clock
-        self.bytes_lent += nbytes
+        self._bytes_lent += nbytes
         lease = next_lease()
         self._lent[lease] = block, nbytes, clock(), call_site() if self._debug else None
         # failpoint: lease.lent
@@ -267,6 +275,7 @@ class Lendings:
         """
         entry = self._lent.pop(lease, None)
         if entry is not None:
+            self._bytes_undone += entry[1]
             self._release(entry[0])
 
     def leases(self) -> list[Lease]:
