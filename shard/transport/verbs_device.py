@@ -296,7 +296,6 @@ def _port(
             kind = _read(folder / "gid_attrs" / "types" / str(index))
             best = min(best, (_rank(gid, kind, is_ethernet), index, gid, kind))
     rank, gid_index, gid_or_none, kind = best
-    link = ("RoCE v2" if kind == V2 else "RoCE v1") if is_ethernet else "InfiniBand"
     state = _read(folder / "state").rpartition(" ")[2].lower() or "of unknown state"
     fault = ""
     if state != "active":
@@ -310,6 +309,12 @@ def _port(
             f"row {wanted_index} of its table of GIDs is empty, which [transport] verbs_gid_index "
             "names: name another, or leave that out"
         )
+    if wanted_index is not None and not fault:  # whatever the others are
+        with contextlib.suppress(ValueError):
+            gid_or_none = ipaddress.IPv6Address(_read(f"{folder}/gids/{wanted_index}"))
+            gid_index = wanted_index
+            kind = _read(folder / "gid_attrs" / "types" / str(gid_index))
+    link = ("RoCE v2" if kind == V2 else "RoCE v1") if is_ethernet else "InfiniBand"
     mtu = 0
     if is_ethernet and gid_or_none is not None:
         mtu = _mtu(folder, gid_index)

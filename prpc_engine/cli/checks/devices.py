@@ -41,7 +41,8 @@ def rdma(host: Host) -> Iterator[Finding]:
         libraries.append("pyverbs")
     if found := verbs_providers(host.root):
         libraries.append(f"drivers {' '.join(found)}")
-    ports = verbs_ports(host.root)
+    gid_index = None if config is None else config.transport.verbs_gid_index
+    ports = verbs_ports(host.root, gid_index)
     refusal = host.verbs(host.root) if ports else None
     yield Finding(
         "RDMA libraries",

@@ -255,6 +255,19 @@ def test_rdma_ports_are_shown_with_what_they_are_and_which_would_be_used(
     )
 
 
+def test_the_gid_that_is_shown_is_the_one_that_the_setting_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port(tmp_path, "mlx5_0", "4: ACTIVE", "0000:0000:0000:0000:0000:ffff:0a00:0005")
+    folder = "sys/class/infiniband/mlx5_0/ports/1"
+    write(tmp_path, f"{folder}/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0006")
+    write(tmp_path, f"{folder}/gid_attrs/types/1", "RoCE v2")
+    write(tmp_path, "prpc.toml", "[transport]\nverbs_gid_index = 1")
+    monkeypatch.setenv("PRPC_CONFIG", str(tmp_path / "prpc.toml"))
+    _, found, *_ = devices.rdma(Host(tmp_path))
+    assert found.value == "mlx5_0:1 RoCE v2, 10.0.0.6"
+
+
 @pytest.mark.parametrize(
     ("wanted", "told", "verdict"),
     [
