@@ -56,6 +56,7 @@ RECORD_BYTES = 16 << 10
 PIECE_BYTES = 64 << 10
 
 _BOTH_OR_NONE = "switch TLS on at both sides (PRPC_TLS_CERT, PRPC_TLS_KEY, PRPC_TLS_CA), or at none"
+_NO_HANDSHAKE = f"it hung up during the TLS handshake: it may not speak TLS; {_BOTH_OR_NONE}"
 # What we tell a plain peer, which looks for TLS_ALERT (handshake.py): fatal, "protocol_version"
 # (RFC 8446, 6).
 ALERT_RECORD = TLS_ALERT + b"\x03\x00\x02\x02\x46"
@@ -137,11 +138,11 @@ class TlsSocket(ssl.SSLSocket):
             return select.EPOLLIN
         except ssl.SSLWantWriteError:
             return select.EPOLLOUT
-        except (ssl.SSLEOFError, ConnectionError) as error:
-            raise ConnectionResetError(
-                f"it hung up during the TLS handshake: it may not speak TLS; {_BOTH_OR_NONE}"
-            ) from error
+        except ConnectionError as error:
+            raise ConnectionResetError(_NO_HANDSHAKE) from error
         except ssl.SSLError as error:
+            if _is_cut(error):
+                raise ConnectionResetError(_NO_HANDSHAKE) from error
             if error.reason in NOT_TLS:  # OpenSSL leaves such a peer without an answer
                 with contextlib.suppress(OSError):
                     os.write(self.fileno(), ALERT_RECORD)
@@ -180,9 +181,9 @@ class TlsSocket(ssl.SSLSocket):
                 return super().recv(buflen, flags)
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
                 raise BlockingIOError(error.errno, "no whole record yet") from error
-            except ssl.SSLEOFError as error:
-                raise ConnectionResetError("it hung up without a TLS goodbye") from error
             except ssl.SSLError as error:
+                if _is_cut(error):
+                    raise ConnectionResetError("it hung up without a TLS goodbye") from error
                 raise explain(error) from error
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int | None = None, flags: int = 0) -> int:
@@ -195,11 +196,11 @@ class TlsSocket(ssl.SSLSocket):
             except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
                 self.has_more = False
                 raise BlockingIOError(error.errno, "no whole record yet") from error
-            except ssl.SSLEOFError as error:
-                raise ConnectionResetError(
-                    "it hung up without a TLS goodbye: it died, or somebody cut the stream"
-                ) from error
             except ssl.SSLError as error:
+                if _is_cut(error):
+                    raise ConnectionResetError(
+                        "it hung up without a TLS goodbye: it died, or somebody cut the stream"
+                    ) from error
                 raise RemoteProtocolError(f"TLS: {error.reason or error}") from error
 
     def send(self, data: ReadableBuffer, flags: int = 0) -> int:
@@ -347,6 +348,8 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.sslsocket_class = TlsSocket
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
+    # A stream that is cut is no end; it is one to Python 3.11.2, Debian's, with OpenSSL 3
+    context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     context.check_hostname = False  # see the file's head
     context.verify_mode = ssl.CERT_REQUIRED if files.ca else ssl.CERT_NONE
     try:
@@ -365,6 +368,11 @@ def _context(protocol: int, files: TlsFiles) -> ssl.SSLContext:
             f"CA {files.ca!r} cannot be used: {_reason(error)}; certificates in PEM are expected"
         ) from error
     return context
+
+
+def _is_cut(error: ssl.SSLError) -> bool:
+    """The stream ended without a goodbye; Python 3.11.2 has no error of its own for that."""
+    return isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING"
 
 
 def _reason(error: OSError) -> str:
