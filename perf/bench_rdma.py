@@ -2,7 +2,8 @@
 to its completion; beside it a message of the verbs transport, which posts them, and on the same
 port what is written in C: ibv_rc_pingpong of rdma-core, and ib_write_bw and ib_read_bw of perftest.
 
-Both ends are on this one port: what moves goes through the device and back to this host, not over a
+The port is the first of those that PRPC_VERBS_DEVICE or `[transport]` name, else the first usable
+one. Both ends are on it: what moves goes through the device and back to this host, not over a
 cable. A table for one's own hardware, and what a transport over verbs is measured by.
 
 Expected, on an adapter of 100 Gb/s and more:
@@ -24,14 +25,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from shard import verbs_refusal
-from shard.transport.verbs_device import IWARP, NoVerbs, VerbsPort, chosen_port
+from shard import VerbsPort, verbs_rails, verbs_refusal
+from shard.transport.verbs_device import IWARP, NoVerbs
 
 from .child import NotOffered
 from .harness import Candidate, Place, Result, compare
 from .targets import Target
 from .timing import FULL, TINY, Effort, Sample, time_alternately, time_each
-from .verbs_link import VerbsLink
+from .verbs_link import VerbsLink, options
 from .verbs_pair import READ, SEND, WRITE, WRITE_WITH_IMM, VerbsPair
 
 NAME = "rdma"
@@ -117,9 +118,8 @@ def run(
 
 def measure(place: Place, effort: Effort, case: Moved, verb: Verb) -> Sample:
     """Time of one, from its post until it is complete at both ends."""
-    _port()
     inline_bytes = INLINE_BYTES if verb.is_inline or verb.is_asked else 0
-    with VerbsPair(case.size_bytes, inline_bytes) as pair:
+    with VerbsPair(_port(), case.size_bytes, inline_bytes) as pair:
         to_near = verb.opcode == READ and not verb.is_asked
         before, after = (pair.far, pair.near) if to_near else (pair.near, pair.far)
         before.memory[: case.size_bytes] = bytes(case.size_bytes - 1) + b"\x07"
@@ -135,12 +135,12 @@ def measure_prpc(place: Place, effort: Effort, case: Moved) -> Sample:
     """Time of one message of the transport, from send() until it is delivered; and over the time of
     each verb that could have moved it, in turn.
     """
-    _port()
-    with VerbsLink(case.size_bytes) as link, VerbsPair(case.size_bytes, INLINE_BYTES) as pair:
+    size, port = case.size_bytes, _port()
+    with VerbsLink(size) as link, VerbsPair(port, size, INLINE_BYTES) as pair:
         sample = time_each(link.move, effort, 1)
         turns = max(COMPARED_TURNS_MIN, min(effort.ops_max, sample.ops))
         verbs = {
-            TIMES_SEND: pair.moves(SEND, is_inline=case.size_bytes <= INLINE_BYTES),
+            TIMES_SEND: pair.moves(SEND, is_inline=size <= INLINE_BYTES),
             TIMES_READ: pair.moves(READ),
             TIMES_ASKED: pair.moves_when_asked(),
         }
@@ -222,7 +222,8 @@ def _port() -> VerbsPort:
     if refusal is not None:
         raise NotOffered(refusal)
     try:
-        port = chosen_port()
+        wanted = options()
+        (port, *_), _ = verbs_rails(wanted.device, gid_index=wanted.gid_index)
     except NoVerbs as error:
         raise NotOffered(str(error)) from error
     if port.link == IWARP:

@@ -12,12 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 import shard
-from shard import Reactor, Slab, VerbsTransport, control_loop
+from prpc_engine import NodeConfig
+from shard import Reactor, Slab, VerbsOptions, VerbsTransport, control_loop
 
 CONNECT_S = 60.0
 # A message without blocks is sent as a body; of more bytes, as an array of the slab, which the
 # other end reads.
 BODY_BYTES_MAX = 4096
+
+
+def options() -> VerbsOptions:
+    """Which devices, as PRPC_VERBS_DEVICE and `[transport]` name them for a node. Raises
+    ConfigError.
+    """
+    section = NodeConfig.load().transport
+    return VerbsOptions(
+        device=section.verbs_device,
+        gid_index=section.verbs_gid_index,
+        service_level=section.verbs_service_level,
+        traffic_class=section.verbs_traffic_class,
+    )
 
 
 class VerbsLink:
@@ -29,7 +43,7 @@ class VerbsLink:
         self._reactor = Reactor(time.monotonic)
         self._slabs = (Slab(), Slab())
         node = shard.Node(secret=b"", incarnation=1, limits=shard.DEFAULT_LIMITS)
-        near, far = (VerbsTransport(node, slab) for slab in self._slabs)
+        near, far = (VerbsTransport(node, slab, options()) for slab in self._slabs)
         accepted: list[Any] = []
         self._listener = far.listen("verbs://127.0.0.1:0", self._reactor, accepted.append)
         connecting = control_loop().spawn(near.connect(self._listener.address, CONNECT_S))

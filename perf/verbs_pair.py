@@ -16,7 +16,7 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
-from shard.transport.verbs_device import chosen_port
+from shard import VerbsPort
 
 RC = 2  # IBV_QPT_RC
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4  # of IBV_ACCESS_
@@ -75,16 +75,17 @@ class _End:
 
 
 class VerbsPair:
-    """A context manager: all of it is closed with it. Raises NoVerbs, and pyverbs' own errors.
+    """A context manager: all of it is closed with it. Raises pyverbs' own errors.
 
+    port          of the device that both ends are on
     nbytes        of the memory that each end has registered, and of what is moved
     inline_bytes  that may be sent without reading memory once the post has returned
     """
 
-    def __init__(self, nbytes: int, inline_bytes: int = 0) -> None:
+    def __init__(self, port: VerbsPort, nbytes: int, inline_bytes: int = 0) -> None:
         device: Any = importlib.import_module("pyverbs.device")
         pd: Any = importlib.import_module("pyverbs.pd")
-        self.nbytes, self.port = nbytes, chosen_port()
+        self.nbytes, self.port = nbytes, port
         with contextlib.ExitStack() as exits:
             self.exits = exits
             self.context = exits.enter_context(device.Context(name=self.port.device))

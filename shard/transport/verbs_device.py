@@ -134,13 +134,6 @@ def verbs_ports(
     return [port for port, _ in sorted(found, key=lambda one: (bool(one[0].fault), one[1]))]
 
 
-def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
-    """The first usable port, or the one that is wanted, "device" or "device:port". Raises NoVerbs
-    with what each port's fault is, and what is allowed.
-    """
-    return _first_of(verbs_ports(root), wanted, root)
-
-
 def _first_of(ports: list[VerbsPort], wanted: str | None, root: Path) -> VerbsPort:
     named = [port for port in ports if wanted in (None, port.device, str(port))]
     if not ports:
@@ -166,9 +159,10 @@ def verbs_rails(
     wanted: str | None = None, root: Path = Path("/"), gid_index: int | None = None
 ) -> tuple[list[VerbsPort], list[str]]:
     """The usable ones of the ports that are wanted, each once, in the order in which they are
-    named, and why each other one is not used. `wanted` is as for chosen_port(), or several with
-    commas, or ALL, of which the best come first; `gid_index` as for verbs_ports(). Raises NoVerbs
-    where none is usable, or more than RAILS_MAX are named.
+    named, and why each other one is not used. `wanted` is "device" or "device:port", several with
+    commas, or ALL, of which the best come first; None: the first usable one. `gid_index` is as for
+    verbs_ports(). Raises NoVerbs where none is usable, with what each port's fault is and what is
+    allowed, or where more than RAILS_MAX are named.
     """
     names = [name for name in map(str.strip, (wanted or "").split(",")) if name]
     ports = verbs_ports(root, gid_index)

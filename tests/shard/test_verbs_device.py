@@ -16,10 +16,10 @@ from shard.transport.rdma_cm import DEVICE, VERSION_FILE
 from shard.transport.verbs_device import (
     NoVerbs,
     VerbsPort,
-    chosen_port,
     routed_network,
     used_together,
     verbs_ports,
+    verbs_rails,
 )
 from tests.program import ROOT
 
@@ -51,6 +51,12 @@ def device(
         (folder / path).write_text(text + "\n")
     (root / "dev/infiniband").mkdir(parents=True, exist_ok=True)
     (root / "dev/infiniband/uverbs0").touch()
+
+
+def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
+    """The one that carries the messages."""
+    (first, *_), _ = verbs_rails(wanted, root)
+    return first
 
 
 @pytest.mark.parametrize(
