@@ -6,8 +6,8 @@
     content written since            lost, or there up to some byte, or there; of what is behind
                                      that byte a part may be zeros
     names, the folder synced         as they were
-    names made, removed or changed   each change happened or did not; a rename as a whole
-     since
+    names made, removed or changed   each change happened or did not; a rename within its folder as
+     since                           a whole, from one to another as two changes
     a sync under way                 as if it had not begun
 
 A file is an inode: its descriptor is held here from its first sync on, so that its number is not
@@ -129,8 +129,10 @@ class Disk:
         """What is in a folder now."""
         names = {}
         for name in sorted(os.listdir(folder_fd)):
-            mode = os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # to open a pipe would wait
+            found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+            mode = found.st_mode
+            is_file = stat.S_ISREG(mode) and found.st_nlink <= 1  # with more it has another name
+            if not (is_file or stat.S_ISDIR(mode)):  # to open a pipe would wait
                 raise SimulationError(
                     f"{name!r:.100} on the disk of {str(self.folder)!r:.200} is no file and no "
                     "folder: links, pipes and sockets are not simulated"

@@ -17,15 +17,19 @@ import pickle
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
-from prpc_engine.simulation.errors import SimulationError
+from prpc_engine.errors import text_of
+from prpc_engine.simulation.errors import SimulationError, Stuck
+from prpc_engine.simulation.process import never_runs
 from prpc_engine.simulation.simulation import Simulation
 
 Scenario = Callable[[Simulation], object]
 TRIES_MAX = 200  # runs that a failure is made small in, at most
+SEEDS_AHEAD = 64  # of each process that are taken from `seeds` at a time: these may have no end
 
 
 @dataclass(frozen=True)
@@ -69,37 +73,80 @@ def run_once(
     skip: Collection[int] = (),
     keep: str | Path | None = None,
 ) -> RunOutcome:
-    """One run. keep: a folder for its timeline, as text and as a trace for Perfetto."""
-    error, text, kind, skip = "", "", "", frozenset(skip)
-    with Simulation(seed, keep=keep is not None, skip=skip) as simulation:
-        try:
-            scenario(simulation)
-        except (Exception, SystemExit) as failed:
-            error = (str(failed).splitlines() or [type(failed).__name__])[0]
-            error = f"{type(failed).__name__}: {error}"
-            types = (type(each).__name__ for each in (failed, failed.__cause__) if each is not None)
-            kind = " of ".join(types)
-            text = "".join(traceback.format_exception(failed))
-        faults = [each for each in simulation.faults if each.number not in skip]
-        outcome = RunOutcome(
-            seed,
-            skip,
-            error,
-            text,
-            tuple(map(str, faults)),
-            tuple(each.number for each in faults),
-            simulation.events,
-            simulation.now,
-            simulation.digest,
-            kind,
-        )
-        begun = tuple(each.number for each in faults if each.begins_s > simulation.now)
-        if keep is not None:
-            keep = Path(keep)
-            keep.mkdir(parents=True, exist_ok=True)
-            (keep / f"seed-{seed}.txt").write_text(f"{simulation.timeline.text()}\n\n{text}")
-            simulation.timeline.write_trace(keep / f"seed-{seed}.json")
+    """One run. keep: a folder for its timeline, as text and as a trace for Perfetto. Raises
+    SimulationError.
+    """
+    _check_runs(scenario)
+    skip, failure = frozenset(skip), NO_FAILURE
+    simulation = Simulation(seed, keep=keep is not None, skip=skip)
+    try:
+        with simulation:
+            try:
+                _check_ran(scenario, scenario(simulation))
+            except (Exception, SystemExit) as failed:
+                failure = _told(failed)
+            faults = [each for each in simulation.faults if each.number not in skip]
+            events, virtual_s, digest = simulation.events, simulation.now, simulation.digest
+            if keep is not None:
+                _keep(simulation, Path(keep), failure.text)
+    except Stuck as stuck:  # threads that do not end with the simulation
+        failure = failure if failure.error else _told(stuck)
+    outcome = RunOutcome(
+        seed,
+        skip,
+        failure.error,
+        failure.text,
+        tuple(map(str, faults)),
+        tuple(each.number for each in faults),
+        events,
+        virtual_s,
+        digest,
+        failure.kind,
+    )
+    begun = tuple(each.number for each in faults if each.begins_s > virtual_s)
     return outcome if not begun else _without(outcome, begun)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What an error is in a RunOutcome."""
+
+    error: str
+    text: str
+    kind: str
+
+
+NO_FAILURE = _Told("", "", "")
+
+
+def _told(failed: BaseException) -> _Told:
+    line = (text_of(failed).splitlines() or [type(failed).__name__])[0]
+    types = (type(each).__name__ for each in (failed, failed.__cause__) if each is not None)
+    text = "".join(traceback.format_exception(failed))
+    return _Told(f"{type(failed).__name__}: {line}", text, " of ".join(types))
+
+
+def _keep(simulation: Simulation, folder: Path, text: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise SimulationError(f"keep={str(folder)!r:.200}: a folder, and that is a file") from None
+    timeline = f"{simulation.timeline.text()}\n\n{text}"
+    (folder / f"seed-{simulation.seed}.txt").write_text(timeline, "utf-8", "backslashreplace")
+    simulation.timeline.write_trace(folder / f"seed-{simulation.seed}.json")
+
+
+def _check_runs(scenario: Scenario) -> None:
+    if not callable(scenario) or never_runs(scenario):
+        raise SimulationError(
+            f"{scenario!r:.200} is no scenario: nothing would run what is `async` or has a "
+            "`yield`; a plain function of a Simulation"
+        )
+
+
+def _check_ran(scenario: Scenario, result: object) -> None:
+    if never_runs(result):  # as of a lambda
+        raise SimulationError(f"{scenario!r:.200} answers {result!r:.100}, which nothing runs")
 
 
 def _without(outcome: RunOutcome, later: tuple[int, ...]) -> RunOutcome:
@@ -109,17 +156,11 @@ def _without(outcome: RunOutcome, later: tuple[int, ...]) -> RunOutcome:
         for number, text in zip(outcome.numbers, outcome.faults, strict=True)
         if number not in later
     ]
-    return RunOutcome(
-        outcome.seed,
-        outcome.skip | set(later),
-        outcome.error,
-        outcome.text,
-        tuple(text for _, text in kept),
-        tuple(number for number, _ in kept),
-        outcome.events,
-        outcome.virtual_s,
-        outcome.digest,
-        outcome.kind,
+    return replace(
+        outcome,
+        skip=outcome.skip | set(later),
+        faults=tuple(text for _, text in kept),
+        numbers=tuple(number for number, _ in kept),
     )
 
 
@@ -147,11 +188,18 @@ def shrink(scenario: Scenario, first: RunOutcome) -> Failure:
 
 def outcomes(scenario: Scenario, seeds: Iterable[int], jobs: int = 1) -> Iterator[RunOutcome]:
     """The run of each seed, as they end; `jobs` processes. Raises SimulationError."""
-    if jobs < 1:
-        raise SimulationError(f"jobs={jobs}: 1 or more processes")
+    _check_runs(scenario)
+    if type(jobs) is not int or jobs < 1:
+        raise SimulationError(f"jobs={jobs!r:.100}: 1 or more processes")
+    try:
+        numbers = iter(seeds)
+    except TypeError:
+        raise SimulationError(
+            f"seeds={seeds!r:.100}: several, as range(100) or [7]; run_once() runs one"
+        ) from None
     once = partial(run_once, scenario)
     if jobs == 1:
-        yield from map(once, seeds)
+        yield from map(once, numbers)
         return
     try:
         pickle.dumps(scenario)
@@ -161,7 +209,8 @@ def outcomes(scenario: Scenario, seeds: Iterable[int], jobs: int = 1) -> Iterato
             "at the top of a module, or use jobs=1"
         ) from error
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("forkserver")) as processes:
-        yield from processes.map(once, seeds, chunksize=8)
+        while some := list(islice(numbers, SEEDS_AHEAD * jobs)):
+            yield from processes.map(once, some, chunksize=8)
 
 
 def explore(

@@ -344,34 +344,46 @@ class SimulatedResult(Future[Any]):
         return super().exception(0)
 
 
+THREADS_MAX = 32  # of an executor that is not told how many: ThreadPoolExecutor goes by the cores
+
+
 class SimulatedThreads(Executor):
     """As ThreadPoolExecutor: `max_workers` threads of the process, begun when they are needed."""
 
     def __init__(
-        self, scheduler: Scheduler, max_workers: int, thread_name_prefix: str = ""
+        self,
+        scheduler: Scheduler,
+        max_workers: int | None = None,
+        thread_name_prefix: str = "",
     ) -> None:
         self._scheduler = scheduler
         self._name = thread_name_prefix
-        self._most = max_workers
-        self._begun = 0
+        self._most = THREADS_MAX if max_workers is None else max_workers
+        self._threads: list[SimulatedThread] = []
         self._is_over = False
         self._work: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._waiters = Waiters(scheduler)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if self._is_over:
+            raise RuntimeError("cannot schedule new futures after shutdown")
         result: Future[Any] = SimulatedResult(self._scheduler)
         self._work.append((result, lambda: fn(*args, **kwargs)))
         if self._waiters:
             self._waiters.wake_one()
-        elif self._begun < self._most:
-            self._begun += 1
-            name = f"{self._name}_{self._begun}"
-            SimulatedThread(self._scheduler, target=self._run, name=name).start()
+        elif len(self._threads) < self._most:
+            name = f"{self._name}_{len(self._threads) + 1}"
+            self._threads.append(SimulatedThread(self._scheduler, target=self._run, name=name))
+            self._threads[-1].start()
         return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         self._is_over = True
+        while cancel_futures and self._work:
+            self._work.popleft()[0].cancel()
         self._waiters.wake_all()
+        for thread in self._threads if wait else ():
+            thread.join()
 
     def _run(self) -> None:
         while True:

@@ -13,6 +13,7 @@ any       grant_memory()             they have room again
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -178,6 +179,8 @@ class Process:
         def main() -> None:
             try:
                 self.result = self.function(self)
+                if never_runs(self.result):  # as of a lambda
+                    raise SimulationError(f"it answers {self.result!r:.100}, which nothing runs")
             except (Exception, SystemExit) as error:
                 if not isinstance(error, SystemExit) or error.code:  # sys.exit(0) is an end as any
                     self.error = error
@@ -218,3 +221,17 @@ class Process:
                 self.has_slab(made)
         found: T = self.own[key]
         return found
+
+
+def never_runs(one: object) -> bool:
+    """Whether it is `async`, or has a `yield`: a call of it would run none of its code; or what
+    such a call answers.
+    """
+    return (
+        inspect.iscoroutinefunction(one)
+        or inspect.isgeneratorfunction(one)
+        or inspect.isasyncgenfunction(one)
+        or inspect.iscoroutine(one)
+        or inspect.isgenerator(one)
+        or inspect.isasyncgen(one)
+    )

@@ -35,13 +35,14 @@ from typing import Any
 
 import numpy as np
 
+from prpc_engine.errors import text_of
 from prpc_engine.simulation import primitives
 from prpc_engine.simulation.clock import RATE_MAX, RATE_MIN
 from prpc_engine.simulation.disk import Disk
 from prpc_engine.simulation.errors import ProcessFailed, SimulationError
 from prpc_engine.simulation.nemesis import Fault, Nemesis, Rates
 from prpc_engine.simulation.network import Network, SimulatedHost
-from prpc_engine.simulation.process import Process
+from prpc_engine.simulation.process import Process, never_runs
 from prpc_engine.simulation.scheduler import PATIENCE_S, Scheduler
 from prpc_engine.simulation.timeline import Timeline
 from prpc_engine.simulation.transport import transports_of
@@ -110,6 +111,11 @@ class Simulation:
         self._check_open("process()")
         if not callable(function):
             raise SimulationError(f"process({name!r:.100}, {function!r:.100}): function(process)")
+        if never_runs(function):
+            raise SimulationError(
+                f"process({name!r:.100}, {function!r:.100}): nothing would run what is `async` or "
+                "has a `yield`: a plain function; handlers of a service may be `async def`"
+            )
         before = self.processes.get(name)
         if before is not None and not before.is_dead:
             raise SimulationError(f"process {name} runs: kill() it before it is started again")
@@ -214,10 +220,12 @@ class Simulation:
 
     def at(self, time_s: float, event: Callable[[], object]) -> None:
         """Have that happen then: a fault, say. It may not wait."""
+        self._check_open("at()")
         self.scheduler.at(_seconds("at(time_s)", time_s), _event(event))
 
     def after(self, delay_s: float, event: Callable[[], object]) -> None:
         """The same, in so many seconds."""
+        self._check_open("after()")
         self.scheduler.at(self.now + _seconds("after(delay_s)", delay_s), _event(event))
 
     def note(self, text: str) -> None:
@@ -322,11 +330,13 @@ class Simulation:
         """The function of a process raised."""
         self.timeline.note(self.now, process.name, "note", f"raised {type(error).__name__}")
         if not self._may_fail:
-            self._fail(f"{process.name} raised {type(error).__name__}: {error}", error)
+            said = f"{type(error).__name__}: {text_of(error)}"
+            self._fail(f"{process.name} raised {said}", error)
 
     def thread_failed(self, process: Process, thread: str, error: BaseException) -> None:
         """A thread of a process ended by an error."""
-        self._fail(f"{process.name}/{thread} ended by {type(error).__name__}: {error}", error)
+        said = f"{type(error).__name__}: {text_of(error)}"
+        self._fail(f"{process.name}/{thread} ended by {said}", error)
 
     def _fail(self, text: str, error: BaseException) -> None:
         if self._failure is None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +373,159 @@ def test_a_thread_that_is_stuck_at_the_end_leaves_no_descriptor(tmp_path: Path) 
             simulation.disk("h", tmp_path)
             simulation.run(limit_s=1.0)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+async def asynchronous(simulation: Simulation) -> None:
+    """A scenario, or the function of a process, that nothing would run."""
+
+
+def with_yield(simulation: Simulation) -> Iterator[None]:
+    """The same."""
+    yield
+
+
+NEVER_RUN: list[Callable[[Any], object]] = [
+    asynchronous,
+    with_yield,
+    lambda one: asynchronous(one),
+    lambda one: with_yield(one),
+]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("function", NEVER_RUN)
+def test_what_nothing_would_run_is_refused(function: Callable[[Any], object]) -> None:
+    with Simulation(1) as simulation, pytest.raises(SimulationError, match="nothing"):
+        simulation.process("p", function)
+        simulation.run()
+    if function in (asynchronous, with_yield):
+        with pytest.raises(SimulationError, match="is no scenario"):
+            explore(function, [7])
+    else:
+        (failure,) = explore(function, [7])
+        assert "which nothing runs" in failure.least.error
+
+
+class Unspeakable(Exception):
+    """Whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def test_an_error_without_a_text_fails_by_name_wherever_it_is_raised() -> None:
+    def fail(_: object = None) -> None:
+        raise Unspeakable
+
+    def in_a_thread(process: Process) -> None:
+        runtime.Thread(target=fail).start()
+        runtime.sleep(1.0)
+
+    for function in (fail, in_a_thread):
+        with Simulation(1) as simulation, pytest.raises(ProcessFailed, match="Unspeakable"):
+            simulation.process("p", function)
+            simulation.run()
+    (failure,) = explore(fail, [3])
+    assert failure.least.error.startswith("Unspeakable: ")
+
+
+def test_a_seed_whose_threads_do_not_end_fails_as_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    impatient = partial(Simulation, patience_s=0.3)
+    # (the package has a function of the module's name)
+    monkeypatch.setattr(sys.modules["prpc_engine.simulation.explore"], "Simulation", impatient)
+    lock = threading.Lock()
+
+    def leave(process: Process) -> None:
+        try:
+            runtime.sleep(100.0)
+        finally:
+            lock.acquire(timeout=10.0)
+
+    def scenario(simulation: Simulation) -> None:
+        simulation.process("leaver", leave)
+        simulation.run(limit_s=1.0)
+
+    with lock:
+        (failure,) = explore(scenario, [5])
+    assert failure.first.seed == 5 and failure.first.error.startswith("Stuck: ")
+
+
+def test_a_timeline_is_kept_whatever_the_error_says(tmp_path: Path) -> None:
+    def scenario(simulation: Simulation) -> None:
+        raise ValueError("a lone surrogate: \ud800")
+
+    explore(scenario, [1], keep=tmp_path)
+    assert "\\ud800" in (tmp_path / "seed-1.txt").read_text("utf-8")
+    with pytest.raises(SimulationError, match="a folder, and that is a file"):
+        explore(scenario, [1], keep=tmp_path / "seed-1.txt")
+
+
+def failing(simulation: Simulation) -> None:
+    """A scenario of another process."""
+    raise ValueError(f"seed {simulation.seed}")
+
+
+ENDLESS = """
+from itertools import count
+from prpc_engine.simulation import explore
+from tests.simulation.test_misuse import failing
+
+if __name__ == "__main__":
+    print([each.first.seed for each in explore(failing, count(), jobs=2, failures_max=2)])
+"""
+
+
+def test_seeds_without_an_end_end_with_the_failures_that_were_asked_for() -> None:
+    failures = explore(failing, itertools.count(), failures_max=2)
+    assert [each.first.seed for each in failures] == [0, 1]
+    # in a program of its own, with which the server that forks its processes ends
+    command = [sys.executable, "-c", ENDLESS]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=True)
+    assert told.stdout == "[0, 1]\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"seeds": 100}, "seeds=100: several"),
+        ({"seeds": [1], "jobs": "2"}, "jobs='2'"),
+        ({"seeds": [1], "jobs": 0}, "jobs=0"),
+    ],
+)
+def test_wrong_arguments_of_explore_are_named(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(SimulationError, match=said):
+        explore(failing, **arguments)
+
+
+def test_an_event_outside_of_the_simulation_is_refused() -> None:
+    simulation = Simulation(1)
+    for set_up in (simulation.at, simulation.after):
+        with pytest.raises(SimulationError, match="inside of `with"):
+            set_up(1.0, list)
+
+
+def test_an_executor_of_a_process_waits_for_its_work_and_takes_none_afterwards() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> None:
+        runtime.sleep(1.0)
+        done.append(number)
+
+    def use(process: Process) -> None:
+        with runtime.Threads() as threads:
+            for number in range(4):
+                threads.submit(work, number)
+        assert sorted(done) == list(range(4))
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            threads.submit(work, 4)
+        one = runtime.Threads(1)
+        results = [one.submit(work, number) for number in (5, 6)]
+        runtime.sleep(0.5)
+        one.shutdown(cancel_futures=True)
+        assert [each.cancelled() for each in results] == [False, True]
+
+    with Simulation(1) as simulation:
+        assert simulation.run(until=simulation.process("p", use), limit_s=100.0)
+    assert sorted(done) == [0, 1, 2, 3, 5]
