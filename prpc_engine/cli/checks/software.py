@@ -21,7 +21,7 @@ NEEDED_FOR = {
 # said here and by `prpc bench`
 WITHOUT_PROFILES = "built without --enable-optimizations"
 WITH_PROFILES = (
-    "calls take half as long again: use the distribution's Python, or that of conda or of "
+    "calls take some 15 % longer with it: use the distribution's Python, or that of conda or of "
     "python.org's containers, or PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' with "
     "pyenv install"
 )
