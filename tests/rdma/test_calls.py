@@ -18,7 +18,6 @@ from prpc_engine import Master, RpcService
 from prpc_engine.errors import MaybeExecuted, NotSent
 from prpc_engine.kv import TableWorker
 from prpc_engine.rpc.paths import FAILURES_MAX
-from shard.transport.verbs_device import chosen_port
 from tests.program import Program
 from tests.prpc_engine.inside import node_of
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
@@ -32,6 +31,7 @@ from tests.rdma.inside import (
     registrations_of,
     transports_of,
 )
+from tests.rdma.port import chosen_port
 
 MIB = 1 << 20
 # on a machine with real adapters none is removed; in the guest, which .ci/run makes, it runs

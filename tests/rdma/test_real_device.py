@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 from shard import verbs_dmabuf_refusal, verbs_ports, verbs_refusal
-from shard.transport.verbs_device import V2, chosen_port, loaded
+from shard.transport.verbs_device import V2, loaded
+from tests.rdma.port import chosen_port
 
 
 def test_the_library_lists_the_devices_that_the_kernel_does() -> None:

@@ -37,13 +37,14 @@ from shard.transport.neighbour import NeighbourState
 from shard.transport.records import MESSAGE, RETURN, pack_descriptor, pack_lease, pack_prefix
 from shard.transport.verbs import INTRODUCTIONS_MAX, VerbsListener, VerbsTransport
 from shard.transport.verbs_connection import VerbsConnection
-from shard.transport.verbs_device import NoVerbs, chosen_port
+from shard.transport.verbs_device import NoVerbs
 from shard.transport.verbs_domain import VerbsDomain
 from shard.transport.verbs_introduction import FarEnd
 from shard.transport.verbs_queue import SLOTS, VerbsQueue
 from shard.transport.verbs_records import EVERYWHERE, HEADER, PART, REGION, pack_region
 from tests.rdma.inside import verbs_of
 from tests.rdma.neighbours import NOBODYS, lie_as, searching
+from tests.rdma.port import chosen_port
 from tests.transport_contract import LIMITS, PATIENCE_S, Side, World
 
 ADDRESS = "verbs://127.0.0.1:0"

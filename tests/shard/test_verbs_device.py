@@ -19,9 +19,9 @@ from shard.transport.verbs_device import (
     routed_network,
     used_together,
     verbs_ports,
-    verbs_rails,
 )
 from tests.program import ROOT
+from tests.rdma.port import chosen_port
 
 LOCAL, IPV4 = "fe80:0000:0000:0000:0000:0aff:fe4d:0001", "0000:0000:0000:0000:0000:ffff:0a4d:0001"
 GLOBAL, NONE = "fd00:0000:0000:0000:0000:0000:0000:0001", "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -51,12 +51,6 @@ def device(
         (folder / path).write_text(text + "\n")
     (root / "dev/infiniband").mkdir(parents=True, exist_ok=True)
     (root / "dev/infiniband/uverbs0").touch()
-
-
-def chosen_port(wanted: str | None = None, root: Path = Path("/")) -> VerbsPort:
-    """The one that carries the messages."""
-    (first, *_), _ = verbs_rails(wanted, root)
-    return first
 
 
 @pytest.mark.parametrize(
