@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import shard
 from prpc_engine import NodeConfig
+from prpc_engine.node.ways import verbs_options
 from shard import Reactor, Slab, VerbsOptions, VerbsTransport, control_loop
 
 CONNECT_S = 60.0
@@ -25,13 +26,7 @@ def options() -> VerbsOptions:
     """Which devices, as PRPC_VERBS_DEVICE and `[transport]` name them for a node. Raises
     ConfigError.
     """
-    section = NodeConfig.load().transport
-    return VerbsOptions(
-        device=section.verbs_device,
-        gid_index=section.verbs_gid_index,
-        service_level=section.verbs_service_level,
-        traffic_class=section.verbs_traffic_class,
-    )
+    return verbs_options(NodeConfig.load().transport)
 
 
 class VerbsLink:

@@ -25,6 +25,16 @@ from shard import (
 CONTROL = "control"  # tcp to a master, whose messages are all small: on one lane
 
 
+def verbs_options(section: TransportSection) -> VerbsOptions:
+    """Which RDMA devices are used, and how, as the settings say."""
+    return VerbsOptions(
+        device=section.verbs_device,
+        gid_index=section.verbs_gid_index,
+        service_level=section.verbs_service_level,
+        traffic_class=section.verbs_traffic_class,
+    )
+
+
 def make_transports(
     identity: Node, slab: Slab, tls: TlsSettings | None, section: TransportSection
 ) -> dict[str, Transport]:
@@ -41,12 +51,7 @@ def make_transports(
             "verbs": VerbsTransport(
                 identity,
                 slab,
-                VerbsOptions(
-                    device=section.verbs_device,
-                    gid_index=section.verbs_gid_index,
-                    service_level=section.verbs_service_level,
-                    traffic_class=section.verbs_traffic_class,
-                ),
+                verbs_options(section),
                 has_tls=tls is not None,
             ),
             "tcp": TcpTransport(identity, slab, tls),
