@@ -84,7 +84,7 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
 
 @functools.cache  # a line for each file
 def _warn_of_others(path: str, where: str) -> None:
-    """Whoever reads the secret can call what the job serves."""
+    """A process of another user that reads the secret can call all services of the job."""
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except OSError:

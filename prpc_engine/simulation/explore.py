@@ -77,7 +77,7 @@ def run_once(
     SimulationError.
     """
     _check_runs(scenario)
-    skip, failure = frozenset(skip), NO_FAILURE
+    skip, failure = frozenset(skip), _HELD
     simulation = Simulation(seed, keep=keep is not None, skip=skip)
     try:
         with simulation:
@@ -116,7 +116,7 @@ class _Told:
     kind: str
 
 
-NO_FAILURE = _Told("", "", "")
+_HELD = _Told("", "", "")  # there was none
 
 
 def _told(failed: BaseException) -> _Told:

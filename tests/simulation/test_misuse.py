@@ -333,8 +333,8 @@ def started_twice(process: Process) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Process], object], str]] = {
-    "wait: another holds it": (not_held, "cannot wait on un-acquired lock"),
-    "wait: nobody holds it": (lambda _: runtime.Condition().wait(1.0), "cannot wait on"),
+    "wait: another thread holds the lock": (not_held, "cannot wait on un-acquired lock"),
+    "wait: the lock is free": (lambda _: runtime.Condition().wait(1.0), "cannot wait on"),
     "wait: a plain lock": (lambda _: runtime.Condition(runtime.Lock()).wait(1.0), "cannot wait on"),
     "notify": (lambda _: runtime.Condition().notify(), "cannot notify on un-acquired lock"),
     "notify_all": (lambda _: runtime.Condition().notify_all(), "cannot notify on"),
@@ -356,8 +356,8 @@ def test_what_the_library_refuses_is_refused_on_virtual_time_too(wrong: str) -> 
         assert isinstance(caught.value.__cause__, RuntimeError | ValueError)
 
 
-def test_a_thread_that_is_stuck_at_the_end_leaves_no_descriptor(tmp_path: Path) -> None:
-    lock = threading.Lock()
+def held_back_by(lock: threading.Lock) -> Callable[[Process], None]:
+    """The function of a process whose end waits for a lock that is not simulated."""
 
     def leave(process: Process) -> None:
         try:
@@ -365,6 +365,12 @@ def test_a_thread_that_is_stuck_at_the_end_leaves_no_descriptor(tmp_path: Path) 
         finally:
             lock.acquire(timeout=10.0)
 
+    return leave
+
+
+def test_a_thread_that_is_stuck_at_the_end_leaves_no_descriptor(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    leave = held_back_by(lock)
     before = len(os.listdir("/proc/self/fd"))
     with lock:
         simulation = Simulation(1, patience_s=0.3)
@@ -436,12 +442,7 @@ def test_a_seed_whose_threads_do_not_end_fails_as_any_other(
     # (the package has a function of the module's name)
     monkeypatch.setattr(sys.modules["prpc_engine.simulation.explore"], "Simulation", impatient)
     lock = threading.Lock()
-
-    def leave(process: Process) -> None:
-        try:
-            runtime.sleep(100.0)
-        finally:
-            lock.acquire(timeout=10.0)
+    leave = held_back_by(lock)
 
     def scenario(simulation: Simulation) -> None:
         simulation.process("leaver", leave)

@@ -486,8 +486,8 @@ def test_a_python_that_was_built_without_profiles_is_told(has_profiles: bool, ve
     [
         ("'--enable-shared' '--enable-optimizations' '--with-lto'", "/opt/conda", True),
         ("'--enable-shared'", "/usr", True),  # Debian's says nothing of its profiles
-        ("'--prefix=/root/.pyenv/versions/3.11.7'", "/root/.pyenv/versions/3.11.7", False),
-        ("", "/home/me/python", False),
+        ("'--prefix=/opt/python'", "/opt/python", False),
+        ("", "/opt/python", False),
     ],
 )
 def test_how_a_python_was_built_is_read_from_its_configuration(
