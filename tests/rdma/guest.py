@@ -59,9 +59,13 @@ echo $? > /out/code
 sync
 /bin/busybox reboot -f
 """
+# without what an emulator does byte by byte (`rep movsb`), and what checks each of its copies
+CPU = "max,-erms,-fsrm,-smap,-smep,-umip,-la57"
+# the last line: nothing here guards a secret, and much of an emulated second is what they spare
 APPEND = (
     "console=ttyS0 panic=-1 rdinit=/init mitigations=off nokaslr audit=0 apparmor=0 selinux=0 "
-    "random.trust_cpu=on no_timer_check tsc=reliable nowatchdog net.ifnames=0 loglevel=5"
+    "random.trust_cpu=on no_timer_check tsc=reliable nowatchdog net.ifnames=0 loglevel=5 "
+    "norandmaps init_on_alloc=0 hardened_usercopy=off rcupdate.rcu_expedited=1"
 )
 
 
@@ -150,7 +154,7 @@ def _started(made: Path, out: Path, log: Path, memory_mib: int) -> subprocess.Po
                 str(root / "usr/bin/qemu-system-x86_64"),
                 *("-L", str(root / "usr/share/qemu"), "-L", str(root / "usr/share/seabios")),
                 *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
-                *("-M", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "1"),
+                *("-M", "pc", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "1"),
                 *("-m", str(memory_mib), "-append", APPEND),
                 *("-kernel", str(made / "vmlinux"), "-initrd", str(made / "initrd")),
                 *("-serial", f"file:{log}", "-device", "virtio-serial-pci"),
