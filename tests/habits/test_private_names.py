@@ -80,6 +80,7 @@ PRIVATE: dict[str, int] = {
     "tests/rdma/inside.py": 3,
     "tests/rdma/test_device_memory.py": 10,  # what is registered; a bound made small; a lie
     "tests/rdma/test_iwarp.py": 13,  # a write that no connection does, and where to
+    "tests/rdma/test_locked_memory.py": 1,  # a segment that its sender has lent before
     "tests/rdma/test_rails.py": 3,  # a queue pair that is put into error; a lie
     "tests/rdma/test_verbs.py": 14,
     "tests/shard/group_functions.py": 1,
