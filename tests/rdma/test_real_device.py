@@ -6,12 +6,12 @@ import ctypes
 import importlib
 import ipaddress
 import mmap
-import subprocess
-import sys
+import os
 from typing import Any
 
 from shard import verbs_dmabuf_refusal, verbs_ports, verbs_refusal
 from shard.transport.verbs_device import V2, loaded
+from tests.program import PATIENCE_S, run_to_end
 from tests.rdma.port import chosen_port
 
 
@@ -52,11 +52,8 @@ def test_a_driver_without_dma_bufs_says_so() -> None:
 
 
 def test_doctor_names_the_port_that_verbs_would_use() -> None:
-    said = subprocess.run(
-        [sys.executable, "-m", "prpc_engine.cli", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
+    said = run_to_end(
+        "prpc_engine.cli", "doctor", "--json", env=os.environ, timeout_s=PATIENCE_S
     ).stdout
     port = chosen_port()
     assert f"verbs would use {port}" in said
