@@ -65,8 +65,8 @@ def test_calls_and_arrays_of_every_size_go_over_verbs(
         for nbytes in (1, 1000, 20_000, MIB + 1, 16 * MIB):
             array = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
             assert np.array_equal(client.call("echo", array), array)
-        futures = [client.submit("add", number, 1) for number in range(1000)]
-        assert [future.result() for future in futures] == list(range(1, 1001))
+        futures = [client.submit("add", number, 1) for number in range(300)]
+        assert [future.result() for future in futures] == list(range(1, 301))
         assert transports_of(service) == {"verbs"}
         (rail,) = connection_of(service).rails()
         assert (rail.port, rail.reads > 0) == (str(chosen_port()), True)

@@ -212,10 +212,10 @@ def test_each_segment_is_registered_once_with_each_device(make: Make) -> None:
 @pytest.mark.parametrize(
     ("listening", "calling", "ports"),
     [
-        ("rxe0", BOTH, ["rxe0:1"]),
-        (BOTH, "rxe0", ["rxe0:1"]),
+        pytest.param("rxe0", BOTH, ["rxe0:1"], marks=pytest.mark.slow),
+        pytest.param(BOTH, "rxe0", ["rxe0:1"], marks=pytest.mark.slow),
         (BOTH, "rxe1", ["rxe1:1"]),
-        (BOTH, "rxe1,rxe0", ["rxe1:1", "rxe0:1"]),
+        pytest.param(BOTH, "rxe1,rxe0", ["rxe1:1", "rxe0:1"], marks=pytest.mark.slow),
         ("rxe1, rxe0,rxe1:1", BOTH, ["rxe0:1", "rxe1:1"]),
         ("all", "all", ["rxe0:1", "rxe1:1"]),
     ],
@@ -388,7 +388,13 @@ def test_a_peer_that_answers_with_more_rails_than_were_offered_is_refused(
 # -- failures --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reader", [True, False], ids=["that reads", "that is read from"])
+@pytest.mark.parametrize(
+    "reader",
+    [
+        pytest.param(True, id="that reads"),
+        pytest.param(False, id="that is read from", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rail_that_fails_in_the_middle_of_an_array_ends_the_connection_by_its_name(
     make: Make, reader: bool
 ) -> None:
@@ -463,6 +469,7 @@ def test_a_call_whose_rail_failed_ends_by_name_and_the_next_one_is_answered(
         assert len(connection_of(service).rails()) == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_while_both_rails_read_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shard import Node, Slab, Transport, VerbsOptions
 from shard.transport.verbs import VerbsTransport
 from tests.transport_contract import TransportContract
@@ -15,6 +17,7 @@ class TestVerbs(TransportContract):
         return VerbsTransport(node, slab)
 
 
+@pytest.mark.slow  # at night: what is particular to two is in test_rails.py
 class TestVerbsOverTwoDevices(TransportContract):
     address = "verbs://127.0.0.1:0"
 
