@@ -162,15 +162,18 @@ def verbs_rails(
     named, and why each other one is not used. `wanted` is "device" or "device:port", several with
     commas, or ALL, of which the best come first; None: the first usable one. `gid_index` is as for
     verbs_ports(). Raises NoVerbs where none is usable, with what each port's fault is and what is
-    allowed, or where more than RAILS_MAX are named.
+    allowed, where more than RAILS_MAX are named, or others beside ALL.
     """
     names = [name for name in map(str.strip, (wanted or "").split(",")) if name]
     ports = verbs_ports(root, gid_index)
-    if names != [ALL] and len(names) < 2:
+    if ALL not in names and len(names) < 2:
         return [_first_of(ports, names[0] if names else None, root)], []
+    others = ", ".join(name for name in names if name != ALL)
+    if ALL in names and others:
+        raise NoVerbs(f"{ALL!r} is each RDMA port, {others:.200} too: leave one of them out")
     if len(names) > RAILS_MAX:
         raise NoVerbs(f"{len(names)} RDMA ports are named, at most {RAILS_MAX} may be")
-    if names == [ALL]:
+    if ALL in names:
         usable = [port for port in ports if not port.fault]
         left_out = [f"{port} is not used: {port.fault}" for port in ports if port.fault]
         used, more = used_together(usable or [_first_of(ports, None, root)])

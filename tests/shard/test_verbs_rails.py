@@ -141,7 +141,7 @@ def test_the_ports_that_are_named_are_used_in_that_order_and_the_others_say_why_
     assert found("mlx5_3,mlx5_0") == (["mlx5_3:1", "mlx5_0:1"], [])
     assert found("mlx5_1, mlx5_1:1 ,mlx5_2,") == (["mlx5_1:1"], down)
     every = ["mlx5_0:1", "mlx5_1:1", "mlx5_3:1"]
-    assert found("all") == found(" all ") == found("all,") == (every, down)
+    assert found("all") == found(" all ") == found("all,all") == (every, down)
     assert found("mlx5_0,mlx5_9") == (
         ["mlx5_0:1"],
         ["no RDMA device 'mlx5_9': mlx5_0:1, mlx5_1:1, mlx5_3:1, mlx5_2:1 are there"],
@@ -150,6 +150,8 @@ def test_the_ports_that_are_named_are_used_in_that_order_and_the_others_say_why_
         found("mlx5_2,x")
     with pytest.raises(NoVerbs, match=f"^9 RDMA ports are named, at most {RAILS_MAX} may be$"):
         found(",".join(f"mlx5_{number}" for number in range(9)))
+    with pytest.raises(NoVerbs, match=r"^'all' is each RDMA port, mlx5_0, x too: "):
+        found("all,mlx5_0,x")
 
 
 def test_a_port_without_the_gid_that_the_setting_names_is_not_used(tmp_path: Path) -> None:
