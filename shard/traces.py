@@ -71,18 +71,19 @@ def line_of(error: BaseException) -> str:
     name = kind.__qualname__
     if kind.__module__ not in ("__main__", "builtins"):
         name = f"{kind.__module__}.{name}"
-    text = _safe(error)
+    text = safe_text(error)
     line = f"{name}: {text}\n" if text else f"{name}\n"
     notes = error.__dict__.get("__notes__")
     if isinstance(notes, list):
-        line += "".join(f"{_safe(note)}\n" for note in notes)
+        line += "".join(f"{safe_text(note)}\n" for note in notes)
     return line
 
 
-def _safe(value: object) -> str:
+def safe_text(value: object) -> str:
+    """str(value), or that this failed: a `__str__` of the application's may raise anything."""
     try:
         return str(value)
-    except BaseException:  # whatever a class of the user's does
+    except BaseException:
         return "<exception str() failed>"
 
 

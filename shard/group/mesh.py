@@ -96,6 +96,7 @@ from shard.loop.task import Task
 from shard.loop.task_class import LATENCY, RUNNING, TaskClass, class_of, in_class, marked_class
 from shard.memory.counters import LATENCY_BUCKETS, bucket
 from shard.memory.slab import Slab
+from shard.traces import safe_text
 from shard.transport import Blocks
 from shard.transport.shm_connection import ShmConnection
 
@@ -342,9 +343,8 @@ class ShardChannel:
             try:
                 (value,) = load_plain(body) if form == PLAIN else decode(form, body, blocks)
             except Exception as error:
-                future.set_error(
-                    ShardError(f"the result cannot be read here: {type(error).__name__}: {error}")
-                )
+                why = f"{type(error).__name__}: {safe_text(error)}"
+                future.set_error(ShardError(f"the result cannot be read here: {why}"))
             else:
                 future.set_result(value)
         elif kind == TIMED:  # a call whose time is taken
@@ -491,7 +491,8 @@ class ShardChannel:
 
     def _answer_error(self, call_id: int, error: BaseException) -> None:
         self._tally.failures += 1
-        self._send_error(pickle_error(error) + _pack(ERROR, PICKLE, 0, call_id), str(error))
+        message = pickle_error(error) + _pack(ERROR, PICKLE, 0, call_id)
+        self._send_error(message, safe_text(error))
 
     def _send_error(self, message: bytes, text: str) -> None:
         """Tell the caller, when there is room: a call that nobody tells of waits for ever."""

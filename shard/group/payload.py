@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from shard.errors import LocalProtocolError, ShardError, ShmFull
 from shard.memory.slab import Slab
-from shard.traces import line_of, traceback_of
+from shard.traces import line_of, safe_text, traceback_of
 
 PICKLE, PLAIN, ARRAYS = 0, 1, 2
 APART = 4
@@ -233,9 +233,9 @@ def pickle_function(function: Callable[..., Any]) -> bytes:
     try:
         return b"d" + _by_value(function, at_a_prompt)
     except Exception as error:
+        why = f"{type(error).__name__}: {safe_text(error)}"
         raise LocalProtocolError(
-            f"{function!r} cannot be sent to another shard: {type(error).__name__}: {error}; "
-            "one at the top of a module can"
+            f"{function!r} cannot be sent to another shard: {why}; one at the top of a module can"
         ) from error
 
 
@@ -266,7 +266,8 @@ def unpickle_function(payload: memoryview | bytes) -> Callable[..., Any]:
             function = pickle.loads(payload[1:])
     except Exception as error:
         reason = ShardError(
-            f"the function cannot be found in this shard: {type(error).__name__}: {error}"
+            "the function cannot be found in this shard: "
+            f"{type(error).__name__}: {safe_text(error)}"
         )
 
         def refuse(*args: Any) -> None:
@@ -298,7 +299,7 @@ def pickle_error(error: BaseException) -> bytes:
                 raise ValueError("too large to be worth it")
             # an exception may pickle and yet not load, or load as another one
             loaded = pickle.loads(pickled)
-            if type(loaded) is type(error) and str(loaded) == str(error):
+            if type(loaded) is type(error) and safe_text(loaded) == safe_text(error):
                 break
         except Exception:
             # whatever its __reduce__ or __init__ does: the texts, which always pass, then say it

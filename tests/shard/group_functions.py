@@ -133,6 +133,31 @@ async def wait_for_call(other: int, path: str) -> str:
     return "nothing raised"
 
 
+class TextlessError(Exception):
+    """Has no text: its __str__ raises."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no such attribute")
+
+
+class Unreadable:
+    """Cannot be read again, by such an error."""
+
+    def __setstate__(self, state: object) -> None:
+        raise TextlessError
+
+    def __getstate__(self) -> int:
+        return 1
+
+
+def raise_textless() -> None:
+    raise TextlessError
+
+
+async def raise_textless_in_a_task() -> None:
+    raise TextlessError
+
+
 def raise_odd(one: int) -> None:
     raise OddError(one, "two")
 

@@ -292,6 +292,24 @@ def test_an_exit_in_a_function_ends_its_call_and_never_the_shard(group: ShardGro
     assert group.map(functions.index) == [0, 1]
 
 
+@pytest.mark.parametrize("function", [functions.raise_textless, functions.raise_textless_in_a_task])
+def test_an_exception_whose_text_cannot_be_made_ends_its_call_and_never_the_shard(
+    group: ShardGroup, function: Callable[..., Any]
+) -> None:
+    with pytest.raises(functions.TextlessError) as caught:
+        ask(group, 0, function)
+    assert "TextlessError: <exception str() failed>" in str(caught.value.__cause__)
+    assert group.map(functions.index) == [0, 1]
+
+
+def test_values_that_cannot_be_read_again_end_their_call_only(group: ShardGroup) -> None:
+    with pytest.raises(ShardError, match="cannot be read here: TextlessError: <exception str"):
+        ask(group, 0, functions.Unreadable)
+    with pytest.raises(functions.TextlessError):
+        ask(group, 0, str, functions.Unreadable())
+    assert group.map(functions.index) == [0, 1]
+
+
 def test_a_result_that_cannot_be_pickled_is_an_error_of_that_call_only(group: ShardGroup) -> None:
     with pytest.raises(TypeError, match="generator"):
         ask(group, 0, functions.give_unpicklable)
