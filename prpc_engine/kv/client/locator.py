@@ -12,7 +12,8 @@ lost, and not else.
                                                                was told: what they push was worked
                                                                out with rows of before the restore
 
-Where no request raises it, the worker's next verb does, once.
+Where no request raises it, the worker's next verb does, once. What this worker restores itself is
+newer than all that: it is told nothing that was found before.
 
 Looks are coroutines of the control loop, one after the other: a loss is told once, and an older
 placement is not learned last.
@@ -76,6 +77,7 @@ class Locator:
         # Of the restores that this worker knows of: the first request after it was told; 0: it has
         # nothing of before.
         self._restores = dict.fromkeys((placed.restored for placed in self._placed), 0)
+        self._own: set[str] = set()  # restores of this worker that no look has found yet
 
     def addresses(self) -> list[PartitionAddress]:
         """Of all partitions, as known here."""
@@ -84,6 +86,7 @@ class Locator:
     def restoring(self, load_id: str) -> None:
         """This worker restores a checkpoint itself, by that id."""
         self._restores[load_id] = 0
+        self._own.add(load_id)
 
     async def locate(self, lanes: Sequence[PartitionClient]) -> None:
         """Ask the master, and tell the lanes. Raises what the master client does. In the control
@@ -99,6 +102,7 @@ class Locator:
             look.set_result(None)
 
     async def _locate(self, lanes: Sequence[PartitionClient]) -> None:
+        told_before = tuple(self._session.news)
         found = await self._node.read()
         if found is None:
             return
@@ -119,6 +123,10 @@ class Locator:
             except RpcError as error:
                 # the new primary does not know yet that it is one: the next time it does
                 logger.debug("%s is not served yet: %s", lane, str(error))
+        own = self._own.intersection(placed.restored for _, placed in restored)
+        if own:
+            self._own -= own
+            self._session.withdraw(told_before)
         self._tell_of_restores(restored)
 
     def _ask(self, lane: PartitionClient, placed: Placed, before: Placed) -> Future:

@@ -30,6 +30,7 @@ version.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -163,6 +164,12 @@ class Session:
             except IndexError:  # another thread tells it
                 return
             raise oldest
+
+    def withdraw(self, news: Iterable[EpochChanged]) -> None:
+        """Do not raise these."""
+        for each in news:
+            with contextlib.suppress(ValueError):  # another thread has told it
+                self.news.remove(each)
 
     def began(self, partition: int, versions: Mapping[str, int]) -> EpochChanged | None:
         """A partition has begun again, with those versions by table; of a table that is not there,

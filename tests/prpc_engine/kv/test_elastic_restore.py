@@ -152,3 +152,27 @@ def test_the_first_verb_of_another_worker_is_not_done_and_says_that_tables_were_
             late = TableWorker(other, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
             late.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
             add(late, 0.0)
+
+
+@pytest.mark.slow
+def test_a_worker_that_restores_is_not_told_of_an_older_restore(farm: Farm, tmp_path: Path) -> None:
+    settings = {"partitions": 4, "servers": 2}
+    with elastic_world() as (master, watcher), RpcService(master.address) as other:
+        for _ in range(2):
+            farm.start_ready(serve_elastic, master.address, settings)
+        watcher.wait_whole(2)
+        idle, busy = (
+            TableWorker(one, elastic=True, call_timeout_s=PUSH_TIMEOUT_S)
+            for one in (watcher.service, other)
+        )
+        for worker in (idle, busy):
+            worker.create_sparse("rows", 1, {"name": "add"}, timeout_s=PUSH_TIMEOUT_S)
+            add(worker, 1.0)
+        busy.save(str(tmp_path), 1, timeout_s=PUSH_TIMEOUT_S)
+        assert busy.restore(str(tmp_path), timeout_s=PUSH_TIMEOUT_S) == 1  # idle asks nothing
+        add(busy, 1.0)
+        busy.save(str(tmp_path), 2, timeout_s=PUSH_TIMEOUT_S)
+        assert idle.restore(str(tmp_path), timeout_s=PUSH_TIMEOUT_S) == 2
+        assert set(idle.pull("rows", KEYS)[:, 0].tolist()) == {3.0}
+        with pytest.raises(EpochChanged, match="the checkpoint of step 2, by another worker"):
+            busy.pull("rows", KEYS)
