@@ -397,13 +397,17 @@ class MasterSession:
             joined, self.submit("join", addresses, shard_of, -1, timeout_s=timeout_s)
         )
 
-    def prepare_server(self, service: str, server_id: int) -> Future:
+    def prepare_server(
+        self, service: str, server_id: int, timeout_s: float = ASK_TIMEOUT_S
+    ) -> Future:
         """The future of [server id, target] for register_server(). The node is to answer to that
         target by then.
         """
-        return self.submit("prepare_server", service, server_id)
+        return self.submit("prepare_server", service, server_id, timeout_s=timeout_s)
 
-    def register_server(self, service: str, server_id: int, target: int) -> Future:
+    def register_server(
+        self, service: str, server_id: int, target: int, timeout_s: float = ASK_TIMEOUT_S
+    ) -> Future:
         """The future of its end: others hear of that server, which prepare_server() gave a target.
         Should the session be replaced it is registered again; the node then answers to two targets.
         """
@@ -414,7 +418,16 @@ class MasterSession:
 
         server = self.node.servers.get(target)
         marks = None if server is None else server.marks()
-        asked = self.submit("register_server", service, server_id, DEFAULT_API, -1, target, marks)
+        asked = self.submit(
+            "register_server",
+            service,
+            server_id,
+            DEFAULT_API,
+            -1,
+            target,
+            marks,
+            timeout_s=timeout_s,
+        )
         # failpoint: session.registering
         asked.when_done(partial(self._take_back_unheard, target))
         return self._when_noted(registered, asked)

@@ -54,6 +54,8 @@ BARRIER_ANSWER_S = 5.0  # for the holder, which ends a barrier's wait, to say wh
 LEAVE_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 5.0  # for one question to the scheduler, or to another node
 CONNECT_PAUSE_S = 0.02  # between attempts, as nobody tells us when a port opens
+# what is raised where the scheduler does not answer
+UNANSWERED = errors.MasterUnreachable, errors.MaybeExecuted, errors.DeadlineExceeded
 # What is raised when a node has died, has not come up, or leaves; of what was under way there as it
 # left, Cancelled.
 GONE = (
@@ -237,7 +239,7 @@ class Postoffice:
         """
         with self._changed:
             while self._changes == seen:
-                if not self._changed.wait(max(0.0, deadline - runtime.monotonic())):
+                if not self._changed.wait(_left_s(deadline)):
                     return False
             return runtime.monotonic() < deadline
 
@@ -298,17 +300,26 @@ class Postoffice:
                 )
                 endpoint = NodeEndpoint(customer_router, self.driver.reactor, self.members, dice)
                 try:
-                    server = self._service.create_server(SERVICE, endpoint, node, inline=True)
+                    server = self._service.create_server(
+                        SERVICE, endpoint, node, inline=True, timeout_s=_left_s(deadline)
+                    )
                 except errors.NodeExists:
                     continue  # a living node has it
+                except UNANSWERED as error:
+                    raise self._scheduler_lost(role, error) from error
                 self._customer_routers[node], self._endpoints[node] = customer_router, endpoint
                 self._servers[node] = server
                 try:
-                    if self._service.master_client.count_up(f"{SERVICE} {node}") > 0:
-                        self.is_recovery = True
-                except BaseException:
+                    counted = self._service.master_client.count_up(
+                        f"{SERVICE} {node}", _left_s(deadline)
+                    )
+                except BaseException as error:
                     self._give_back(node)
+                    if isinstance(error, UNANSWERED):
+                        raise self._scheduler_lost(role, error) from error
                     raise
+                if counted > 0:
+                    self.is_recovery = True
                 return node
             if not self._wait_for_change(seen, deadline):
                 what = (
@@ -325,6 +336,12 @@ class Postoffice:
                     f"no place for one more {role} within {timeout_s} s: {what} is a living node; "
                     f"{more}"
                 )
+
+    def _scheduler_lost(self, role: str, error: Exception) -> errors.MasterUnreachable:
+        return errors.MasterUnreachable(
+            f"the scheduler at {self.settings.root} did not answer in time, where this {role} took "
+            f"its place: look whether it ended ({error})"
+        )
 
     def _give_back(self, node: int) -> None:
         """Somebody else may take that node id."""
@@ -488,7 +505,7 @@ class Postoffice:
         """
         holder = expected[0]
         while True:
-            patience_s = max(0.0, deadline - runtime.monotonic())
+            patience_s = _left_s(deadline)
             endpoint = self._endpoints.get(holder)
             try:
                 if endpoint is not None:
@@ -519,7 +536,7 @@ class Postoffice:
                     str(error),
                 )
                 with contextlib.suppress(errors.DeadlineExceeded):
-                    self.connect((holder,), max(0.0, deadline - runtime.monotonic()))
+                    self.connect((holder,), _left_s(deadline))
                     continue
                 return (holder,)
             except TimeoutError:  # DeadlineExceeded, too
@@ -600,6 +617,10 @@ class Postoffice:
                     LEAVE_TIMEOUT_S,
                 )
                 return
+
+
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - runtime.monotonic())
 
 
 def _bracketed(host: str) -> str:

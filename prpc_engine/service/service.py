@@ -385,6 +385,7 @@ class RpcService:
         sharded: bool = False,
         bounds: Bounds | None = None,
         inline: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> RpcServer:
         """Serve an object's public methods, or a dict of functions, under `name`; without any,
         requests go to its dealers.
@@ -397,11 +398,13 @@ class RpcService:
         inline     plain functions may run in whatever thread turns the reactor when a request
                    comes, also one of yours that waits for a call of its own: no thread is switched,
                    and they must take no locks, wait for nothing, and rest on no context
+        timeout_s  for the master to answer, and for the factories in all shards to return
 
-        Raises ConfigError, NodeExists for a server id that is taken, and Rejected for what else the
-        master refuses.
+        Raises ConfigError, NodeExists for a server id that is taken, Rejected for what else the
+        master refuses, MasterUnreachable, MaybeExecuted or DeadlineExceeded where there is no
+        answer in time.
         """
-        server = self._servers.create(name, served, server_id, sharded, bounds, inline)
+        server = self._servers.create(name, served, server_id, sharded, bounds, inline, timeout_s)
         server.service = self
         return server
 

@@ -13,6 +13,7 @@ from prpc_engine import errors
 from prpc_engine.client.dealer import QUEUE_REQUESTS_MAX, Dealer, ServerQueue
 from prpc_engine.master.session import MasterSession
 from prpc_engine.node.node import Node
+from prpc_engine.rpc.call import TIMEOUT_S
 from prpc_engine.rpc.server import Bounds, ServedObject, ServedStatistics
 from prpc_engine.rpc.timing import Timing
 from prpc_engine.service.in_shard import figures_of_shard
@@ -27,6 +28,7 @@ from prpc_engine.settings.config import (
     check_name,
     check_number,
     check_seconds,
+    check_timeout,
 )
 from shard import ClosedError, Driver, Future, ShardGroup, runtime
 
@@ -176,6 +178,7 @@ class Servers:
         sharded: bool,
         bounds: Bounds | None,
         inline: bool = False,
+        timeout_s: float = TIMEOUT_S,
     ) -> RpcServer:
         """Make a server and register it at the master: `served` is the object, the factory where
         sharded, None for dealers.
@@ -190,8 +193,9 @@ class Servers:
         check_flag("sharded", sharded)
         check_made_of("bounds", bounds, Bounds)
         check_flag("inline", inline)
+        check_timeout(timeout_s)
         if sharded:
-            return self._create_sharded(name, served, server_id, bounds)
+            return self._create_sharded(name, served, server_id, bounds, timeout_s)
         queue = None
         if served is None:
             queue = ServerQueue(name, self.driver)
@@ -200,8 +204,10 @@ class Servers:
         # refuse a bad object before the master hears of it
         ServedObject(name, server_id, 0, served)
         self._check_open()
+        until = runtime.monotonic() + timeout_s
         while True:
-            given, target = self.session.prepare_server(name, server_id).result()
+            left_s = max(0.0, until - runtime.monotonic())
+            given, target = self.session.prepare_server(name, server_id, left_s).result()
             # failpoint: serving.prepared
             # Before the master tells clients of it: none of them is faster than this line.
             self.node.servers[target] = ServedObject(
@@ -209,7 +215,8 @@ class Servers:
             )
             self.driver.take_over()
             try:
-                self.session.register_server(name, given, target).result()
+                left_s = max(0.0, until - runtime.monotonic())
+                self.session.register_server(name, given, target, left_s).result()
             except BaseException as error:
                 self.node.servers.pop(target, None)
                 # failpoint: serving.refused
@@ -222,7 +229,7 @@ class Servers:
                 return RpcServer(self, name, (given,), target, queue)
 
     def _create_sharded(
-        self, name: str, factory: object, server_id: int, bounds: Bounds | None
+        self, name: str, factory: object, server_id: int, bounds: Bounds | None, timeout_s: float
     ) -> RpcServer:
         if self.sharded is None:
             raise errors.ConfigError("sharded=True needs shards: RpcService(shards=N)")
@@ -231,7 +238,7 @@ class Servers:
                 f"sharded=True needs a factory to call in each shard, not {factory!r}"
             )
         try:
-            server = self.sharded.create(name, factory, server_id, bounds)
+            server = self.sharded.create(name, factory, server_id, bounds, timeout_s)
         except ClosedError:
             self._check_open()
             raise

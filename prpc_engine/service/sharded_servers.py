@@ -66,26 +66,33 @@ class ShardedServers:
         return bool(self._servers)
 
     def create(
-        self, name: str, factory: Callable[[], object], server_id: int, bounds: Bounds | None
+        self,
+        name: str,
+        factory: Callable[[], object],
+        server_id: int,
+        bounds: Bounds | None,
+        timeout_s: float,
     ) -> ShardedServer:
         """An instance in each shard, once all of them are up. Raises what a factory raises,
         ConfigError for one that cannot be sent, PeerLostError where a shard stays down,
         DeadlineExceeded; then there is none anywhere."""
-        deadline = runtime.monotonic() + TIMEOUT_S
+        deadline = runtime.monotonic() + timeout_s
         server = ShardedServer(next(self._numbers), name, factory, bounds)
         self._servers[server.number] = server
         try:
             # one after the other: their ids are in order of the shards
             for index in range(self.group.size):
                 wanted = server_id if server_id < 0 else server_id + index
-                server.server_ids[index] = self._first_instance(server, index, wanted, deadline)
+                server.server_ids[index] = self._first_instance(
+                    server, index, wanted, deadline, timeout_s
+                )
         except BaseException:
             self.remove(server, 0.0)  # or some would go on serving, and nobody could take them back
             raise
         return server
 
     def _first_instance(
-        self, server: ShardedServer, index: int, wanted: int, deadline: float
+        self, server: ShardedServer, index: int, wanted: int, deadline: float, timeout_s: float
     ) -> int:
         while True:
             try:
@@ -101,7 +108,7 @@ class ShardedServers:
             except TimeoutError as error:
                 where = f"of {server.name!r} in shard {index}"
                 raise errors.DeadlineExceeded(
-                    f"no server {where} within {TIMEOUT_S} s: {error}"
+                    f"no server {where} within {timeout_s} s: {error}"
                 ) from None
             except LocalProtocolError as error:
                 raise errors.ConfigError(

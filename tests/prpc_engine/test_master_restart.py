@@ -16,15 +16,18 @@ import pytest
 
 from prpc_engine import Master, RpcService
 from prpc_engine.errors import (
+    ConfigError,
     DeadlineExceeded,
     JournalError,
     MasterUnreachable,
+    MaybeExecuted,
     NoSuchNode,
     RpcError,
 )
 from prpc_engine.master.client import MasterClient, TreeEvent
 from tests.program import halt
 from tests.prpc_engine import seen
+from tests.prpc_engine.handlers import Plain
 from tests.prpc_engine.master_processes import ClientProcess, MasterProcess
 from tests.prpc_engine.processes import PATIENCE_S, ServerProcess, wait_until
 
@@ -312,3 +315,21 @@ def test_a_journal_with_damage_is_refused_and_left_as_it_is(tmp_path: Path) -> N
         with pytest.raises(JournalError, match=re.escape(f"{path} is damaged at byte")):
             Master(journal=tmp_path)
     assert path.read_bytes() == damaged
+
+
+@pytest.mark.usefixtures("patient_sessions")
+@pytest.mark.parametrize("shards", [0, 1])
+def test_a_server_is_created_within_its_own_time_or_not_at_all(shards: int) -> None:
+    with MasterProcess() as master, RpcService(master.address, shards=shards, pin=False) as service:
+        served: object = Plain if shards else Plain()
+        halt(master.pid)
+        try:
+            with pytest.raises(
+                (MaybeExecuted, DeadlineExceeded, MasterUnreachable), match=r"(within|after) 0\.2"
+            ):
+                service.create_server("x", served, sharded=bool(shards), timeout_s=0.2)
+        finally:
+            master.process.send_signal(signal.SIGCONT)
+        assert service.create_server("x", served, sharded=bool(shards), timeout_s=PATIENCE_S)
+        with pytest.raises(ConfigError, match="timeout_s"):
+            service.create_server("y", served, timeout_s=-1.0)
