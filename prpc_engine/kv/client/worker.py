@@ -59,7 +59,7 @@ from prpc_engine.kv.schema.layout import (
 )
 from prpc_engine.kv.schema.schema import Schemas
 from prpc_engine.kv.schema.services import CallingService, alone
-from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec
+from prpc_engine.kv.schema.table_spec import DenseSpec, SparseSpec, TableSpec, check_new
 from prpc_engine.kv.schema.tree import PlacementNode
 from prpc_engine.kv.table import partition
 from prpc_engine.kv.table.admission import Admission
@@ -209,12 +209,14 @@ class TableWorker:
         cache: rows that this worker keeps, and reads for so long (kv.Cache), else none; it does not
         go with a consistency, nor with monotonic. nonfinite: what becomes of a gradient that is NaN
         or infinite: "refuse" fails its push with BadArguments, and nothing changes; "skip" leaves
-        its row as it is, and counts (rows_skipped of statistics()); "apply" applies it.
+        its row as it is, and counts (rows_skipped of statistics()); "apply" applies it; these two
+        do not go with a compression.
         ConfigError: a value is not allowed, or another table has the name.
         """
         start = initializer or Constant()
         policies: Any = (admission, eviction, compression, consistency, nonfinite)
         whole = SparseSpec(table, 0, len(self._lanes), optimizer, start, dim, dtype, *policies)  # type: ignore[arg-type]
+        check_new(whole)
         made = RowCache.made(
             table,
             cache,
@@ -254,6 +256,7 @@ class TableWorker:
         policies: Any = (compression, consistency, nonfinite, tuple((names or {}).items()))
         described: Any = (optimizer, start, shape, 0, 0, dtype)  # DenseSpec reads mappings too
         whole = DenseSpec(table, 0, len(self._lanes), *described, *policies)
+        check_new(whole)
         is_cut = 4 * math.prod(whole.shape) >= split_bytes_min
         self._catalog.create_dense(whole, is_cut, self._timeout(timeout_s))
 

@@ -247,6 +247,18 @@ class DenseSpec(TableSpec):
         return found
 
 
+def check_new(spec: SparseSpec | DenseSpec) -> None:
+    """What a table that is made now must not have, though that of an older checkpoint may. Raises
+    ConfigError.
+    """
+    if spec.compression is not None and spec.nonfinite != "refuse":
+        raise ConfigError(
+            f"table {spec.table!r}: nonfinite={spec.nonfinite!r} with compression "
+            f"{spec.compression.name!r}, which carries finite gradients alone; "
+            "nonfinite='refuse' is allowed, or no compression"
+        )
+
+
 def _plain(extent: Any) -> Any:
     """numpy's whole numbers, as keys.max() + 1 is one, as Python's: they go into messages and
     manifests.

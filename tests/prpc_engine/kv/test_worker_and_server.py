@@ -150,6 +150,16 @@ def test_gradients_of_sparse_tables_may_travel_compressed(made: Compressor) -> N
     assert worker.push_pull("clicks", np.array([7, 7]), grads[:2]).shape == (2, 4)
 
 
+@pytest.mark.parametrize("nonfinite", ["skip", "apply"])
+def test_what_is_compressed_is_finite_and_no_table_is_made_that_says_else(nonfinite: str) -> None:
+    _, worker = make(1)
+    with pytest.raises(ConfigError, match=f"'rows': nonfinite='{nonfinite}' with compression 'c"):
+        worker.create_sparse("rows", 1, SGD, compression=Cast(), nonfinite=nonfinite)
+    with pytest.raises(ConfigError, match="'refuse' is allowed, or no compression"):
+        worker.create_dense("whole", (2,), SGD, compression=TopK(0.5), nonfinite=nonfinite)
+    worker.create_sparse("rows", 1, SGD, nonfinite=nonfinite)
+
+
 @pytest.mark.parametrize("made", [Cast(), Int8(), TopK(0.25)], ids=str)
 def test_what_compression_loses_of_a_dense_gradient_comes_with_the_next_ones(
     made: Compressor,
