@@ -9,7 +9,7 @@
                                         SIGKILL; the job's exit code is 0
     a process ends otherwise            all of the rest gets them; its exit code is the job's
     the time limit passes               the same; the job's exit code is 124, as timeout(1) has it
-    this process ends, or Ctrl-C        the same; a kill -9 too: the kernel sends them SIGTERM then
+    this process ends, or Ctrl-C        the same; a kill -9 too, by group_guard.py
     Ctrl-C again, in these seconds      all that are left get SIGKILL at once
 
 The processes are watched by descriptors (pidfd), so an end is seen at once. Each has a process
@@ -37,6 +37,7 @@ from typing import Any
 
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings.config import has_secret
+from prpc_engine.settings.group_guard import GroupGuard
 from prpc_engine.settings.user_secret import SECRET_BYTES
 
 JOB_S_MAX = 2_000_000  # 23 days: what epoll can wait, its milliseconds being 31 bits
@@ -128,6 +129,7 @@ class LocalJob:
         self._watched = selectors.DefaultSelector()
         self._ended: list[EndedProcess] = []
         self._is_ending = False
+        self._guard: GroupGuard | None = None  # from the first process on
         # Of this job alone, where nobody has said which: processes of other jobs of this user are
         # strangers.
         self._own = {} if has_secret() else {"PRPC_SECRET": secrets.token_hex(SECRET_BYTES)}
@@ -153,6 +155,8 @@ class LocalJob:
             environment[place.attempt_variable] = str(place.attempt)
         with _signals_held():
             try:
+                if self._guard is None:
+                    self._guard = GroupGuard(GRACE_S)
                 process = subprocess.Popen(
                     place.arguments,
                     env=environment,
@@ -163,6 +167,7 @@ class LocalJob:
                 raise ConfigError(
                     f"{place.arguments[0]!r} cannot be run: {error.strerror}"
                 ) from error
+            self._guard.add(process.pid)
             descriptor = os.pidfd_open(process.pid)
             self._running[descriptor] = place, process
             if not place.serves:
@@ -193,6 +198,8 @@ class LocalJob:
             # what it left behind, while the number is still its own
             self._signal(process, signal.SIGKILL)
             status = process.wait()
+            if self._guard is not None:
+                self._guard.remove(process.pid)
             comes_again = self._comes_again(place, status) and not code
             ended = EndedProcess(
                 place.name,
@@ -256,6 +263,9 @@ class LocalJob:
             with _signals_held():
                 self._kill()
                 self._watched.close()
+                if self._guard is not None:
+                    self._guard.close()
+                    self._guard = None
 
 
 @contextlib.contextmanager

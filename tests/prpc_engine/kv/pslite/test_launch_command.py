@@ -114,7 +114,21 @@ def test_what_cannot_be_run_is_said_in_one_line(
     assert said in capsys.readouterr().err
 
 
-def test_a_launcher_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        pytest.param([], id="itself"),
+        pytest.param(["sh", "-c", '"$0" "$@"; true'], id="of a shell"),
+        pytest.param(
+            ["sh", "-c", 'trap \'\' TERM; "$0" "$@"; true'],
+            id="of a shell that ignores SIGTERM",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_launcher_that_is_killed_leaves_no_process_behind(
+    tmp_path: Path, wrapper: list[str]
+) -> None:
     launcher = subprocess.Popen(
         [
             sys.executable,
@@ -126,6 +140,7 @@ def test_a_launcher_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> N
             "-w",
             "1",
             "--",
+            *wrapper,
             sys.executable,
             "-c",
             PAUSE,
