@@ -161,8 +161,16 @@ def _of_node() -> Iterator[Setting]:
             yield Setting(f"limits.{name}", str(value), _origin(found, f"limits.{name}"))
     # Never the secret itself.
     yield _setting("secret", _secret_kind, secret_variable() or DEFAULT)
-    found.update(layers.tls_of_environment())
-    yield _setting("tls", lambda: tls_of(found, _secret_or_none()) or "none", _origin(found, "tls"))
+    try:
+        found.update(layers.tls_of_environment())
+    except ConfigError as error:
+        given = [name for name in TLS_VARIABLES.values() if name in os.environ]
+        by = ", ".join(f"{name}={os.environ[name]!r}" for name in given)
+        yield Setting("tls", "", by, str(error))
+    else:
+        yield _setting(
+            "tls", lambda: tls_of(found, _secret_or_none()) or "none", _origin(found, "tls")
+        )
     allow = found["allow"].value if "allow" in found else AllowList()
     yield Setting("allow", f"{len(allow.rules)} rules", _origin(found, "allow"))
 

@@ -33,7 +33,8 @@ NO_SECRET_TEXT = "none"  # as PRPC_SECRET
 # all but 0600 and 0640, as a group may be one of this job's processes: a TLS key is refused, a
 # secret is used with a warning
 KEY_MODE_FORBIDDEN = 0o037
-SECRET_VARIABLES = ("PRPC_SECRET_FILE", "PRPC_SECRET")  # in order of preference
+# in order of preference, with what is allowed
+SECRET_VARIABLES = {"PRPC_SECRET_FILE": "a path", "PRPC_SECRET": f'a secret or "{NO_SECRET_TEXT}"'}
 TLS_VARIABLES = {"cert": "PRPC_TLS_CERT", "key": "PRPC_TLS_KEY", "ca": "PRPC_TLS_CA"}
 POLLING_VARIABLE = "PRPC_ENABLE_POLLING"  # of a group's shards
 SLAB_BYTES_MAX = 8 << 30
@@ -64,9 +65,9 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
     path, where = (
         (file, f"secret file {file!r}")
         if file is not None
-        else (os.environ.get("PRPC_SECRET_FILE"), "")
+        else (variable_text("PRPC_SECRET_FILE"), "")
     )
-    if path:
+    if path is not None:
         where = where or f"PRPC_SECRET_FILE={path!r}"
         try:
             secret = read_regular_file(path, SECRET_FILE_BYTES_MAX).strip()
@@ -76,10 +77,24 @@ def secret_from(given: bytes | str | None, file: str | None = None) -> bytes:
             raise ConfigError(f"{where} is empty")
         _warn_of_others(path, where)
         return _long_enough(secret, where)
-    text = os.environ.get("PRPC_SECRET")
+    text = variable_text("PRPC_SECRET")
+    if text is None:
+        return user_secret()
     if text == NO_SECRET_TEXT:
         return NO_SECRET
-    return _long_enough(_encoded(text, "PRPC_SECRET"), "PRPC_SECRET") if text else user_secret()
+    return _long_enough(_encoded(text, "PRPC_SECRET"), "PRPC_SECRET")
+
+
+def variable_text(name: str) -> str | None:
+    """What that variable of the secret or of TLS says; None: it is not set. One that is set to
+    nothing is refused: NAME=$UNSET of a script must not switch it off without a word. Raises
+    ConfigError.
+    """
+    text = os.environ.get(name)
+    if text == "":
+        allowed = SECRET_VARIABLES.get(name, "a path")
+        raise ConfigError(f"{name}='': {allowed} is allowed; unset it for the default")
+    return text
 
 
 @functools.cache  # a line for each file
@@ -121,13 +136,16 @@ def _long_enough(secret: bytes, where: str) -> bytes:
 
 
 def has_secret() -> bool:
-    """Whether the environment gives this process a secret, or says that there shall be none."""
-    return bool(secret_variable())
+    """Whether the environment gives this process a secret, or says that there shall be none. Raises
+    ConfigError for a variable that is empty.
+    """
+    name = secret_variable()
+    return bool(name) and variable_text(name) is not None
 
 
 def secret_variable() -> str:
-    """The variable that gives this process a secret; "": none does."""
-    return next((name for name in SECRET_VARIABLES if os.environ.get(name)), "")
+    """The variable that gives this process a secret, whatever it says; "": none does."""
+    return next((name for name in SECRET_VARIABLES if name in os.environ), "")
 
 
 @dataclass(frozen=True)

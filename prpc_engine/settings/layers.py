@@ -12,7 +12,13 @@ from typing import Any, NamedTuple
 from prpc_engine.errors import ConfigError
 from prpc_engine.settings import network
 from prpc_engine.settings.allow import rules_from
-from prpc_engine.settings.config import TLS_VARIABLES, TlsSettings, secret_from, secret_variable
+from prpc_engine.settings.config import (
+    TLS_VARIABLES,
+    TlsSettings,
+    secret_from,
+    secret_variable,
+    variable_text,
+)
 from prpc_engine.settings.config_file import ConfigFile
 from prpc_engine.settings.sections import LIMITS, SECTIONS, SETTING_OF, SHARDS_MAX
 from shard import Limits, usable_cores
@@ -108,12 +114,17 @@ def of_environment(role: str, given: Mapping[str, Found]) -> dict[str, Found]:
 
 
 def tls_of_environment() -> dict[str, Found]:
-    """TLS, where any of its variables is set."""
-    files = {name: os.environ.get(variable, "") for name, variable in TLS_VARIABLES.items()}
-    if not any(files.values()):
+    """TLS, where any of its variables is set. Raises ConfigError for one that is empty."""
+    files = {name: variable_text(variable) for name, variable in TLS_VARIABLES.items()}
+    given = {name: path for name, path in files.items() if path is not None}
+    if not given:
         return {}
-    by = ", ".join(f"{TLS_VARIABLES[name]}={path!r}" for name, path in files.items() if path)
-    return {"tls": Found(TlsSettings(**files), ", ".join(TLS_VARIABLES.values()), by)}
+    by = ", ".join(f"{TLS_VARIABLES[name]}={path!r}" for name, path in given.items())
+    return {
+        "tls": Found(
+            TlsSettings(**{"cert": "", "key": "", **given}), ", ".join(TLS_VARIABLES.values()), by
+        )
+    }
 
 
 def settle_count(found: dict[str, Found], tasks: int | None, notes: list[str]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 DEBUG_VARIABLE = "PRPC_DEBUG_LEASES"
-DEBUG_VALUES = {"": False, "0": False, "1": True}
+DEBUG_VALUES = {"0": False, "1": True}
 OUR_PACKAGES = ("shard", "prpc_engine")  # frames of these are how a send came about, not where
 
 
@@ -67,10 +67,11 @@ class Held:
 
 def debug_leases() -> bool:
     """Whether PRPC_DEBUG_LEASES asks for call sites. Raises ValueError."""
-    text = os.environ.get(DEBUG_VARIABLE, "")
+    text = os.environ.get(DEBUG_VARIABLE, "0")
     if text not in DEBUG_VALUES:
         raise ValueError(
-            f"{DEBUG_VARIABLE}={text!r}: 1 (every lease notes its call site) or 0 is allowed"
+            f"{DEBUG_VARIABLE}={text!r}: 1 (every lease notes its call site) or 0 is allowed; "
+            "unset it for the default"
         )
     return DEBUG_VALUES[text]
 

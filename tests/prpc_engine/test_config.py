@@ -18,6 +18,7 @@ from prpc_engine.settings.config import (
     TRANSPORTS,
     check_exposure,
     check_number,
+    has_secret,
     secret_from,
     slab_bytes_max,
 )
@@ -123,7 +124,39 @@ def test_a_secret_may_be_any_bytes_a_variable_can_have_and_no_text_shows_it(
     assert secret not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(("path", "said"), [("/dev/zero", "it is a device"), ("a\0b", "null")])
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("PRPC_SECRET", 'a secret or "none"'),
+        ("PRPC_SECRET_FILE", "a path"),
+        ("PRPC_TLS_CERT", "a path"),
+        ("PRPC_TLS_KEY", "a path"),
+        ("PRPC_TLS_CA", "a path"),
+        ("PRPC_ENABLE_POLLING", "0, false, off, 1, true and on"),
+    ],
+)
+def test_a_variable_that_is_set_to_nothing_is_refused_as_others_are(
+    name: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "")
+    with pytest.raises(ConfigError, match=f"^{name}='': {allowed} .*; unset it for the default$"):
+        NodeConfig.load()
+
+
+def test_a_job_of_this_host_is_not_begun_where_its_secret_is_set_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PRPC_SECRET", "PRPC_SECRET_FILE"):
+        assert not has_secret()
+        monkeypatch.setenv(name, "")
+        with pytest.raises(ConfigError, match=f"^{name}='': "):
+            has_secret()
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/dev/zero", "it is a device"), ("a\0b", "null"), ("", "No such file")]
+)
 def test_a_secret_file_that_is_none_is_named(path: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"secret file .*{said}"):
         secret_from(None, path)

@@ -51,7 +51,8 @@ def files(tmp_path: Path) -> Files:
 def set_tls(monkeypatch: pytest.MonkeyPatch) -> Callable[[Files], None]:
     def put(files: Files) -> None:
         for name, value in files._asdict().items():
-            monkeypatch.setenv(f"PRPC_TLS_{name.upper()}", value)
+            if value:  # an empty variable is refused
+                monkeypatch.setenv(f"PRPC_TLS_{name.upper()}", value)
 
     return put
 

@@ -19,6 +19,7 @@ from prpc_engine.settings.config import (
     NO_SECRET_TEXT,
     SECRET_FILE_BYTES_MAX,
     SECRET_LENGTH_MIN,
+    has_secret,
 )
 from prpc_engine.settings.user_secret import folder_of_user, user_secret
 
@@ -104,6 +105,11 @@ def loopback(host: Host) -> Iterator[Finding]:
 def secret(host: Host) -> Iterator[Finding]:
     """Where the job's secret comes from. Never the secret itself."""
     path = os.environ.get("PRPC_SECRET_FILE")
+    try:
+        has_secret()
+    except ConfigError as error:
+        yield Finding("job secret", str(error), "bad", "mend it, or unset it")
+        return
     if path:
         yield from _secret_file(Path(path))
     elif os.environ.get("PRPC_SECRET") == NO_SECRET_TEXT:

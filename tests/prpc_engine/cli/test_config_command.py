@@ -151,11 +151,24 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
+NEVER_EMPTY = [
+    "PRPC_DEBUG_LEASES",
+    "PRPC_ENABLE_POLLING",
+    "PRPC_PIN_CORES",
+    "PRPC_SECRET",
+    "PRPC_SECRET_FILE",
+    "PRPC_TLS_CA",
+    "PRPC_TLS_CERT",
+    "PRPC_TLS_KEY",
+]
+REFUSED = [*WRONG.items(), *((name, "") for name in NEVER_EMPTY)]
+
+
+@pytest.mark.parametrize(("name", "text"), REFUSED)
 def test_what_makes_no_sense_is_a_line_and_the_rest_is_told(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(name, WRONG[name])
+    monkeypatch.setenv(name, text)
     assert cli.main(["config"]) == cli.WRONG_USAGE
     captured = capsys.readouterr()
     assert captured.err.startswith(f"prpc: {name}")
@@ -164,9 +177,9 @@ def test_what_makes_no_sense_is_a_line_and_the_rest_is_told(
     assert len(captured.out.splitlines()) > 15
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_the_doctor_says_so_too(name: str) -> None:
-    ran = prpc("doctor", "--json", **{name: WRONG[name]})
+@pytest.mark.parametrize(("name", "text"), REFUSED)
+def test_the_doctor_says_so_too(name: str, text: str) -> None:
+    ran = prpc("doctor", "--json", **{name: text})
     assert ran.returncode == cli.FAILED, ran.stderr
     assert [
         name in finding["value"]

@@ -39,7 +39,9 @@ class Ran(NamedTuple):
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
     def ran(*arguments: str, **env: str) -> Ran:
-        for name, value in {"PRPC_SECRET": "", "PRPC_SECRET_FILE": "", **env}.items():
+        for name in ("PRPC_SECRET", "PRPC_SECRET_FILE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in env.items():
             monkeypatch.setenv(name, value)
         return Ran(cli.main(arguments), *capsys.readouterr())
 
