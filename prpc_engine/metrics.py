@@ -65,7 +65,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prpc_engine import errors
 from prpc_engine.client.client import ClientStatistics
 from prpc_engine.cluster.names import device
-from prpc_engine.cluster.server import Server
+from prpc_engine.cluster.server import Server, State
 from prpc_engine.rpc.server import ServedStatistics
 from prpc_engine.rpc.timing import MethodTiming
 from prpc_engine.service.service import RpcService
@@ -391,8 +391,10 @@ def register(source: RpcService | Server, registry: CollectorRegistry | None = N
     """Let a registry, that of the process by default, read the service or task;
     `registry.unregister()` takes what this returns.
 
-    Raises ConfigError when prometheus_client is not installed, or the registry reads one already.
+    Raises ConfigError when prometheus_client is not installed, the registry reads one already, or
+    `source` is neither; Closed for one that is closed.
     """
+    _check_source(source)
     client = _prometheus_client()
     collector = Collector(source)
     try:
@@ -403,6 +405,20 @@ def register(source: RpcService | Server, registry: CollectorRegistry | None = N
             f"or unregister the other ({error})"
         ) from error
     return collector
+
+
+def _check_source(source: object) -> None:
+    """Refuse what would only fail at a scrape, or show nothing there. A task that was not started
+    yet has its metrics once it is. Raises ConfigError, Closed.
+    """
+    if not isinstance(source, RpcService | Server):
+        raise errors.ConfigError(
+            f"metrics of {source!r:.100}: an RpcService or a Server of a cluster is allowed"
+        )
+    if source.closed if isinstance(source, RpcService) else source.state is State.STOPPED:
+        raise errors.Closed(
+            f"metrics of this {type(source).__name__}, which was closed here: an open one is allowed"
+        )
 
 
 class MetricsServer:
@@ -440,7 +456,7 @@ def serve(
 
     They name services, methods and peers, and whoever can connect may read them: there is no
     secret. So only this host's own addresses are allowed, unless `expose` says that the network is
-    trusted. Raises ConfigError, AddressInUse.
+    trusted. Raises ConfigError, AddressInUse, and Closed as register() does.
     """
     check_number("port", port, 0, 65535)
     if not expose and not _is_loopback(host):

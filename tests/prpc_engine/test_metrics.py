@@ -8,14 +8,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from prpc_engine import Master, RpcClient, RpcService, errors, metrics
+from prpc_engine import Master, RpcClient, RpcService, Server, errors, metrics
 from prpc_engine.service.serving import RpcServer
 from tests.ports import hold_port
 from tests.prpc_engine.handlers import Handlers, Plain
@@ -373,6 +373,29 @@ def test_names_follow_the_rules_and_a_closed_service_has_none_of_them() -> None:
             == len({*[line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]})
         )
     assert generate_latest(registry).decode() == "# EOF\n"
+
+
+@pytest.mark.parametrize("source", [None, 5, "x", RpcService])
+def test_what_has_no_metrics_is_refused_at_once(source: Any) -> None:
+    said = "^metrics of .*: an RpcService or a Server of a cluster is allowed$"
+    with pytest.raises(errors.ConfigError, match=said):
+        metrics.serve(source, 0)
+    with pytest.raises(errors.ConfigError, match=said):
+        metrics.register(source, CollectorRegistry())
+
+
+def test_what_is_closed_has_no_metrics_to_be_read() -> None:
+    with Master() as master, RpcService(master=master.address) as service:
+        pass
+    task = Server({"worker": ["127.0.0.1:0"]}, "worker", 0, start=False)
+    metrics.register(task, CollectorRegistry())  # which it has once it is started
+    task.stop()
+    for source, kind in ((service, "RpcService"), (task, "Server")):
+        said = f"^metrics of this {kind}, which was closed here: an open one is allowed$"
+        with pytest.raises(errors.Closed, match=said):
+            metrics.serve(source, 0)
+        with pytest.raises(errors.Closed, match=said):
+            metrics.register(source, CollectorRegistry())
 
 
 def test_what_others_could_read_is_served_only_when_asked_for() -> None:
