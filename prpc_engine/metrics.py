@@ -55,12 +55,14 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prpc_engine import errors
 from prpc_engine.client.client import ClientStatistics
@@ -74,13 +76,15 @@ from prpc_engine.settings.cluster_spec import Task
 from prpc_engine.settings.config import check_number
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer
-
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import HistogramMetricFamily, Metric
 
     Samples = Iterable[tuple[tuple[str, ...], float]]  # label values, value
 
+_log = logging.getLogger("prpc")
+# for a scraper to send its request, and to read: Prometheus itself gives a scrape up after 10 s by
+# default, and who neither asks nor leaves would hold a thread for ever
+REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0  # for the server's thread, which looks twice a second whether it shall end
 
 
@@ -417,8 +421,24 @@ def _check_source(source: object) -> None:
         )
     if source.closed if isinstance(source, RpcService) else source.state is State.STOPPED:
         raise errors.Closed(
-            f"metrics of this {type(source).__name__}, which was closed here: an open one is allowed"
+            f"metrics of this {type(source).__name__}, which was closed here: "
+            "an open one is allowed"
         )
+
+
+class _ScrapeHandler(WSGIRequestHandler):
+    """One connection of a scraper: a thread of its own, which ends with it."""
+
+    timeout = REQUEST_TIMEOUT_S
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (ConnectionError, TimeoutError) as error:  # else a traceback of 20 lines on stderr
+            _log.debug("a scraper at %s got no metrics: %r", self.client_address[0], error)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a line for each scrape would be the whole of a log."""
 
 
 class MetricsServer:
@@ -476,6 +496,9 @@ def serve(
         if error.errno == errno.EADDRINUSE:
             raise errors.AddressInUse(f"{text}; port=0 takes any free one") from error
         raise errors.ConfigError(f"{text}; an address of this host is allowed") from error
+    # It listens already: a connection that was quicker than this has the library's handler, which
+    # answers alike.
+    server.RequestHandlerClass = _ScrapeHandler
     return MetricsServer(server, thread)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import socket
+import struct
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -422,6 +425,38 @@ def test_a_closed_server_answers_no_more() -> None:
         server.close()
         with pytest.raises(urllib.error.URLError):
             scrape(server)
+
+
+def test_a_scraper_that_resets_its_connection_is_no_traceback(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG, "prpc")
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        metrics.serve(service, 0) as server,
+    ):
+        with socket.create_connection((server.host, server.port), PATIENCE_S) as scraper:
+            scraper.sendall(b"GET /metrics HT")
+            at_once = struct.pack("ii", 1, 0)  # close() sends a reset
+            scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        wait_until(lambda: "a scraper at 127.0.0.1 got no metrics: " in caplog.text, "the reset")
+        assert "ConnectionResetError" in caplog.text
+        assert scrape(server), "the next one is answered"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_connection_that_asks_nothing_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        Master() as master,
+        RpcService(master=master.address) as service,
+        metrics.serve(service, 0) as server,
+        socket.create_connection((server.host, server.port), PATIENCE_S) as scraper,
+    ):
+        assert scraper.recv(1) == b""
+        assert scrape(server), "the next one is answered"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_without_prometheus_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
