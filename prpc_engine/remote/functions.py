@@ -9,17 +9,23 @@
       method, functools.partial, ...
 
 In a worker of an allow list (Options(only_exposed=True)) nothing is imported by a name from the
-wire and nothing is unpickled: it serves functions, and methods of objects of classes, that were
-decorated with @expose.
+wire and nothing is unpickled: it serves functions that were decorated with @expose, and of objects
+of such classes the methods that such classes define.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import sys
-from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType
+from collections.abc import Callable, Mapping
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    MethodDescriptorType,
+)
 from typing import Any, TypeVar
 
 from prpc_engine import errors
@@ -29,6 +35,15 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 # what multiprocessing calls a script in the processes that it spawns
 _SCRIPTS = ("__mp_main__", "__main__")
 _NAMED = (FunctionType, BuiltinFunctionType, type)
+# what `def` makes in a class, also where it is cached, and what a class written in C has instead
+_METHODS = frozenset(
+    {
+        FunctionType,
+        functools._lru_cache_wrapper,
+        MethodDescriptorType,
+        ClassMethodDescriptorType,
+    }
+)
 _names: dict[Any, str] = {}  # of functions that are found by them
 exposed: dict[str, Any] = {}
 
@@ -41,8 +56,9 @@ def async_execution(function: FunctionT) -> FunctionT:
 
 
 def expose(function: FunctionT) -> FunctionT:
-    """Let workers of an allow list serve this function, or class: its constructor, and the public
-    methods of objects of it that RRefs refer to. Gives it back: a decorator.
+    """Let workers of an allow list serve this function, or class: its constructor, and of objects
+    of it that RRefs refer to the public methods which it defines itself. Those that it inherits are
+    served where the class that defines them is exposed, too. Gives it back: a decorator.
     """
     if not callable(function) or not hasattr(function, "__qualname__"):
         raise errors.ConfigError(f"expose({function!r:.100}): a function or class is expected")
@@ -121,6 +137,49 @@ def find_exposed(name: str) -> Any:
             "@prpc_engine.remote.expose there"
         )
     return found
+
+
+def is_exposed(one: Any) -> bool:
+    """Whether this very function or class is; another one of its name is not."""
+    return exposed.get(full_name(one)) is one
+
+
+def exposed_method(value: Any, name: str) -> Callable[..., Any] | None:
+    """That method of an object of an exposed class; None: it has no such method that is exposed.
+
+    Looked up in the classes alone, and without running anything: what an attribute refers to, or
+    what a property or __getattr__ returns, can be called, but was never exposed.
+    """
+    kind = type(value)
+    if name.startswith("_") or not is_exposed(kind) or name in _attributes(value):
+        return None
+    for owner in kind.__mro__:
+        if name in vars(owner):
+            return _exposed_of(owner, vars(owner)[name], value)
+    return None
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    """An object's own; its class's __getattr__ is not asked."""
+    try:
+        attributes: Mapping[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # it has slots, or its class is written in C
+        return {}
+    return attributes
+
+
+def _exposed_of(owner: type, found: Any, value: Any) -> Callable[..., Any] | None:
+    """What that class defines, as a method of the value; None: it is none, or not exposed."""
+    is_wrapped = issubclass(type(found), staticmethod | classmethod)
+    function = found.__func__ if is_wrapped else found
+    if type(function) not in _METHODS:
+        return None
+    # what is written in C has no module, and no mark of its own
+    is_marked = hasattr(function, "__module__") and (is_exposed(function) or is_exposed(found))
+    if not (is_exposed(owner) or is_marked):
+        return None
+    method: Callable[..., Any] = found.__get__(value, type(value))
+    return method
 
 
 def text_of(function: Any) -> str:

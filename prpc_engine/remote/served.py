@@ -257,21 +257,22 @@ class Served:
         self, value: Any, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> Any:
         kind = type(value)
-        known = functions.full_name(kind)
-        if self._only_exposed and (
-            name.startswith("_") or functions.exposed.get(known) is not kind
-        ):
-            return self._raised(
-                errors.NotAllowed(
-                    f"{kind.__qualname__}.{name} is not exposed: decorate the class with "
-                    "@prpc_engine.remote.expose there"
+        if self._only_exposed:
+            method = functions.exposed_method(value, name)
+            if method is None:
+                return self._raised(
+                    errors.NotAllowed(
+                        f"{kind.__qualname__}.{name} is not exposed: decorate the class, and the "
+                        "one that defines the method, with @prpc_engine.remote.expose there"
+                    )
                 )
-            )
-        try:
-            function = getattr(value, name)
-        except Exception as error:
-            return self._raised(error)
-        return self._go(f"{known}.{name}", function, arguments, keywords)
+        else:
+            try:
+                method = getattr(value, name)
+            except Exception as error:
+                return self._raised(error)
+        known = functions.full_name(kind)
+        return self._go(f"{known}.{name}", method, arguments, keywords)
 
     def _later(self, future: Future, then: Callable[[Any], Any]) -> Deferred:
         """The answer to what waits for a value that is still being made."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import gc
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -307,3 +309,119 @@ class Counter:
 
     def fail(self) -> None:
         raise ZeroDivisionError("as told")
+
+
+class Unexposed:
+    """What a class inherits that is served."""
+
+    def inherited(self) -> list[str]:
+        return subprocess.check_output(["id"], text=True).splitlines()
+
+    @rpc.expose
+    def marked(self) -> str:
+        return "marked"
+
+
+@rpc.expose
+class ExposedBase:
+    def of_base(self) -> str:
+        return "base"
+
+    def replaced(self) -> str:
+        return "base"
+
+
+class Holder:
+    """What can be called, and no `def` of the class has made."""
+
+    def __call__(self, *args: Any) -> Any:
+        return args
+
+    def method(self) -> str:
+        return "of a collaborator"
+
+
+class Deeper(Unexposed, ExposedBase):
+    """Nobody has exposed it."""
+
+    def replaced(self) -> str:
+        return "not exposed"
+
+
+@rpc.expose
+class Served(Deeper):
+    """Of an allow list: has methods of all kinds, and much else that can be called."""
+
+    runs_builtin = len
+    runs_object = Holder()
+    runs_part = functools.partial(subprocess.check_output, ["id"])
+    runs_part_method = functools.partialmethod(subprocess.check_output, ["id"])
+    runs_static_builtin = staticmethod(len)
+    Nested = Holder
+
+    def __init__(self) -> None:
+        self.runs = subprocess.check_output
+        self.runs_bound = Holder().method
+        self.shadowed = lambda: "of the object alone"  # type: ignore[method-assign]
+
+    def __getattr__(self, name: str) -> Any:
+        ran.append(f"looked up {name}")
+        return subprocess.check_output
+
+    @property
+    def runs_property(self) -> Any:
+        ran.append("property")
+        return subprocess.check_output
+
+    def __call__(self) -> str:
+        return "called"
+
+    def shadowed(self) -> str:
+        return "of the class"
+
+    def plain(self, value: int) -> int:
+        return value
+
+    async def later(self, value: int) -> int:
+        await asyncio.sleep(0)
+        return value
+
+    def many(self) -> Any:
+        yield 1
+
+    @staticmethod
+    def static(value: int) -> int:
+        return value
+
+    @classmethod
+    def of_class(cls) -> str:
+        return cls.__name__
+
+    @functools.lru_cache  # noqa: B019
+    def cached(self, value: int) -> int:
+        return value
+
+    @functools.wraps(subprocess.check_output)
+    def wrapping(self) -> str:
+        return "wrapper"
+
+
+class Imitation:
+    """Has the name of a class that is exposed, and is another one."""
+
+    def plain(self, value: int) -> int:
+        return value
+
+
+Imitation.__qualname__ = Served.__qualname__
+
+
+@rpc.expose
+def made(kind: str) -> Any:
+    """An object that nobody sends."""
+    return {"deeper": Deeper, "imitation": Imitation, "holder": Holder}[kind]()
+
+
+@functools.wraps(allowed)
+def around_allowed(value: Any) -> Any:
+    return value, "around"

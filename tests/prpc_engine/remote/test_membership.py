@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -577,6 +578,78 @@ def test_a_worker_of_an_allow_list_serves_what_is_exposed_and_unpickles_nothing(
         rref.rpc_sync().fail()
     with pytest.raises(errors.NotAllowed):
         rpc.remote("there", there.Model, args=(1,)).to_here()
+
+
+@pytest.mark.parametrize("way", ["rpc_sync", "rpc_async", "remote"])
+def test_only_what_exposed_classes_define_is_served_of_their_objects(
+    group: Group, way: str
+) -> None:
+    """The methods, by each way to them, and nothing else that an object can be asked for."""
+    group.join("there", only_exposed=True)
+
+    def call(rref: rpc.RRef[Any], name: str, *args: Any) -> Any:
+        answer = getattr(getattr(rref, way)(), name)(*args)
+        if isinstance(answer, rpc.RRef):
+            return answer.to_here()
+        return answer.wait() if isinstance(answer, rpc.Future) else answer
+
+    model = rpc.remote("there", there.Served)
+    for name in ("plain", "later", "static", "cached"):
+        assert call(model, name, 3) == 3
+    assert call(model, "of_class") == "Served"
+    assert call(model, "of_base") == "base"
+    assert call(model, "marked") == "marked"
+    assert call(model, "wrapping") == "wrapper"
+    with pytest.raises(TypeError, match="yields its results"):
+        call(model, "many")
+    refused = {name for name in vars(there.Served) if name.startswith(("runs", "Nested"))}
+    assert len(refused) == 7
+    refused |= {"runs", "runs_bound", "shadowed", "inherited", "replaced", "nowhere", "__call__"}
+    for name in sorted(refused):
+        with pytest.raises(errors.NotAllowed, match=rf"Served\.{name} is not exposed"):
+            call(model, name)
+    for kind in ("deeper", "imitation", "holder"):
+        rref = rpc.remote("there", there.made, args=(kind,))
+        for name in ("of_base", "plain", "method", "__call__"):
+            with pytest.raises(errors.NotAllowed, match=rf"\.{name} is not exposed"):
+                call(rref, name)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        functools.partial(there.allowed, 1),
+        there.Counter().up,
+        there.Holder(),
+        there.Served.of_class,
+        there.Served.static,
+        there.around_allowed,
+        there.Unexposed.inherited,
+        lambda: 1,
+    ],
+)
+def test_no_function_but_one_that_is_exposed_gets_to_run_in_a_worker_of_an_allow_list(
+    group: Group, function: Any
+) -> None:
+    group.join("there", only_exposed=True)
+    for call in (
+        lambda: rpc.rpc_sync("there", function),
+        lambda: rpc.rpc_async("there", function).wait(),
+        lambda: rpc.remote("there", function).to_here(),
+    ):
+        with pytest.raises((errors.NotAllowed, errors.BadArguments)):
+            call()
+
+
+def test_what_an_exposed_function_returned_is_not_sent_unless_the_archive_takes_it(
+    group: Group,
+) -> None:
+    group.join("there", only_exposed=True)
+    for kind in ("deeper", "holder"):
+        with pytest.raises(errors.RpcError):
+            rpc.remote("there", there.made, args=(kind,)).to_here()
+        with pytest.raises(errors.RpcError):
+            rpc.rpc_sync("there", there.made, args=(kind,))
 
 
 def test_what_is_no_function_cannot_be_exposed() -> None:
