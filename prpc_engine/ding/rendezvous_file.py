@@ -6,7 +6,8 @@ is here.
 It is written under another name and moved into place, mode 0600, and removed by the node that wrote
 it. A connection is authenticated as any other: the file is no secret. One that a node that was
 killed has left is replaced; so is one of a node that lives, with a warning, as what that node has
-forked may outlive it and look the same.
+forked may outlive it and look the same; and a socket, as DI-engine's nng leaves one there. What
+else is there is nobody's of this kind: it is not replaced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 from pathlib import Path
 
 import msgspec
@@ -33,13 +35,19 @@ class RendezvousFile(msgspec.Struct):
 
 def write(path: str, addresses: list[str]) -> None:
     """Raises ConfigError."""
-    with contextlib.suppress(NotSent):
+    try:
         if any(map(is_bound, read(path))):
             logger.warning(
                 "ipc://%s is another node's, which lives, or has left processes that it forked: "
                 "others that attach there find this node from now on; give each its own listen_to",
                 path,
             )
+    except NotSent as error:
+        if _holds_something(path):
+            raise ConfigError(
+                f"listen_to ipc://{path}: what is there is kept, as no node of this kind has "
+                f"written it; name another path, or remove it ({error})"
+            ) from error
     file = Path(path)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -54,6 +62,15 @@ def write(path: str, addresses: list[str]) -> None:
             f"{path}, by which other processes of this host find this one, cannot be written: "
             f"{error.strerror or error}"
         ) from error
+
+
+def _holds_something(path: str) -> bool:
+    """Whether a file is there, with content, that is no socket."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return status.st_size > 0 and stat.S_ISREG(status.st_mode)
 
 
 def read(path: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,23 @@ def test_a_file_of_another_kind_is_as_good_as_none(content: bytes, tmp_path: Pat
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="missing"):
         rendezvous_file.write(str(tmp_path / "missing" / "node.ipc"), ["shm://a"])
+
+
+def test_a_file_that_no_node_has_written_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    path.write_text("three days of training")
+    with pytest.raises(ConfigError, match=r"weights\.pt: what is there is kept"):
+        rendezvous_file.write(str(path), ["shm://a"])
+    assert path.read_text() == "three days of training"
+    assert os.listdir(tmp_path) == ["weights.pt"]
+
+
+def test_what_holds_nothing_is_replaced(tmp_path: Path) -> None:
+    """A name that tempfile made, and the socket of DI-engine's nng that was killed."""
+    empty, left = tmp_path / "empty", tmp_path / "left"
+    empty.touch()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(left))
+    for path in (empty, left):
+        rendezvous_file.write(str(path), ["shm://a"])
+        assert rendezvous_file.read(str(path)) == ["shm://a"]
