@@ -56,7 +56,7 @@ from prpc_engine.ding.greeting import (
     told,
 )
 from prpc_engine.ding.hosts import listening_address
-from prpc_engine.ding.inlet import Inlet
+from prpc_engine.ding.inlet import PARKED_BYTES_MAX, Inlet
 from prpc_engine.ding.link import NodeLink, PresenceStatistics, ask
 from prpc_engine.ding.outlet import Event
 from prpc_engine.ding.place import NodePlace
@@ -141,6 +141,7 @@ class Exchange:
         self._by_incarnation: dict[int, NodeLink] = {}
         self._early: dict[int, Interest] = {}  # of nodes whose greeting is still on its way
         self._driver: Driver | None = None
+        self._tells_at = 1  # dropped events, for the next line of the log
         self._is_settling = False  # a timer says when the program has had the time to subscribe
         dialled = dict.fromkeys(NodePlace.parse(one, "attach_to") for one in attach_to)
         for place in dialled:
@@ -316,15 +317,12 @@ class Exchange:
         while True:
             with self._guard:
                 arrival = None if self.state is ExchangeState.STOPPED else self._inlet.take()
-                notes = self._inlet.notes()
-                links = [(self._by_incarnation.get(who), count) for who, count in notes]
+                notes = self._notes()
                 future = None
                 if arrival is None and not self._is_over:
                     future = Future(self._driver)
                     self._arrived.append(future)
-            for link, count in links:
-                if link is not None:
-                    link.notify_taken(count)
+            _tell(notes)
             if arrival is not None:
                 payload = arrival.payload
                 is_bytes = isinstance(payload, bytes)
@@ -337,6 +335,10 @@ class Exchange:
             hands_over = threading.current_thread() is not threading.main_thread()
             with contextlib.suppress(ShardError):  # closed meanwhile: looked at above
                 self._driver.wait_until(future, None, spins=not hands_over)
+
+    def _notes(self) -> list[tuple[NodeLink | None, int]]:
+        """Whom to tell how many of its events were taken. With the guard held."""
+        return [(self._by_incarnation.get(who), count) for who, count in self._inlet.notes()]
 
     @property
     def _is_over(self) -> bool:
@@ -502,10 +504,24 @@ class Exchange:
                 peer.connection.peer_incarnation, number, topic, payload, nbytes
             )
             arrived: Sequence[Future] = ()
-            if self._arrived and self._inlet.ready:
+            notes: Sequence[tuple[NodeLink | None, int]] = ()
+            if not self._inlet.ready:  # it was parked or left out: recv() does not hear of it
+                notes = self._notes()
+            elif self._arrived:
                 arrived, self._arrived = self._arrived, []
+            dropped = self._inlet.parked_dropped
         for future in arrived:
             future.set_result(None)
+        _tell(notes)
+        if dropped >= self._tells_at:
+            self._tells_at = 2 * dropped
+            logger.warning(
+                "%s: %d events that came before its program had subscribed to their topics were "
+                "dropped, the oldest first: %d MiB of them are kept",
+                self._named(),
+                dropped,
+                PARKED_BYTES_MAX >> 20,
+            )
         if not is_next:
             peer.connection.close(
                 RemoteProtocolError(f"event {number} came before those that it follows")
@@ -539,6 +555,12 @@ class Exchange:
             return
         if link.lost(peer, error) and link.dials:
             self._dialler.dial(link)
+
+
+def _tell(notes: Sequence[tuple[NodeLink | None, int]]) -> None:
+    for link, count in notes:
+        if link is not None:
+            link.notify_taken(count)
 
 
 def _caller() -> Peer:

@@ -9,7 +9,8 @@ lock in this file: its Exchange has them.
     topic                 while this node starts        afterwards
     subscribed            ready                         ready
     not subscribed        parked; ready as soon as      left out: other nodes send none, but what
-                          somebody subscribes to it     was on its way
+                          somebody subscribes to it,    was on its way
+                          in the place that it came in
 
 A program subscribes some time after its node is connected: what comes before that is parked, so
 that no first event is lost, and its sender has its memory back. PARKED_MAX events or
@@ -22,20 +23,23 @@ single event costs no message back.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from prpc_engine.ding.greeting import Interest
-from prpc_engine.ding.outlet import BYTES_MAX, EVENTS_MAX
+from prpc_engine.ding.outlet import BYTES_MAX, EVENTS_MAX, UNTOLD_SHARE
 
 PARKED_MAX = EVENTS_MAX
 PARKED_BYTES_MAX = 64 << 20
 NOTE_SHARE = 8  # a note for each eighth of what may be under way
-NOTE_EVENTS, NOTE_BYTES = 64, 64 << 10
+NOTE_EVENTS, NOTE_BYTES = 64, BYTES_MAX // UNTOLD_SHARE
 
 
 class EventSource:
@@ -57,7 +61,11 @@ class ArrivedEvent(NamedTuple):
     topic: bytes
     payload: Any
     nbytes: int
+    place: int  # among all that came
     was_parked: bool = False  # then it counts as taken already
+
+
+_place = attrgetter("place")
 
 
 class Inlet:
@@ -78,7 +86,9 @@ class Inlet:
         self._parked_bytes = 0
         self._due: dict[EventSource, None] = {}  # took some, and were not told
         self.interest = Interest(1, False, frozenset())
+        self._places = itertools.count()
         self.left_out = 0  # events that nobody had subscribed to
+        self.parked_dropped = 0  # of these, such as found no room before the node had settled
 
     @property
     def ready(self) -> int:
@@ -102,7 +112,7 @@ class Inlet:
         if number > source.received + 1:
             return False
         source.received = number
-        arrival = ArrivedEvent(source, topic, payload, nbytes)
+        arrival = ArrivedEvent(source, topic, payload, nbytes, next(self._places))
         if topic in self.interest.topics:
             self._ready.append(arrival)
         elif self.interest.is_settled:
@@ -126,6 +136,7 @@ class Inlet:
         ):
             self._parked_bytes -= self._parked.popleft().nbytes
             self.left_out += 1
+            self.parked_dropped += 1
 
     def _took(self, source: EventSource, nbytes: int) -> None:
         source.taken += 1
@@ -181,7 +192,8 @@ class Inlet:
             if found:
                 self._parked = deque(one for one in self._parked if one.topic != topic)
                 self._parked_bytes -= sum(one.nbytes for one in found)
-                self._ready.extend(one._replace(was_parked=True) for one in found)
+                parked = (one._replace(was_parked=True) for one in found)
+                self._ready = deque(heapq.merge(self._ready, parked, key=_place))
         return True
 
     def unsubscribe(self, pattern: str) -> bool:

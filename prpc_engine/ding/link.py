@@ -28,7 +28,7 @@ from prpc_engine.rpc.call import Call
 from prpc_engine.rpc.fixed_route import FixedRoute
 from prpc_engine.rpc.message import method_key
 from prpc_engine.rpc.peer import Peer
-from shard import Driver, Future, ShardError, runtime
+from shard import ClosedError, Driver, Future, ShardError, runtime
 
 # A node that is connected and takes nothing for so long holds up nobody any more: beyond the
 # longest step of training between two looks at events, below what a user takes for a hang.
@@ -169,7 +169,11 @@ class NodeLink:
                 taken = self.outlet.taken
                 room = Future(driver)
                 self._room.append(room)
-            if not driver.wait_until(room, runtime.monotonic() + STALL_S):
+            try:
+                has_room = driver.wait_until(room, runtime.monotonic() + STALL_S)
+            except ClosedError:  # stopped meanwhile: nobody waits for this node any more
+                return
+            if not has_room:
                 self._stall(taken)
 
     def _stall(self, taken: int) -> None:

@@ -7,7 +7,8 @@ I/O, no clock, no lock in this file: its NodeLink has them.
     state     event      next     what becomes of the events
     AWAITED   GREETED    UP       those held leave, in order
     UP        GREETED    UP       the same process over another connection: what it has not received
-                                  leaves again; another process: what the one before had not taken
+                                  leaves again, though it may have by now; another process: what
+                                  the one before had not taken
     UP        LOST       LOST     held, as while it was awaited
     UP        LEFT       AWAY     forgotten: it said goodbye
     LOST      GREETED    UP       as above
@@ -20,6 +21,9 @@ I/O, no clock, no lock in this file: its NodeLink has them.
     UP              whoever publishes waits until there is room
     UP, stalled     the oldest that have not left are dropped: it has taken nothing for long
     AWAITED, LOST   the oldest are dropped: a node that is not there must hold up nobody
+
+One event alone is never too large: it is held, and leaves when what is under way is no more than a
+node that has taken it may leave untold (UNTOLD_SHARE).
 
 An event of a topic that the node has not subscribed to is left out when it is published, and once
 more when it would leave; neither while the node is not UP, as its topics may change meanwhile.
@@ -38,6 +42,8 @@ from shard import StateTable
 # Of one node, here: a burst of small events fits, and so do some of the largest models.
 EVENTS_MAX = 16384
 BYTES_MAX = 256 << 20
+# 1/4096 of these: 64 KiB, which an idle node may have taken without a word (inlet.py)
+UNTOLD_SHARE = 4096
 
 
 class PresenceState(Enum):
@@ -109,6 +115,7 @@ class Outlet:
     def __init__(self, events_max: int = EVENTS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.state = PRESENCES.initial
         self._events_max, self._bytes_max = events_max, bytes_max
+        self._untold_bytes = bytes_max // UNTOLD_SHARE
         self._waiting: deque[Event] = deque()
         self._sent: deque[Event] = deque()
         self._waiting_bytes = self._sent_bytes = 0
@@ -165,9 +172,11 @@ class Outlet:
                 self._waiting_bytes -= event.nbytes
                 continue
             in_flight = len(self._sent)
-            if in_flight and (
-                in_flight >= self._events_max or self._sent_bytes + event.nbytes > self._bytes_max
-            ):
+            is_full = (
+                self._sent_bytes > self._untold_bytes
+                and self._sent_bytes + event.nbytes > self._bytes_max
+            )
+            if in_flight and (in_flight >= self._events_max or is_full):
                 return None
             return self._taken + in_flight + 1, event
         return None
@@ -207,7 +216,7 @@ class Outlet:
         return self.interest is None or self.interest.wants(event.topic)
 
     def _drop_oldest(self) -> None:
-        while self._waiting and (
+        while len(self._waiting) > 1 and (
             len(self._waiting) > self._events_max or self._waiting_bytes > self._bytes_max
         ):
             event = self._waiting.popleft()
@@ -218,10 +227,16 @@ class Outlet:
 
     def greeted(self, incarnation: int, received: int, taken: int, interest: Interest) -> None:
         """It said hello: which process it is, and how far that has got."""
+        before = self.interest
+        is_same = incarnation == self._incarnation
+        # Where both dial, its hello over the second connection may be older than what it has told
+        # over the first: it has forgotten nothing while it was up.
+        is_late = is_same and self.state is PresenceState.UP
         self._follow(PresenceEvent.GREETED)
         self.is_stalled = False
-        self.interest = interest
-        if incarnation == self._incarnation and received >= self._taken:
+        if not is_late or before is None or interest.version > before.version:
+            self.interest = interest
+        if is_same and (is_late or received >= self._taken):
             self.take(taken)
             self._back(max(0, received - self._taken))
         else:  # another process, or one that has forgotten this one

@@ -164,3 +164,21 @@ def test_a_pattern_unsubscribes_what_it_matches(pattern: str, left: set[bytes]) 
 def test_a_topic_with_brackets_is_unsubscribed_by_its_own_name() -> None:
     inlet = inlet_for(b"a[0]")
     assert inlet.unsubscribe("a[0]")
+
+
+def test_what_was_parked_is_taken_in_its_place_among_what_came() -> None:
+    inlet = inlet_for(settled=False)
+    for number, topic in enumerate((b"t", b"u", b"t", b"u"), 1):
+        put(inlet, number, topic=topic)
+    inlet.subscribe(b"u")
+    put(inlet, 5, topic=b"u")
+    inlet.subscribe(b"t")
+    assert taken(inlet) == ["1", "2", "3", "4", "5"]
+
+
+def test_what_is_parked_is_told_to_its_sender_and_what_finds_no_room_is_counted() -> None:
+    inlet = inlet_for(settled=False, parked_max=3)
+    for number in range(1, NOTE_EVENTS + 1):
+        put(inlet, number)
+    assert inlet.notes() == [(ONE, NOTE_EVENTS)]
+    assert inlet.parked_dropped == NOTE_EVENTS - 3

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from prpc_engine.ding import PrpcMQ
+from prpc_engine.ding.inlet import PARKED_MAX
+from prpc_engine.ding.outlet import BYTES_MAX, EVENTS_MAX
 from prpc_engine.errors import AddressInUse, BadArguments, Closed, ConfigError
 from tests.ding.nodes import NodeProcess, data_of, number_in
 from tests.held import held_at
 from tests.network.proxy import Proxy
 from tests.ports import address_of, hold_port
-from tests.program import wait_until
+from tests.program import halt, wait_until
 
 PATIENCE_S = 30.0
 
@@ -75,6 +77,13 @@ def received(mq: PrpcMQ, count: int) -> list[tuple[str, int]]:
     """Topics and numbers of so many events."""
     events = (mq.recv() for _ in range(count))
     return [(event[0], number_in(event[1])) for event in events if event is not None]
+
+
+def size_of_next(mq: PrpcMQ) -> int:
+    """Of the next event, which is let go."""
+    event = mq.recv()
+    assert event is not None
+    return len(event[1])
 
 
 def test_two_nodes_of_a_host_exchange_events_over_shared_memory(
@@ -587,3 +596,61 @@ def test_all_of_a_mesh_of_five_hear_each_other(places: list[str]) -> None:
         assert got == set(range(5)) - {number}
     for node in nodes:
         assert node.end() == 0
+
+
+def test_a_node_that_has_not_subscribed_yet_stops_nobody_and_tells_what_it_drops(
+    places: list[str], here: PrpcMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More events than may be under way to a node."""
+    writer = PrpcMQ(listen_to=places[1], attach_to=[places[0]], name="node 1")
+    with caplog.at_level(logging.WARNING, "prpc"), ThreadPoolExecutor(1) as threads:
+        writer.listen()
+        taking = threads.submit(here.recv)  # as DI-engine's thread does from the beginning
+        wait_for(writer, node_0="up")
+        for number in range(EVENTS_MAX + PARKED_MAX):
+            writer.publish("later", data_of(number))
+        writer.subscribe("answer")
+        here.subscribe("later")
+        event = taking.result(PATIENCE_S)
+        assert event is not None
+        assert number_in(event[1]) > 0
+        assert not any(one.is_stalled for one in writer.statistics().nodes)
+        writer.stop()
+    assert any("came before its program had subscribed" in one for one in caplog.messages)
+
+
+@pytest.mark.slow
+def test_an_event_larger_than_all_that_may_be_under_way_arrives(
+    places: list[str], here: PrpcMQ
+) -> None:
+    """After a small one, which the other node has taken without a word; and as the first one."""
+    large = bytes(BYTES_MAX + 1)
+    writer = PrpcMQ(listen_to=places[1], attach_to=[places[0]], name="node 1")
+    here.subscribe("t")
+    writer.publish("t", large)  # held: it does not listen yet
+    writer.listen()
+    assert size_of_next(here) == len(large)
+    writer.publish("t", b"small")
+    assert size_of_next(here) == len(b"small")
+    with ThreadPoolExecutor(1) as threads:
+        publishing = threads.submit(writer.publish, "t", large)
+        assert size_of_next(here) == len(large)
+        publishing.result(PATIENCE_S)
+    writer.stop()
+
+
+@pytest.mark.slow
+def test_who_waits_in_publish_when_the_node_stops_returns(places: list[str], here: PrpcMQ) -> None:
+    with there(places, 1, 0) as other, ThreadPoolExecutor(1) as threads:
+        other.do("subscribe", topic="t")
+        wait_for(here, node_1="up")
+        halt(other.pid)
+        try:
+            publishing = threads.submit(
+                lambda: [here.publish("t", bytes(BYTES_MAX // 4)) for _ in range(8)]
+            )
+            wait_until(lambda: here.statistics().nodes[0].waiting, "an event that waits")
+            here.stop()
+            publishing.result(PATIENCE_S)
+        finally:
+            other.kill()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from prpc_engine.ding.greeting import Interest
-from prpc_engine.ding.outlet import Event, Outlet, PresenceEvent, PresenceState
+from prpc_engine.ding.outlet import UNTOLD_SHARE, Event, Outlet, PresenceEvent, PresenceState
 
 ALL = Interest(1, False, frozenset())
 FIRST_LIFE, SECOND_LIFE = 11, 22
@@ -55,6 +55,18 @@ def test_the_same_process_gets_again_what_it_has_not_received() -> None:
     outlet.greeted(FIRST_LIFE, 3, 1, ALL)
     assert leave(outlet) == [(4, "d"), (5, "e")]
     assert outlet.in_flight == 4
+
+
+def test_a_greeting_that_is_older_than_what_the_node_has_told_since_takes_nothing_back() -> None:
+    """Both have dialled: it comes over the second connection."""
+    outlet = outlet_with("a", "b", "c", "d", up=True)
+    leave(outlet, most=3)
+    outlet.take(2)
+    newer = Interest(7, True, frozenset({b"t"}))
+    outlet.tell(newer)
+    outlet.greeted(FIRST_LIFE, 1, 0, ALL)
+    assert leave(outlet) == [(3, "c"), (4, "d")]
+    assert outlet.interest == newer
 
 
 def test_another_process_gets_what_the_one_before_had_not_taken() -> None:
@@ -137,6 +149,25 @@ def test_one_event_beyond_the_bound_leaves_when_nothing_else_is_under_way() -> N
     assert leave(outlet) == [(1, "large")]
     outlet.take(1)
     assert leave(outlet) == [(2, "next")]
+
+
+def test_an_event_beyond_the_bound_does_not_wait_for_what_the_node_need_not_tell() -> None:
+    outlet = Outlet(bytes_max=UNTOLD_SHARE)
+    outlet.greeted(FIRST_LIFE, 0, 0, ALL)
+    for event in (Event(1, b"t", "small", 1), Event(2, b"t", "large", 2 * UNTOLD_SHARE)):
+        outlet.offer(event)
+    assert leave(outlet) == [(1, "small"), (2, "large")]
+    outlet.offer(Event(3, b"t", "next", 1))
+    assert leave(outlet) == []
+
+
+def test_one_event_beyond_the_bound_is_held_for_a_node_that_is_not_there() -> None:
+    outlet = Outlet(bytes_max=10)
+    for event in events("a", "b", nbytes=50):
+        outlet.offer(event)
+    assert outlet.dropped == 1
+    outlet.greeted(FIRST_LIFE, 0, 0, ALL)
+    assert leave(outlet) == [(1, "b")]
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["awaited", "lost"])
