@@ -383,4 +383,6 @@ def _is_foreign(frame: FrameType, engine: tuple[str, ...]) -> bool:
 
 
 def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "?"))
+    names: object = frame.f_globals
+    # that thread runs on: of a call that has just ended Python 3.11 has given a bool here
+    return str(names.get("__name__", "?")) if isinstance(names, dict) else "?"
