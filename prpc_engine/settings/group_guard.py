@@ -20,7 +20,7 @@ import signal
 import time
 import warnings
 
-POLL_S = 0.05  # between looks whether groups have ended: nobody tells who is not their parent
+POLL_S = 0.05  # between looks whether groups have ended: the kernel tells their parent alone
 _PIPE = 3  # the number of the guard's own end, and the only descriptor that it keeps
 
 
@@ -51,10 +51,11 @@ class GroupGuard:
         self._say(f"-{group}\n")
 
     def close(self) -> None:
-        """Nothing is guarded from here on; wait for the guard's end."""
-        self._say("0\n")
-        os.close(self._writer)
+        """Nothing is guarded from here on."""
+        with contextlib.suppress(ProcessLookupError):  # somebody has killed it
+            os.kill(self._pid, signal.SIGKILL)  # ends it even while it is stopped
         os.waitpid(self._pid, 0)
+        os.close(self._writer)
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError):  # somebody has killed it
@@ -79,10 +80,8 @@ def _guard(reader: int, grace_s: float) -> None:
         for number in map(int, lines):
             if number > 0:
                 groups.add(number)
-            elif number < 0:
-                groups.discard(-number)
             else:
-                groups.clear()
+                groups.discard(-number)
     for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 0.0)):
         groups = {group for group in groups if _tell(group, number)}
         deadline = time.monotonic() + patience_s
