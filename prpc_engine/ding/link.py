@@ -171,7 +171,7 @@ class NodeLink:
                 self._room.append(room)
             try:
                 has_room = driver.wait_until(room, runtime.monotonic() + STALL_S)
-            except ClosedError:  # stopped meanwhile: nobody waits for this node any more
+            except ClosedError:  # stop() was called meanwhile: the event will not leave
                 return
             if not has_room:
                 self._stall(taken)

@@ -6,8 +6,8 @@ is here.
 It is written under another name and moved into place, mode 0600, and removed by the node that wrote
 it. A connection is authenticated as any other: the file is no secret. One that a node that was
 killed has left is replaced; so is one of a node that lives, with a warning, as what that node has
-forked may outlive it and look the same; and a socket, as DI-engine's nng leaves one there. What
-else is there is nobody's of this kind: it is not replaced.
+forked may outlive it and look the same; and a socket, as DI-engine's nng leaves one there. Any
+other file that has content is kept, and write() raises ConfigError.
 """
 
 from __future__ import annotations

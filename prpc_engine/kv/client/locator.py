@@ -12,8 +12,8 @@ lost, and not else.
                                                                was told: what they push was worked
                                                                out with rows of before the restore
 
-Where no request raises it, the worker's next verb does, once. What this worker restores itself is
-newer than all that: it is told nothing that was found before.
+Where no request raises it, the worker's next verb does, once. A restore that
+this worker makes itself is newer than all of that: what was found before it is not raised any more.
 
 Looks are coroutines of the control loop, one after the other: a loss is told once, and an older
 placement is not learned last.

@@ -342,7 +342,7 @@ class Holder:
 
 
 class Deeper(Unexposed, ExposedBase):
-    """Nobody has exposed it."""
+    """Is not exposed itself."""
 
     def replaced(self) -> str:
         return "not exposed"
@@ -418,7 +418,7 @@ Imitation.__qualname__ = Served.__qualname__
 
 @rpc.expose
 def made(kind: str) -> Any:
-    """An object that nobody sends."""
+    """An object of a class that is not exposed, or of another class of the same name."""
     return {"deeper": Deeper, "imitation": Imitation, "holder": Holder}[kind]()
 
 
